@@ -1,0 +1,58 @@
+// The C ABI: the only door for Python (hvd_ext/native.py, ctypes). Every function returns a Code (status.h) as int; on failure
+// hvd_ext_error() gives the words, per calling thread. At most one engine runs in a process at a time.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVD_EXT_ABI_VERSION 1
+
+typedef struct {
+  double stall_warn_s;
+  double stall_fatal_s;
+  int64_t window;
+} HvdExtConfig;
+
+int64_t hvd_ext_abi_version(void);
+int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
+const char* hvd_ext_error(void);
+
+// Life. Both fail with kInvalid while an engine runs.
+int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size);
+int hvd_ext_start_local(const HvdExtConfig* config);  // one rank, no MPI
+int hvd_ext_stop(int32_t* alone);                     // *alone: see Engine::Stop
+int hvd_ext_generation(int64_t* generation);          // of the running engine; kStopped if none
+void hvd_ext_finish_mpi(int32_t failed, int32_t code);  // at process exit, see FinishMpi
+void hvd_ext_abort(int32_t code);                     // ends the job at once; a no-op where no engine runs
+
+int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
+int hvd_ext_plan_remove(int64_t plan);
+
+// `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has.
+int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
+                         int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
+                         const int32_t* dtypes, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
+                         int64_t* channel);
+int hvd_ext_channel_close(int64_t channel);
+int hvd_ext_channel_begin_step(int64_t channel);
+
+// Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
+// [data + offsets[r], data + offsets[r + 1]).
+int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
+                     const int64_t** offsets);
+void hvd_ext_exchange_free(void* result);
+
+// buckets, calls, segments, bytes_sent, bytes_received
+int hvd_ext_statistics(int64_t values[5]);
+
+// For tests: the kernels and the decoder.
+int hvd_ext_test_add(int32_t dtype, void* accumulator, const void* x, int64_t elements);
+int hvd_ext_test_divide(int32_t dtype, void* data, int64_t divisor, int64_t elements);
+int hvd_ext_test_decode(const int64_t* rows, int64_t n_rows, int64_t units, int32_t rank, int32_t size);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,117 @@
+// The engine: one thread that runs plans on buffers. It knows no algorithm by name, no TensorFlow and no Python.
+//
+// Two kinds of work meet here:
+//   channels   an optimizer's buckets in a fixed order, agreed when the channel is opened; no negotiation per step. Bucket i
+//              starts when its tensors are submitted and bucket i - 1 has started.
+//   calls      collectives and exchanges that a user makes by name, in any order on each rank; rank 0 matches them (by name
+//              and n-th use of the name), compares what must agree, and gives all ranks one order.
+// Both run on lanes: a lane is a sequence of segments with tags of its own, at most `window` of them in flight.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/status.h"
+#include "engine/transport.h"
+#include "kernels/reduce.h"
+
+namespace hvd_ext {
+
+enum class Kind : int32_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 3, kExchange = 4 };
+enum class ReduceOp : int32_t { kSum = 0, kAverage = 1 };
+
+struct Config {
+  double stall_warn_s = 60;      // a peer stays away: warn after this time, and again each time it has passed; 0 never
+  double stall_fatal_s = 0;      // fail the collective after this time; 0 never
+  int64_t segment_nbytes = 0;    // 0: the caller's (each bucket and call carries its own)
+  int64_t window = 8;            // segments of one lane in flight
+};
+
+struct BucketSpec {
+  DType dtype;
+  ReduceOp op;
+  int64_t plan;                   // from AddPlan
+  int64_t segment_nbytes;         // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
+  std::vector<int64_t> tensors;   // indices of the channel's tensors, in their order in the buffer
+};
+
+struct ChannelSpec {
+  std::string name;                        // for messages: "Adam"
+  std::vector<std::string> tensor_names;   // for messages
+  std::vector<int64_t> elements;           // per tensor; 0 is allowed
+  std::vector<BucketSpec> buckets;         // every tensor in exactly one
+};
+
+struct CallSpec {
+  Kind kind;
+  std::string name;             // empty: refused
+  DType dtype = DType::kBytes;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;                 // broadcast
+  std::vector<int64_t> shape;   // allgather: dimension 0 may differ from rank to rank
+  int64_t plan = 0;             // allreduce, allgather, broadcast; its digest is compared over the ranks
+  int64_t plan_digest = 0;
+  int64_t segment_nbytes = 0;
+};
+
+// Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's thread,
+// once, before `done`; an error ends the call on this rank only after it has taken part in it.
+using Allocate = std::function<Status(const std::vector<int64_t>& shape, void** memory)>;
+// Ends a call. Called once, on the engine's thread or, where the call is refused at once, on the caller's.
+using Done = std::function<void(const Status&)>;
+// Ends a collect: `data` points to the reduced tensor and is valid during the call only; null unless ok.
+using Deliver = std::function<void(const Status&, const void* data)>;
+// Ends an exchange with every rank's payload, by rank.
+using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
+
+struct Statistics {
+  int64_t buckets = 0, calls = 0, segments = 0, bytes_sent = 0, bytes_received = 0;
+};
+
+class Engine {
+ public:
+  // Starts the thread. `generation` makes handles of different engines of a process differ: a handle (plan, channel) is
+  // generation * 2^32 + index, and one of another generation is answered with kStopped and words.
+  static Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t generation,
+                      std::shared_ptr<Engine>* engine);
+  ~Engine();
+
+  int rank() const;
+  int size() const;
+
+  // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins the
+  // thread. Idempotent. True if this rank went down alone: work was cut off, or the peers had not said farewell.
+  bool Stop();
+
+  Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
+  Status RemovePlan(int64_t plan);  // kInvalid while a channel uses it
+
+  Status OpenChannel(ChannelSpec spec, int64_t* channel);  // all ranks open their channels in the same order
+  Status CloseChannel(int64_t channel);                    // waits for nothing: collects still open get kStopped
+
+  // A new step of the channel: fails if the step before was left half-way (tensors submitted, others not), and lets the next
+  // step start afresh where nothing of the broken step has been sent; else the channel stays failed.
+  Status BeginStep(int64_t channel);
+  // Copies the tensor into its bucket's buffer; returns at once. `ticket` is the step it belongs to.
+  Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
+  void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
+
+  // `input` stays valid until `done`.
+  void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
+  void Exchange(std::string name, std::string payload, Exchanged done);
+
+  Statistics GetStatistics() const;
+
+  // The engine that the C ABI (api.h) has started in this process, or null.
+  static std::shared_ptr<Engine> Current();
+
+ private:
+  Engine();
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hvd_ext

@@ -1,0 +1,38 @@
+// What a call came to. A status is a value; the Python side maps its code to an exception in one place (hvd_ext/errors.py).
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace hvd_ext {
+
+enum class Code : int {
+  kOk = 0,
+  kInvalid = 1,        // the caller's argument
+  kMismatch = 2,       // ranks disagree; raised on all of them, the next collective works
+  kCommunication = 3,  // a peer is gone or stays away; shutdown() and init() again
+  kInternal = 4,       // a broken invariant: a bug
+  kStopped = 5,        // the engine is not running, or no longer the one the handle came from
+};
+
+struct Status {
+  Code code = Code::kOk;
+  std::string message;
+
+  bool ok() const { return code == Code::kOk; }
+  static Status Ok() { return {}; }
+};
+
+inline Status Invalid(std::string m) { return {Code::kInvalid, std::move(m)}; }
+inline Status Mismatch(std::string m) { return {Code::kMismatch, std::move(m)}; }
+inline Status Communication(std::string m) { return {Code::kCommunication, std::move(m)}; }
+inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
+inline Status Stopped(std::string m) { return {Code::kStopped, std::move(m)}; }
+
+#define HVD_EXT_RETURN_IF_ERROR(expression)         \
+  do {                                              \
+    ::hvd_ext::Status status_ = (expression);       \
+    if (!status_.ok()) return status_;              \
+  } while (false)
+
+}  // namespace hvd_ext
