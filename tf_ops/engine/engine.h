@@ -28,6 +28,9 @@ struct Config {
   double stall_fatal_s = 0;      // fail the collective after this time; 0 never
   int64_t segment_nbytes = 0;    // 0: the caller's (each bucket and call carries its own)
   int64_t window = 8;            // segments of one lane in flight
+  double leave_grace_s = 3;      // a peer has left: what it sent before may take this long without progress to arrive
+  double drain_s = 1;            // Stop: work under way may take this long without progress (and three times this in all)
+  double farewell_s = 2;         // Stop: the peers may take this long to say farewell
 };
 
 struct BucketSpec {
@@ -111,7 +114,7 @@ class Engine {
  private:
   Engine();
   class State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread
 };
 
 }  // namespace hvd_ext

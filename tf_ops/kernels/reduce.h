@@ -13,6 +13,8 @@ enum class DType : int32_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16
 size_t SizeOf(DType dtype);
 const char* NameOf(DType dtype);  // "float32", ...
 
+// Add and Divide refuse kBytes by ending the process: the engine has refused it before.
+
 // accumulator[i] += x[i]. Halves are added in float32 and rounded once to nearest even; integers wrap.
 void Add(DType dtype, void* accumulator, const void* x, int64_t elements);
 

@@ -29,7 +29,7 @@ struct Plan {
 
 // Decodes `n_rows` rows of five int64 (ir.def's columns). Refuses, with a text that names the row and the value: an unknown
 // opcode, a peer outside [0, size) or equal to `rank`, units outside [0, units), a count below 1, rounds that decrease, and
-// within one round a unit that is both received and sent, or overwritten twice.
+// within one round a unit that is both received and sent, or overwritten by one row and received by another.
 Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int size, Plan* plan);
 
 // The first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units), overflow-safe.

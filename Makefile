@@ -1,0 +1,77 @@
+# Two commands on a machine with Python 3.11 (with venv), g++ and make, without root:
+#   make demo    trains on 4 ranks and compares with Horovod
+#   make test    runs all tests
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+HOROVOD ?= 1# 0 leaves Horovod out of the set-up
+PYTEST_ARGS ?=
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+ifeq ($(shell id -u),0)
+# Open MPI refuses to start as root otherwise; containers have no other user.
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+endif
+
+python := $(VENV)/bin/python
+stamps := $(VENV)/.made
+native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.def' -o -name '*.map' -o -name CMakeLists.txt)
+cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format docs clean distclean
+.NOTPARALLEL:
+
+help: ## this text
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: $(stamps)/packages $(stamps)/hvd_ext $(if $(filter-out 0,$(HOROVOD)),$(stamps)/horovod) ## a ready .venv: packages, native code, Horovod (HOROVOD=0: without it)
+
+demo: setup ## trains on real data with 4 ranks, beside the same training with Horovod
+	$(python) examples/demo.py
+
+test: setup ## all tests
+	$(python) -m pytest -rs $(PYTEST_ARGS) tests
+
+check: setup ## the quick tests: under 3 minutes on 2 cores
+	$(python) -m pytest -rs -m 'not slow' $(PYTEST_ARGS) tests
+
+lint: $(stamps)/packages ## ruff, clang-format, mypy
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(cxx_files)
+	$(python) -m mypy
+
+format: $(stamps)/packages ## rewrites the code in the house format
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+	$(VENV)/bin/clang-format -i $(cxx_files)
+
+docs: $(stamps)/packages ## rewrites the tables of README.md that come from the code
+	$(python) -m hvd_ext.install.tables
+
+clean: ## removes what was built; .venv stays
+	rm -rf build dist out hvd_ext.egg-info hvd_ext/lib .pytest_cache .ruff_cache .mypy_cache $(stamps)/hvd_ext
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## removes .venv too
+	rm -rf $(VENV)
+
+$(stamps)/packages: requirements.txt
+	@echo "== packages: $(PYTHON) -> $(VENV)"
+	@test -n "$(PYTHON)" || { echo "no python3.11 and no python3 on PATH: install one, or make PYTHON=/path/to/it" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(python) -m pip install --quiet --requirement requirements.txt
+	@mkdir -p $(stamps) && touch $@
+
+$(stamps)/hvd_ext: $(stamps)/packages setup.py pyproject.toml $(native_sources)
+	@echo "== hvd_ext: native code for this TensorFlow and this MPI (about a minute)"
+	$(python) -m hvd_ext build
+	$(python) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(stamps)/horovod: $(stamps)/packages hvd_ext/install/horovod.py
+	@echo "== Horovod, from source (about 3 minutes on 2 cores)"
+	$(python) -m hvd_ext install-horovod
+	@touch $@

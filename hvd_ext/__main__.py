@@ -1,0 +1,96 @@
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hvd_ext.install.child import InstallError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+) -> None:
+    """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work."""
+    from hvd_ext.install import doctor as checks
+
+    console = Console(stderr=json)
+    with console.status("asking the parts that are installed"):
+        findings = checks.examine()
+    if json:
+        typer.echo(checks.as_json(findings))
+    else:
+        console.print(checks.as_table(findings))
+        console.print(checks.verdict(findings), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if checks.can_train(findings) else 1)
+
+
+@app.command()
+def build(
+    output: Annotated[Path | None, typer.Option(help="folder for the libraries; hvd_ext/lib by default")] = None,
+) -> None:
+    """Build the native libraries against the installed TensorFlow and MPI."""
+    from hvd_ext.install import native, progress, sources
+
+    console = Console(stderr=True)
+    try:
+        folder = sources.native_sources()
+        if folder is None:
+            raise InstallError(f"{sources.PACKAGE}: the native sources are not in this package; install it again")
+        target = (output or sources.LIBRARIES).absolute()
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise InstallError(
+                f"{target} cannot be written: run this as the owner of it, or name another folder with --output"
+            )
+        toolchain, missing = native.find_toolchain()
+        if toolchain is None:
+            words = "\n".join(f"  {thing}" for thing in missing)
+            raise InstallError(f"the native libraries cannot be built here:\n{words}")
+        with progress.step(f"native libraries for TensorFlow {toolchain.tensorflow}, {toolchain.mpi}", console) as echo:
+            native.build(toolchain, folder, target, echo=echo)
+    except InstallError as error:
+        console.print(f"hvd_ext build: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("install-horovod")
+def install_horovod(
+    force: Annotated[bool, typer.Option("--force", help="build it even if it works already")] = False,
+) -> None:
+    """Build and install Horovod 0.28.1, which its authors' archive does not do on TensorFlow 2.19 and later."""
+    from hvd_ext.install import horovod, progress, versions
+
+    console = Console(stderr=True)
+    if not force:
+        answer = horovod.installed()
+        if not answer.error and answer.values["version"] == versions.HOROVOD and answer.values["mpi"]:
+            console.print(f"Horovod {versions.HOROVOD} is there and works with this TensorFlow")
+            return
+    log = Path(tempfile.gettempdir()) / f"hvd_ext-horovod-{os.getpid()}.log"
+    try:
+        with progress.step(f"Horovod {versions.HOROVOD} from source", console) as echo:
+            horovod.install(log, echo=echo)
+    except InstallError as error:
+        console.print(f"hvd_ext install-horovod: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    log.unlink(missing_ok=True)
+
+
+@app.command(context_settings=FORWARD)
+def bench(context: typer.Context) -> None:
+    """Measure collectives beside MPI and Horovod: `bench allreduce --help`."""
+    importlib.import_module("hvd_ext.bench.cli").app(args=context.args, prog_name="python -m hvd_ext bench")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m hvd_ext")

@@ -1,0 +1,214 @@
+"""A job of several ranks: how it is started, how it ends, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from hvd_ext.errors import HvdExtError
+
+# Every process of a job carries this variable, so that all of them are found even when their parents are gone.
+MARK = "HVD_EXT_JOB"
+TERMINATE_S = 3.0
+KILL_S = 5.0
+POLL_S = 0.1
+TAIL_LINES = 40
+# Lines that TensorFlow and Open MPI print in a healthy job too; they hide the words that matter.
+_NOISE = re.compile(r"absl::InitializeLog|oneDNN|cpu_feature_guard|rebuild TensorFlow|^\s*$|cuda_|computation_placer")
+
+
+class JobError(HvdExtError):
+    """A job that could not be started, failed, or took too long; the message has its last words."""
+
+
+def job_environment(**extra: str) -> dict[str, str]:
+    """Give the environment of a job's processes.
+
+    Args:
+        extra: more variables.
+
+    Returns:
+        This process's environment; the tools beside this interpreter are found first, ranks share cores politely.
+    """
+    folder = str(Path(sys.executable).parent)
+    entries = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != folder]
+    environment = {**os.environ, "PATH": os.pathsep.join([folder, *entries])}
+    # Where there are more ranks than cores, a rank that waits must let the others run: for MPI, Horovod and us alike.
+    defaults = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        # Open MPI refuses root unless told; in a container there is no other user.
+        environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return {**environment, **extra}
+
+
+def find(program: str) -> str | None:
+    """Find a program beside this interpreter or on PATH; None where there is none."""
+    return shutil.which(program, path=job_environment()["PATH"])
+
+
+def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
+    """Give the command that starts ranks on this host with Open MPI.
+
+    Args:
+        ranks: number of ranks; it may be larger than the number of cores.
+        command: what each rank runs.
+
+    Returns:
+        The command.
+
+    Raises:
+        JobError: when there is no mpirun.
+    """
+    program = find("mpirun")
+    if program is None:
+        raise JobError("mpirun: it is neither beside this Python nor on PATH; python -m hvd_ext doctor says what to do")
+    return [program, "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
+
+
+def horovodrun(ranks: int, command: Sequence[str]) -> list[str]:
+    """Give the command that starts ranks on this host with Horovod's launcher, over MPI.
+
+    Args:
+        ranks: number of ranks.
+        command: what each rank runs.
+
+    Returns:
+        The command.
+
+    Raises:
+        JobError: when there is no horovodrun.
+    """
+    program = find("horovodrun")
+    if program is None:
+        raise JobError("horovodrun: it is neither beside this Python nor on PATH; python -m hvd_ext install-horovod")
+    return [program, "--mpi", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
+
+
+def last_words(log: Path, lines: int = TAIL_LINES) -> str:
+    """Give the last lines of a job's output, without those that healthy jobs print too."""
+    try:
+        text = log.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if not _NOISE.search(line)][-lines:])
+
+
+class Job:
+    """A running job; leaving its `with` block stops what still runs."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start a job.
+
+        Args:
+            command: launcher and arguments.
+            log: file that takes all output of all ranks.
+            environment: all of its environment; `job_environment()` by default.
+
+        Raises:
+            JobError: when the command cannot be run.
+        """
+        self.log = log
+        self._mark = uuid.uuid4().hex
+        marked = {**(environment or job_environment()), MARK: self._mark}
+        with log.open("ab") as output:
+            try:
+                # A session of its own: Ctrl-C reaches the parent alone, which then stops the job in order.
+                self._process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=marked,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise JobError(f"job ({command[0]}): it cannot be started: {error.strerror}") from error
+        self._command = " ".join(str(part) for part in command)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def status(self) -> int | None:
+        """The launcher's exit status; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float, tick: Callable[[], None] = lambda: None) -> None:
+        """Wait for the job to end well.
+
+        Args:
+            timeout_s: longest time.
+            tick: called about ten times a second.
+
+        Raises:
+            JobError: when it fails or does not end in time; the message has its last words.
+        """
+        end = time.monotonic() + timeout_s
+        while self.status() is None:
+            if time.monotonic() > end:
+                self.stop()
+                raise JobError(f"job did not end within {timeout_s:g} s: {self._command}\n{last_words(self.log)}")
+            tick()
+            time.sleep(POLL_S)
+        tick()
+        if self.status() != 0:
+            raise JobError(f"job failed with status {self.status()}: {self._command}\n{last_words(self.log)}")
+
+    def stop(self) -> None:
+        """End every process of the job: ask the launcher first, then end what is left."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            _until(lambda: self._process.poll() is not None and not self.processes(), TERMINATE_S)
+
+        def killed() -> bool:
+            left = self.processes()
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.Error:
+                    continue
+            return not left
+
+        _until(killed, KILL_S)
+        self._process.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes of the job that still live."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+
+def _until(done: Callable[[], bool], timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while not done() and time.monotonic() < end:
+        time.sleep(POLL_S / 2)

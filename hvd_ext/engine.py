@@ -1,0 +1,287 @@
+"""The only door to the native engine: typed Python over the C functions. One engine runs in a process at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_ext import native
+from hvd_ext.errors import raise_for
+from hvd_ext.options import Options, ReduceOp
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """A dtype that the engine reduces: its code (tf_ops/kernels/reduce.h) and bytes per element."""
+
+    code: int
+    nbytes: int
+
+
+DTYPES: dict[str, DType] = {
+    "float32": DType(0, 4),
+    "float64": DType(1, 8),
+    "float16": DType(2, 2),
+    "bfloat16": DType(3, 2),
+    "int32": DType(4, 4),
+    "int64": DType(5, 8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a channel: its name for messages, its number of elements and its dtype (a key of `DTYPES`)."""
+
+    name: str
+    elements: int
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketSpec:
+    """Tensors that are sent together.
+
+    Args:
+        dtype: of all its tensors, a key of `DTYPES`.
+        op: `Sum` or `Average`.
+        plan: from `Engine.add_plan`.
+        segment_nbytes: the grain of pipelining, at least 1.
+        tensors: indices of the channel's tensors, in their order in the buffer.
+    """
+
+    dtype: str
+    op: ReduceOp
+    plan: int
+    segment_nbytes: int
+    tensors: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What the engine has done since it started, on this rank; sizes in bytes."""
+
+    buckets: int
+    calls: int
+    segments: int
+    bytes_sent: int
+    bytes_received: int
+
+
+class Engine:
+    """A running engine; made by `start_mpi` or `start_local`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        """Use `start_mpi` or `start_local`."""
+        self.rank = rank
+        self.size = size
+        generation = ctypes.c_int64()
+        _call("hvd_ext_generation", ctypes.byref(generation))
+        self.generation = generation.value
+
+    def stop(self) -> bool:
+        """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.
+
+        Returns:
+            Whether this rank went down alone: work was cut off, or a peer had not said farewell.
+        """
+        alone = ctypes.c_int32()
+        _call("hvd_ext_stop", ctypes.byref(alone))
+        return bool(alone.value)
+
+    def add_plan(self, rows: npt.NDArray[np.int64], units: int) -> int:
+        """Hand the rows of this rank to the engine, which checks them.
+
+        Args:
+            rows: int64 [n, 5], the columns of tf_ops/plan/ir.def; n = 0 is allowed.
+            units: into how many equal units a buffer is divided.
+
+        Returns:
+            The plan's handle.
+
+        Raises:
+            InvalidError: rows that break the language's rules.
+        """
+        rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
+        handle = ctypes.c_int64()
+        pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        _call("hvd_ext_plan_add", pointer, len(rows), units, ctypes.byref(handle))
+        return handle.value
+
+    def remove_plan(self, plan: int) -> None:
+        """Forget a plan.
+
+        Args:
+            plan: from `add_plan`.
+
+        Raises:
+            InvalidError: a channel uses it, or there is no such plan.
+        """
+        _call("hvd_ext_plan_remove", plan)
+
+    def open_channel(self, name: str, tensors: Sequence[TensorSpec], buckets: Sequence[BucketSpec]) -> int:
+        """Open a channel; all ranks open their channels in the same order, with equal arguments.
+
+        Args:
+            name: for messages.
+            tensors: the channel's tensors.
+            buckets: every tensor is in exactly one.
+
+        Returns:
+            The channel's handle.
+
+        Raises:
+            InvalidError: a tensor in no bucket or in two, an unknown plan, and so on.
+        """
+        names = (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors])
+        handle = ctypes.c_int64()
+        _call(
+            "hvd_ext_channel_open",
+            name.encode(),
+            len(tensors),
+            names,
+            _int64s([tensor.elements for tensor in tensors]),
+            len(buckets),
+            _int64s([len(bucket.tensors) for bucket in buckets]),
+            _int64s([tensor for bucket in buckets for tensor in bucket.tensors]),
+            _int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
+            _int32s([int(bucket.op) for bucket in buckets]),
+            _int64s([bucket.plan for bucket in buckets]),
+            _int64s([bucket.segment_nbytes for bucket in buckets]),
+            ctypes.byref(handle),
+        )
+        return handle.value
+
+    def close_channel(self, channel: int) -> None:
+        """Close a channel; collects that still wait fail with `NotInitializedError`.
+
+        Args:
+            channel: from `open_channel`.
+
+        Raises:
+            InvalidError: there is no such channel.
+        """
+        _call("hvd_ext_channel_close", channel)
+
+    def begin_step(self, channel: int) -> None:
+        """Begin a step of a channel.
+
+        Args:
+            channel: from `open_channel`.
+
+        Raises:
+            InvalidError: the step before was left half-way; the message names the tensors that are missing.
+        """
+        _call("hvd_ext_channel_begin_step", channel)
+
+    def exchange(self, name: str, payload: bytes) -> list[bytes]:
+        """Send bytes to all ranks and get everybody's; waits for all ranks.
+
+        Args:
+            name: the same on all ranks; several exchanges under one name are matched in their order.
+            payload: this rank's bytes, of any length.
+
+        Returns:
+            The payloads, by rank.
+
+        Raises:
+            CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
+        """
+        result, data, offsets = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int64)()
+        _call(
+            "hvd_ext_exchange",
+            name.encode(),
+            payload,
+            len(payload),
+            ctypes.byref(result),
+            ctypes.byref(data),
+            ctypes.byref(offsets),
+        )
+        try:
+            base = data.value or 0
+            return [
+                ctypes.string_at(base + offsets[rank], offsets[rank + 1] - offsets[rank]) for rank in range(self.size)
+            ]
+        finally:
+            native.load().hvd_ext_exchange_free(result)
+
+    def statistics(self) -> Statistics:
+        """Count what the engine has done.
+
+        Returns:
+            The counters of this rank since the start.
+        """
+        values = (ctypes.c_int64 * 5)()
+        _call("hvd_ext_statistics", values)
+        return Statistics(*values)
+
+
+def start_mpi(options: Options) -> Engine:
+    """Start the engine on MPI: MPI_Init with threads, or attached to the MPI that somebody has started.
+
+    Args:
+        options: the stall times and the window are used.
+
+    Returns:
+        The running engine.
+
+    Raises:
+        InvalidError: an engine runs already, or MPI was started without thread support or has been finalised.
+        CommunicationError: MPI refused.
+        NativeLibraryError: the native library cannot be used.
+    """
+    rank, size = ctypes.c_int32(), ctypes.c_int32()
+    _call("hvd_ext_start_mpi", ctypes.byref(_config(options)), ctypes.byref(rank), ctypes.byref(size))
+    return Engine(rank.value, size.value)
+
+
+def start_local(options: Options) -> Engine:
+    """Start the engine for one rank, without MPI.
+
+    Args:
+        options: the stall times and the window are used.
+
+    Returns:
+        The running engine.
+
+    Raises:
+        InvalidError: an engine runs already.
+        NativeLibraryError: the native library cannot be used.
+    """
+    _call("hvd_ext_start_local", ctypes.byref(_config(options)))
+    return Engine(0, 1)
+
+
+def finish_mpi(failed: bool, code: int = 1) -> None:
+    """At process exit: finalise MPI if we started it, or end the whole job if this rank goes down alone.
+
+    Args:
+        failed: this rank goes down while the others go on: `MPI_Abort` instead of `MPI_Finalize`.
+        code: the job's exit code then.
+    """
+    native.load().hvd_ext_finish_mpi(int(failed), code)
+
+
+def _config(options: Options) -> native.Config:
+    return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window)
+
+
+def _call(name: str, *arguments: object) -> None:
+    library = native.load()
+    code = getattr(library, name)(*arguments)
+    if code:
+        raise_for(code, (library.hvd_ext_error() or b"").decode(errors="replace"))
+
+
+def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(values))(*values)

@@ -1,0 +1,73 @@
+"""The tables of README.md that come from the code; `python -m hvd_ext.install.tables` rewrites them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+README = "README.md"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Gives a Markdown table; bars inside cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def settings() -> str:
+    """Gives the table of environment variables, from `hvd_ext.options.SETTINGS`."""
+    from hvd_ext import options
+
+    rows = [[f"`{s.name}`", str(s.type), f"`{s.default}`", s.meaning] for s in options.SETTINGS]
+    return markdown(["Variable", "Type", "Default", "Meaning"], rows)
+
+
+def algorithms() -> str:
+    """Gives the table of algorithms, from the cards in the registry."""
+    from hvd_ext.planning import registry
+
+    cards = [registry.get(name).card for name in registry.names()]
+    rows = [[f"`{card.name}`", card.idea, card.rounds, card.bytes, card.limits, card.source] for card in cards]
+    return markdown(["Name", "Idea", "Rounds", "Bytes a rank sends", "Limits", "Source"], rows)
+
+
+TABLES = {"settings": settings, "algorithms": algorithms}
+
+
+def rewritten(text: str) -> str:
+    """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page.
+
+    Args:
+        text: the page.
+
+    Returns:
+        The page with fresh tables.
+
+    Raises:
+        ValueError: the page lacks the marks of a table, or has them twice.
+    """
+    for name, table in TABLES.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        parts = pattern.findall(text)
+        if len(parts) != 1:
+            raise ValueError(
+                f"{README}: the marks <!-- {name} --> and <!-- /{name} --> must be there once, seen {len(parts)}"
+            )
+        begin, end = parts[0]
+        body = f"{begin}{table()}\n{end}"
+        text = pattern.sub(lambda _, body=body: body, text)
+    return text
+
+
+def main() -> None:
+    """Rewrites the tables of the README in the current folder."""
+    page = Path(README)
+    if not page.is_file():
+        sys.exit(f"{page.absolute()}: no such file; run this in the root of the source tree")
+    page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

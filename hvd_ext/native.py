@@ -1,0 +1,120 @@
+"""Finding and loading the native libraries; the signatures of the C functions (tf_ops/engine/api.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+from hvd_ext.errors import NativeLibraryError
+
+DIRECTORY = Path(__file__).resolve().parent / "lib"
+LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
+OPS = DIRECTORY / "libhvd_ext_ops.so"
+
+ABI_VERSION = 1  # HVD_EXT_ABI_VERSION of api.h
+MEND = "build it with: python -m hvd_ext build"
+
+
+class Config(ctypes.Structure):
+    """HvdExtConfig."""
+
+    _fields_ = [
+        ("stall_warn_s", ctypes.c_double),
+        ("stall_fatal_s", ctypes.c_double),
+        ("window", ctypes.c_int64),
+    ]
+
+
+_i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
+_i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
+
+# name -> (result, arguments); a result of None is a C void
+SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "hvd_ext_abi_version": (_i64, []),
+    "hvd_ext_plan_version": (_i64, []),
+    "hvd_ext_error": (_text, []),
+    "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(Config), _i32s, _i32s]),
+    "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(Config)]),
+    "hvd_ext_stop": (ctypes.c_int, [_i32s]),
+    "hvd_ext_generation": (ctypes.c_int, [_i64s]),
+    "hvd_ext_finish_mpi": (None, [_i32, _i32]),
+    "hvd_ext_abort": (None, [_i32]),
+    "hvd_ext_plan_add": (ctypes.c_int, [_i64s, _i64, _i64, _i64s]),
+    "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_open": (
+        ctypes.c_int,
+        [_text, _i64, ctypes.POINTER(_text), _i64s, _i64, _i64s, _i64s, _i32s, _i32s, _i64s, _i64s, _i64s],
+    ),
+    "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
+    "hvd_ext_exchange": (
+        ctypes.c_int,
+        [_text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],
+    ),
+    "hvd_ext_exchange_free": (None, [_memory]),
+    "hvd_ext_statistics": (ctypes.c_int, [_i64s]),
+    "hvd_ext_test_add": (ctypes.c_int, [_i32, _memory, _memory, _i64]),
+    "hvd_ext_test_divide": (ctypes.c_int, [_i32, _memory, _i64, _i64]),
+    "hvd_ext_test_decode": (ctypes.c_int, [_i64s, _i64, _i64, _i32, _i32]),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Load the engine's library and check that it belongs to this package.
+
+    Returns:
+        The library with typed functions; calls release the interpreter's lock.
+
+    Raises:
+        NativeLibraryError: it is missing, does not load, or is of another version; the message has the command that
+            mends it.
+    """
+    library = open_library(LIBRARY, "the native engine")
+    try:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise NativeLibraryError(f"the native engine ({LIBRARY}) is of another version: {error}; {MEND}") from None
+    _check_version("C interface", library.hvd_ext_abi_version(), ABI_VERSION)
+    _check_version("plan language", library.hvd_ext_plan_version(), _plan_version())
+    return library
+
+
+def open_library(path: Path, what: str) -> ctypes.CDLL:
+    """Load a shared library with words for what may go wrong.
+
+    Args:
+        path: the library.
+        what: what it is, for the message.
+
+    Returns:
+        The loaded library.
+
+    Raises:
+        NativeLibraryError: it is missing or does not load.
+    """
+    if not path.exists():
+        raise NativeLibraryError(f"{what} ({path}) is missing: it has not been built for this installation; {MEND}")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeLibraryError(
+            f"{what} ({path}) does not load: {error}; a library that it was built with has moved or changed; {MEND}"
+        ) from None
+
+
+def _check_version(what: str, seen: int, expected: int) -> None:
+    if seen != expected:
+        raise NativeLibraryError(
+            f"the native engine ({LIBRARY}) is of another version: its {what} has version {seen}, "
+            f"this package needs {expected}; {MEND}"
+        )
+
+
+def _plan_version() -> int:
+    from hvd_ext.planning import ir
+
+    return int(ir.VERSION)

@@ -1,0 +1,164 @@
+"""Settings: one frozen value, filled from arguments and from the environment by one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from hvd_ext.topology.tree import Tree
+
+MIB = 1 << 20
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values become one; the numbers are the engine's (tf_ops/engine/engine.h)."""
+
+    Sum = 0
+    Average = 1
+
+
+Sum = ReduceOp.Sum
+Average = ReduceOp.Average
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user may choose; the same on all ranks, except for the two stall times.
+
+    Args:
+        algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
+        bucket_nbytes: gradients are sent together in buckets of about so many bytes.
+        op: `Average` or `Sum`.
+        topology: None to find the hosts by itself, the path of a YAML file, or a `Tree`.
+        stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
+        stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
+        window: segments of one bucket or call that are under way at once.
+
+    Raises:
+        InvalidError: a value breaks the rule named in the message.
+    """
+
+    algorithm: str = "auto"
+    bucket_nbytes: int = 8 * MIB
+    op: ReduceOp = Average
+    topology: str | Path | Tree | None = None
+    stall_warn_s: float = 60.0
+    stall_fatal_s: float = 0.0
+    window: int = 8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, str) or not self.algorithm:
+            raise InvalidError(f"algorithm ({self.algorithm!r}): must be 'auto' or the name of an algorithm")
+        if not _is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
+            raise InvalidError(f"bucket_nbytes ({self.bucket_nbytes!r}): must be a whole number of bytes, at least 1")
+        object.__setattr__(self, "op", check_op(self.op))
+        for field in ("stall_warn_s", "stall_fatal_s"):
+            seconds = getattr(self, field)
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+                raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
+        if not _is_whole(self.window) or not 1 <= self.window <= 1024:
+            raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
+
+    def replace(self, **changes: Any) -> Options:
+        """Give a copy with some fields changed.
+
+        Args:
+            **changes: fields of this class; None leaves a field as it is.
+
+        Returns:
+            The changed copy.
+
+        Raises:
+            InvalidError: an unknown field, or a value that breaks its rule.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise InvalidError(f"option {name!r}: there is none of this name; there are {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, the field of `Options` that it fills, its type, default and meaning."""
+
+    name: str
+    field: str
+    type: type
+    default: str
+    meaning: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("HVD_EXT_ALGORITHM", "algorithm", str, "auto", "allreduce algorithm: auto, or a name that `plan` lists"),
+    Setting(
+        "HVD_EXT_BUCKET_NBYTES", "bucket_nbytes", int, str(8 * MIB), "gradients travel in buckets of so many bytes"
+    ),
+    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: hosts are found by themselves"),
+    Setting(
+        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "name a rank that stays away so many seconds; 0 never"
+    ),
+    Setting(
+        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
+    ),
+)
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Options:
+    """Read the options from the environment.
+
+    Args:
+        environ: the environment; None for that of the process. A variable that is unset or empty leaves its default.
+
+    Returns:
+        The options.
+
+    Raises:
+        InvalidError: a value that is not of the setting's type or breaks its rule; the variable is named.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        text = environ.get(setting.name, "")
+        if text:
+            values[setting.field] = _parsed(setting, text)
+    return Options(**values)
+
+
+def check_op(op: object) -> ReduceOp:
+    """Check a reduction that a user gave.
+
+    Args:
+        op: `hvd_ext.Average` or `hvd_ext.Sum`.
+
+    Returns:
+        The same, typed.
+
+    Raises:
+        InvalidError: anything else; Horovod's own constants are plain numbers with other meanings and are refused too.
+    """
+    if not isinstance(op, ReduceOp):
+        raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; there are no others")
+    return op
+
+
+def _parsed(setting: Setting, text: str) -> Any:
+    try:
+        value = setting.type(text)
+        Options(**{setting.field: value})
+    except ValueError as error:
+        kind = {int: "a whole number", float: "a number"}.get(setting.type, "text")
+        rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"
+        raise InvalidError(f"environment variable {setting.name} ({text!r}): {rule}") from None
+    return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,51 @@
+"""Buckets of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+
+DEFAULT_BUCKET_NBYTES = 8 << 20
+
+
+def by_size(tensors: Sequence[TensorInfo], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
+    """Fills buckets of a fixed size with tensors in reverse order, the order in which back-propagation makes gradients.
+
+    Args:
+        tensors: in the order of the model's layers.
+        bucket_nbytes: a bucket is closed before the tensor that would exceed this; a larger tensor has a bucket of
+            its own.
+
+    Returns:
+        One dtype per bucket; the buckets in the order in which their last tensor is ready.
+
+    Raises:
+        PlanError: bucket_nbytes is below 1, or a tensor has an unknown dtype or a negative number of elements.
+    """
+    if bucket_nbytes < 1:
+        raise PlanError(f"bucket_nbytes {bucket_nbytes}: a bucket has at least one byte")
+    closed: list[tuple[int, Bucket]] = []
+    filling: dict[str, list[int]] = {}
+    nbytes: dict[str, int] = {}
+
+    def close(dtype: str) -> None:
+        indices = filling.pop(dtype)
+        # Tensors come with falling index, so the last one's negated index is the time when the bucket is full.
+        closed.append((-indices[-1], Bucket(dtype, tuple(indices), nbytes.pop(dtype))))
+
+    for index in reversed(range(len(tensors))):
+        tensor = tensors[index]
+        if tensor.dtype not in NBYTES_OF:
+            raise PlanError(f"tensor {tensor.name!r}: its dtype is one of {', '.join(NBYTES_OF)}, got {tensor.dtype!r}")
+        if tensor.elements < 0:
+            raise PlanError(f"tensor {tensor.name!r}: it has 0 or more elements, got {tensor.elements}")
+        size = tensor.elements * NBYTES_OF[tensor.dtype]
+        if tensor.dtype in filling and nbytes[tensor.dtype] + size > bucket_nbytes:
+            close(tensor.dtype)
+        filling.setdefault(tensor.dtype, []).append(index)
+        nbytes[tensor.dtype] = nbytes.get(tensor.dtype, 0) + size
+    for dtype in list(filling):
+        close(dtype)
+    return BucketPlan(tuple(bucket for _, bucket in sorted(closed, key=lambda pair: pair[0])))

@@ -1,0 +1,108 @@
+"""The rows that the engine runs: columns and opcodes from tf_ops/plan/ir.def, and the digest of a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.model import Kind, LogicalPlan, Method
+
+Rows: TypeAlias = NDArray[np.int64]
+
+
+def definition() -> Path:
+    """The file that defines the plan language.
+
+    Returns:
+        The copy that an installed package carries, or that of the source tree.
+
+    Raises:
+        PlanError: there is neither.
+    """
+    here = Path(__file__).resolve().parent
+    candidates = (here / "ir.def", here.parent.parent / "tf_ops" / "plan" / "ir.def")
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise PlanError(
+        f"ir.def is missing (looked for {candidates[0]} and {candidates[1]}): the installation is incomplete; "
+        "install hvd_ext again"
+    )
+
+
+def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Reads the version, the columns and the opcodes out of ir.def.
+
+    Args:
+        text: the file's text.
+
+    Returns:
+        The plan version, index by column name, value by opcode name.
+
+    Raises:
+        PlanError: a part is missing, or the column indices are not 0, 1, 2, ...
+    """
+    version = re.search(r"^#define HVD_EXT_PLAN_VERSION (\d+)", text, re.MULTILINE)
+    columns = {name: int(index) for name, index in re.findall(r"^HVD_EXT_COLUMN\((\w+), (\d+)\)", text, re.MULTILINE)}
+    opcodes = {name: int(value) for name, value in re.findall(r"^HVD_EXT_OPCODE\((\w+), (\d+)\)", text, re.MULTILINE)}
+    if version is None or not opcodes or sorted(columns.values()) != list(range(len(columns))) or not columns:
+        raise PlanError(
+            f"ir.def: it defines a version, columns 0, 1, 2, ... and opcodes; found version {version and version[1]}, "
+            f"columns {columns}, opcodes {opcodes}"
+        )
+    return int(version[1]), columns, opcodes
+
+
+VERSION, COLUMNS, OPCODES = parse(definition().read_text(encoding="utf-8"))
+ROUND, OPCODE, PEER, BEGIN, COUNT = (COLUMNS[name] for name in ("ROUND", "OPCODE", "PEER", "BEGIN", "COUNT"))
+SEND, RECV, RECV_REDUCE = (OPCODES[name] for name in ("SEND", "RECV", "RECV_REDUCE"))
+OPCODE_NAMES = {value: name for name, value in OPCODES.items()}
+
+
+@lru_cache(maxsize=128)
+def digest(plan: LogicalPlan, version: int = VERSION) -> int:
+    """A number that is the same on all ranks exactly if they hold the same plan (up to the chance of a 63-bit hash).
+
+    It depends on the calls, not on the rank, the run, the machine or the version of Python.
+
+    Args:
+        plan: the plan; its note and the names of its levels do not count.
+        version: the plan language's.
+
+    Returns:
+        A non-negative int64: so MIN over the ranks of [h, -h] shows whether all are equal.
+    """
+    kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
+    methods = {method: index for index, method in enumerate(get_args(Method))}
+    numbers = [version, plan.size, plan.units, plan.root, len(plan.levels)]
+    for level in plan.levels:
+        numbers.append(len(level.calls))
+        for call in level.calls:
+            numbers += (kinds[call.kind], methods[call.method], call.root, len(call.ranks))
+            numbers += call.ranks
+            for span in call.spans:
+                numbers += (span.begin, span.count)
+    text = f"{plan.algorithm}/{plan.collective}/".encode()
+    hashed = hashlib.blake2b(text + np.array(numbers, dtype="<i8").tobytes(), digest_size=8)
+    return int.from_bytes(hashed.digest(), "little") & (2**63 - 1)
+
+
+def unit_begin(unit: int, units: int, elements: int) -> int:
+    """The first element of a unit: floor(unit * elements / units), as the engine computes it (tf_ops/plan/plan.h).
+
+    Args:
+        unit: in [0, units]; `units` gives `elements`.
+        units: of the plan.
+        elements: of the buffer.
+
+    Returns:
+        The element; unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
+    """
+    return unit * elements // units

@@ -1,0 +1,188 @@
+"""Lowering: the rows of one rank from a logical plan. The only place with a ring or a recursive program.
+
+Words. A *reduction program* moves a span, from all ranks of a group, to its *target*, a member of the group. A reduce
+has one span and one target; a reduce_scatter has one span per rank, each with another target: it is that many
+reductions side by side. With chains of neighbours that end at the target this is the ring; with binomial trees turned
+so that they end at the target it is recursive halving, for any number of ranks (a circulant pattern: Bruck et al.
+1997, Traeff 2023). Broadcast and all_gather are the same programs backwards in time: who received sends, who sent
+receives.
+
+`place` is a rank's position in its group; `step` counts the rounds of one call from 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV, RECV_REDUCE, ROUND, SEND, Rows
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Method
+
+_Ints = NDArray[np.int64]
+# One hop per row: step, opcode, place of the peer, index of the span.
+_HOP_COLUMNS = 4
+
+
+def rows_of(plan: LogicalPlan, rank: int) -> Rows:
+    """The rows of one rank, without building those of the others.
+
+    Args:
+        plan: the plan of all ranks.
+        rank: whose rows.
+
+    Returns:
+        int64 [n, 5], columns as in ir.def, sorted by round; within a round receives come first, then by first unit,
+        which makes the messages of each pair of ranks match in order.
+
+    Raises:
+        PlanError: the rank is not in [0, size).
+    """
+    if not 0 <= rank < plan.size:
+        raise PlanError(f"rank {rank}: the plan of {plan.algorithm} has ranks [0, {plan.size})")
+    parts: list[Rows] = []
+    first_round = 0
+    for level in plan.levels:
+        for call in level.calls:
+            if rank == call.root or rank in call.ranks:
+                rows = _rows_of_call(call, rank)
+                rows[:, ROUND] += first_round
+                parts.append(rows)
+        first_round += rounds_of_level(level)
+    rows = np.concatenate(parts) if parts else np.empty((0, 5), dtype=np.int64)
+    order = np.lexsort((rows[:, BEGIN], rows[:, OPCODE] == SEND, rows[:, ROUND]))
+    return np.ascontiguousarray(rows[order])
+
+
+def rounds_of(plan: LogicalPlan) -> int:
+    """The number of rounds of a plan, over all ranks.
+
+    Args:
+        plan: the plan.
+
+    Returns:
+        The rounds; a rank may have rows in fewer.
+    """
+    return sum(rounds_of_level(level) for level in plan.levels)
+
+
+def rounds_of_level(level: Level) -> int:
+    """The rounds of the longest call of a level.
+
+    Args:
+        level: the level.
+
+    Returns:
+        The rounds; 0 for a level without calls.
+    """
+    return max((rounds_of_call(call) for call in level.calls), default=0)
+
+
+def rounds_of_call(call: Call) -> int:
+    """The rounds of one call: ring d - 1, recursive ceil(log2 d), direct 1, and one more for a root outside the group.
+
+    Args:
+        call: of d ranks.
+
+    Returns:
+        The rounds.
+    """
+    handed_over = call.root >= 0 and call.root not in call.ranks
+    return _steps(call.method, len(call.ranks)) + handed_over
+
+
+def _steps(method: Method, size: int) -> int:
+    if method == "ring":
+        return size - 1
+    if method == "recursive":
+        return (size - 1).bit_length()
+    return min(size - 1, 1)
+
+
+def _rows_of_call(call: Call, rank: int) -> Rows:
+    """The rows of one rank in one call, rounds counted from 0, unsorted."""
+    size = len(call.ranks)
+    if call.root < 0:
+        targets = np.arange(size, dtype=np.int64)
+    else:
+        targets = np.array([call.ranks.index(call.root) if call.root in call.ranks else size - 1], dtype=np.int64)
+    begins = np.array([span.begin for span in call.spans], dtype=np.int64)
+    counts = np.array([span.count for span in call.spans], dtype=np.int64)
+    ranks = np.array(call.ranks, dtype=np.int64)
+    hops = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
+    if rank in call.ranks:
+        hops.append(_reduction(call.method, size, call.ranks.index(rank), targets))
+    found = np.concatenate(hops)
+    rows = np.empty((len(found), 5), dtype=np.int64)
+    rows[:, ROUND], rows[:, OPCODE] = found[:, 0], found[:, 1]
+    rows[:, PEER], rows[:, BEGIN], rows[:, COUNT] = ranks[found[:, 2]], begins[found[:, 3]], counts[found[:, 3]]
+    if call.root >= 0 and call.root not in call.ranks:
+        rows = np.concatenate((rows, _hand_over(call, rank)))
+    rows = _merged(rows[rows[:, COUNT] > 0])
+    if call.kind in ("all_gather", "broadcast"):
+        rows[:, ROUND] = rounds_of_call(call) - 1 - rows[:, ROUND]
+        rows[:, OPCODE] = np.where(rows[:, OPCODE] == SEND, RECV, SEND)
+    return rows
+
+
+def _hand_over(call: Call, rank: int) -> Rows:
+    """The last round of a reduce whose root is outside the group: ranks[-1] holds the result and gives it away."""
+    giver = call.ranks[-1]
+    if rank not in (call.root, giver):
+        return np.empty((0, 5), dtype=np.int64)
+    rows = np.empty((1, 5), dtype=np.int64)
+    rows[:, ROUND] = _steps(call.method, len(call.ranks))
+    rows[:, OPCODE], rows[:, PEER] = (RECV, giver) if rank == call.root else (SEND, call.root)
+    rows[:, BEGIN], rows[:, COUNT] = call.spans[0].begin, call.spans[0].count
+    return rows
+
+
+def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
+    """The hops of one place in the reductions of spans to `targets` (places): int64 [n, 4]."""
+    spans = np.arange(len(targets), dtype=np.int64)
+    if method == "ring":
+        # The chain to a target starts one place after it and goes once around: link k of the chain sends in step k.
+        link = (place - targets - 1) % size
+        return np.concatenate(
+            (
+                _hops(link, SEND, (place + 1) % size, spans, link < size - 1),
+                _hops(link - 1, RECV_REDUCE, (place - 1) % size, spans, link > 0),
+            )
+        )
+    distance = (place - targets) % size
+    if method == "direct":
+        others = np.array([p for p in range(size) if p != place], dtype=np.int64)
+        own = spans[distance == 0]
+        received = [_hops(0, RECV_REDUCE, others, np.full_like(others, span), True) for span in own]
+        return np.concatenate([_hops(0, SEND, targets, spans, distance > 0), *received])
+    steps = _steps(method, size)
+    parts = [np.empty((0, _HOP_COLUMNS), dtype=np.int64)]
+    for step in range(steps):
+        half = 1 << (steps - 1 - step)
+        parts.append(_hops(step, SEND, (place - half) % size, spans, (distance >= half) & (distance < 2 * half)))
+        parts.append(
+            _hops(step, RECV_REDUCE, (place + half) % size, spans, (distance < half) & (distance + half < size))
+        )
+    return np.concatenate(parts)
+
+
+def _hops(step: _Ints | int, opcode: int, peer: _Ints | int, spans: _Ints, chosen: NDArray[np.bool_] | bool) -> _Ints:
+    hops: _Ints = np.empty((len(spans), _HOP_COLUMNS), dtype=np.int64)
+    for column, values in enumerate((step, opcode, peer, spans)):
+        hops[:, column] = values
+    return hops if chosen is True else hops[chosen]
+
+
+def _merged(rows: Rows) -> Rows:
+    """Joins rows of one step, opcode and peer that are neighbours in the buffer, so that they travel as one message."""
+    if len(rows) < 2:
+        return rows
+    # A reduction order is the order of rows, so this sort also fixes it: by peer within a step.
+    rows = rows[np.lexsort((rows[:, BEGIN], rows[:, PEER], rows[:, OPCODE], rows[:, ROUND]))]
+    same = np.all(rows[1:, [ROUND, OPCODE, PEER]] == rows[:-1, [ROUND, OPCODE, PEER]], axis=1)
+    starts = np.flatnonzero(
+        np.concatenate(([True], ~(same & (rows[1:, BEGIN] == rows[:-1, BEGIN] + rows[:-1, COUNT]))))
+    )
+    merged = rows[starts]
+    merged[:, COUNT] = np.add.reduceat(rows[:, COUNT], starts)
+    return merged

@@ -1,0 +1,153 @@
+"""The logical plan: a collective as levels of group calls, in the words of the papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from hvd_ext.errors import PlanError
+
+Kind = Literal["reduce_scatter", "all_gather", "reduce", "broadcast"]
+Method = Literal["ring", "recursive", "direct"]
+Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
+
+ROOTED: tuple[Kind, ...] = ("reduce", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The units [begin, begin + count) of a buffer; count 0 is an empty span."""
+
+    begin: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The first unit after the span."""
+        return self.begin + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective call of a group of ranks on a range of the buffer.
+
+    - reduce_scatter: spans[i] ends, reduced over all ranks of the group, on ranks[i].
+    - all_gather: spans[i] is held by ranks[i] and ends on all ranks of the group.
+    - reduce: spans[0] ends, reduced over all ranks of the group, on `root`.
+    - broadcast: spans[0] is held by `root` and ends on all ranks of the group.
+
+    A root outside `ranks` does not contribute to a reduce: it hands over through ranks[-1], its nearest member of the
+    group (FlexReduce needs this where a learner's target range leaves its current range).
+
+    Args:
+        kind: what the call does.
+        ranks: the group in the order of its ring.
+        spans: one per rank (reduce_scatter, all_gather) or one (reduce, broadcast).
+        root: the rank where a reduce ends and a broadcast starts; -1 for the other kinds.
+        method: how the call is lowered: a ring (chains of neighbours), recursive halving or doubling (a circulant
+            pattern for any number of ranks), or direct (everybody to the owner in one round).
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    spans: tuple[Span, ...]
+    root: int = -1
+    method: Method = "ring"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind) or self.method not in get_args(Method):
+            raise PlanError(
+                f"call ({self.kind}, {self.method}): the kind is one of {', '.join(get_args(Kind))} and the method one "
+                f"of {', '.join(get_args(Method))}"
+            )
+        rooted = self.kind in ROOTED
+        if not self.ranks or len(set(self.ranks)) != len(self.ranks):
+            raise PlanError(f"{self.kind} on ranks {self.ranks}: a group has at least one rank and each rank once")
+        if len(self.spans) != (1 if rooted else len(self.ranks)):
+            raise PlanError(
+                f"{self.kind} on ranks {self.ranks}: it takes {'one span' if rooted else 'one span per rank'}, got "
+                f"{len(self.spans)}"
+            )
+        if rooted != (self.root >= 0):
+            raise PlanError(
+                f"{self.kind} with root {self.root}: reduce and broadcast have a root, the other kinds have none"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Calls that run side by side; on a rank that takes part in several of them, their spans are disjoint.
+
+    Args:
+        calls: the calls, in any order.
+        name: what the level is for, in explanations ("reduce in hosts").
+    """
+
+    calls: tuple[Call, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalPlan:
+    """A collective as levels of calls, for all ranks, in units: it holds for every size of buffer and every dtype.
+
+    Args:
+        algorithm: the schedule that made it.
+        collective: what it computes. An all_gather or reduce_scatter has one unit per rank: unit r belongs to rank r.
+        size: number of ranks.
+        units: equal parts into which the buffer is divided.
+        levels: one after the other; each rank goes on as soon as its own calls of a level are done.
+        note: a remark of the schedule ("no factorisation follows the topology: falls back to ring").
+        root: the rank that a broadcast starts from and a reduce ends on.
+    """
+
+    algorithm: str
+    collective: Collective
+    size: int
+    units: int
+    levels: tuple[Level, ...]
+    note: str = ""
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.collective not in get_args(Collective):
+            raise PlanError(f"plan of {self.collective!r}: a collective is one of {', '.join(get_args(Collective))}")
+        if self.size < 1 or self.units < 1 or not 0 <= self.root < self.size:
+            raise PlanError(
+                f"{self.algorithm}: size {self.size}, units {self.units}, root {self.root}: a plan has at least one "
+                "rank and one unit, and its root is one of the ranks"
+            )
+        for level in self.levels:
+            for call in level.calls:
+                if min(call.ranks) < 0 or max(call.ranks) >= self.size or call.root >= self.size:
+                    raise PlanError(
+                        f"{self.algorithm}, level {level.name!r}: {call.kind} on ranks {call.ranks}, root {call.root}: "
+                        f"ranks are in [0, {self.size})"
+                    )
+                for span in call.spans:
+                    if span.begin < 0 or span.count < 0 or span.end > self.units:
+                        raise PlanError(
+                            f"{self.algorithm}, level {level.name!r}: {call.kind} on units [{span.begin}, {span.end}): "
+                            f"units are in [0, {self.units})"
+                        )
+
+
+def reversed_level(level: Level, name: str = "") -> Level:
+    """The level that undoes a reduction: reduce_scatter becomes all_gather, reduce becomes broadcast, on the same
+    groups.
+
+    Args:
+        level: calls of reduce_scatter and reduce.
+        name: of the new level.
+
+    Returns:
+        The mirrored level.
+
+    Raises:
+        PlanError: a call is not a reduction.
+    """
+    mirror: dict[Kind, Kind] = {"reduce_scatter": "all_gather", "reduce": "broadcast"}
+    for call in level.calls:
+        if call.kind not in mirror:
+            raise PlanError(f"level {level.name!r} has a call of {call.kind}: only reductions can be mirrored")
+    return Level(tuple(Call(mirror[c.kind], c.ranks, c.spans, c.root, c.method) for c in level.calls), name)

@@ -1,0 +1,1 @@
+"""The schedules: one file for each algorithm, found by hvd_ext/planning/registry.py."""

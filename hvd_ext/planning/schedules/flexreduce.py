@@ -1,0 +1,154 @@
+"""FlexReduce: an uneven reduce-scatter and all-gather along any tree."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import floor, lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.planning.cost import ring_s
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Node, Tree
+
+card = Card(
+    name="flexreduce",
+    idea="Each learner's share is divided by the degree of every node above it, so every link carries little.",
+    drawing="""\
+P = 2 + 3 learners, n = 12 (the paper's Fig. 2); reduce in hosts, then between them, then broadcast backwards:
+  0: 0..5    1: 6..11                     0: 2..4    1: 7..9
+  2: 0..3    3: 4..7    4: 8..11    ->    2: 0..1    3: 5..6    4: 10..11""",
+    rounds="2 * sum over levels of (degree - 1), on an even tree",
+    bytes="2 * sum over levels of the largest (d - 1) / d * n / (degrees below) sent by each rank",
+    limits="none; on very uneven trees a learner takes part in several calls per level (Eq. 12)",
+    source="FlexReduce Section III, Fig. 2-3, Eq. 2-12",
+)
+
+# Shares are exact where the common denominator of all shares is at most this; else they are rounded to this many units.
+MOST_UNITS = 1 << 20
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """The closed form, FlexReduce Eq. 6: every level waits for the slowest link on its ways.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds.
+    """
+    return 2 * sum(_level_s(level, float(nbytes)) for level in tree.levels())
+
+
+def _level_s(level: tuple[Node, ...], nbytes: float) -> float:
+    """T_l of Eq. 4-6: for each node of the level, its own link and those below it, which share the traffic."""
+    slowest = 0.0
+    for top in level:
+        below = [(top, nbytes)]
+        while below:
+            node, share = below.pop()
+            slowest = max(slowest, ring_s(share, len(top.children), node.link))
+            below += [(child, share / len(child.children)) for child in node.children if child.children]
+    return slowest
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan: FlexReduce_plan() of the paper's Fig. 3, with the ranges in units.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of reduces upwards and broadcasts downwards.
+    """
+    shares = _shares(tree)
+    denominator = lcm(*(share.denominator for share in shares.values()))
+    units = min(denominator, MOST_UNITS)
+    place = {rank: index for index, rank in enumerate(tree.ranks)}
+    portion = dict.fromkeys(tree.ranks, Fraction(1))
+    held = dict.fromkeys(tree.ranks, (0, units))
+    up: list[Level] = []
+    for depth, nodes in enumerate(tree.levels()):
+        calls: list[Call] = []
+        for node in nodes:
+            if len(node.children) > 1:
+                target = _targets(node, portion, held, place, units)
+                calls += _reduces(node, held, target)
+                held.update(target)
+        if calls:
+            up.append(Level(tuple(calls), f"reduce, level {depth}"))
+    down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(up)]
+    return LogicalPlan("flexreduce", "allreduce", tree.size, units, (*up, *down))
+
+
+def _shares(tree: Tree) -> dict[int, Fraction]:
+    """For each rank one over the product of the degrees above it: its part of the buffer after the last level."""
+    shares: dict[int, Fraction] = {}
+    open_nodes = [(tree.root, Fraction(1))]
+    while open_nodes:
+        node, share = open_nodes.pop()
+        if not node.children:
+            shares[node.rank] = share
+        open_nodes += [(child, share / len(node.children)) for child in node.children]
+    return shares
+
+
+def _targets(
+    node: Node,
+    portion: dict[int, Fraction],
+    held: dict[int, tuple[int, int]],
+    place: dict[int, int],
+    units: int,
+) -> dict[int, tuple[int, int]]:
+    """Section III-A's heuristic: leaves, by the end and then the start of their range, take their portions in turn."""
+    progress = Fraction(0)
+    target: dict[int, tuple[int, int]] = {}
+    for rank in sorted(node.ranks, key=lambda rank: (held[rank][1], held[rank][0], place[rank])):
+        portion[rank] /= len(node.children)
+        begin = floor(progress * units)
+        progress += portion[rank]
+        target[rank] = (begin, floor(progress * units))
+    return target
+
+
+def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
+    """One reduce per sub-range on which neither the owner nor the holders change (find_bounds() of Fig. 3)."""
+    holders_of = [_holders(child, held) for child in node.children]
+    owner_begins, owners = _sorted_ranges(target)
+    cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
+    ends = np.append(cuts[1:], max(end for _, end in target.values()))
+    owner = owners[np.searchsorted(owner_begins, cuts, side="right") - 1].tolist()
+    groups = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in holders_of], axis=1)
+    child_of = {rank: index for index, child in enumerate(node.children) for rank in child.ranks}
+    calls = []
+    for begin, end, root, group in zip(cuts.tolist(), ends.tolist(), owner, groups.tolist(), strict=True):
+        # The owner's own branch comes last: if the owner does not hold this range yet, its neighbour hands it over.
+        first = child_of[root] + 1
+        calls.append(Call("reduce", (*group[first:], *group[:first]), (Span(begin, end - begin),), root))
+    return calls
+
+
+def _holders(child: Node, held: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return _sorted_ranges({rank: held[rank] for rank in child.ranks})
+
+
+def _sorted_ranges(ranges: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The begins and the ranks of the ranges that are not empty, by begin: together they cover the whole buffer."""
+    filled = sorted((begin, rank) for rank, (begin, end) in ranges.items() if end > begin)
+    table = np.array(filled, dtype=np.int64)
+    return table[:, 0], table[:, 1]

@@ -1,0 +1,63 @@
+"""Ring: one flat ring over all ranks in tree order."""
+
+from __future__ import annotations
+
+from hvd_ext.planning.cost import ring_s, slowest
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="ring",
+    idea="Each rank passes partial sums to its neighbour until each owns one finished chunk; then these go around.",
+    drawing="""\
+P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 rounds
+  0 -> 1 -> 2 -> 3 -> 0         0: A . . .                      0: A B C D
+  round 1: 0 sends d, 1 a,      1: . B . .           ->         1: A B C D
+           2 b, 3 c             2: . . C .                      2: A B C D
+  ...                           3: . . . D                      3: A B C D""",
+    rounds="2 (P - 1)",
+    bytes="2 (P - 1) / P * n sent by each rank; as much over each link between hosts",
+    limits="none; latency grows with P, and the slowest link carries almost twice the buffer",
+    source="BlueConnect Eq. 5-6; Patarasuk and Yuan 2009",
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """The closed form: 2 T_r(P, n, min W), BlueConnect Eq. 6.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds.
+    """
+    return 2 * ring_s(nbytes, tree.size, slowest(tree))
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan: reduce-scatter and all-gather over all ranks.
+
+    Args:
+        tree: the cluster; its order is the ring's, so that each host is entered and left once.
+
+    Returns:
+        A plan of P units, with 4 (P - 1) rows for each rank.
+    """
+    spans = tuple(Span(i, 1) for i in range(tree.size))
+    scatter = Level((Call("reduce_scatter", tree.ranks, spans),), "reduce-scatter over all ranks")
+    levels = (scatter, reversed_level(scatter, "all-gather over all ranks")) if tree.size > 1 else ()
+    return LogicalPlan("ring", "allreduce", tree.size, tree.size, levels)

@@ -1,0 +1,233 @@
+"""The symbolic verifier: runs the rows of all ranks on sets of contributors instead of numbers.
+
+An all-ones test cannot see swapped contributors and one run cannot see a deadlock; this sees both, for every size and
+dtype at once, because plans are in units. Sends are taken as synchronous (they end when the receiver has posted its
+receive): a plan that lives without the transport's buffers lives with them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, OPCODE_NAMES, PEER, RECV, RECV_REDUCE, ROUND, SEND, Rows
+from hvd_ext.planning.lower import rows_of
+from hvd_ext.planning.model import Collective, LogicalPlan
+
+_Counts = NDArray[np.int16]
+
+
+def verify(plan: LogicalPlan) -> None:
+    """Proves that a plan computes its collective on all ranks.
+
+    Args:
+        plan: of any collective. The work grows with size^2 * rows: for tests and for jobs of up to about 64 ranks.
+
+    Raises:
+        PlanError: names the rank, the unit and the round.
+    """
+    rows = [rows_of(plan, rank) for rank in range(plan.size)]
+    verify_rows(rows, plan.units, plan.collective, plan.root, name=plan.algorithm)
+
+
+def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: int = 0, *, name: str = "plan") -> None:
+    """Proves that the rows of all ranks compute a collective.
+
+    Args:
+        rows: per rank, int64 [n, 5].
+        units: of the plan.
+        collective: what it should compute; all_gather and reduce_scatter have one unit per rank.
+        root: of broadcast and reduce.
+        name: of the plan, for messages.
+
+    Raises:
+        PlanError: a row is malformed; units overlap within a round; a send has no receive of the same units; ranks
+            wait for each other for ever; a contribution is missing, counted twice, or is not the rank's to give.
+    """
+    size = len(rows)
+    if collective in ("all_gather", "reduce_scatter") and units != size:
+        raise PlanError(f"{name}: {collective} has one unit per rank, got {units} units for {size} ranks")
+    for rank, own in enumerate(rows):
+        _check_rows(own, rank, size, units, name)
+    cuts = _cuts(rows, units, size, collective)
+    state = _initial(size, cuts, collective, root)
+    _run(rows, cuts, state, name)
+    _compare(state, cuts, collective, root, name)
+
+
+def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None:
+    last = 0
+    received: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    sent: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, row in enumerate(rows.tolist()):
+        begin, end = row[BEGIN], row[BEGIN] + row[COUNT]
+        where = f"{name}, rank {rank}, row {number} (round {row[ROUND]}, units [{begin}, {end}))"
+        if row[OPCODE] not in OPCODE_NAMES:
+            raise PlanError(f"{where}: opcode {row[OPCODE]} is not one of {OPCODE_NAMES}")
+        if not 0 <= row[PEER] < size or row[PEER] == rank:
+            raise PlanError(f"{where}: peer {row[PEER]} is not another rank in [0, {size})")
+        if begin < 0 or row[COUNT] < 1 or end > units:
+            raise PlanError(f"{where}: a row moves at least one unit of [0, {units})")
+        if row[ROUND] < last:
+            raise PlanError(f"{where}: rounds do not decrease, the row before has round {last}")
+        last = row[ROUND]
+        if row[OPCODE] == SEND:
+            sent[last].append((begin, end))
+        else:
+            received[last].append((begin, end, row[OPCODE]))
+    for number, spans in received.items():
+        _check_overlaps(spans, sent[number], f"{name}, rank {rank}, round {number}")
+
+
+def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, int]], where: str) -> None:
+    """Within a round nothing is sent that is received, and nothing that is overwritten is received twice."""
+    ordered = sorted(received)
+    reach, overwrites = 0, False
+    for begin, end, opcode in ordered:
+        if begin < reach and (overwrites or opcode == RECV):
+            raise PlanError(f"{where}: unit {begin} is received twice, and at least once overwritten")
+        overwrites = opcode == RECV or (overwrites and begin < reach)
+        reach = max(reach, end)
+    starts = np.array([begin for begin, _, _ in ordered])
+    ends = np.maximum.accumulate(np.array([end for _, end, _ in ordered]))
+    for begin, end in sent:
+        before = int(np.searchsorted(starts, end))
+        if before and ends[before - 1] > begin:
+            raise PlanError(f"{where}: unit {max(begin, int(starts[before - 1]))} is both sent and received")
+
+
+def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -> NDArray[np.int64]:
+    """The units where some row begins or ends: between two of them all units fare alike, so one stands for all."""
+    edges = [np.array([0, units], dtype=np.int64)]
+    edges += [np.concatenate((own[:, BEGIN], own[:, BEGIN] + own[:, COUNT])) for own in rows]
+    if collective in ("all_gather", "reduce_scatter"):
+        edges.append(np.arange(size, dtype=np.int64))
+    return np.unique(np.concatenate(edges))
+
+
+def _initial(size: int, cuts: NDArray[np.int64], collective: Collective, root: int) -> _Counts:
+    """state[rank, piece, contributor]: how often; the last contributor stands for memory that nobody has filled."""
+    pieces = len(cuts) - 1
+    state = np.zeros((size, pieces, size + 1), dtype=np.int16)
+    for rank in range(size):
+        filled = np.ones(pieces, dtype=bool)
+        if collective == "all_gather":
+            filled = cuts[:-1] == rank
+        elif collective == "broadcast":
+            filled[:] = rank == root
+        state[rank, filled, rank] = 1
+        state[rank, ~filled, size] = 1
+    return state
+
+
+def _compare(state: _Counts, cuts: NDArray[np.int64], collective: Collective, root: int, name: str) -> None:
+    size = len(state)
+    for rank in range(size):
+        for piece in range(len(cuts) - 1):
+            unit = int(cuts[piece])
+            wanted = np.zeros(size + 1, dtype=np.int16)
+            if collective == "all_gather":
+                wanted[unit] = 1
+            elif collective == "broadcast":
+                wanted[root] = 1
+            elif collective == "allreduce" or rank == (root if collective == "reduce" else unit):
+                wanted[:size] = 1
+            else:
+                continue
+            if not np.array_equal(state[rank, piece], wanted):
+                faults = _faults(state[rank, piece], wanted)
+                raise PlanError(f"{name}: after the last round rank {rank} holds in unit {unit} {faults}")
+
+
+def _faults(seen: _Counts, wanted: _Counts) -> str:
+    texts = []
+    for other, (count, want) in enumerate(zip(seen.tolist(), wanted.tolist(), strict=True)):
+        if count != want:
+            part = "unfilled memory" if other == len(seen) - 1 else f"rank {other}'s part"
+            texts.append(f"{part} {count} times instead of {want}")
+    return ", ".join(texts)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where one rank is: rows of its current round, messages started to and from each peer."""
+
+    rounds: list[list[list[int]]]
+    at: int = -1
+    started: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    waits: list[tuple[list[int], int]] = field(default_factory=list)
+
+
+def _run(rows: Sequence[Rows], cuts: NDArray[np.int64], state: _Counts, name: str) -> None:
+    """Runs all ranks on `state` until all have ended, each starting a round when its round before is complete."""
+    ranks = [_Progress(_by_round(own)) for own in rows]
+    # Messages in flight: (sender, receiver) -> [(begin, end, contributors)], in order.
+    sent: dict[tuple[int, int], list[tuple[list[int], _Counts]]] = defaultdict(list)
+
+    def start(rank: int) -> None:
+        me = ranks[rank]
+        me.at += 1
+        me.waits = []
+        for row in me.rounds[me.at] if me.at < len(me.rounds) else ():
+            sends = row[OPCODE] == SEND
+            key = (row[PEER], 1 if sends else 0)
+            me.waits.append((row, me.started[key]))
+            me.started[key] += 1
+            if sends:
+                first, last = np.searchsorted(cuts, (row[BEGIN], row[BEGIN] + row[COUNT]))
+                sent[rank, row[PEER]].append((row, state[rank, first:last].copy()))
+
+    def partner_started(rank: int, row: list[int], number: int) -> bool:
+        return ranks[row[PEER]].started[rank, 0 if row[OPCODE] == SEND else 1] > number
+
+    def complete(rank: int) -> bool:
+        return all(partner_started(rank, row, number) for row, number in ranks[rank].waits)
+
+    def apply(rank: int) -> None:
+        for row, number in ranks[rank].waits:
+            if row[OPCODE] == SEND:
+                continue
+            message, contributors = sent[row[PEER], rank][number]
+            if (message[BEGIN], message[COUNT]) != (row[BEGIN], row[COUNT]):
+                raise PlanError(
+                    f"{name}: rank {rank} receives in round {row[ROUND]} from rank {row[PEER]} units [{row[BEGIN]}, "
+                    f"{row[BEGIN] + row[COUNT]}), but that rank's message {number} to it, of round {message[ROUND]}, "
+                    f"holds units [{message[BEGIN]}, {message[BEGIN] + message[COUNT]})"
+                )
+            first, last = np.searchsorted(cuts, (row[BEGIN], row[BEGIN] + row[COUNT]))
+            if row[OPCODE] == RECV_REDUCE:
+                state[rank, first:last] += contributors
+            else:
+                state[rank, first:last] = contributors
+
+    for rank in range(len(ranks)):
+        start(rank)
+    ready = deque(range(len(ranks)))
+    while ready:
+        rank = ready.popleft()
+        me = ranks[rank]
+        while me.at < len(me.rounds) and complete(rank):
+            apply(rank)
+            start(rank)
+            ready.extend({row[PEER] for row, _ in me.waits} - {rank})
+    for rank, me in enumerate(ranks):
+        for row, number in me.waits:
+            if not partner_started(rank, row, number):
+                raise PlanError(
+                    f"{name}: rank {rank} waits for ever in round {row[ROUND]}: its {OPCODE_NAMES[row[OPCODE]]} of "
+                    f"units [{row[BEGIN]}, {row[BEGIN] + row[COUNT]}) has no partner on rank {row[PEER]}"
+                )
+
+
+def _by_round(rows: Rows) -> list[list[list[int]]]:
+    rounds: list[list[list[int]]] = []
+    for row in rows.tolist():
+        if not rounds or rounds[-1][0][ROUND] != row[ROUND]:
+            rounds.append([])
+        rounds[-1].append(row)
+    return rounds

@@ -1,0 +1,221 @@
+"""The life of the job in this process: `init`, `shutdown`, who and where this rank is, and what happens at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext import agreement, engine, launch, options, runtime
+from hvd_ext.errors import CommunicationError, TopologyError
+
+if TYPE_CHECKING:
+    from hvd_ext.topology.tree import Tree
+
+# What this process must remember beyond one init() .. shutdown(), for its end.
+_exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False}
+
+
+def init(settings: options.Options | None = None) -> None:
+    """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.
+
+    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started; without a
+    launcher the job has one rank and needs no MPI. After `shutdown` it can be called again.
+
+    Args:
+        settings: options; None for those of the environment (`hvd_ext.options.SETTINGS`).
+
+    Raises:
+        InvalidError: a launcher without MPI (`horovodrun --gloo`, elastic), a bad setting, or an MPI that cannot be
+            used.
+        TopologyError: the topology file is wrong or has another number of ranks; on all ranks.
+        MismatchError: the ranks have different options or topologies; on all ranks.
+        CommunicationError: MPI refused, or the processes do not form the job that the launcher started.
+        NativeLibraryError: the native library is missing or does not load.
+    """
+    if is_initialized():
+        return
+    settings = options.from_environment() if settings is None else settings
+    plan = launch.examine(os.environ)
+    running = engine.start_mpi(settings) if plan.mpi else engine.start_local(settings)
+    _exit["mpi"] = _exit["mpi"] or plan.mpi
+    _exit["failed"] = False
+    _watch_exit()
+    try:
+        launch.check_size(plan, running.size)
+        runtime.set_current(_joined(running, settings))
+    except BaseException:
+        # A refusal that all ranks share leaves nothing running; init() may be called again.
+        _exit["failed"] = running.stop()
+        raise
+
+
+def shutdown() -> None:
+    """Stop hvd_ext on this rank; all ranks call it, or none: at the end of the process it happens by itself.
+
+    Waits a few seconds at most. What still waits for another rank fails. Before `init` it does nothing.
+    """
+    job = runtime.current_or_none()
+    if job is None:
+        return
+    runtime.set_current(None)
+    _exit["failed"] = job.engine.stop() or _exit["failed"]
+
+
+def is_initialized() -> bool:
+    """Tell whether hvd_ext runs in this process."""
+    return runtime.current_or_none() is not None
+
+
+def rank() -> int:
+    """Give this process's rank, 0 to `size()` - 1."""
+    return runtime.current().engine.rank
+
+
+def size() -> int:
+    """Give the number of ranks of the job."""
+    return runtime.current().engine.size
+
+
+def local_rank() -> int:
+    """Give this rank's place among the ranks of its host, 0 to `local_size()` - 1."""
+    return _place()[0]
+
+
+def local_size() -> int:
+    """Give the number of ranks on this rank's host."""
+    return _place()[1]
+
+
+def cross_rank() -> int:
+    """Give this rank's place among the ranks of equal `local_rank()`, one per host that has so many."""
+    return _place()[2]
+
+
+def cross_size() -> int:
+    """Give the number of ranks of equal `local_rank()`."""
+    return _place()[3]
+
+
+def is_homogeneous() -> bool:
+    """Tell whether all hosts have the same number of ranks."""
+    hosts = runtime.current().hosts
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def mpi_enabled() -> bool:
+    """Tell whether this job runs on MPI: false without a launcher."""
+    runtime.current()
+    return bool(_exit["mpi"])
+
+
+def mpi_built() -> bool:
+    """Tell whether the package works on MPI; it always does."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Tell whether MPI may be used beside hvd_ext from several threads: so where the job runs on MPI."""
+    return mpi_enabled()
+
+
+def gloo_enabled() -> bool:
+    """Tell whether this job runs on Gloo; it never does."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Tell whether the package works on Gloo; it never does."""
+    return False
+
+
+def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
+    """Say where a rank is, in Horovod's words.
+
+    Args:
+        rank: the rank.
+        hosts: the host name of each rank.
+
+    Returns:
+        local_rank, local_size, cross_rank, cross_size.
+    """
+    local_rank_of = [hosts[:other].count(host) for other, host in enumerate(hosts)]
+    across = [other for other in range(len(hosts)) if local_rank_of[other] == local_rank_of[rank]]
+    return local_rank_of[rank], hosts.count(hosts[rank]), across.index(rank), len(across)
+
+
+def _place() -> tuple[int, int, int, int]:
+    job = runtime.current()
+    return place_of(job.engine.rank, job.hosts)
+
+
+def _joined(running: engine.Engine, settings: options.Options) -> runtime.Runtime:
+    """Compare what must agree, and find the hosts."""
+    from hvd_ext.topology import tree as trees
+
+    tree: Tree | None = None
+
+    def about() -> dict[str, Any]:
+        nonlocal tree
+        tree = _given_tree(settings, running.size)
+        return {
+            "host": platform.node(),
+            "options": {
+                "algorithm": settings.algorithm,
+                "bucket_nbytes": settings.bucket_nbytes,
+                "op": settings.op.name,
+                "window": settings.window,
+                "topology": "found by itself" if tree is None else repr(tree),
+            },
+        }
+
+    answers = agreement.exchange(running, "init", about)
+    agreement.check_same("init", [answer["options"] for answer in answers])
+    hosts = tuple(answer["host"] for answer in answers)
+    return runtime.Runtime(running, trees.from_hosts(hosts) if tree is None else tree, settings, hosts)
+
+
+def _given_tree(settings: options.Options, size: int) -> Tree | None:
+    if settings.topology is None:
+        return None
+    if isinstance(settings.topology, (str, os.PathLike)):
+        from hvd_ext.topology import read
+
+        where, tree = f"topology ({os.fspath(settings.topology)})", read.read(settings.topology)
+    else:
+        where, tree = "topology", settings.topology
+    if tree.size != size:
+        raise TopologyError(f"{where}: it must have one leaf per rank; it has {tree.size}, the job has {size} ranks")
+    return tree
+
+
+def _watch_exit() -> None:
+    """See to the end of the process, once per process: a forked child must not finalise its parent's MPI."""
+    if _exit["registered_by"] == os.getpid():
+        return
+    _exit["registered_by"] = os.getpid()
+    atexit.register(_at_exit, os.getpid())
+    hook = sys.excepthook
+
+    def noted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        _exit["failed"] = True
+        hook(kind, error, traceback)
+
+    sys.excepthook = noted
+
+
+def _at_exit(pid: int) -> None:
+    if pid != os.getpid():
+        return
+    failed = _exit["failed"]
+    try:
+        shutdown()
+    except CommunicationError:
+        _exit["failed"] = True
+    # An uncaught exception on this rank leaves the others waiting in their next collective: MPI_Finalize would wait
+    # with them for ever, so the job is ended.
+    if _exit["mpi"]:
+        engine.finish_mpi(failed or _exit["failed"])

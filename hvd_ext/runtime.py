@@ -1,0 +1,202 @@
+"""The running job as the rest of the package sees it: its engine, its topology, its options and the plans in use."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING
+
+from hvd_ext.errors import NotInitializedError
+
+if TYPE_CHECKING:
+    from hvd_ext.engine import Engine
+    from hvd_ext.options import Options
+    from hvd_ext.planning.model import LogicalPlan
+    from hvd_ext.planning.planner import Chosen
+    from hvd_ext.topology.tree import Tree
+
+KIB = 1 << 10
+
+# A call's plan and grain depend on its size, which a traced graph may not know: the op holds one row per class and
+# looks its size up when it runs. A class covers the sizes up to its limit and is planned for that; the last has no
+# limit.
+SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
+
+# Larger plans are proven by the tests only: the verifier looks at all ranks at once.
+MAX_PROVEN_RANKS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A plan that the engine holds.
+
+    Args:
+        plan: the engine's handle.
+        digest: of the plan, equal on all ranks.
+        segment_nbytes: the grain of pipelining for the size it was prepared for.
+        algorithm: its name.
+        chosen: the planner's choice with its reason; None for a plan without alternatives.
+    """
+
+    plan: int
+    digest: int
+    segment_nbytes: int
+    algorithm: str
+    chosen: Chosen | None = None
+
+
+class Runtime:
+    """One `init` to `shutdown`: engine, topology, options, hosts, and the plans that were handed to the engine."""
+
+    def __init__(self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...]) -> None:
+        """Hold what `hvd_ext.process.init` found.
+
+        Args:
+            engine: the running engine.
+            tree: the topology, with one leaf per rank.
+            options: the options of `init`.
+            hosts: the host name of each rank.
+        """
+        self.engine = engine
+        self.tree = tree
+        self.options = options
+        self.hosts = hosts
+        self._handles: dict[int, int] = {}
+        self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
+        self._counts: dict[str, int] = {}
+        self._lock = threading.RLock()
+
+    def count(self, kind: str) -> int:
+        """Number the eager calls of a kind, for their default names.
+
+        Args:
+            kind: "allreduce", ...
+
+        Returns:
+            0, 1, 2, ...
+        """
+        with self._lock:
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
+            return number
+
+    def prepare(self, plan: LogicalPlan) -> int:
+        """Hand this rank's rows of a plan to the engine, once; the plan is proven first where it has few ranks.
+
+        Args:
+            plan: the plan of all ranks.
+
+        Returns:
+            The engine's handle.
+
+        Raises:
+            PlanError: the plan does not compute its collective.
+        """
+        from hvd_ext.planning import ir, lower, planner
+
+        digest = ir.digest(plan)
+        with self._lock:
+            if digest not in self._handles:
+                if plan.size <= MAX_PROVEN_RANKS:
+                    planner.prove(plan)
+                self._handles[digest] = self.engine.add_plan(lower.rows_of(plan, self.engine.rank), plan.units)
+            return self._handles[digest]
+
+    def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
+        """Prepare an allreduce.
+
+        Args:
+            nbytes: the size of the buffer.
+            algorithm: a name or "auto"; None for the options'.
+
+        Returns:
+            The prepared plan with the planner's choice.
+
+        Raises:
+            PlanError: an unknown algorithm, or one that cannot run on the topology.
+        """
+        from hvd_ext.planning import planner
+
+        algorithm = self.options.algorithm if algorithm is None else algorithm
+        with self._lock:
+            key = ("allreduce", algorithm, nbytes)
+            if key not in self._prepared:
+                chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
+                self._prepared[key] = self._made(chosen.plan, nbytes, chosen)
+            return self._prepared[key]
+
+    def all_gather(self, nbytes: int) -> Prepared:
+        """Prepare an all-gather.
+
+        Args:
+            nbytes: the size of the result.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("all_gather", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.all_gather_plan(self.tree), nbytes)
+            return self._prepared[key]
+
+    def broadcast(self, nbytes: int, root: int) -> Prepared:
+        """Prepare a broadcast.
+
+        Args:
+            nbytes: the size of the buffer.
+            root: the rank whose buffer all get.
+
+        Returns:
+            The prepared plan.
+
+        Raises:
+            PlanError: the root is not a rank.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("broadcast", root, nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.broadcast_plan(self.tree, root), nbytes)
+            return self._prepared[key]
+
+    def _made(self, plan: LogicalPlan, nbytes: int, chosen: Chosen | None = None) -> Prepared:
+        from hvd_ext.planning import ir, planner
+
+        segment_nbytes = planner.segment_nbytes(plan, nbytes)
+        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm, chosen)
+
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime:
+    """Give the running job.
+
+    Returns:
+        The runtime of the last `init`.
+
+    Raises:
+        NotInitializedError: before `init()` or after `shutdown()`.
+    """
+    if _current is None:
+        raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first (and after shutdown() again)")
+    return _current
+
+
+def current_or_none() -> Runtime | None:
+    """Give the running job, or None."""
+    return _current
+
+
+def set_current(runtime: Runtime | None) -> None:
+    """Replace the running job; for `hvd_ext.process` and tests.
+
+    Args:
+        runtime: the new one, or None.
+    """
+    global _current
+    _current = runtime

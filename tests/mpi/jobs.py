@@ -1,0 +1,163 @@
+"""Jobs of several ranks under a launcher, with a time limit; each rank writes to a file of its own.
+
+Nothing here reads what ranks print to one stream together: their lines mix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = Path(__file__).resolve().parent / "rank.py"
+
+# A loaded machine of two cores needs tens of seconds to import TensorFlow in eight processes.
+LIMIT_S = 300
+# What a launcher gets to end its ranks when the limit has passed.
+GRACE_S = 15
+
+# Oversubscribed ranks must not be pinned to one core, and a container may forbid the system call of single-copy.
+MPIRUN = [
+    "mpirun",
+    "--oversubscribe",
+    "--bind-to",
+    "none",
+    "--mca",
+    "btl_vader_single_copy_mechanism",
+    "none",
+]
+HORVODRUN = ["horovodrun", "--mpi", "--mpi-args=--oversubscribe --mca btl_vader_single_copy_mechanism none"]
+
+# Variables by which a launcher may be known: a test that itself runs under one must not hand them on.
+_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "HOROVOD_", "HVD_EXT_")
+_KEPT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """How a job ended.
+
+    Attributes:
+        code: the launcher's exit code.
+        timed_out: the limit had passed.
+        outputs: what each rank wrote to stdout and stderr, by rank; a rank that never started wrote "".
+        launcher: what the launcher itself wrote.
+    """
+
+    code: int
+    timed_out: bool
+    outputs: tuple[str, ...]
+    launcher: str
+
+    def text(self) -> str:
+        """Give everything, for the message of a failing test."""
+        parts = [f"exit code {self.code}{', timed out' if self.timed_out else ''}", f"-- launcher\n{self.launcher}"]
+        parts += [f"-- rank {rank}\n{output}" for rank, output in enumerate(self.outputs)]
+        return "\n".join(parts)
+
+    def must_succeed(self) -> Job:
+        """Check that the job ended well and in time."""
+        assert not self.timed_out, self.text()
+        assert self.code == 0, self.text()
+        return self
+
+    def must_fail(self) -> Job:
+        """Check that the job ended by itself, with an exit code that says so."""
+        assert not self.timed_out, self.text()
+        assert self.code != 0, self.text()
+        return self
+
+    def says(self, rank: int, line: str) -> bool:
+        """Tell whether a rank wrote this line."""
+        return line in self.outputs[rank].splitlines()
+
+
+def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Give the environment of a job.
+
+    Args:
+        folder: the ranks' outputs are written there.
+        changes: variables to set; None removes one.
+    """
+    values = {name: text for name, text in os.environ.items() if name in _KEPT or not name.startswith(_LAUNCHERS)}
+    values["PYTHONPATH"] = str(ROOT)
+    values["HVD_EXT_TEST_OUTPUT"] = str(folder)
+    values["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    values["PYTHONUNBUFFERED"] = "1"
+    for name, text in (changes or {}).items():
+        if text is None:
+            values.pop(name, None)
+        else:
+            values[name] = text
+    return values
+
+
+def run(
+    folder: Path,
+    program: str | Sequence[str],
+    *,
+    ranks: int = 2,
+    launcher: Sequence[str] | None = None,
+    changes: Mapping[str, str | None] | None = None,
+    limit_s: float = LIMIT_S,
+) -> Job:
+    """Run a job to its end.
+
+    Args:
+        folder: an empty folder for its files.
+        program: Python text that every rank runs, or the arguments of a Python interpreter.
+        ranks: the number of ranks.
+        launcher: the command before "-np N"; None for mpirun, an empty one for no launcher.
+        changes: changes of the environment, see `environment`.
+        limit_s: after so many seconds the job is ended and has timed out.
+
+    Returns:
+        How it ended.
+    """
+    if isinstance(program, str):
+        script = folder / "program.py"
+        script.write_text(textwrap.dedent(program), encoding="utf-8")
+        program = [str(script)]
+    command = [sys.executable, str(RANK), *program]
+    launcher = MPIRUN if launcher is None else launcher
+    if launcher:
+        hosts = ["-H", f"localhost:{ranks}"] if launcher[0] == "horovodrun" else []
+        path = shutil.which(launcher[0]) or launcher[0]
+        command = [path, *launcher[1:], "-np", str(ranks), *hosts, *command]
+    log = folder / "launcher.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment(folder, changes),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        timed_out = not _ended(process, limit_s)
+        if timed_out:
+            process.send_signal(signal.SIGTERM)
+            if not _ended(process, GRACE_S):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return Job(process.returncode, timed_out, tuple(_read(folder / f"rank{r}.txt") for r in range(ranks)), _read(log))
+
+
+def _ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

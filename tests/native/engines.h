@@ -1,0 +1,260 @@
+// Engines of a job as objects of one process, their plans, and blocking faces of their calls.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "harness.h"
+#include "kernels/half.h"
+#include "ranks.h"
+
+namespace hvd_ext::test {
+
+constexpr int64_t kSend = 1, kRecv = 2, kRecvReduce = 3;
+
+struct Rows {
+  int64_t units = 1;
+  std::vector<int64_t> flat;
+
+  void Add(int64_t round, int64_t opcode, int peer, int64_t begin, int64_t count) {
+    flat.insert(flat.end(), {round, opcode, peer, begin, count});
+  }
+};
+
+inline Rows RingAllreduce(int rank, int size) {
+  Rows rows{size, {}};
+  auto unit = [&](int u) { return (u % size + size) % size; };
+  int next = unit(rank + 1), previous = unit(rank - 1);
+  for (int i = 0; i + 1 < size; ++i) {
+    rows.Add(i, kSend, next, unit(rank - i), 1);
+    rows.Add(i, kRecvReduce, previous, unit(rank - i - 1), 1);
+  }
+  for (int i = 0; i + 1 < size; ++i) {
+    rows.Add(size - 1 + i, kSend, next, unit(rank + 1 - i), 1);
+    rows.Add(size - 1 + i, kRecv, previous, unit(rank - i), 1);
+  }
+  return rows;
+}
+
+// All to rank 0, which adds them in the order of the ranks, and back.
+inline Rows StarAllreduce(int rank, int size) {
+  Rows rows;
+  for (int peer = 1; peer < size && rank == 0; ++peer) rows.Add(0, kRecvReduce, peer, 0, 1);
+  for (int peer = 1; peer < size && rank == 0; ++peer) rows.Add(1, kSend, peer, 0, 1);
+  if (rank > 0) rows.Add(0, kSend, 0, 0, 1);
+  if (rank > 0) rows.Add(1, kRecv, 0, 0, 1);
+  return rows;
+}
+
+inline Rows RingAllgather(int rank, int size) {
+  Rows rows{size, {}};
+  for (int i = 0; i + 1 < size; ++i) {
+    rows.Add(i, kSend, (rank + 1) % size, (rank - i + size) % size, 1);
+    rows.Add(i, kRecv, (rank + size - 1) % size, (rank - i - 1 + size) % size, 1);
+  }
+  return rows;
+}
+
+// A chain from the root on.
+inline Rows ChainBroadcast(int rank, int size, int root) {
+  Rows rows;
+  int place = (rank - root + size) % size;
+  if (place > 0) rows.Add(0, kRecv, (rank - 1 + size) % size, 0, 1);
+  if (place + 1 < size) rows.Add(1, kSend, (rank + 1) % size, 0, 1);
+  return rows;
+}
+
+inline int64_t AddPlan(Engine* engine, const Rows& rows) {
+  int64_t plan = -1;
+  CHECK_OK(engine->AddPlan(rows.flat.data(), static_cast<int64_t>(rows.flat.size() / 5), rows.units, &plan));
+  return plan;
+}
+
+// Tests of what is quick have no stall; no test waits for the defaults.
+inline Config QuickConfig() {
+  Config config;
+  config.leave_grace_s = 0.5;
+  return config;
+}
+
+class Engines {
+ public:
+  explicit Engines(int size, const Config& config = QuickConfig(), int64_t generation = 1)
+      : transports_(MakeThreadTransports(size)), engines_(static_cast<size_t>(size)) {
+    for (int rank = 0; rank < size; ++rank) {
+      CHECK_OK(Engine::Start(transports_[rank], config, generation, &engines_[rank]));
+    }
+  }
+  ~Engines() { StopAll(); }
+
+  int size() const { return static_cast<int>(engines_.size()); }
+  Engine* operator[](int rank) { return engines_[rank].get(); }
+  Transport* transport(int rank) { return transports_[rank].get(); }
+
+  // `rank_main` in a thread for each rank.
+  void Each(const std::function<void(int, Engine*)>& rank_main) {
+    RunThreads(size(), [&](int rank) { rank_main(rank, engines_[rank].get()); }, [&] { transports_[0]->Abort(1); });
+  }
+
+  // All at the same time, as they wait for each other's farewell. Says who went down alone.
+  std::vector<char> StopAll() {
+    std::vector<char> alone(engines_.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < engines_.size(); ++i) threads.emplace_back([&, i] { alone[i] = engines_[i]->Stop(); });
+    for (std::thread& thread : threads) thread.join();
+    return alone;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Transport>> transports_;
+  std::vector<std::shared_ptr<Engine>> engines_;
+};
+
+template <typename T>
+T Await(std::future<T> future, const std::string& what) {
+  if (future.wait_for(std::chrono::seconds(60)) != std::future_status::ready) {
+    throw Failure(what + " did not end in 60 s");
+  }
+  return future.get();
+}
+
+struct Result {
+  Status status;
+  std::vector<int64_t> shape;
+  std::string data;
+};
+
+// A call under way; its result is asked for later. `input` is copied and lives as long as the call.
+inline std::future<Result> StartCall(Engine* engine, const CallSpec& spec, std::string input) {
+  struct Open {
+    std::string input;
+    Result result;
+    std::promise<Result> promise;
+  };
+  auto open = std::make_shared<Open>();
+  open->input = std::move(input);
+  std::future<Result> future = open->promise.get_future();
+  engine->Call(
+      spec, open->input.data(),
+      [open, spec](const std::vector<int64_t>& shape, void** memory) {
+        int64_t nbytes = static_cast<int64_t>(SizeOf(spec.dtype));
+        for (int64_t n : shape) nbytes *= n;
+        open->result.shape = shape;
+        open->result.data.resize(static_cast<size_t>(nbytes));
+        *memory = open->result.data.data();
+        return Status::Ok();
+      },
+      [open](const Status& status) {
+        open->result.status = status;
+        open->promise.set_value(std::move(open->result));
+      });
+  return future;
+}
+
+inline Result Call(Engine* engine, const CallSpec& spec, std::string input) {
+  return Await(StartCall(engine, spec, std::move(input)), spec.name);
+}
+
+inline CallSpec AllreduceSpec(std::string name, int64_t plan, int64_t elements, DType dtype = DType::kFloat32,
+                              ReduceOp op = ReduceOp::kSum) {
+  CallSpec spec;
+  spec.kind = Kind::kAllreduce;
+  spec.name = std::move(name);
+  spec.plan = plan;
+  spec.shape = {elements};
+  spec.dtype = dtype;
+  spec.op = op;
+  return spec;
+}
+
+inline CallSpec BarrierSpec(std::string name) {
+  CallSpec spec;
+  spec.kind = Kind::kBarrier;
+  spec.name = std::move(name);
+  return spec;
+}
+
+inline std::pair<Status, std::vector<std::string>> Exchange(Engine* engine, std::string name, std::string payload) {
+  auto promise = std::make_shared<std::promise<std::pair<Status, std::vector<std::string>>>>();
+  engine->Exchange(name, std::move(payload), [promise](const Status& status, const std::vector<std::string>& payloads) {
+    promise->set_value({status, payloads});
+  });
+  return Await(promise->get_future(), name);
+}
+
+// One result of a channel's step: its bytes.
+inline std::future<Result> StartCollect(Engine* engine, int64_t channel, int64_t tensor, int64_t ticket,
+                                        int64_t nbytes) {
+  auto promise = std::make_shared<std::promise<Result>>();
+  engine->Collect(channel, tensor, ticket, [promise, nbytes](const Status& status, const void* data) {
+    Result result;
+    result.status = status;
+    if (status.ok()) result.data.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
+    promise->set_value(std::move(result));
+  });
+  return promise->get_future();
+}
+
+// Small whole numbers, exact in every dtype (sums over 8 ranks stay below 256), different by rank, index and seed.
+inline int Value(int rank, int64_t index, int seed = 0) {
+  return static_cast<int>((rank * 11 + index * 7 + index / 13 + seed * 5) % 29) - 6;
+}
+
+inline std::string Tensor(DType dtype, int64_t elements, const std::function<int(int64_t)>& value) {
+  std::string bytes;
+  auto put = [&](auto x) { bytes.append(reinterpret_cast<const char*>(&x), sizeof(x)); };
+  for (int64_t i = 0; i < elements; ++i) {
+    int v = value(i);
+    switch (dtype) {
+      case DType::kFloat32:
+        put(static_cast<float>(v));
+        break;
+      case DType::kFloat64:
+        put(static_cast<double>(v));
+        break;
+      case DType::kFloat16:
+        put(ToFloat16(static_cast<float>(v)));
+        break;
+      case DType::kBFloat16:
+        put(ToBFloat16(static_cast<float>(v)));
+        break;
+      case DType::kInt32:
+        put(static_cast<int32_t>(v));
+        break;
+      case DType::kInt64:
+        put(static_cast<int64_t>(v));
+        break;
+      case DType::kBytes:
+        put(static_cast<uint8_t>(v));
+        break;
+    }
+  }
+  return bytes;
+}
+
+inline std::string Input(DType dtype, int64_t elements, int rank, int seed = 0) {
+  return Tensor(dtype, elements, [=](int64_t i) { return Value(rank, i, seed); });
+}
+
+// What an allreduce of Input over the ranks must give.
+inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size, int seed = 0) {
+  std::string sum = Tensor(dtype, elements, [=](int64_t i) {
+    int total = 0;
+    for (int rank = 0; rank < size; ++rank) total += Value(rank, i, seed);
+    return total;
+  });
+  if (op == ReduceOp::kAverage) Divide(dtype, sum.data(), size, elements);
+  return sum;
+}
+
+constexpr DType kReducible[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
+                                DType::kBFloat16, DType::kInt32,   DType::kInt64};
+
+}  // namespace hvd_ext::test

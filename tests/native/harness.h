@@ -1,0 +1,91 @@
+// A test harness of one page. A test is a sentence:
+//
+//   TEST("a send ends only when its receive has come") { ...; CHECK_EQ(received, sent); }
+//
+// A check that fails throws, so that the rest of the test is not run; the other tests are.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "engine/status.h"
+
+namespace hvd_ext::test {
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Test {
+  const char* name;
+  const char* file;
+  void (*run)();
+};
+
+inline std::vector<Test>& Tests() {
+  static std::vector<Test> tests;
+  return tests;
+}
+
+struct Registration {
+  Registration(const char* name, const char* file, void (*run)()) { Tests().push_back({name, file, run}); }
+};
+
+template <typename... Parts>
+[[noreturn]] void Fail(const char* file, int line, const Parts&... parts) {
+  std::ostringstream text;
+  text << file << ":" << line << ": ";
+  (text << ... << parts);
+  throw Failure(text.str());
+}
+
+inline std::string Words(const Status& status) {
+  return "status " + std::to_string(static_cast<int>(status.code)) + " '" + status.message + "'";
+}
+
+#define HVD_EXT_TEST_JOIN(a, b) a##b
+#define HVD_EXT_TEST_NAMED(name, number)                                              \
+  static void HVD_EXT_TEST_JOIN(RunTest, number)();                                   \
+  static const ::hvd_ext::test::Registration HVD_EXT_TEST_JOIN(registration, number)( \
+      name, __FILE__, HVD_EXT_TEST_JOIN(RunTest, number));                            \
+  static void HVD_EXT_TEST_JOIN(RunTest, number)()
+#define HVD_EXT_TEST_AT(name, line) HVD_EXT_TEST_NAMED(name, line)
+#define TEST(name) HVD_EXT_TEST_AT(name, __LINE__)
+
+#define CHECK(condition)                                                                   \
+  do {                                                                                     \
+    if (!(condition)) ::hvd_ext::test::Fail(__FILE__, __LINE__, "must hold: " #condition); \
+  } while (false)
+
+#define CHECK_EQ(seen, expected)                                                               \
+  do {                                                                                         \
+    const auto& seen_ = (seen);                                                                \
+    const auto& expected_ = (expected);                                                        \
+    if (!(seen_ == expected_)) {                                                               \
+      ::hvd_ext::test::Fail(__FILE__, __LINE__, #seen " is ", seen_, ", must be ", expected_); \
+    }                                                                                          \
+  } while (false)
+
+#define CHECK_OK(expression)                                                                        \
+  do {                                                                                              \
+    const ::hvd_ext::Status status_ = (expression);                                                 \
+    if (!status_.ok()) {                                                                            \
+      ::hvd_ext::test::Fail(__FILE__, __LINE__, #expression ": ", ::hvd_ext::test::Words(status_)); \
+    }                                                                                               \
+  } while (false)
+
+// The status has this code and its words contain `part`.
+#define CHECK_FAILS(expression, expected_code, part)                                               \
+  do {                                                                                             \
+    const ::hvd_ext::Status status_ = (expression);                                                \
+    if (status_.code != (expected_code) || status_.message.find(part) == std::string::npos) {      \
+      ::hvd_ext::test::Fail(__FILE__, __LINE__, #expression ": ", ::hvd_ext::test::Words(status_), \
+                            ", must have code " #expected_code " and contain '", part, "'");       \
+    }                                                                                              \
+  } while (false)
+
+}  // namespace hvd_ext::test

@@ -1,0 +1,46 @@
+// Runs the tests whose name contains the argument, or all. Exit status 1 if one failed. Under mpirun every rank runs
+// every test, and a rank that fails ends the job.
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "engine/transport.h"
+#include "harness.h"
+
+namespace hvd_ext::test {
+
+int RunAll(const char* filter, bool quiet) {
+  using Clock = std::chrono::steady_clock;
+  int run = 0, failed = 0;
+  for (const Test& test : Tests()) {
+    if (std::strstr(test.name, filter) == nullptr) continue;
+    ++run;
+    const char* outcome = "ok";
+    Clock::time_point begin = Clock::now();
+    try {
+      test.run();
+    } catch (const std::exception& error) {
+      ++failed;
+      outcome = "FAILED";
+      std::fprintf(stderr, "'%s' failed\n    %s\n", test.name, error.what());
+      FinishMpi(true, 1);  // under MPI the other ranks would wait
+    }
+    std::chrono::duration<double> seconds = Clock::now() - begin;
+    if (!quiet) std::printf("%-6s %6.2f s  %s\n", outcome, seconds.count(), test.name);
+    std::fflush(stdout);
+  }
+  if (!quiet) std::printf("%d tests, %d failed\n", run, failed);
+  if (run == 0) std::fprintf(stderr, "no test has a name that contains '%s'\n", filter);
+  return failed > 0 || run == 0;
+}
+
+}  // namespace hvd_ext::test
+
+int main(int argc, char** argv) {
+  bool quiet = argc > 1 && std::strcmp(argv[1], "--quiet") == 0;
+  const char* filter = argc > 1 + quiet ? argv[1 + quiet] : "";
+  int failed = hvd_ext::test::RunAll(filter, quiet);
+  hvd_ext::FinishMpi(false, 0);
+  return failed;
+}

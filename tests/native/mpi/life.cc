@@ -1,0 +1,98 @@
+// Beginnings and ends of MPI that need a process of their own: `hvd_ext_mpi_life MODE`. Exit status 0 if all went as it
+// must; the modes that end the job say in the tests (test_native.py) what they must come to.
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "engine/transport.h"
+
+namespace {
+
+using hvd_ext::FinishMpi;
+using hvd_ext::MakeMpiTransport;
+using hvd_ext::Status;
+using hvd_ext::Transport;
+
+int Wrong(const std::string& what) {
+  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  return 1;
+}
+
+bool Finalised() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+// The transport must be refused, with these words.
+int MustFail(const std::string& words) {
+  std::shared_ptr<Transport> transport;
+  Status status = MakeMpiTransport(&transport);
+  if (status.ok()) return Wrong("a transport was made");
+  if (status.message.find(words) == std::string::npos) return Wrong("other words: " + status.message);
+  return 0;
+}
+
+int Started() {
+  std::shared_ptr<Transport> transport;
+  Status status = MakeMpiTransport(&transport);
+  if (!status.ok()) return Wrong(status.message);
+  FinishMpi(false, 0);
+  if (!Finalised()) return Wrong("MPI that we started was left running");
+  FinishMpi(false, 0);  // twice is harmless
+  FinishMpi(true, 3);   // and does not end a job that has ended
+  return MustFail("MPI has been finalised");
+}
+
+int Attached() {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  std::shared_ptr<Transport> transport;
+  Status status = MakeMpiTransport(&transport);
+  if (!status.ok()) return Wrong(status.message);
+  FinishMpi(false, 0);
+  if (Finalised()) return Wrong("MPI that others started was finalised by us");
+  MPI_Finalize();
+  return 0;
+}
+
+int Single() {
+  int provided = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SINGLE, &provided);
+  int wrong = MustFail("must be MPI_THREAD_MULTIPLE");
+  MPI_Finalize();
+  return wrong;
+}
+
+// Rank 0 goes down alone; the others wait for it.
+int Alone(bool abort) {
+  std::shared_ptr<Transport> transport;
+  Status status = MakeMpiTransport(&transport);
+  if (!status.ok()) return Wrong(status.message);
+  if (transport->rank() == 0) {
+    if (abort) {
+      transport->Abort(7);
+    } else {
+      FinishMpi(true, 7);
+    }
+    return Wrong("the job went on");
+  }
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "started") return Started();
+  if (mode == "attached") return Attached();
+  if (mode == "single") return Single();
+  if (mode == "failed") return Alone(/*abort=*/false);
+  if (mode == "abort") return Alone(/*abort=*/true);
+  return Wrong("mode '" + mode + "' must be started, attached, single, failed or abort");
+}

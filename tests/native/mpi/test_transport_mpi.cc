@@ -1,0 +1,86 @@
+// Run by mpirun on any number of ranks: every rank runs every test, in the same order.
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness.h"
+#include "ranks.h"
+#include "transport_contract.h"
+
+namespace hvd_ext::test {
+namespace {
+
+std::shared_ptr<Transport> Fresh() {
+  std::shared_ptr<Transport> transport;
+  CHECK_OK(MakeMpiTransport(&transport));
+  return transport;
+}
+
+// One for most tests: each transport takes two communicators for good.
+Transport* Shared() {
+  static auto* transport = new std::shared_ptr<Transport>(Fresh());
+  return transport->get();
+}
+
+TEST("mpi: the size is what mpirun was told") {
+  const char* told = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (told == nullptr) told = std::getenv("PMI_SIZE");
+  CHECK_EQ(Shared()->size(), told == nullptr ? 1 : std::atoi(told));
+  CHECK(Shared()->rank() >= 0 && Shared()->rank() < Shared()->size());
+}
+
+TEST("mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
+TEST("mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
+TEST("mpi: tags are independent") { TagsAreIndependent(Shared()); }
+TEST("mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
+TEST("mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
+TEST("mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
+TEST("mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
+
+TEST("mpi: a peer outside the job is reported with the call, the code's text and the peer") {
+  char byte = 0;
+  std::unique_ptr<Request> request;
+  int beyond = Shared()->size();
+  for (const std::string& words :
+       {std::string("MPI_Isend"), "rank " + std::to_string(beyond), std::string("MPI_ERR_RANK")}) {
+    CHECK_FAILS(Shared()->Send(beyond, 1, &byte, 1, &request), Code::kCommunication, words);
+  }
+  CHECK_FAILS(Shared()->Recv(beyond, 1, &byte, 1, &request), Code::kCommunication, "MPI_Irecv");
+  CHECK_FAILS(Shared()->SendControl(beyond, "x"), Code::kCommunication, "control message to rank");
+}
+
+TEST("mpi: a second transport does not see what was left to the first") {
+  std::shared_ptr<Transport> first = Fresh();
+  int me = first->rank(), size = first->size(), next = (me + 1) % size, previous = (me + size - 1) % size;
+  // Short ones, which MPI takes at once; and a receive that nothing ever meets, into memory that stays.
+  static auto* stays = new std::vector<char>(1 << 20);
+  static auto* requests = new std::vector<std::unique_ptr<Request>>;
+  static const char old_byte = 'o';
+  CHECK_OK(first->Send(next, 4, &old_byte, 1, &requests->emplace_back()));
+  CHECK_OK(first->SendControl(next, "old"));
+  CHECK_OK(first->Recv(previous, 99, stays->data(), static_cast<int64_t>(stays->size()), &requests->emplace_back()));
+  first->Close();
+  first.reset();
+
+  std::shared_ptr<Transport> second = Fresh();
+  char sent = 'n', received = 0;
+  std::vector<std::unique_ptr<Request>> pair(2);
+  CHECK_OK(second->Recv(previous, 4, &received, 1, &pair[0]));
+  CHECK_OK(second->Send(next, 4, &sent, 1, &pair[1]));
+  Finish(second.get(), pair);
+  CHECK_EQ(received, 'n');
+  CHECK_OK(second->SendControl(next, "new"));
+  CHECK_EQ(NextControl(second.get()).second, "new");
+  Meet(second.get());
+}
+
+TEST("mpi: two transports in one thread each work") {
+  std::shared_ptr<Transport> other = Fresh();
+  MessagesOfOneTagKeepTheirOrder(other.get());
+  MessagesOfOneTagKeepTheirOrder(Shared());
+  other->Close();
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

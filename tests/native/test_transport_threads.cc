@@ -1,0 +1,89 @@
+#include <cstring>
+
+#include "harness.h"
+#include "ranks.h"
+#include "transport_contract.h"
+
+namespace hvd_ext::test {
+namespace {
+
+void OnRanks(void (*contract)(Transport*)) {
+  for (int size : {1, 2, 3, 5, 8}) RunRanks(size, contract);
+}
+
+TEST("threads: messages arrive whole") { OnRanks(MessagesArriveWhole); }
+TEST("threads: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("threads: tags are independent") { OnRanks(TagsAreIndependent); }
+TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLargeMessagesDoNotBlock); }
+TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
+TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
+TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
+TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
+
+TEST("threads: a send ends only when its receive has come") {
+  auto ranks = MakeThreadTransports(2);
+  char sent[4] = "abc", received[4] = "";
+  std::unique_ptr<Request> send, receive;
+  bool done = true;
+  CHECK_OK(ranks[0]->Send(1, 5, sent, 4, &send));
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(!done);
+  CHECK_OK(ranks[1]->Recv(0, 5, received, 4, &receive));
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(done);
+  CHECK_EQ(std::strcmp(received, "abc"), 0);
+}
+
+TEST("threads: a request that is dropped is withdrawn") {
+  auto ranks = MakeThreadTransports(2);
+  std::unique_ptr<Request> send, receive;
+  char sent = 'x', received = 0;
+  {
+    std::string memory_that_ends(100, 'y');
+    CHECK_OK(ranks[0]->Send(1, 5, memory_that_ends.data(), 100, &send));
+    send.reset();
+    CHECK_OK(ranks[1]->Recv(0, 6, memory_that_ends.data(), 100, &receive));
+    receive.reset();
+  }
+  CHECK_OK(ranks[0]->Send(1, 5, &sent, 1, &send));
+  CHECK_OK(ranks[1]->Recv(0, 5, &received, 1, &receive));
+  CHECK_EQ(received, 'x');
+}
+
+TEST("threads: a request outlives the transport") {
+  auto ranks = MakeThreadTransports(1);
+  std::unique_ptr<Request> send;
+  char sent = 'x';
+  CHECK_OK(ranks[0]->Send(0, 5, &sent, 1, &send));
+  ranks[0]->Close();
+  ranks.clear();
+}
+
+TEST("threads: abort fails all ranks and says who has aborted") {
+  auto ranks = MakeThreadTransports(3);
+  std::unique_ptr<Request> receive, send;
+  char byte = 0;
+  int peer = 0;
+  bool done = false;
+  std::string message;
+  CHECK_OK(ranks[2]->Recv(0, 1, &byte, 1, &receive));
+  ranks[1]->Abort(7);
+  ranks[0]->Abort(9);  // the first one counts
+  const char* words = "rank 1 has aborted the job with code 7";
+  CHECK_FAILS(ranks[2]->Test(receive.get(), &done), Code::kCommunication, words);
+  CHECK_FAILS(ranks[0]->Send(2, 1, &byte, 1, &send), Code::kCommunication, words);
+  CHECK_FAILS(ranks[0]->ReceiveControl(&peer, &message), Code::kCommunication, words);
+  CHECK_FAILS(ranks[1]->SendControl(0, "hello"), Code::kCommunication, words);
+}
+
+TEST("threads: a peer outside the job is refused") {
+  auto ranks = MakeThreadTransports(2);
+  std::unique_ptr<Request> request;
+  char byte = 0;
+  CHECK_FAILS(ranks[0]->Send(2, 1, &byte, 1, &request), Code::kInternal, "send to rank 2: the rank must be in [0, 2)");
+  CHECK_FAILS(ranks[0]->Recv(-1, 1, &byte, 1, &request), Code::kInternal, "receive from rank -1");
+  CHECK_FAILS(ranks[0]->Recv(1, 1, &byte, -4, &request), Code::kInternal, "-4 bytes");
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

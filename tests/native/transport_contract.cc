@@ -1,0 +1,183 @@
+#include "transport_contract.h"
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "harness.h"
+#include "ranks.h"
+
+namespace hvd_ext::test {
+namespace {
+
+using Requests = std::vector<std::unique_ptr<Request>>;
+
+// The bytes of the n-th message from one rank to another: no two messages have the same.
+std::string Payload(int from, int to, int n, int64_t nbytes) {
+  std::string payload(static_cast<size_t>(nbytes), '\0');
+  uint32_t state = static_cast<uint32_t>(1 + from * 7919 + to * 104729 + n * 1299709);
+  for (char& byte : payload) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<char>(state >> 24);
+  }
+  return payload;
+}
+
+void Send(Transport* transport, int peer, int tag, const std::string& data, Requests* requests) {
+  CHECK_OK(transport->Send(peer, tag, data.data(), static_cast<int64_t>(data.size()), &requests->emplace_back()));
+}
+
+void Recv(Transport* transport, int peer, int tag, std::string* data, Requests* requests) {
+  CHECK_OK(transport->Recv(peer, tag, data->data(), static_cast<int64_t>(data->size()), &requests->emplace_back()));
+}
+
+// Sends messages of these lengths to every other rank, tag_of(n) telling the n-th message's tag, receives as many,
+// compares.
+void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const std::function<int(int)>& tag_of,
+              bool receive_backwards = false) {
+  int me = transport->rank(), size = transport->size(), count = static_cast<int>(lengths.size());
+  std::vector<std::vector<std::string>> sent(size), received(size);
+  Requests requests;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == me) continue;
+    received[peer].resize(count);
+    for (int i = 0; i < count; ++i) {
+      int n = receive_backwards ? count - 1 - i : i;
+      received[peer][n].resize(static_cast<size_t>(lengths[n]));
+      Recv(transport, peer, tag_of(n), &received[peer][n], &requests);
+    }
+  }
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == me) continue;
+    for (int n = 0; n < count; ++n) sent[peer].push_back(Payload(me, peer, n, lengths[n]));
+    for (int n = 0; n < count; ++n) Send(transport, peer, tag_of(n), sent[peer][n], &requests);
+  }
+  Finish(transport, requests);
+  for (int peer = 0; peer < size; ++peer) {
+    for (int n = 0; n < count && peer != me; ++n) {
+      if (received[peer][n] != Payload(peer, me, n, lengths[n])) {
+        throw Failure("message " + std::to_string(n) + " from rank " + std::to_string(peer) + " to rank " +
+                      std::to_string(me) + " has other bytes than were sent");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void MessagesArriveWhole(Transport* transport) {
+  Exchange(transport, {0, 1, 3, 1000, 59999, 60000, 60001, 120000, 300001, 4000037}, [](int n) { return 10 + n; });
+  Meet(transport);
+}
+
+void MessagesOfOneTagKeepTheirOrder(Transport* transport) {
+  Exchange(transport, {5, 200000, 0, 60000, 1, 70000, 70000, 4, 180000, 59999}, [](int) { return 3; });
+  Meet(transport);
+}
+
+void TagsAreIndependent(Transport* transport) {
+  Exchange(transport, {100, 150000, 7, 61000, 2}, [](int n) { return n; }, /*receive_backwards=*/true);
+  Meet(transport);
+}
+
+void OpposingLargeMessagesDoNotBlock(Transport* transport) {
+  int me = transport->rank(), size = transport->size();
+  if (size == 1) return;
+  constexpr int64_t kNbytes = 16 << 20;
+  int next = (me + 1) % size, previous = (me + size - 1) % size;
+  std::string to_next = Payload(me, next, 1, kNbytes), to_previous = Payload(me, previous, 2, kNbytes);
+  std::string from_next(kNbytes, '\0'), from_previous(kNbytes, '\0');
+  Requests requests;
+  Recv(transport, next, 2, &from_next, &requests);
+  Recv(transport, previous, 1, &from_previous, &requests);
+  Send(transport, next, 1, to_next, &requests);
+  Send(transport, previous, 2, to_previous, &requests);
+  Finish(transport, requests);
+  CHECK(from_next == Payload(next, me, 2, kNbytes));
+  CHECK(from_previous == Payload(previous, me, 1, kNbytes));
+  Meet(transport);
+}
+
+void ControlMessagesKeepTheirOrder(Transport* transport) {
+  constexpr int kMessages = 200;
+  auto length = [](int n) -> int64_t { return n % 50 == 7 ? 150001 : n % 10 == 3 ? 0 : n % 50 == 9 ? 60000 : n; };
+  int me = transport->rank(), size = transport->size();
+  for (int n = 0; n < kMessages; ++n) {
+    for (int peer = 0; peer < size; ++peer) CHECK_OK(transport->SendControl(peer, Payload(me, peer, n, length(n))));
+  }
+  std::vector<int> next(size, 0);
+  for (int i = 0; i < kMessages * size; ++i) {
+    auto [peer, message] = NextControl(transport);
+    int n = next.at(peer)++;
+    if (message != Payload(peer, me, n, length(n))) {
+      throw Failure("control message " + std::to_string(n) + " of rank " + std::to_string(peer) + " has " +
+                    std::to_string(message.size()) + " bytes, other than were sent (" + std::to_string(length(n)) +
+                    ")");
+    }
+  }
+  Meet(transport);
+}
+
+void NoControlMessageMeansMinusOne(Transport* transport) {
+  int peer = 5;
+  std::string message;
+  CHECK_OK(transport->ReceiveControl(&peer, &message));
+  CHECK_EQ(peer, -1);
+}
+
+void DataAndControlDoNotMeet(Transport* transport) {
+  int me = transport->rank(), size = transport->size();
+  for (int peer = 0; peer < size; ++peer) CHECK_OK(transport->SendControl(peer, "from " + std::to_string(me)));
+  Exchange(transport, {9, 70000, 9}, [](int n) { return n % 2; });  // the tags that the MPI transport's control uses
+  std::set<int> heard;
+  for (int i = 0; i < size; ++i) {
+    auto [peer, message] = NextControl(transport);
+    CHECK_EQ(message, "from " + std::to_string(peer));
+    heard.insert(peer);
+  }
+  CHECK_EQ(static_cast<int>(heard.size()), size);
+  Meet(transport);
+}
+
+void ShortMessagesAreReported(Transport* transport) {
+  int me = transport->rank(), size = transport->size();
+  if (size == 1) return;
+  std::string sent = Payload(me, 0, 0, 100), received(101, '\0');
+  int next = (me + 1) % size, previous = (me + size - 1) % size;
+  Requests sends, receives;
+  Recv(transport, previous, 8, &received, &receives);
+  Send(transport, next, 8, sent, &sends);
+  Status status;
+  Until("the report of a short message", [&] {
+    bool done = false;
+    status = transport->Test(receives[0].get(), &done);
+    return done || !status.ok();
+  });
+  CHECK_EQ(static_cast<int>(status.code), static_cast<int>(Code::kInternal));
+  for (const std::string& word : {"rank " + std::to_string(previous), std::string("100"), std::string("101")}) {
+    CHECK_FAILS(status, Code::kInternal, word);
+  }
+  Until("the end of a send", [&] {
+    bool done = false;
+    return !transport->Test(sends[0].get(), &done).ok() || done;
+  });
+  Meet(transport);
+}
+
+void Meet(Transport* transport) {
+  // By data, not by control: a control message of the next test, from a rank that is ahead, waits while this one meets.
+  constexpr int kTag = 1000;
+  static char sent = 1;
+  std::vector<char> received(transport->size(), 0);
+  Requests requests;
+  for (int peer = 0; peer < transport->size(); ++peer) {
+    if (peer == transport->rank()) continue;
+    CHECK_OK(transport->Recv(peer, kTag, &received[peer], 1, &requests.emplace_back()));
+    CHECK_OK(transport->Send(peer, kTag, &sent, 1, &requests.emplace_back()));
+  }
+  Finish(transport, requests);
+  Until("the end of the control messages", [&] { return !transport->ControlPending(); });
+}
+
+}  // namespace hvd_ext::test

@@ -1,0 +1,28 @@
+// What every transport must do: each function is called by all ranks of one, on any number of ranks.
+#pragma once
+
+#include "engine/transport.h"
+
+namespace hvd_ext::test {
+
+// Every pair exchanges messages of many lengths at once, from 0 bytes to several of MPI's parts.
+void MessagesArriveWhole(Transport* transport);
+// Messages of one sender, receiver and tag match receives in order, however long each is.
+void MessagesOfOneTagKeepTheirOrder(Transport* transport);
+// Tags may be received in another order than sent.
+void TagsAreIndependent(Transport* transport);
+// A ring of large messages in both directions at once.
+void OpposingLargeMessagesDoNotBlock(Transport* transport);
+// All control messages are sent before the first is received; some empty, some long, some to the rank itself.
+void ControlMessagesKeepTheirOrder(Transport* transport);
+// Nothing has arrived: ReceiveControl says so at once.
+void NoControlMessageMeansMinusOne(Transport* transport);
+// Data and control under way together do not meet.
+void DataAndControlDoNotMeet(Transport* transport);
+// A message shorter than expected is reported as a bug, with its peer and both lengths.
+void ShortMessagesAreReported(Transport* transport);
+
+// A meeting of all ranks, so that one test's messages do not reach into the next.
+void Meet(Transport* transport);
+
+}  // namespace hvd_ext::test

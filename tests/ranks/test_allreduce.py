@@ -1,0 +1,163 @@
+"""Allreduce: right for every dtype, shape and algorithm, eager and traced, and differentiable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.planning import registry
+from hvd_ext.tensorflow.collectives import REDUCED
+from tests.ranks.numbers import total, values
+
+SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (100_003,)]
+WAYS = {"eager": lambda function: function, "traced": tf.function}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", REDUCED)
+def test_the_sum_is_exact_for_every_dtype(dtype: str, way: str, rank: int, size: int) -> None:
+    reduce = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum))
+    result = reduce(tf.cast(values(rank, (19,)), dtype))
+    assert result.dtype.name == dtype
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), total(size, (19,)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_sum_is_exact_for_every_shape(shape: tuple[int, ...], rank: int, size: int) -> None:
+    result = hvd.allreduce(values(rank, shape).astype(np.float32), op=hvd.Sum)
+    assert result.shape == shape
+    np.testing.assert_array_equal(result, total(size, shape))
+
+
+@pytest.mark.parametrize("dtype", REDUCED)
+def test_the_average_is_the_sum_divided_once(dtype: str, rank: int, size: int) -> None:
+    result = hvd.allreduce(tf.cast(values(rank, (19,)), dtype))
+    if dtype.startswith("int"):
+        np.testing.assert_array_equal(result, total(size, (19,)) // size)
+        return
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    expected = tf.cast(tf.cast(total(size, (19,)), wide) / tf.cast(size, wide), dtype)
+    np.testing.assert_array_equal(tf.cast(result, tf.float64), tf.cast(expected, tf.float64))
+
+
+def test_average_is_the_default_and_horovods_keyword_is_understood(rank: int, size: int) -> None:
+    x = values(rank, (5,)).astype(np.float64)
+    np.testing.assert_array_equal(hvd.allreduce(x, average=False), total(size, (5,)))
+    np.testing.assert_array_equal(hvd.allreduce(x, average=True), hvd.allreduce(x))
+
+
+@pytest.mark.parametrize("algorithm", registry.names())
+@pytest.mark.parametrize("elements", [1, 5, 70_001])
+def test_every_algorithm_gives_the_same_sum(algorithm: str, elements: int, rank: int, size: int) -> None:
+    try:
+        result = hvd.allreduce(values(rank, (elements,)).astype(np.float64), op=hvd.Sum, algorithm=algorithm)
+    except PlanError as error:
+        pytest.skip(f"{algorithm} does not support this topology: {error}")
+    np.testing.assert_array_equal(result, total(size, (elements,)))
+
+
+def test_results_have_equal_bits_on_all_ranks(rank: int) -> None:
+    x = np.random.default_rng(rank).normal(size=50_021).astype(np.float32)
+    bits = hvd.allreduce(x).numpy().tobytes()
+    assert all(other == bits for other in hvd.allgather_object(bits))
+
+
+def test_many_in_one_function_may_finish_in_any_order(rank: int, size: int) -> None:
+    @tf.function
+    def step(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [hvd.allreduce(x, op=hvd.Sum) for x in tensors]
+
+    results = step([tf.constant(values(rank, (n + 1,), n), tf.float32) for n in range(20)])
+    for n, result in enumerate(results):
+        np.testing.assert_array_equal(result, total(size, (n + 1,), n))
+
+
+def test_calls_are_matched_by_name_in_whatever_order_each_rank_makes_them(rank: int, size: int) -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        names = ["first", "second", "third"]
+        order = names if rank % 2 == 0 else names[::-1]
+        return {name: hvd.allreduce(x + len(name), op=hvd.Sum, name=name) for name in order}
+
+    results = step(tf.constant(values(rank, (4,)), tf.int32))
+    for name, result in results.items():
+        np.testing.assert_array_equal(result, total(size, (4,)) + size * len(name))
+
+
+def test_one_name_used_twice_in_a_function_means_two_calls(rank: int, size: int) -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return hvd.allreduce(x, op=hvd.Sum, name="same"), hvd.allreduce(2 * x, op=hvd.Sum, name="same")
+
+    once, twice = step(tf.constant(values(rank, (6,)), tf.int64))
+    np.testing.assert_array_equal(once, total(size, (6,)))
+    np.testing.assert_array_equal(twice, 2 * total(size, (6,)))
+
+
+def test_ranks_may_trace_a_function_at_different_times(rank: int, size: int) -> None:
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    for _ in range(rank):
+        step.get_concrete_function(tf.TensorSpec([None], tf.float32))
+    other = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    if rank % 2:
+        other.get_concrete_function(tf.TensorSpec([3], tf.float32))
+    for _ in range(2):
+        np.testing.assert_array_equal(step(tf.constant(values(rank, (3,)), tf.float32)), total(size, (3,)))
+        np.testing.assert_array_equal(other(tf.constant(values(rank, (3,), 1), tf.float32)), total(size, (3,), 1))
+
+
+def test_a_loop_in_a_function_calls_once_per_turn(rank: int, size: int) -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        result = tf.zeros_like(x)
+        for turn in tf.range(5):
+            result += hvd.allreduce(x * (turn + 1), op=hvd.Sum)
+        return result
+
+    np.testing.assert_array_equal(step(tf.constant(values(rank, (3,)), tf.int32)), 15 * total(size, (3,)))
+
+
+def test_an_unused_result_still_takes_part(rank: int, size: int) -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        hvd.allreduce(x, name="unused on rank 0") if rank == 0 else None
+        return x if rank == 0 else hvd.allreduce(x, name="unused on rank 0")
+
+    x = tf.constant([float(rank)])
+    result = float(step(x)[0])
+    assert result == (0 if rank == 0 else (size - 1) / 2)
+
+
+def test_sizes_unknown_to_a_graph_get_the_plan_of_their_class(rank: int, size: int) -> None:
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum), input_signature=[tf.TensorSpec([None], tf.float32)])
+    for elements in (0, 1, 1_000, 20_000, 300_000):
+        result = step(tf.constant(values(rank, (elements,)), tf.float32))
+        np.testing.assert_array_equal(result, total(size, (elements,)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("op", "divisor"), [(hvd.Sum, False), (hvd.Average, True)])
+def test_the_gradient_of_an_allreduce_is_an_allreduce(way: str, op: int, divisor: bool, rank: int, size: int) -> None:
+    def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(hvd.allreduce(x, op=op) * weights)
+        return tape.gradient(loss, x)
+
+    weights = values(rank, (6,), 3).astype(np.float64)
+    result = WAYS[way](gradient)(tf.zeros(6, tf.float64), tf.constant(weights))
+    np.testing.assert_allclose(result, total(size, (6,), 3) / (size if divisor else 1), rtol=1e-15)
+
+
+def test_arguments_that_cannot_be_are_refused_in_words() -> None:
+    with pytest.raises(InvalidError, match=r"complex64.*must be one of float32"):
+        hvd.allreduce(tf.zeros(3, tf.complex64))
+    with pytest.raises(InvalidError, match=r"op \(7\).*hvd_ext\.Average or hvd_ext\.Sum"):
+        hvd.allreduce(tf.zeros(3), op=7)
+    with pytest.raises(InvalidError, match="IndexedSlices"):
+        hvd.allreduce(tf.IndexedSlices(tf.zeros((1, 2)), [0], [3, 2]))
+    with pytest.raises(PlanError, match="no_such_algorithm"):
+        hvd.allreduce(tf.zeros(3), algorithm="no_such_algorithm")

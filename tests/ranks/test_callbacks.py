@@ -1,0 +1,199 @@
+"""The callbacks on Keras 3: equal variables from the first step on, equal metrics at the end of each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from tests.ranks.training import (
+    FEATURES,
+    TARGETS,
+    assert_same_bits_on_all_ranks,
+    assert_trained_alike,
+    data,
+    fill,
+    joined,
+    model,
+    values,
+)
+
+ROWS, BATCH = 8, 4
+
+
+class Spy(keras.callbacks.Callback):
+    """Keeps what a callback behind ours sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[dict[str, Any]] = []
+        self.weights: list[np.ndarray] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.weights = self.weights or values(self.model.weights)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.epochs.append(dict(logs or {}))
+
+
+def fit(
+    ours: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 1, **more: Any
+) -> keras.callbacks.History:
+    x, y = data(hvd.rank(), ROWS)
+    return ours.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **more)
+
+
+def test_the_roots_weights_and_optimizer_state_reach_all_before_the_first_step() -> None:
+    root = hvd.size() - 1
+    ours, reference = model(), model()
+    fill(ours.weights, salt=hvd.rank())
+    fill(reference.weights, salt=root)
+    optimizer = keras.optimizers.SGD(0.125 if hvd.rank() == root else 0.5, momentum=0.9)
+    plain = keras.optimizers.SGD(0.125, momentum=0.9)
+    for each, target, salt in ((optimizer, ours, hvd.rank()), (plain, reference, root)):
+        each.build(target.trainable_variables)
+        fill(each.variables[2:], salt)
+    optimizer.iterations.assign(100 + hvd.rank())
+    ours.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    reference.compile(plain, "mse", run_eagerly=True)
+    spy = Spy()
+    start = values(reference.weights)
+    fit(ours, hvd.BroadcastGlobalVariablesCallback(root), spy)
+    reference.fit(*joined(ROWS, BATCH), batch_size=BATCH * hvd.size(), shuffle=False, verbose=0)
+    for got, expected in zip(spy.weights, start, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert_trained_alike(ours, reference)
+    assert_same_bits_on_all_ranks(optimizer.variables)
+    assert int(optimizer.iterations) == 100 + root + 2
+
+
+def test_an_optimizer_that_only_the_root_has_built_is_built_and_filled_elsewhere() -> None:
+    ours = model()
+    optimizer = keras.optimizers.Adam(0.1)
+    if hvd.rank() == 0:
+        optimizer.build(ours.trainable_variables)
+        fill([variable for variable in optimizer.variables if "velocity" not in variable.path][2:])
+    ours.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    fit(ours, hvd.BroadcastGlobalVariablesCallback(0))
+    assert_same_bits_on_all_ranks(ours.weights)
+    assert_same_bits_on_all_ranks(optimizer.variables)
+
+
+def test_a_model_that_its_first_batch_builds_is_equal_after_that_batch() -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    ours = keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(TARGETS)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    ours.compile(optimizer, "mse")
+    fit(ours, hvd.BroadcastGlobalVariablesCallback())
+    assert len(ours.weights) == 4
+    assert_same_bits_on_all_ranks(ours.weights)
+    assert_same_bits_on_all_ranks(optimizer.variables)
+
+
+def test_a_model_that_only_the_root_has_built_is_equal_after_the_first_batch() -> None:
+    ours = keras.Sequential([keras.layers.Dense(5, name="a"), keras.layers.Dense(TARGETS, name="b")], name="late")
+    if hvd.rank() == 0:
+        ours.build((None, FEATURES))
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(ours, hvd.BroadcastGlobalVariablesCallback())
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_seed_generators_keep_their_own_state_so_that_dropout_differs() -> None:
+    ours = keras.Sequential(
+        [keras.layers.Input((FEATURES,)), keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(TARGETS)]
+    )
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(ours, hvd.BroadcastGlobalVariablesCallback())
+    (state,) = (variable for variable in ours.variables if "seed_generator" in variable.path)
+    states = hvd.allgather_object(state.numpy().tolist())
+    assert len({tuple(each) for each in states}) == hvd.size()
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_all_optimizers_of_a_model_with_its_own_training_step_are_sent() -> None:
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = model(), model()
+
+        def compile(self, **kwargs: Any) -> None:
+            super().compile()
+            self.one = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 + hvd.rank()))
+            self.two = hvd.DistributedOptimizer(keras.optimizers.SGD(0.2 + hvd.rank()))
+
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            for part, optimizer in ((self.first, self.one), (self.second, self.two)):
+                import tensorflow as tf
+
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean(keras.ops.square(part(x) - y))
+                optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
+            return {"loss": loss}
+
+    ours = Pair()
+    ours.compile()
+    fit(ours, hvd.BroadcastGlobalVariablesCallback())
+    assert [float(each.learning_rate) for each in (ours.one, ours.two)] == pytest.approx([0.1, 0.2])
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_it_sends_once_and_a_later_fit_keeps_what_was_trained() -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    callback = hvd.BroadcastGlobalVariablesCallback()
+    fit(ours, callback)
+    ours.optimizer.learning_rate = 0.1 + hvd.rank()
+    fit(ours, callback)
+    assert float(ours.optimizer.learning_rate) == pytest.approx(0.1 + hvd.rank())
+
+
+@pytest.mark.parametrize("root", [-1, True, "0", 10_000])
+def test_a_root_that_is_no_rank_is_refused(root: object) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(InvalidError, match="root_rank"):
+        fit(ours, hvd.BroadcastGlobalVariablesCallback(root))
+
+
+def test_metrics_of_training_and_validation_are_averaged_over_the_ranks() -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", metrics=["mae"])
+    before, after = Spy(), Spy()
+    history = fit(
+        ours, before, hvd.MetricAverageCallback(), after, epochs=2, validation_data=data(hvd.rank() + 50, ROWS)
+    )
+    assert set(after.epochs[0]) == {"loss", "mae", "val_loss", "val_mae"}
+    every = hvd.allgather_object(before.epochs)
+    for epoch in range(2):
+        for name, value in after.epochs[epoch].items():
+            assert value == pytest.approx(sum(logs[epoch][name] for logs in every) / hvd.size(), rel=1e-9)
+            assert history.history[name][epoch] == value
+    assert hvd.allgather_object(after.epochs) == [after.epochs] * hvd.size()
+    if hvd.size() > 1:
+        assert after.epochs[0]["val_loss"] != before.epochs[0]["val_loss"]
+
+
+def test_a_metric_that_only_some_ranks_have_is_left_alone() -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    before, after = Spy(), Spy()
+    validation = {"validation_data": data(9, ROWS)} if hvd.rank() == 0 else {}
+    fit(ours, before, hvd.MetricAverageCallback(), after, **validation)
+    if hvd.rank() == 0:
+        assert after.epochs[0]["val_loss"] == before.epochs[0]["val_loss"]
+    losses = hvd.allgather_object(before.epochs[0]["loss"])
+    assert after.epochs[0]["loss"] == pytest.approx(sum(losses) / hvd.size(), rel=1e-9)
+
+
+def test_logs_that_are_no_numbers_are_left_alone() -> None:
+    logs = {"loss": np.float32(hvd.rank()), "lr": 1, "text": "words", "parts": [1.0, 2.0], "nothing": None}
+    hvd.MetricAverageCallback().on_epoch_end(0, logs)
+    mean = (hvd.size() - 1) / 2
+    assert logs == {"loss": mean, "lr": 1.0, "text": "words", "parts": [1.0, 2.0], "nothing": None}
+    hvd.MetricAverageCallback().on_epoch_end(0, None)

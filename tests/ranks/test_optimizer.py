@@ -1,0 +1,254 @@
+"""What a wrapped optimizer does with the gradients it is given, without any model around it."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError, InvalidError, NotInitializedError
+from hvd_ext.keras.optimizer import channels
+from hvd_ext.planning import registry
+from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, fill, values
+
+SHAPES = ((3, 5), (5,), (4, 4))
+STEPS = 3
+OTHERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # no update step of their own
+OPTIMIZERS = sorted(
+    name
+    for name, value in vars(keras.optimizers).items()
+    if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer) and name not in OTHERS
+)
+
+
+def variables(dtype: str = "float32") -> list[keras.Variable]:
+    result = [keras.Variable(np.zeros(shape), dtype=dtype, name=f"v{n}") for n, shape in enumerate(SHAPES)]
+    fill(result)
+    return result
+
+
+def gradients(rank: int, step: int, dtype: str = "float32") -> list[tf.Tensor]:
+    """Eighths, so that sums over ranks are exact in every dtype."""
+    return [
+        tf.cast((np.arange(np.prod(shape)).reshape(shape) * 3 + rank * 5 + step * 7) % 16 - 7, dtype) / 8
+        for shape in SHAPES
+    ]
+
+
+def averaged(step: int, dtype: str = "float32") -> list[tf.Tensor]:
+    every = [gradients(rank, step, dtype) for rank in range(hvd.size())]
+    return [tf.add_n(list(parts)) / hvd.size() for parts in zip(*every, strict=True)]
+
+
+def assert_equals_plain_training(
+    optimizer: keras.optimizers.Optimizer, plain: keras.optimizers.Optimizer, dtype: str = "float32", rtol: float = 2e-5
+) -> None:
+    """Apply the ranks' gradients to one, their averages to the other."""
+    ours, reference = variables(dtype), variables(dtype)
+    for step in range(STEPS):
+        optimizer.apply(gradients(hvd.rank(), step, dtype), ours)
+        plain.apply(averaged(step, dtype), reference)
+    for got, expected in zip(values(ours), values(reference), strict=True):
+        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol, atol=rtol / 10)
+    assert_same_bits_on_all_ranks(ours)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_keras_equals_plain_training_on_averaged_gradients(name: str) -> None:
+    make = getattr(keras.optimizers, name)
+    assert_equals_plain_training(hvd.DistributedOptimizer(make(0.05)), make(0.05))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"global_clipnorm": 0.25},
+        {"clipnorm": 0.25},
+        {"clipvalue": 0.125},
+        {"weight_decay": 0.1},
+        {"use_ema": True, "ema_overwrite_frequency": 2},
+        {"loss_scale_factor": 4.0},
+        {"gradient_accumulation_steps": 3},
+        {"momentum": 0.9, "nesterov": True},
+    ],
+    ids=str,
+)
+def test_what_keras_does_to_gradients_sees_the_reduced_ones(settings: dict[str, object]) -> None:
+    make = keras.optimizers.SGD
+    assert_equals_plain_training(hvd.DistributedOptimizer(make(0.5, **settings)), make(0.5, **settings))
+
+
+def test_a_learning_rate_schedule_counts_steps_as_in_plain_training() -> None:
+    def make() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5))
+
+    assert_equals_plain_training(hvd.DistributedOptimizer(make()), make())
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *registry.names()])
+@pytest.mark.parametrize("bucket_nbytes", [1, 64, None])
+def test_algorithm_and_buckets_change_no_result(algorithm: str, bucket_nbytes: int | None) -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), algorithm=algorithm, bucket_nbytes=bucket_nbytes)
+    assert_equals_plain_training(optimizer, keras.optimizers.SGD(0.5))
+    (channel,) = channels(optimizer)
+    assert sorted(index for bucket in channel.buckets for index in bucket) == [0, 1, 2]
+    assert len(channel.buckets) == (1 if bucket_nbytes is None else 3)
+    assert algorithm in ("auto", channel.chosen.algorithm)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-12), ("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_variables_of_other_dtypes_are_reduced_in_their_own(dtype: str, rtol: float) -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    assert_equals_plain_training(optimizer, keras.optimizers.SGD(0.5), dtype, rtol)
+    assert {spec.dtype for spec in channels(optimizer)[0].specs} == {dtype}
+
+
+def test_sum_adds_the_gradients() -> None:
+    ours = variables()
+    start = values(ours)
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum).apply(gradients(hvd.rank(), 0), ours)
+    for before, after, gradient in zip(start, values(ours), averaged(0), strict=True):
+        np.testing.assert_allclose(after, before - gradient.numpy() * hvd.size(), rtol=1e-6)
+
+
+def test_gradients_in_another_floating_dtype_are_cast_to_the_variables() -> None:
+    ours = variables()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([tf.cast(gradient, tf.float64) for gradient in gradients(hvd.rank(), 0)], ours)
+    assert {spec.dtype for spec in channels(optimizer)[0].specs} == {"float32"}
+    assert_same_bits_on_all_ranks(ours)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+def test_a_gradient_missing_on_some_ranks_counts_as_zero_and_missing_on_all_leaves_its_variable(traced: bool) -> None:
+    ours = variables()
+    start = values(ours)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, global_clipnorm=1e6))
+
+    def step() -> None:
+        first, second, _ = gradients(hvd.rank(), 0)
+        optimizer.apply([first if hvd.rank() == 0 else None, second, None], ours)
+
+    step = tf.function(step) if traced else step
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        step()
+    first, second, third = values(ours)
+    np.testing.assert_allclose(first, start[0] - gradients(0, 0)[0].numpy() / hvd.size(), rtol=1e-6)
+    np.testing.assert_allclose(second, start[1] - averaged(0)[1].numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(third, start[2])
+    assert_same_bits_on_all_ranks(ours)
+
+
+def test_a_gradient_that_comes_after_the_first_step_is_refused() -> None:
+    ours = variables()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([*gradients(hvd.rank(), 0)[:2], None], ours)
+    with pytest.raises(InvalidError, match=r"gradient of 'v2' was None on all ranks in the first step"):
+        optimizer.apply(gradients(hvd.rank(), 1), ours)
+
+
+@pytest.mark.parametrize("shape_known", [True, False])
+def test_sparse_gradients_are_made_dense_and_repeated_rows_add_up(shape_known: bool) -> None:
+    table = keras.Variable(np.zeros((6, 2), np.float32), name="table")
+    rows = tf.constant([hvd.rank() % 6, 5, 5])
+    parts = tf.ones((3, 2)) * [[1.0], [2.0], [4.0]]
+    gradient = tf.IndexedSlices(parts, rows, tf.constant([6, 2]) if shape_known else None)
+    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum).apply([gradient], [table])
+    expected = np.zeros((6, 2), np.float32)
+    for rank in range(hvd.size()):
+        expected[rank % 6] -= 1
+        expected[5] -= 6
+    np.testing.assert_array_equal(table.numpy(), expected)
+
+
+def test_parts_of_the_variables_may_be_applied_in_turn() -> None:
+    ours, reference = variables(), variables()
+    optimizer, plain = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), keras.optimizers.Adam(0.1)
+    optimizer.build(ours)
+    plain.build(reference)
+    for step in range(2):
+        for part in (slice(0, 1), slice(1, 3)):
+            optimizer.apply(gradients(hvd.rank(), step)[part], ours[part])
+            plain.apply(averaged(step)[part], reference[part])
+    assert len(channels(optimizer)) == 2
+    for got, expected in zip(values(ours), values(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5)
+
+
+def test_apply_without_variables_uses_those_the_optimizer_was_built_with() -> None:
+    ours = variables()
+    start = values(ours)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(ours)
+    optimizer.apply(gradients(hvd.rank(), 0))
+    for before, after, gradient in zip(start, values(ours), averaged(0), strict=True):
+        np.testing.assert_allclose(after, before - gradient.numpy(), rtol=1e-6)
+
+
+def test_wrapped_inner_optimizers_train_inside_a_multi_optimizer() -> None:
+    def multi(wrap: object) -> keras.optimizers.Optimizer:
+        inner = [wrap(keras.optimizers.Adam(0.1)), wrap(keras.optimizers.SGD(0.1))]
+        return keras.optimizers.MultiOptimizer(lambda variable: inner[variable.name == "v1"])
+
+    assert_equals_plain_training(multi(hvd.DistributedOptimizer), multi(lambda optimizer: optimizer))
+
+
+def test_an_optimizer_built_for_one_model_is_refused_by_keras_for_another_and_nothing_is_sent() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply(gradients(hvd.rank(), 0), variables())
+    before = buckets_sent()
+    with pytest.raises(ValueError, match="Unknown variable"):
+        optimizer.apply(gradients(hvd.rank(), 0), variables())
+    assert len(channels(optimizer)) == 1
+    assert buckets_sent() == before
+
+
+def test_no_gradients_at_all_is_left_to_keras() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply([], [])
+    assert channels(optimizer) == ()
+    with pytest.raises(ValueError, match="must already be built"):
+        optimizer.apply(gradients(0, 0))
+    with pytest.raises(InvalidError, match="got 2 gradients and 3 variables"):
+        optimizer.apply(gradients(0, 0)[:2], variables())
+
+
+def test_an_optimizer_that_never_asks_for_the_reduction_is_refused() -> None:
+    class Silent(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]) -> None:
+            self._backend_update_step(grads, trainable_variables, self.learning_rate)
+
+    optimizer = hvd.DistributedOptimizer(Silent(1.0))
+    with pytest.raises(HvdExtError, match="did not call _clip_gradients"):
+        optimizer.apply(gradients(hvd.rank(), 0), variables())
+
+
+def test_the_channel_is_closed_with_its_optimizer() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply(gradients(hvd.rank(), 0), variables())
+    (channel,) = channels(optimizer)
+    assert channel.is_open
+    del optimizer
+    gc.collect()
+    assert not channel.is_open
+
+
+def test_after_shutdown_and_init_the_optimizer_goes_on_and_keeps_its_state() -> None:
+    ours, reference = variables(), variables()
+    optimizer, plain = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), keras.optimizers.Adam(0.1)
+    settings = __import__("hvd_ext.runtime", fromlist=["current"]).current().options
+    for step in range(2):
+        optimizer.apply(gradients(hvd.rank(), step), ours)
+        plain.apply(averaged(step), reference)
+        hvd.shutdown()
+        with pytest.raises(NotInitializedError, match="init"):
+            optimizer.apply(gradients(0, step), ours)
+        hvd.init(settings)
+    for got, expected in zip(values(ours), values(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5)
+    assert_same_bits_on_all_ranks(ours)

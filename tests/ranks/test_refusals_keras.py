@@ -1,0 +1,81 @@
+"""Ways of training that cannot be synchronised are refused in words, before anything is sent."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, model
+
+ROWS = 4
+
+
+def test_xla_is_refused_in_words_and_training_goes_on_without_it() -> None:
+    ours = model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    ours.compile(optimizer, "mse", jit_compile=True)
+    with pytest.raises(InvalidError, match=r"model\.compile\(\.\.\., jit_compile=False\)"):
+        ours.train_on_batch(*data(hvd.rank(), ROWS))
+    ours.compile(optimizer, "mse", jit_compile=False)
+    ours.train_on_batch(*data(hvd.rank(), ROWS))
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_xla_is_refused_in_a_step_inside_a_compiled_function() -> None:
+    variable = keras.Variable(np.zeros(3, np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def outer(x: tf.Tensor) -> None:
+        tf.function(lambda: optimizer.apply([x], [variable]), autograph=False)()
+
+    with pytest.raises(InvalidError, match="XLA cannot communicate"):
+        outer(tf.ones(3))
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_mixed_float16_is_refused_in_words(eagerly: bool) -> None:
+    ours = model()
+    ours.dtype_policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=eagerly)
+    assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer)
+    with pytest.raises(InvalidError, match=r"mixed_float16.*auto_scale_loss=False"):
+        ours.train_on_batch(*data(hvd.rank(), ROWS))
+
+
+def test_mixed_float16_with_a_fixed_scale_trains_alike_on_all_ranks() -> None:
+    ours = model(dtype="mixed_float16")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
+    ours.compile(optimizer, "mse", auto_scale_loss=False)
+    ours.train_on_batch(*data(hvd.rank(), ROWS))
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_a_distribution_strategy_is_refused_in_words() -> None:
+    variable = keras.Variable(np.zeros(3, np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with (
+        tf.distribute.OneDeviceStrategy("/cpu:0").scope(),
+        pytest.raises(InvalidError, match=r"tf\.distribute strategy"),
+    ):
+        optimizer.apply([tf.ones(3)], [variable])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+def test_gradients_that_are_not_floating_are_refused_with_the_variables_name(dtype: str) -> None:
+    variable = keras.Variable(np.zeros(3, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(InvalidError, match=f"gradient of 'weights' must be of a floating dtype; it is {dtype}"):
+        optimizer.apply([tf.ones(3, dtype)], [variable])
+
+
+def test_variables_that_are_overwritten_with_their_gradient_are_refused() -> None:
+    variable = keras.Variable(np.zeros(3, np.float32), name="scale")
+    variable.overwrite_with_gradient = True
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(InvalidError, match="'scale' is overwritten with its gradient"):
+        optimizer.apply([tf.ones(3)], [variable])

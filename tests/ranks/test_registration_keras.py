@@ -1,0 +1,135 @@
+"""Ranks whose optimizers or models differ hear of it in the first step, all in the same words, and can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, model
+
+
+@pytest.fixture(autouse=True)
+def _several_ranks() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank cannot differ from itself: run under mpirun -np 2 or more")
+
+
+def last() -> bool:
+    return hvd.rank() == hvd.size() - 1
+
+
+def raised_alike(step: Callable[[], object], kind: type[HvdExtError]) -> str:
+    """Check that all ranks raise the same; give the words. A collective after it must work."""
+    with pytest.raises(kind) as caught:
+        step()
+    words = str(caught.value).splitlines()[-1] if "in user code" in str(caught.value) else str(caught.value)
+    assert hvd.allgather_object(words) == [words] * hvd.size()
+    total = hvd.allreduce(tf.constant([float(hvd.rank())]), op=hvd.Sum)
+    assert float(total[0]) == sum(range(hvd.size()))
+    return words
+
+
+def apply_once(optimizer: keras.optimizers.Optimizer, *variables: keras.Variable) -> Callable[[], object]:
+    return lambda: optimizer.apply([tf.ones(variable.shape, variable.dtype) for variable in variables], variables)
+
+
+def test_shapes_that_differ_are_named_with_both_values() -> None:
+    same = keras.Variable(np.zeros(2, np.float32), name="same")
+    other = keras.Variable(np.zeros(4 if last() else 3, np.float32), name="other")
+    words = raised_alike(apply_once(hvd.DistributedOptimizer(keras.optimizers.SGD()), same, other), MismatchError)
+    assert "'other'" in words
+    assert "float32[4]" in words
+    assert "float32[3]" in words
+    assert f"rank {hvd.size() - 1}" in words
+
+
+def test_dtypes_that_differ_are_named_with_both_values() -> None:
+    variable = keras.Variable(np.zeros(2), dtype="float64" if last() else "float32", name="weights")
+    words = raised_alike(apply_once(hvd.DistributedOptimizer(keras.optimizers.SGD()), variable), MismatchError)
+    assert "'weights'" in words
+    assert "float64[2]" in words
+    assert "float32[2]" in words
+
+
+def test_names_that_differ_are_named() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="mine" if last() else "theirs")
+    words = raised_alike(apply_once(hvd.DistributedOptimizer(keras.optimizers.SGD()), variable), MismatchError)
+    assert "'mine'" in words
+    assert "'theirs'" in words
+
+
+def test_a_rank_with_more_variables_is_named() -> None:
+    variables = [keras.Variable(np.zeros(2, np.float32), name=f"v{n}") for n in range(3 if last() else 2)]
+    words = raised_alike(apply_once(hvd.DistributedOptimizer(keras.optimizers.SGD()), *variables), MismatchError)
+    assert "'v2'" in words
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "setting"),
+    [
+        ({"momentum": 0.5}, {"momentum": 0.9}, "momentum"),
+        ({"gradient_accumulation_steps": 2}, {}, "gradient_accumulation_steps"),
+        ({"global_clipnorm": 1.0}, {"global_clipnorm": 2.0}, "global_clipnorm"),
+    ],
+)
+def test_optimizers_that_differ_are_refused_before_they_part(
+    ours: dict[str, float], theirs: dict[str, float], setting: str
+) -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(**(ours if last() else theirs)))
+    words = raised_alike(apply_once(optimizer, variable), MismatchError)
+    assert f"the optimizer's {setting} must be the same on all ranks" in words
+
+
+def test_classes_that_differ_are_refused() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam() if last() else keras.optimizers.SGD())
+    words = raised_alike(apply_once(optimizer, variable), MismatchError)
+    assert "'Adam'" in words
+    assert "'SGD'" in words
+
+
+@pytest.mark.parametrize(
+    "choice", [("op", hvd.Sum, hvd.Average), ("bucket_nbytes", 1024, 2048), ("algorithm", "ring", "auto")], ids=str
+)
+def test_choices_that_differ_are_refused(choice: tuple[str, object, object]) -> None:
+    name, ours, theirs = choice
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), **{name: ours if last() else theirs})
+    assert name in raised_alike(apply_once(optimizer, variable), MismatchError)
+
+
+def test_what_one_rank_alone_refuses_is_raised_on_all() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    gradient = tf.ones(2, tf.int32 if last() else tf.float32)
+    words = raised_alike(lambda: optimizer.apply([gradient], [variable]), InvalidError)
+    assert words.startswith(f"rank {hvd.size() - 1}: ")
+
+
+def test_fit_raises_the_mismatch_and_equal_models_train_afterwards() -> None:
+    ours = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3 if last() else 4, name="layer")])
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    x, _ = data(hvd.rank(), 4)
+    y = np.zeros((4, 3 if last() else 4), np.float32)
+    words = raised_alike(lambda: ours.fit(x, y, verbose=0), MismatchError)
+    assert "'layer/kernel'" in words or "layer/kernel" in words
+    equal = model()
+    equal.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    equal.fit(*data(hvd.rank(), 4), verbose=0)
+    assert_same_bits_on_all_ranks(equal.weights)
+
+
+def test_the_learning_rate_may_differ_until_a_broadcast_sets_it() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0 if hvd.rank() == 0 else 0.5))
+    apply_once(optimizer, variable)()
+    hvd.broadcast_variables([variable, *optimizer.variables], root_rank=0)
+    apply_once(optimizer, variable)()
+    np.testing.assert_array_equal(variable.numpy(), [-2.0, -2.0])

@@ -1,0 +1,83 @@
+"""What the tests of training share: data that differ on every rank, models that do not, and two ways to compare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+import hvd_ext as hvd
+
+FEATURES, TARGETS = 6, 2
+
+
+def data(rank: int, rows: int, salt: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Give one rank's data: eighths between -1 and 1, which depend on the rank and on the index.
+
+    Returns:
+        Inputs [rows, FEATURES] and targets [rows, TARGETS], float32.
+    """
+    x = np.arange(rows * FEATURES).reshape(rows, FEATURES) * 7 + rank * 5 + salt
+    y = np.arange(rows * TARGETS).reshape(rows, TARGETS) * 11 + rank * 3 + salt
+    return ((x % 17 - 8) / 8).astype(np.float32), ((y % 13 - 6) / 8).astype(np.float32)
+
+
+def joined(rows: int, batch: int, salt: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Give the data of all ranks, in an order that turns batches of `batch` rows per rank into joined batches."""
+    parts = [data(rank, rows, salt) for rank in range(hvd.size())]
+    starts = range(0, rows, batch)
+    return tuple(
+        np.concatenate([part[index][start : start + batch] for start in starts for part in parts]) for index in (0, 1)
+    )
+
+
+def model(dtype: str | None = None) -> keras.Model:
+    """Make a small model with equal weights on all ranks and in every call."""
+    result = keras.Sequential(
+        [
+            keras.layers.Input((FEATURES,)),
+            keras.layers.Dense(5, activation="tanh", dtype=dtype),
+            keras.layers.Dense(TARGETS, dtype=dtype),
+        ]
+    )
+    fill(result.weights)
+    return result
+
+
+def fill(variables: Sequence[keras.Variable], salt: int = 0) -> None:
+    """Set variables to eighths that depend on the variable and the index."""
+    for number, variable in enumerate(variables):
+        count = int(np.prod(variable.shape))
+        values = (np.arange(count) * 5 + number * 3 + salt) % 11 - 5
+        variable.assign(values.reshape(variable.shape).astype(np.float32) / 8)
+
+
+def values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    """Copy variables to NumPy."""
+    return [variable.numpy() for variable in variables]
+
+
+def assert_same_bits_on_all_ranks(variables: Sequence[keras.Variable]) -> None:
+    """Check that every rank has the same bits in these variables."""
+    digest = hashlib.sha256(b"".join(value.tobytes() for value in values(variables))).hexdigest()
+    digests = hvd.allgather_object(digest)
+    assert digests == [digest] * hvd.size()
+
+
+def assert_trained_alike(ours: keras.Model, reference: keras.Model, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """Check equal bits on all ranks, and the reference's weights up to rounding; the reference must have moved."""
+    assert_same_bits_on_all_ranks(ours.weights)
+    untrained = values(model().weights) if len(reference.weights) == 4 else []
+    for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+    for start, end in zip(untrained, values(reference.weights), strict=False):
+        assert not np.array_equal(start, end)
+
+
+def buckets_sent() -> int:
+    """Give the number of buckets that this rank has reduced so far."""
+    from hvd_ext import runtime
+
+    return runtime.current().engine.statistics().buckets

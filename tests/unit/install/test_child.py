@@ -1,0 +1,93 @@
+"""Asking children: whatever happens to them, the parent goes on and has words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.install import child
+
+
+def test_an_answer_is_found_behind_what_libraries_print():
+    answer = child.ask(sys.executable, "print('noise'); print('{\"x\": 0}'); answer = {'x': 3}")
+    assert answer.values == {"x": 3}
+    assert answer.error == ""
+
+
+def test_a_crash_at_import_is_reported_by_the_name_of_its_signal():
+    answer = child.ask(sys.executable, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); answer = {}")
+    assert answer.values == {}
+    assert answer.error == "crashed: SIGSEGV"
+
+
+def test_an_exception_is_reported_by_its_last_line():
+    answer = child.ask(sys.executable, "import no_module_has_this_name")
+    assert answer.error == "ModuleNotFoundError: No module named 'no_module_has_this_name'"
+
+
+def test_a_child_that_ends_without_an_answer_or_words_is_reported_by_its_status():
+    assert child.ask(sys.executable, "import sys; sys.exit(7)").error == "ended with status 7 and no words"
+
+
+def test_a_child_that_hangs_is_given_up():
+    answer = child.ask(sys.executable, "import time; time.sleep(600)", timeout_s=0.5)
+    assert answer.error == "no answer within 0.5 s"
+
+
+def test_an_interpreter_that_is_not_there_is_no_exception():
+    assert child.ask("/no/such/python", "answer = {}").error == "cannot run /no/such/python: No such file or directory"
+
+
+def test_tools_beside_the_interpreter_come_first_on_the_path(monkeypatch):
+    monkeypatch.setenv("PATH", os.pathsep.join(["/usr/bin", "/some/venv/bin"]))
+    assert child.python_environment("/some/venv/bin/python")["PATH"] == os.pathsep.join(["/some/venv/bin", "/usr/bin"])
+
+
+def test_only_the_entries_of_pip_leave_the_python_path_in_isolation(monkeypatch):
+    pip = "/somewhere/pip-build-env-abc/site"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([pip, "/modules/site"]))
+    monkeypatch.setenv("PYTHONNOUSERSITE", "1")
+    isolated = child.python_environment(sys.executable, isolated=True)
+    assert isolated["PYTHONPATH"] == "/modules/site"
+    assert "PYTHONNOUSERSITE" not in isolated
+    assert child.python_environment(sys.executable)["PYTHONPATH"] == os.pathsep.join([pip, "/modules/site"])
+
+
+def test_a_user_who_shuts_out_the_user_site_keeps_it_out(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/modules/site")
+    monkeypatch.setenv("PYTHONNOUSERSITE", "1")
+    assert child.python_environment(sys.executable, isolated=True)["PYTHONNOUSERSITE"] == "1"
+
+
+def test_the_first_line_of_a_failing_command_is_empty():
+    environment = child.python_environment(sys.executable)
+    assert child.first_line([sys.executable, "-c", "print(); print('4.1'); print('more')"], environment) == "4.1"
+    assert child.first_line([sys.executable, "-c", "print('4.1'); raise SystemExit(1)"], environment) == ""
+    assert child.first_line(["/no/such/tool"], environment) == ""
+
+
+def test_a_long_command_shows_its_lines_and_keeps_them(tmp_path: Path):
+    lines: list[str] = []
+    log = tmp_path / "deep" / "log"
+    child.run_logged([sys.executable, "-c", "print('a'); print('b')"], log, echo=lines.append)
+    assert lines == ["a", "b"]
+    assert log.read_text().splitlines()[1:] == ["a", "b"]
+
+
+def test_a_failing_command_says_its_last_lines_and_where_all_of_it_is(tmp_path: Path):
+    code = "import sys; [print('line', i) for i in range(100)]; print('the cause', file=sys.stderr); sys.exit(3)"
+    with pytest.raises(child.InstallError) as caught:
+        child.run_logged([sys.executable, "-c", code], tmp_path / "log")
+    text = str(caught.value)
+    assert "failed with status 3" in text
+    assert "the cause" in text
+    assert "line 10\n" not in text
+    assert str(tmp_path / "log") in text
+
+
+def test_a_command_that_is_not_there_is_an_install_error(tmp_path: Path):
+    with pytest.raises(child.InstallError, match="cannot run '/no/such/tool': No such file"):
+        child.run_logged(["/no/such/tool"], tmp_path / "log")

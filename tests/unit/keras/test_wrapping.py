@@ -1,0 +1,174 @@
+"""What `DistributedOptimizer` makes of an optimizer, and what it refuses; nothing here needs the native library."""
+
+from __future__ import annotations
+
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, NotInitializedError, PlanError
+from hvd_ext.keras.optimizer import Distributed, channels
+
+
+@keras.saving.register_keras_serializable(package="tests", name="Slow")
+class SlowSGD(keras.optimizers.SGD):
+    """A registered optimizer of a user's own."""
+
+    def __init__(self, *args: object, halvings: int = 1, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.halvings = halvings
+
+    def get_config(self) -> dict[str, object]:
+        return {**super().get_config(), "halvings": self.halvings}
+
+
+def test_the_optimizer_itself_is_wrapped_and_keeps_its_state() -> None:
+    optimizer = keras.optimizers.Adam(0.25)
+    variable = keras.Variable(np.zeros(3, np.float32))
+    optimizer.apply([tf.ones(3)], [variable])
+    state = [value.numpy() for value in optimizer.variables]
+    wrapped = hvd.DistributedOptimizer(optimizer)
+    assert wrapped is optimizer
+    assert isinstance(wrapped, Distributed)
+    assert isinstance(wrapped, keras.optimizers.Adam)
+    assert type(wrapped).__name__ == "Adam"
+    for before, after in zip(state, wrapped.variables, strict=True):
+        np.testing.assert_array_equal(before, after.numpy())
+    assert channels(wrapped) == ()
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD(0.5, momentum=0.5), SlowSGD(0.5, halvings=3)])
+def test_it_is_serialized_as_the_plain_optimizer_and_comes_back_plain(optimizer: keras.optimizers.Optimizer) -> None:
+    plain_class = type(optimizer)
+    plain = keras.saving.serialize_keras_object(optimizer)
+    wrapped = hvd.DistributedOptimizer(optimizer)
+    assert keras.saving.serialize_keras_object(wrapped) == plain
+    assert keras.optimizers.serialize(wrapped) == plain
+    assert type(keras.saving.deserialize_keras_object(plain)) is plain_class
+    assert type(type(wrapped).from_config(wrapped.get_config())) is plain_class
+    assert type(wrapped.__class__.from_config(wrapped.get_config())) is plain_class
+    assert type(pickle.loads(pickle.dumps(wrapped))) is plain_class
+
+
+def test_keras_takes_it_for_the_optimizer_it_is() -> None:
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    assert keras.optimizers.get(wrapped) is wrapped
+    wrapped.learning_rate = 0.25
+    assert float(wrapped.learning_rate) == 0.25
+
+
+def test_wrapping_twice_is_refused() -> None:
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    with pytest.raises(InvalidError, match="wrapped already"):
+        hvd.DistributedOptimizer(wrapped)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", None, keras.optimizers.Adam, object()])
+def test_what_is_no_optimizer_of_keras_3_is_refused(optimizer: object) -> None:
+    with pytest.raises(InvalidError, match="must be an optimizer of Keras 3"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def test_optimizers_that_leave_the_update_to_others_are_refused() -> None:
+    with pytest.raises(InvalidError, match="LossScaleOptimizer"):
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    with pytest.raises(InvalidError, match="wrap each of them"):
+        hvd.DistributedOptimizer(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.5)))
+
+
+class NoneCompressor:
+    """Horovod's Compression.none is a class of this name."""
+
+
+class ProcessSet:
+    """Like Horovod's."""
+
+    def __init__(self, process_set_id: int) -> None:
+        self.process_set_id = process_set_id
+
+
+HARMLESS = {
+    "device_dense": "/gpu:0",
+    "device_sparse": "/cpu:0",
+    "use_locking": True,
+    "compression": NoneCompressor,
+    "sparse_as_dense": True,
+    "gradient_predivide_factor": 1.0,
+    "backward_passes_per_step": 1,
+    "average_aggregated_gradients": True,
+    "num_groups": 0,
+    "groups": None,
+    "process_set": ProcessSet(0),
+    "scale_local_gradients": False,
+}
+
+
+def test_horovods_keywords_are_taken_where_they_change_nothing() -> None:
+    assert isinstance(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), "name", **HARMLESS), Distributed)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "words"),
+    [
+        ("compression", type("FP16Compressor", (), {}), "travel in their own dtype"),
+        ("backward_passes_per_step", 4, "gradient_accumulation_steps"),
+        ("gradient_predivide_factor", 2.0, "must be 1.0"),
+        ("num_groups", 2, "bucket_nbytes"),
+        ("groups", 2, "bucket_nbytes"),
+        ("process_set", ProcessSet(1), "all ranks take part"),
+        ("op", 1, "hvd_ext.Average or hvd_ext.Sum"),
+        ("bucket_nbytes", 0, "at least 1"),
+        ("bucket_nbytes", 1.5, "whole number"),
+    ],
+)
+def test_what_would_change_results_is_refused_in_words_and_leaves_the_optimizer_plain(
+    keyword: str, value: object, words: str
+) -> None:
+    optimizer = keras.optimizers.SGD(0.5)
+    with pytest.raises(InvalidError, match=words):
+        hvd.DistributedOptimizer(optimizer, **{keyword: value})
+    assert type(optimizer) is keras.optimizers.SGD
+
+
+def test_an_unknown_algorithm_is_refused_at_once() -> None:
+    with pytest.raises(PlanError, match="rng"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), algorithm="rng")
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(TypeError, match="no keyword 'compresion'; did you mean 'compression'"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compresion=None)
+    with pytest.raises(TypeError, match="there are op, algorithm"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), zzz=1)
+
+
+def test_channels_are_asked_of_wrapped_optimizers_only() -> None:
+    with pytest.raises(InvalidError, match="DistributedOptimizer"):
+        channels(keras.optimizers.SGD(0.5))
+
+
+def test_a_model_that_has_trained_plain_drops_its_traced_step() -> None:
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.train_on_batch(np.ones((2, 2)), np.ones((2, 1)))
+    other = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    other.compile(keras.optimizers.SGD(0.5), "mse")
+    other.train_on_batch(np.ones((2, 2)), np.ones((2, 1)))
+    hvd.DistributedOptimizer(model.optimizer)
+    assert model.train_function is None
+    assert other.train_function is not None
+
+
+def test_before_init_a_step_is_refused_and_changes_nothing() -> None:
+    if hvd.is_initialized():
+        pytest.skip("another test in this process has called init()")
+    variable = keras.Variable(np.zeros(3, np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    with pytest.raises(NotInitializedError, match="init"):
+        optimizer.apply([tf.ones(3)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
+    assert int(optimizer.iterations) == 0

@@ -1,0 +1,65 @@
+"""Clusters for tests: small ones of every kind, and random trees from a seed."""
+
+from __future__ import annotations
+
+import random
+
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
+
+
+def uneven_hosts(size: int) -> Tree:
+    """Ranks dealt to three hosts of different sizes, not in host order."""
+    return from_hosts(["abc"[rank * rank % 3 if rank % 4 else rank % 3] for rank in range(size)])
+
+
+def one_host(size: int) -> Tree:
+    return from_hosts(["a"] * size)
+
+
+def even_tree(*degrees: int) -> Tree:
+    """A symmetric tree; degrees from the root down: even_tree(2, 2, 3) has 12 leaves."""
+    ranks = iter(range(1 << 30))
+
+    def grow(rest: tuple[int, ...]) -> Node:
+        if not rest:
+            return leaf(next(ranks))
+        link = SHARED_MEMORY if len(rest) == 1 else ETHERNET
+        return Node(f"level {len(rest)}", link, tuple(grow(rest[1:]) for _ in range(rest[0])))
+
+    return Tree(grow(degrees))
+
+
+def random_tree(seed: int, most_leaves: int = 64, most_depth: int = 4) -> Tree:
+    """A tree with leaves at different depths, branches with one child, and ranks in random order."""
+    rng = random.Random(seed)
+    leaves = rng.randint(1, most_leaves)
+    ranks = list(range(leaves))
+    rng.shuffle(ranks)
+
+    def grow(own: list[int], depth: int) -> Node:
+        if depth == most_depth or (len(own) == 1 and rng.random() < 0.7):
+            if len(own) == 1 and depth and rng.random() < 0.8:
+                return leaf(own[0])
+            return Node(f"host {own[0]}", SHARED_MEMORY, tuple(leaf(rank) for rank in own))
+        cuts = sorted(rng.sample(range(1, len(own)), min(len(own) - 1, rng.randint(0, 4))))
+        parts = [own[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(own)], strict=True)]
+        return Node(f"branch {own[0]}", ETHERNET, tuple(grow(part, depth + 1) for part in parts))
+
+    return Tree(grow(ranks, 0))
+
+
+def large_tree(size: int = 4096, seed: int = 1) -> Tree:
+    """Hosts of 4 to 8 ranks in racks of 20 to 60 hosts."""
+    rng = random.Random(seed)
+    hosts: list[Node] = []
+    first = 0
+    while first < size:
+        last = min(first + rng.randint(4, 8), size)
+        hosts.append(Node(f"host {first}", SHARED_MEMORY, tuple(leaf(rank) for rank in range(first, last))))
+        first = last
+    racks: list[Node] = []
+    while hosts:
+        count = rng.randint(20, 60)
+        racks.append(Node(f"rack {len(racks)}", ETHERNET, tuple(hosts[:count])))
+        hosts = hosts[count:]
+    return Tree(Node("cluster", ETHERNET, tuple(racks)))

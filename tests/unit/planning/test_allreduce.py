@@ -1,0 +1,70 @@
+"""Every schedule sums every buffer on every number of ranks; nothing here names an algorithm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_ext.planning import registry
+from hvd_ext.planning.lower import rows_of
+from hvd_ext.planning.planner import allreduce_plan
+from hvd_ext.planning.verify import verify
+from hvd_ext.topology.tree import Tree
+from tests.unit.planning.clusters import one_host, random_tree, uneven_hosts
+from tests.unit.planning.interpreter import events_of, inputs, run
+
+DTYPES = ("float16", "float32", "float64", "int32", "int64")
+
+
+def supported(algorithm: str, tree: Tree) -> bool:
+    return registry.get(algorithm).supports(tree) is None
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_all_ranks_end_with_the_same_sum(algorithm: str, size: int) -> None:
+    trees = [tree for tree in (one_host(size), uneven_hosts(size)) if supported(algorithm, tree)]
+    for tree in trees:
+        plan = allreduce_plan(tree, algorithm).plan
+        events = events_of([rows_of(plan, rank) for rank in range(size)])
+        for elements in sorted({0, 1, size - 1, size, size + 1, 97}):
+            for dtype in DTYPES:
+                data = inputs(size, elements, dtype)
+                wanted = data.astype("int64").sum(axis=0)
+                run(events, data, plan.units)
+                for rank in range(size):
+                    np.testing.assert_array_equal(
+                        data[rank].astype("int64"), wanted, f"{elements} {dtype}, rank {rank}"
+                    )
+
+
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_results_do_not_depend_on_the_order_in_which_ranks_run(algorithm: str) -> None:
+    tree = uneven_hosts(11)
+    plan = allreduce_plan(tree, algorithm).plan
+    rows = [rows_of(plan, rank) for rank in range(tree.size)]
+    original = np.random.default_rng(3).standard_normal((tree.size, 53)).astype("float32")
+    results = []
+    for seed in range(4):
+        data = original.copy()
+        run(events_of(rows, seed), data, plan.units)
+        assert all(np.array_equal(data[0], other) for other in data), "ranks differ in bits"
+        results.append(data[0])
+    assert all(np.array_equal(results[0], other) for other in results), "runs differ in bits"
+
+
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_every_schedule_is_proven_on_random_trees(algorithm: str) -> None:
+    trees = [random_tree(seed, most_leaves=20) for seed in range(25)]
+    for tree in trees:
+        if supported(algorithm, tree):
+            verify(allreduce_plan(tree, algorithm).plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_every_schedule_is_proven_on_large_random_trees(seed: int) -> None:
+    tree = random_tree(1000 + seed, most_leaves=64, most_depth=4)
+    for algorithm in registry.names():
+        if supported(algorithm, tree):
+            verify(allreduce_plan(tree, algorithm).plan)

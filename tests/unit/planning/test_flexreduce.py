@@ -1,0 +1,169 @@
+"""FlexReduce against its paper: Fig. 2, the three goals of Section III-A, Eq. 6-12."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from hvd_ext.planning.cost import ring_s
+from hvd_ext.planning.lower import rows_of
+from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.schedules import flexreduce
+from hvd_ext.planning.verify import verify
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
+from tests.unit.planning.clusters import even_tree, large_tree, random_tree
+
+# The paper's names: A is the root, B and C the machines, D and E the learners of B, F to H those of C.
+D, E, F, G, H = range(5)
+
+
+def fig2() -> LogicalPlan:
+    return flexreduce.build(from_hosts(["B", "B", "C", "C", "C"]))
+
+
+def call_set(calls: tuple[Call, ...]) -> set[tuple[frozenset[int], int, int, int]]:
+    return {(frozenset(c.ranks), c.root, c.spans[0].begin, c.spans[0].end) for c in calls}
+
+
+def pairs(*ranks: int) -> frozenset[int]:
+    return frozenset(ranks)
+
+
+def test_fig_2_the_12_items_of_five_learners() -> None:
+    plan = fig2()
+    assert plan.units == 12
+    assert [level.name for level in plan.levels] == [
+        "reduce, level 0",
+        "reduce, level 1",
+        "broadcast, level 1",
+        "broadcast, level 0",
+    ]
+    machine = pairs(F, G, H)
+    assert call_set(plan.levels[0].calls) == {
+        (pairs(D, E), D, 0, 6),
+        (pairs(D, E), E, 6, 12),
+        (machine, F, 0, 4),
+        (machine, G, 4, 8),
+        (machine, H, 8, 12),
+    }
+    # Sorted by end and start of their ranges: F [0, 4), D [0, 6), G [4, 8), E [6, 12), H [8, 12);
+    # portions 2, 3, 2, 3, 2.
+    assert call_set(plan.levels[1].calls) == {
+        (pairs(D, F), F, 0, 2),
+        (pairs(D, F), D, 2, 4),
+        (pairs(D, G), D, 4, 5),
+        (pairs(D, G), G, 5, 6),
+        (pairs(E, G), G, 6, 7),
+        (pairs(E, G), E, 7, 8),
+        (pairs(E, H), E, 8, 10),
+        (pairs(E, H), H, 10, 12),
+    }
+
+
+def test_fig_2_the_gather_is_the_scatter_in_reverse_with_broadcasts() -> None:
+    plan = fig2()
+    for down, up in ((0, 3), (1, 2)):
+        assert {call.kind for call in plan.levels[down].calls} == {"reduce"}
+        assert {call.kind for call in plan.levels[up].calls} == {"broadcast"}
+        assert call_set(plan.levels[down].calls) == call_set(plan.levels[up].calls)
+
+
+def targets(plan: LogicalPlan, level: int) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for call in plan.levels[level].calls:
+        found.setdefault(call.root, []).append((call.spans[0].begin, call.spans[0].end))
+    return {rank: sorted(spans) for rank, spans in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_target_ranges_are_continuous_and_cover_the_buffer_once(seed: int) -> None:
+    """Goals 1 and 2 of Section III-A, at the root."""
+    tree = random_tree(seed, most_leaves=40)
+    plan = flexreduce.build(tree)
+    reduces = [index for index, level in enumerate(plan.levels) if level.calls[0].kind == "reduce"]
+    if not reduces:
+        assert tree.size == 1
+        return
+    if len(tree.root.children) > 1:
+        for spans in (found := targets(plan, reduces[-1])).values():
+            assert all(before[1] == after[0] for before, after in pairwise(spans))
+        owned = sorted((spans[0][0], spans[-1][1]) for spans in found.values())
+        assert (owned[0][0], owned[-1][1]) == (0, plan.units)
+        assert all(before[1] == after[0] for before, after in pairwise(owned))
+
+
+@pytest.mark.parametrize("hosts", [(2, 2), (3, 2), (3, 3), (4, 3), (4, 4), (3, 3, 3), (4, 3, 3), (4, 4, 3), (4, 4, 4)])
+def test_calls_per_learner_stay_few_on_the_papers_clusters(hosts: tuple[int, ...]) -> None:
+    """Section V-A, Fig. 4 (c): at most 3 or 4 calls that a learner owns per level, 1.5 on average over both levels."""
+    plan = flexreduce.build(from_hosts([str(host) for host, count in enumerate(hosts) for _ in range(count)]))
+    verify(plan)
+    owned = [len(spans) for level in (0, 1) for spans in targets(plan, level).values()]
+    assert max(owned) <= 4
+    assert sum(owned) / len(owned) <= 1.5
+
+
+def test_ranges_stay_where_they_are_on_even_trees() -> None:
+    """Goal 3: then every root is a member of its group, and a learner owns one call per level."""
+    for tree in (even_tree(2, 2, 3), even_tree(4, 8), even_tree(5), even_tree(3, 1, 2)):
+        plan = flexreduce.build(tree)
+        verify(plan)
+        for level in plan.levels:
+            assert all(call.root in call.ranks for call in level.calls)
+            assert len(level.calls) == tree.size
+
+
+def test_a_learner_whose_target_leaves_its_range_is_handed_the_result_by_its_neighbour() -> None:
+    trees = [random_tree(seed, most_leaves=30) for seed in range(40)]
+    outside = 0
+    for tree in trees:
+        plan = flexreduce.build(tree)
+        outside += sum(call.root not in call.ranks for level in plan.levels for call in level.calls)
+        verify(plan)
+    assert outside > 0, "no tree tries this: choose other seeds"
+
+
+def test_shares_with_a_huge_common_denominator_are_rounded_and_still_proven() -> None:
+    degrees = (7, 11, 13, 5, 9, 8)
+    ranks = iter(range(100))
+    hosts = [Node(f"h{d}", SHARED_MEMORY, tuple(leaf(next(ranks)) for _ in range(d))) for d in degrees]
+    racks = [Node("left", ETHERNET, tuple(hosts[:1] + hosts[3:])), Node("right", ETHERNET, tuple(hosts[1:3]))]
+    tree = Tree(
+        Node(
+            "cluster",
+            ETHERNET,
+            (*racks, leaf(next(ranks)), leaf(next(ranks)), Node("x", ETHERNET, (leaf(next(ranks)),))),
+        )
+    )
+    exact = flexreduce.build(tree)
+    most = flexreduce.MOST_UNITS
+    try:
+        flexreduce.MOST_UNITS = 1000
+        rounded = flexreduce.build(tree)
+    finally:
+        flexreduce.MOST_UNITS = most
+    assert exact.units > 1000
+    assert rounded.units == 1000
+    verify(rounded)
+
+
+def test_a_cluster_of_4096_ranks_has_few_rows_for_each_rank() -> None:
+    plan = flexreduce.build(large_tree(4096))
+    assert plan.units == flexreduce.MOST_UNITS
+    assert max(len(rows_of(plan, rank)) for rank in (0, 1, 2048, 4095)) < 2000
+
+
+def test_the_cost_of_an_even_tree_is_equation_10() -> None:
+    nbytes, degrees = 1e6, (4, 3, 2)  # from the bottom: the paper's delta_0, delta_1, delta_2
+    tree = even_tree(*reversed(degrees))
+    links = [SHARED_MEMORY, ETHERNET, ETHERNET]
+    total = 0.0
+    for level, degree in enumerate(degrees):
+        shares = []
+        for below in range(level + 1):
+            product = 1
+            for k in range(below, level):
+                product *= degrees[k]
+            shares.append(ring_s(nbytes / product, degree, links[below]))
+        total += max(shares)
+    assert flexreduce.cost(tree, int(nbytes)) == pytest.approx(2 * total)

@@ -1,0 +1,128 @@
+"""The logical plan refuses what makes no sense; ir.def is read as it is; the digest tells plans apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import ir
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.planner import allreduce_plan
+from hvd_ext.topology.tree import from_hosts
+from tests.unit.planning.clusters import one_host, uneven_hosts
+
+ONE = (Span(0, 1),)
+
+
+def anything(value: str) -> Any:
+    """Hides a wrong value from the type checker."""
+    return value
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Call(anything("gossip"), (0, 1), ONE, 0), r"call \(gossip, ring\): the kind is one of reduce_scatter"),
+        (
+            lambda: Call("reduce", (0, 1), ONE, 0, anything("pigeon")),
+            r"call \(reduce, pigeon\): .* of ring, recursive, direct",
+        ),
+        (lambda: Call("reduce", (0, 1, 0), ONE, 0), "a group has at least one rank and each rank once"),
+        (lambda: Call("reduce", (), ONE, 0), "a group has at least one rank and each rank once"),
+        (lambda: Call("reduce", (0, 1), ONE * 2, 0), "it takes one span, got 2"),
+        (lambda: Call("all_gather", (0, 1), ONE), "it takes one span per rank, got 1"),
+        (lambda: Call("broadcast", (0, 1), ONE), "broadcast with root -1: reduce and broadcast have a root"),
+        (lambda: Call("all_gather", (0,), ONE, 0), "all_gather with root 0: .* the other kinds have none"),
+        (lambda: LogicalPlan("x", anything("gossip"), 1, 1, ()), "plan of 'gossip': a collective is one of allreduce"),
+        (lambda: LogicalPlan("x", "allreduce", 0, 1, ()), "x: size 0, units 1, root 0: a plan has at least one rank"),
+        (lambda: LogicalPlan("x", "broadcast", 2, 1, (), root=2), "its root is one of the ranks"),
+        (
+            lambda: LogicalPlan("x", "reduce", 2, 1, (Level((Call("reduce", (0, 2), ONE, 0),), "up"),)),
+            r"x, level 'up': reduce on ranks \(0, 2\), root 0: ranks are in \[0, 2\)",
+        ),
+        (
+            lambda: LogicalPlan("x", "reduce", 2, 1, (Level((Call("reduce", (0, 1), (Span(0, 2),), 0),), "up"),)),
+            r"x, level 'up': reduce on units \[0, 2\): units are in \[0, 1\)",
+        ),
+        (lambda: reversed_level(Level((Call("broadcast", (0, 1), ONE, 0),), "up")), "only reductions can be mirrored"),
+    ],
+)
+def test_nonsense_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        make()
+
+
+def test_a_plan_is_a_frozen_value() -> None:
+    plan = allreduce_plan(one_host(3), "ring").plan
+    with pytest.raises(FrozenInstanceError):
+        plan.units = 4  # type: ignore[misc]
+    assert plan == replace(plan)
+    assert hash(plan) == hash(replace(plan))
+
+
+def test_ir_def_gives_version_columns_and_opcodes() -> None:
+    assert ir.VERSION == 1
+    assert ir.COLUMNS == {"ROUND": 0, "OPCODE": 1, "PEER": 2, "BEGIN": 3, "COUNT": 4}
+    assert ir.OPCODES == {"SEND": 1, "RECV": 2, "RECV_REDUCE": 3}
+
+
+@pytest.mark.parametrize("lost", ["#define HVD_EXT_PLAN_VERSION", "HVD_EXT_OPCODE(", "HVD_EXT_COLUMN(PEER"])
+def test_an_incomplete_ir_def_is_refused(lost: str) -> None:
+    text = ir.definition().read_text(encoding="utf-8")
+    with pytest.raises(PlanError, match=r"it defines a version, columns 0, 1, 2, ... and opcodes"):
+        ir.parse(text.replace(lost, "// "))
+
+
+def test_a_missing_ir_def_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(ir, "__file__", f"{tmp_path}/a/b/ir.py")
+    with pytest.raises(PlanError, match=r"ir\.def is missing .* install hvd_ext again"):
+        ir.definition()
+
+
+def test_units_are_cut_like_the_engine_cuts_them() -> None:
+    assert [ir.unit_begin(unit, 4, 10) for unit in range(5)] == [0, 2, 5, 7, 10]
+    assert [ir.unit_begin(unit, 4, 2) for unit in range(5)] == [0, 0, 1, 1, 2]
+    assert ir.unit_begin(2**20 - 1, 2**20, 2**62) == (2**20 - 1) * 2**42
+
+
+def test_digests_differ_where_plans_differ() -> None:
+    tree = uneven_hosts(6)
+    base = allreduce_plan(tree, "two_level").plan
+    first = base.levels[0]
+    call = first.calls[0]
+    others = [
+        allreduce_plan(tree, "ring").plan,
+        allreduce_plan(uneven_hosts(7), "two_level").plan,
+        replace(base, units=base.units + 1),
+        replace(base, root=1),
+        replace(base, collective="reduce"),
+        replace(base, levels=base.levels[1:]),
+        replace(base, levels=(replace(first, calls=first.calls[1:]), *base.levels[1:])),
+        replace(base, levels=(replace(first, calls=(replace(call, method="direct"),)), *base.levels[1:])),
+        replace(base, levels=(replace(first, calls=(replace(call, root=call.ranks[-1]),)), *base.levels[1:])),
+    ]
+    digests = {ir.digest(plan) for plan in (base, *others)}
+    assert len(digests) == 1 + len(others)
+    assert ir.digest(base, ir.VERSION + 1) not in digests
+    assert all(0 <= digest < 2**63 for digest in digests)
+
+
+def test_the_digest_ignores_remarks() -> None:
+    plan = allreduce_plan(one_host(4), "ring").plan
+    renamed = replace(plan, note="a remark", levels=tuple(replace(level, name="x") for level in plan.levels))
+    assert ir.digest(renamed) == ir.digest(plan)
+
+
+def test_the_digest_is_the_same_in_another_process() -> None:
+    code = (
+        "from hvd_ext.planning import ir, planner; from hvd_ext.topology.tree import from_hosts;"
+        "print(ir.digest(planner.allreduce_plan(from_hosts(list('aabbb')), 'flexreduce').plan))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == ir.digest(allreduce_plan(from_hosts(list("aabbb")), "flexreduce").plan)

@@ -1,0 +1,162 @@
+"""The door for the runtime: choice, grain, proof; and the registry behind it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import hvd_ext.planning
+import hvd_ext.topology
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import planner, registry
+from hvd_ext.planning.lower import rows_of
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Tree, from_hosts
+from tests.unit.planning.clusters import even_tree, large_tree, one_host, uneven_hosts
+
+
+def test_the_registry_finds_every_module_of_the_folder() -> None:
+    folder = Path(hvd_ext.planning.__path__[0]) / "schedules"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert set(registry.names()) == files
+    assert {"ring", "two_level", "flexreduce"} <= files
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_card_is_filled_in_and_its_drawing_fits_a_terminal(name: str) -> None:
+    card = registry.get(name).card
+    assert card.name == name
+    assert all(getattr(card, field.name).strip() for field in fields(card))
+    assert card.idea.endswith(".")
+    assert all(len(line) <= 110 for line in card.drawing.splitlines())
+
+
+def test_an_unknown_algorithm_is_answered_with_the_names_and_the_nearest() -> None:
+    with pytest.raises(
+        PlanError, match=r"algorithm 'two_levels': it is 'auto' or one of .*ring.*did you mean 'two_level'\?"
+    ):
+        planner.allreduce_plan(one_host(2), "two_levels")
+
+
+def test_an_algorithm_that_does_not_apply_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tree: Tree) -> str | None:
+        return "it needs an odd number of ranks" if tree.size % 2 == 0 else None
+
+    monkeypatch.setattr(registry.get("two_level"), "supports", refuse)
+    tree = from_hosts(["p", "q"] * 3)  # a tree that no other test asks for: choices are cached
+    with pytest.raises(
+        PlanError, match=r"'two_level' on 6 ranks on 2 hosts \(3 \+ 3\): it needs an odd number of ranks"
+    ):
+        planner.allreduce_plan(tree, "two_level")
+    chosen = planner.allreduce_plan(tree, "auto", 12345)
+    assert dict(chosen.candidates)["two_level"] == "it needs an odd number of ranks"
+    assert chosen.algorithm != "two_level"
+    planner.allreduce_plan.cache_clear()
+
+
+def test_auto_takes_the_ring_on_one_host_and_says_what_the_others_would_cost() -> None:
+    chosen = planner.allreduce_plan(one_host(4))
+    assert chosen.algorithm == chosen.plan.algorithm == "ring"
+    assert chosen.why.startswith("cheapest for 8388608 bytes on 4 ranks on 1 host: ring ")
+    assert "two_level" in chosen.why
+    assert "\n" not in chosen.why
+    assert [name for name, _ in chosen.candidates] == list(registry.names())
+
+
+def test_auto_leaves_the_ring_where_a_slow_network_joins_several_ranks_of_each_host() -> None:
+    chosen = planner.allreduce_plan(even_tree(4, 8))
+    assert chosen.algorithm == "flexreduce"
+    prices = dict(chosen.candidates)
+    assert isinstance(prices["flexreduce"], float)
+    assert isinstance(prices["ring"], float)
+    assert prices["flexreduce"] < prices["ring"]
+
+
+def test_auto_prices_large_clusters_with_closed_forms() -> None:
+    tree = large_tree(600)
+    chosen = planner.allreduce_plan(tree)
+    for name, price in chosen.candidates:
+        assert price == registry.get(name).cost(tree, planner.DEFAULT_NBYTES)
+
+
+def test_answers_are_cached() -> None:
+    tree = uneven_hosts(9)
+    again = from_hosts([name for _, name in sorted((r, h.name) for h in tree.root.children for r in h.ranks)])
+    assert planner.allreduce_plan(tree) is planner.allreduce_plan(again)
+    assert planner.all_gather_plan(tree) is planner.all_gather_plan(again)
+    assert planner.broadcast_plan(tree, 3) is planner.broadcast_plan(again, 3)
+
+
+def test_one_rank_has_nothing_to_do() -> None:
+    tree = one_host(1)
+    plans = [planner.allreduce_plan(tree, name).plan for name in (*registry.names(), "auto")]
+    for plan in (*plans, planner.all_gather_plan(tree), planner.broadcast_plan(tree, 0)):
+        assert rows_of(plan, 0).shape == (0, 5)
+        assert planner.prove(plan)
+
+
+def test_a_broadcast_crosses_to_each_host_once() -> None:
+    tree = from_hosts(["a", "b", "c"] * 4)
+    host = {rank: index for index, ranks in enumerate(tree.hosts()) for rank in ranks}
+    for root in range(12):
+        first = planner.broadcast_plan(tree, root).levels[0].calls
+        assert [call.root for call in first] == [root]
+        assert sorted(host[rank] for rank in first[0].ranks) == [0, 1, 2]
+
+
+def test_a_broadcast_to_a_long_row_of_hosts_halves_its_way() -> None:
+    level = planner.broadcast_plan(from_hosts([str(rank) for rank in range(40)]), 7).levels[0]
+    assert level.calls[0].method == "recursive"
+    with pytest.raises(PlanError, match=r"broadcast from root_rank 40: the ranks are 0 \.\. 39"):
+        planner.broadcast_plan(from_hosts([str(rank) for rank in range(40)]), 40)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4, 100, 32768, 32769, 1 << 20, (8 << 20) + 4, 1 << 33])
+@pytest.mark.parametrize("size", [2, 3, 8, 64, 1000])
+def test_segments_are_aligned_and_bounded(size: int, nbytes: int) -> None:
+    for name in registry.names():
+        plan = planner.allreduce_plan(from_hosts([str(rank // 8) for rank in range(size)]), name).plan
+        grain = planner.segment_nbytes(plan, nbytes)
+        assert grain % 64 == 0
+        assert planner.SMALLEST_SEGMENT_NBYTES <= grain <= planner.LARGEST_SEGMENT_NBYTES
+
+
+def test_a_rings_messages_are_just_below_the_eager_limit() -> None:
+    plan = planner.allreduce_plan(one_host(8), "ring").plan
+    message = planner.segment_nbytes(plan, 64 << 20) / 8
+    assert 55_000 < message <= 60_100
+
+
+def test_the_buffer_of_a_single_rank_is_one_segment() -> None:
+    plan = planner.allreduce_plan(one_host(1)).plan
+    assert planner.segment_nbytes(plan, 100_000_000) >= 100_000_000
+    assert planner.segment_nbytes(plan, 0) == 64
+
+
+def test_a_wrong_plan_is_refused_and_a_large_one_left_alone() -> None:
+    half = Level((Call("reduce", (0, 1), (Span(0, 1),), 0),))
+    with pytest.raises(PlanError, match="after the last round rank 1 holds in unit 0"):
+        planner.prove(LogicalPlan("half", "allreduce", 2, 1, (half,)))
+    assert not planner.prove(LogicalPlan("half", "allreduce", 65, 1, (half,)))
+
+
+def test_the_planner_imports_no_tensorflow_no_mpi_and_no_clock() -> None:
+    allowed = {"__future__", "collections", "dataclasses", "difflib", "fractions", "functools", "hashlib", "importlib"}
+    allowed |= {"math", "numpy", "pathlib", "pkgutil", "pydantic", "re", "typing", "yaml", "hvd_ext"}
+    for package in (hvd_ext.planning, hvd_ext.topology):
+        for path in Path(package.__path__[0]).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                for name in names:
+                    assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
+                    if name.startswith("hvd_ext."):
+                        assert name.split(".")[1] in {"planning", "topology", "errors"}, f"{path.name} imports {name}"
+
+
+def test_the_assumed_network_is_slower_than_shared_memory() -> None:
+    assert ETHERNET.alpha_s > SHARED_MEMORY.alpha_s
+    assert ETHERNET.beta_s_per_byte > SHARED_MEMORY.beta_s_per_byte

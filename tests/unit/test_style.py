@@ -1,0 +1,190 @@
+"""Rules of the house as tests: sizes, layers, words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("hvd_ext", "tf_ops", "tests", "examples", "benchmarks", "docs", "docker", ".ci")
+NOT_OURS = {"__pycache__", "lib", "results"}
+PYTHON_LINES = 300
+CXX_LINES = 400
+HEAVY = {"tensorflow", "keras", "mpi4py", "horovod", "ctypes"}
+CLOCK_AND_ENVIRONMENT = {"time", "datetime", "os.environ", "os.getenv", "os.putenv"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+# put together here so that this file does not name them itself
+MACHINE_PATHS = re.compile(
+    "|".join(["/wor" + "k/", "/tmp/" + "exp", "/far" + "m/", "/ho" + r"me/\w", "/ro" + r"ot/\w"])
+)
+LEFT_OPEN = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "TB" + "D", "XX" + "X"]) + r")\b")
+
+
+def files(*suffixes: str) -> list[Path]:
+    """Lists the repository's files with these suffixes."""
+    found = [path for path in ROOT.iterdir() if path.is_file()]
+    for folder in FOLDERS:
+        found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    wanted = [path for path in found if path.suffix in suffixes or path.name in suffixes]
+    return sorted(path for path in wanted if not NOT_OURS & set(path.relative_to(ROOT).parts))
+
+
+def name(path: Path) -> str:
+    """Gives a file's path in the repository."""
+    return path.relative_to(ROOT).as_posix()
+
+
+PYTHON = files(".py")
+CXX = files(".cc", ".h")
+TEXTS = files(".py", ".cc", ".h", ".def", ".md", ".toml", ".txt", ".yaml", ".sh", "Makefile", "Dockerfile", "run")
+
+
+def test_the_files_are_found():
+    names = {name(path) for path in TEXTS}
+    assert {"setup.py", "hvd_ext/__init__.py", "tf_ops/engine/api.h", "README.md", ".ci/run", "Makefile"} <= names
+
+
+@pytest.mark.parametrize(("paths", "limit"), [(PYTHON, PYTHON_LINES), (CXX, CXX_LINES)], ids=["python", "c++"])
+def test_no_file_is_longer_than_a_reader_likes(paths, limit):
+    lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {key: lines for key, lines in lengths.items() if lines > limit} == {}
+
+
+def includes(pattern: str) -> set[str]:
+    """Names the C++ files with an include that matches."""
+    return {
+        name(path)
+        for path in CXX
+        if any(re.match(pattern, file) for file in INCLUDE.findall(path.read_text(encoding="utf-8")))
+    }
+
+
+def test_only_the_mpi_transport_includes_mpi():
+    # tests/native/mpi holds programs that start and end MPI around the transport
+    seen = {file for file in includes(r"mpi\.h") if not file.startswith("tests/native/mpi/")}
+    assert seen == {"tf_ops/engine/transport_mpi.cc"}
+
+
+def test_only_the_ops_include_tensorflow():
+    seen = includes(r"(tensorflow|absl|Eigen|unsupported/Eigen)/")
+    assert seen
+    assert [file for file in seen if not file.startswith("tf_ops/ops/")] == []
+
+
+def test_the_kernels_include_neither_the_engine_nor_the_ops():
+    kernels = [path for path in CXX if name(path).startswith("tf_ops/kernels/")]
+    included = {file for path in kernels for file in INCLUDE.findall(path.read_text(encoding="utf-8"))}
+    assert [file for file in included if file.startswith(("engine/", "ops/"))] == []
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yields the modules that a file imports, and the dotted names of modules that it reads, as in os.environ."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+
+
+def parsed(path: Path) -> ast.Module:
+    """Parses a Python file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def offences(folder: str, forbidden: set[str]) -> dict[str, set[str]]:
+    """Names the files of a folder that import what they must not, and what that is."""
+    found: dict[str, set[str]] = {}
+    for path in PYTHON:
+        if name(path).startswith(folder):
+            used = set(imports(parsed(path)))
+            bad = {module for module in used for word in forbidden if module == word or module.startswith(word + ".")}
+            if bad:
+                found[name(path)] = bad
+    return found
+
+
+OUTER = {f"hvd_ext.{part}" for part in ("tensorflow", "keras", "engine", "native", "process", "runtime", "options")}
+
+
+@pytest.mark.parametrize("folder", ["hvd_ext/planning/", "hvd_ext/topology/"])
+def test_the_planner_knows_neither_tensorflow_nor_mpi_nor_the_runtime(folder):
+    assert any(name(path).startswith(folder) for path in PYTHON)
+    assert offences(folder, HEAVY | OUTER) == {}
+
+
+def test_the_planner_knows_neither_the_clock_nor_the_environment():
+    assert offences("hvd_ext/planning/", CLOCK_AND_ENVIRONMENT) == {}
+
+
+def test_only_the_keras_part_and_the_ops_need_tensorflow_at_import():
+    allowed = ("hvd_ext/tensorflow/", "hvd_ext/keras/", "hvd_ext/bench/")
+    eager = {}
+    for path in PYTHON:
+        if name(path).startswith("hvd_ext/") and not name(path).startswith(allowed):
+            top = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
+            used = set(imports(ast.Module(body=top, type_ignores=[])))
+            if used & {"tensorflow", "keras", "mpi4py", "horovod"}:
+                eager[name(path)] = used
+    assert eager == {}
+
+
+def test_every_python_file_says_what_it_is():
+    assert [name(path) for path in PYTHON if not ast.get_docstring(parsed(path))] == []
+
+
+def test_every_python_file_with_code_postpones_annotations():
+    late = []
+    for path in PYTHON:
+        body = parsed(path).body[1:]  # behind the docstring
+        if body and not (isinstance(body[0], ast.ImportFrom) and body[0].module == "__future__"):
+            late.append(name(path))
+    assert late == []
+
+
+def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Yields the public functions, classes and methods of a file."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    for node in tree.body:
+        if isinstance(node, kinds) and not node.name.startswith("_"):
+            yield node.name, node
+            if isinstance(node, ast.ClassDef):
+                for method in node.body:
+                    if isinstance(method, kinds) and not method.name.startswith("_"):
+                        yield f"{node.name}.{method.name}", method
+
+
+def test_every_public_name_of_the_package_says_what_it_does_in_a_sentence():
+    wrong = {}
+    for path in PYTHON:
+        if name(path).startswith(("hvd_ext/", "setup.py")):
+            for label, node in public_definitions(parsed(path)):
+                first = (ast.get_docstring(node) or "").split("\n\n")[0].strip()
+                if not first.endswith((".", ":")):
+                    wrong[f"{name(path)}: {label}"] = first
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATHS, LEFT_OPEN], ids=["machine paths", "left open"])
+def test_no_file_knows_the_machine_it_was_written_on_or_leaves_something_open(pattern):
+    found = {name(path): pattern.findall(path.read_text(encoding="utf-8")) for path in TEXTS}
+    assert {key: words for key, words in found.items() if words} == {}
+
+
+def test_every_skip_gives_a_reason():
+    silent = []
+    for path in PYTHON:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                said = bool(node.args) or any(keyword.arg == "reason" for keyword in node.keywords)
+                if node.func.attr == "skipif":
+                    said = any(keyword.arg == "reason" for keyword in node.keywords)
+                if node.func.attr in ("skip", "skipif", "xfail") and not said:
+                    silent.append(f"{name(path)}:{node.lineno}")
+    assert silent == []

@@ -1,0 +1,88 @@
+"""Clusters from YAML, with words for what is wrong in them."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.errors import HvdExtError, TopologyError
+from hvd_ext.topology import read as reader
+from hvd_ext.topology.tree import Link
+
+EXAMPLE = textwrap.dedent(reader.__doc__[reader.__doc__.index("    name: cluster") :]) if reader.__doc__ else ""
+
+
+def test_the_documented_example_is_read(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(EXAMPLE, encoding="utf-8")
+    tree = reader.read(tmp_path / "cluster.yaml", size=5)
+    assert tree.hosts() == ((0, 2, 4), (1, 3))
+    assert tree.root.link == Link(30e-6, 8 / 10e9)
+    assert [host.name for host in tree.root.children] == ["left", "right"]
+    assert tree.root.children[0].link == Link(5e-6, 5e-10)
+
+
+def test_trees_may_be_deep_and_uneven() -> None:
+    tree = reader.parse(
+        """
+        link: {alpha_s: 1, beta_s_per_byte: 1}
+        children:
+          - rank: 3
+          - link: {alpha_s: 1, beta_s_per_byte: 1}
+            children:
+              - link: {alpha_s: 0, beta_s_per_byte: 0}
+                ranks: [2, 0]
+              - link: {alpha_s: 0, beta_s_per_byte: 0}
+                ranks: [1]
+        """
+    )
+    assert tree.hosts() == ((3,), (2, 0), (1,))
+    assert tree.depth == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "it is not YAML"),
+        ("3", "the top level: a node is a mapping with name, link and one of children, ranks, rank"),
+        ("name: x", "the top level: a node has exactly one of children, ranks and rank, got none"),
+        (EXAMPLE + "speed: 1\n", "speed: unknown key"),
+        (EXAMPLE.replace("gbit_per_s", "gbit"), "link.gbit: unknown key"),
+        (EXAMPLE.replace("alpha_s: 30.0e-6, ", ""), "link.alpha_s: missing key"),
+        (EXAMPLE.replace(", gbit_per_s: 10", ""), "link: a link has either beta_s_per_byte or gbit_per_s"),
+        (EXAMPLE.replace("30.0e-6", "-1"), "link.alpha_s: .*greater than or equal to 0, got -1"),
+        (EXAMPLE.replace("[1, 3]", "[1, two]"), "children.1.ranks.1: .* integer.*, got 'two'"),
+        (EXAMPLE.replace("[1, 3]", "[]"), "children.1.ranks: .*at least 1 item"),
+        (EXAMPLE.replace("[1, 3]", "[1, -3]"), "children.1: ranks are 0 or more"),
+        (EXAMPLE.replace("[1, 3]", "[1, 2]"), "rank 2 is there 2 times"),
+        (EXAMPLE.replace("[1, 3]", "[1, 4]"), "rank 3 is there 0 times"),
+        (
+            EXAMPLE.replace("[1, 3]", "[1, 3]\n    rank: 5"),
+            "exactly one of children, ranks and rank, got ranks and rank",
+        ),
+        ("ranks: [0]", "a node with children or ranks has a link"),
+        ("rank: 0\nlink: {alpha_s: 0, gbit_per_s: 1}", "a single rank has none"),
+    ],
+)
+def test_faults_are_named_with_their_place(text: str, words: str) -> None:
+    with pytest.raises(TopologyError, match=f"^topology file here.yaml: .*{words}"):
+        reader.parse(text, "here.yaml")
+
+
+def test_another_number_of_ranks_is_refused() -> None:
+    with pytest.raises(TopologyError, match="it has 5 ranks and the job has 4; both must be equal"):
+        reader.parse(EXAMPLE, size=4)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"none\.yaml: it cannot be read: No such file"):
+        reader.read(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TopologyError, match="it is not UTF-8 text"):
+        reader.read(tmp_path / "binary.yaml")
+
+
+def test_a_topology_error_is_a_value_error_and_ours() -> None:
+    assert issubclass(TopologyError, ValueError)
+    assert issubclass(TopologyError, HvdExtError)

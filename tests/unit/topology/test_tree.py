@@ -1,0 +1,89 @@
+"""Trees: built from host names, and their helpers."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_ext.errors import TopologyError
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
+from tests.unit.planning.clusters import even_tree, random_tree
+
+
+def test_hosts_are_found_when_ranks_are_dealt_around() -> None:
+    tree = from_hosts(["x", "y", "x", "y", "z"])
+    assert tree.hosts() == ((0, 2), (1, 3), (4,))
+    assert tree.ranks == (0, 2, 1, 3, 4)
+    assert tree.root.link == ETHERNET
+    assert {host.name: host.link for host in tree.root.children} == dict.fromkeys("xyz", SHARED_MEMORY)
+    assert (tree.size, tree.depth) == (5, 2)
+
+
+def test_a_single_host_is_the_root() -> None:
+    tree = from_hosts(["x"] * 3)
+    assert (tree.root.name, tree.depth, tree.hosts()) == ("x", 1, ((0, 1, 2),))
+
+
+def test_links_can_be_given() -> None:
+    tree = from_hosts(["x", "y"], inside=Link(1, 2), between=Link(3, 4))
+    assert (tree.root.children[0].link, tree.root.link) == (Link(1, 2), Link(3, 4))
+
+
+def test_equal_clusters_are_equal_values() -> None:
+    assert from_hosts(list("abab")) == from_hosts(list("abab"))
+    assert hash(from_hosts(list("abab"))) == hash(from_hosts(list("abab")))
+    assert from_hosts(list("abab")) != from_hosts(list("aabb"))
+
+
+def test_levels_come_deepest_first() -> None:
+    tree = even_tree(2, 2, 3)
+    assert [len(level) for level in tree.levels()] == [4, 2, 1]
+    assert tree.levels()[-1] == (tree.root,)
+    assert [node.ranks for node in tree.levels()[0]] == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
+
+
+def test_a_leaf_beside_branches_is_a_host_of_its_own() -> None:
+    host = Node("host", SHARED_MEMORY, (leaf(1), leaf(2)))
+    tree = Tree(Node("cluster", ETHERNET, (leaf(0), host)))
+    assert tree.hosts() == ((0,), (1, 2))
+    assert not tree.is_uniform()
+    assert Tree(leaf(0)).hosts() == ((0,),)
+    assert Tree(leaf(0)).levels() == ()
+
+
+def test_uniform_means_equal_degrees_on_each_level() -> None:
+    assert even_tree(3, 2, 2).is_uniform()
+    assert from_hosts(list("aabb")).is_uniform()
+    assert not from_hosts(list("aabbb")).is_uniform()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_and_levels_cover_random_trees(seed: int) -> None:
+    tree = random_tree(seed)
+    assert sorted(tree.ranks) == list(range(tree.size))
+    assert tuple(rank for host in tree.hosts() for rank in host) == tree.ranks
+    assert len(tree.levels()) == tree.depth
+
+
+def test_a_cluster_is_described_in_one_line() -> None:
+    assert from_hosts(["a"]).describe() == "1 rank on 1 host"
+    assert from_hosts(list("aabbb")).describe() == "5 ranks on 2 hosts (2 + 3)"
+    assert from_hosts([str(rank) for rank in range(12)]).describe().endswith("1 + 1 + ...)")
+
+
+def test_wrong_trees_are_refused() -> None:
+    with pytest.raises(TopologyError, match=r"carry the ranks 0 .. 1 each once; rank 1 is there 0 times"):
+        Tree(Node("c", ETHERNET, (leaf(0), leaf(2))))
+    with pytest.raises(TopologyError, match="rank 0 is there 2 times"):
+        Tree(Node("c", ETHERNET, (leaf(0), leaf(0))))
+    with pytest.raises(TopologyError, match="node 'c': it is either a leaf with a rank or a branch with children"):
+        Node("c")
+    with pytest.raises(TopologyError, match="node 'c': it is either a leaf"):
+        Node("c", ETHERNET, (leaf(0),), rank=1)
+    with pytest.raises(TopologyError, match="a job has at least one rank, got an empty list"):
+        from_hosts([])
+
+
+@pytest.mark.parametrize("values", [(-1.0, 0.0), (0.0, -1.0), (float("nan"), 0.0), (0.0, float("inf"))])
+def test_impossible_links_are_refused(values: tuple[float, float]) -> None:
+    with pytest.raises(TopologyError, match="both are finite and not negative"):
+        Link(*values)

@@ -1,0 +1,263 @@
+#include "engine/api.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/transport.h"
+#include "kernels/reduce.h"
+#include "plan/ir.def"  // for HVD_EXT_PLAN_VERSION
+#include "plan/plan.h"
+
+namespace hvd_ext {
+namespace {
+
+// Never destroyed: at exit the engine's thread may still run, and Python may still call.
+struct Process {
+  std::mutex life;   // one start or stop at a time
+  std::mutex mutex;  // guards what follows
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Transport> transport;
+  int64_t generation = 0;
+};
+
+Process& TheProcess() {
+  static Process* process = new Process;
+  return *process;
+}
+
+std::string& Error() {
+  thread_local std::string error;
+  return error;
+}
+
+int Report(const Status& status) {
+  Error() = status.message;
+  return static_cast<int>(status.code);
+}
+
+// The engine that runs, or null with *status set.
+std::shared_ptr<Engine> Running(Status* status) {
+  std::shared_ptr<Engine> engine = Engine::Current();
+  if (engine == nullptr) *status = Stopped("no engine runs; call init() first");
+  return engine;
+}
+
+Status Start(const HvdExtConfig* config, const std::function<Status(std::shared_ptr<Transport>*)>& make) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  if (Engine::Current() != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
+  std::shared_ptr<Transport> transport;
+  HVD_EXT_RETURN_IF_ERROR(make(&transport));
+  Config native;
+  native.stall_warn_s = config->stall_warn_s;
+  native.stall_fatal_s = config->stall_fatal_s;
+  if (config->window > 0) native.window = config->window;
+  std::shared_ptr<Engine> engine;
+  HVD_EXT_RETURN_IF_ERROR(Engine::Start(transport, native, process.generation + 1, &engine));
+  std::lock_guard<std::mutex> lock(process.mutex);
+  ++process.generation;
+  process.engine = std::move(engine);
+  process.transport = std::move(transport);
+  return Status::Ok();
+}
+
+struct ExchangeResult {
+  std::string data;
+  std::vector<int64_t> offsets;
+};
+
+// What a waiting caller and the engine's thread share.
+struct Waiting {
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool ended = false;
+  Status status;
+  std::vector<std::string> payloads;
+};
+
+}  // namespace
+
+std::shared_ptr<Engine> Engine::Current() {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  return process.engine;
+}
+
+}  // namespace hvd_ext
+
+using namespace hvd_ext;  // NOLINT: the functions below are C
+
+extern "C" {
+
+int64_t hvd_ext_abi_version(void) { return HVD_EXT_ABI_VERSION; }
+
+int64_t hvd_ext_plan_version(void) { return HVD_EXT_PLAN_VERSION; }
+
+const char* hvd_ext_error(void) { return Error().c_str(); }
+
+int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size) {
+  Status status = Start(config, MakeMpiTransport);
+  std::shared_ptr<Engine> engine = status.ok() ? Running(&status) : nullptr;
+  if (engine != nullptr) {
+    *rank = engine->rank();
+    *size = engine->size();
+  }
+  return Report(status);
+}
+
+int hvd_ext_start_local(const HvdExtConfig* config) {
+  return Report(Start(config, [](std::shared_ptr<Transport>* transport) {
+    *transport = MakeThreadTransports(1)[0];
+    return Status::Ok();
+  }));
+}
+
+int hvd_ext_stop(int32_t* alone) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  *alone = 0;
+  if (engine == nullptr) return Report(Status::Ok());
+  *alone = engine->Stop() ? 1 : 0;
+  std::lock_guard<std::mutex> lock(process.mutex);
+  process.engine.reset();
+  process.transport.reset();
+  return Report(Status::Ok());
+}
+
+int hvd_ext_generation(int64_t* generation) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  *generation = process.generation;
+  return Report(process.engine != nullptr ? Status::Ok() : Stopped("no engine runs; call init() first"));
+}
+
+void hvd_ext_finish_mpi(int32_t failed, int32_t code) { FinishMpi(failed != 0, code); }
+
+void hvd_ext_abort(int32_t code) {
+  std::shared_ptr<Transport> transport;
+  {
+    Process& process = TheProcess();
+    std::lock_guard<std::mutex> lock(process.mutex);
+    transport = process.transport;
+  }
+  if (transport != nullptr) transport->Abort(code);
+}
+
+int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  return Report(engine != nullptr ? engine->AddPlan(rows, n_rows, units, plan) : status);
+}
+
+int hvd_ext_plan_remove(int64_t plan) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  return Report(engine != nullptr ? engine->RemovePlan(plan) : status);
+}
+
+int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
+                         int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
+                         const int32_t* dtypes, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
+                         int64_t* channel) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine == nullptr) return Report(status);
+  ChannelSpec spec;
+  spec.name = name;
+  spec.tensor_names.assign(tensor_names, tensor_names + n_tensors);
+  spec.elements.assign(elements, elements + n_tensors);
+  for (int64_t i = 0; i < n_buckets; ++i) {
+    spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
+                            std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
+    bucket_tensors += bucket_sizes[i];
+  }
+  return Report(engine->OpenChannel(std::move(spec), channel));
+}
+
+int hvd_ext_channel_close(int64_t channel) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  return Report(engine != nullptr ? engine->CloseChannel(channel) : status);
+}
+
+int hvd_ext_channel_begin_step(int64_t channel) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  return Report(engine != nullptr ? engine->BeginStep(channel) : status);
+}
+
+int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
+                     const int64_t** offsets) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine == nullptr) return Report(status);
+  auto waiting = std::make_shared<Waiting>();
+  engine->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
+                   [waiting](const Status& s, const std::vector<std::string>& payloads) {
+                     std::lock_guard<std::mutex> lock(waiting->mutex);
+                     waiting->status = s;
+                     waiting->payloads = payloads;
+                     waiting->ended = true;
+                     waiting->wake.notify_one();
+                   });
+  std::unique_lock<std::mutex> lock(waiting->mutex);
+  waiting->wake.wait(lock, [&] { return waiting->ended; });
+  if (!waiting->status.ok()) return Report(waiting->status);
+  auto* exchanged = new ExchangeResult;
+  exchanged->offsets.push_back(0);
+  for (const std::string& part : waiting->payloads) {
+    exchanged->data += part;
+    exchanged->offsets.push_back(static_cast<int64_t>(exchanged->data.size()));
+  }
+  *result = exchanged;
+  *data = exchanged->data.data();
+  *offsets = exchanged->offsets.data();
+  return Report(Status::Ok());
+}
+
+void hvd_ext_exchange_free(void* result) { delete static_cast<ExchangeResult*>(result); }
+
+int hvd_ext_statistics(int64_t values[5]) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine == nullptr) return Report(status);
+  Statistics statistics = engine->GetStatistics();
+  values[0] = statistics.buckets;
+  values[1] = statistics.calls;
+  values[2] = statistics.segments;
+  values[3] = statistics.bytes_sent;
+  values[4] = statistics.bytes_received;
+  return Report(Status::Ok());
+}
+
+int hvd_ext_test_add(int32_t dtype, void* accumulator, const void* x, int64_t elements) {
+  DType type = static_cast<DType>(dtype);
+  if (SizeOf(type) == 0 || type == DType::kBytes)
+    return Report(Invalid("dtype (" + std::to_string(dtype) + ") cannot be summed"));
+  Add(type, accumulator, x, elements);
+  return Report(Status::Ok());
+}
+
+int hvd_ext_test_divide(int32_t dtype, void* data, int64_t divisor, int64_t elements) {
+  DType type = static_cast<DType>(dtype);
+  if (SizeOf(type) == 0 || type == DType::kBytes)
+    return Report(Invalid("dtype (" + std::to_string(dtype) + ") cannot be divided"));
+  if (divisor == 0) return Report(Invalid("divisor (0) must not be zero"));
+  Divide(type, data, divisor, elements);
+  return Report(Status::Ok());
+}
+
+int hvd_ext_test_decode(const int64_t* rows, int64_t n_rows, int64_t units, int32_t rank, int32_t size) {
+  Plan plan;
+  return Report(Decode(rows, n_rows, units, rank, size, &plan));
+}
+
+}  // extern "C"

@@ -1,0 +1,56 @@
+// Memory for buckets, segments and messages: returned buffers are kept by size, so that a steady state allocates
+// nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace hvd_ext {
+
+class BufferPool;
+
+// Memory from a pool; goes back to it when destroyed. Movable. May outlive the pool.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  // 64-byte aligned, contents undefined; null for a buffer that holds nothing.
+  char* data() const { return data_; }
+  // What was asked for.
+  int64_t nbytes() const { return nbytes_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  // Never returns the memory: for what a transport may still read or write after the engine has stopped. The memory
+  // stays valid until the process ends; this buffer holds nothing afterwards.
+  void KeepForEver();
+
+ private:
+  friend class BufferPool;
+  struct Shelves;
+  std::shared_ptr<Shelves> shelves_;
+  char* data_ = nullptr;
+  int64_t nbytes_ = 0;
+  int size_class_ = 0;
+};
+
+// Thread-safe. Holds what was returned to it until it is destroyed.
+class BufferPool {
+ public:
+  BufferPool();
+
+  // A buffer of at least `nbytes` (0 gives a valid pointer too). Throws std::bad_alloc.
+  Buffer Take(int64_t nbytes);
+
+  // How often Take had to ask the system, since the start.
+  int64_t allocations() const;
+
+ private:
+  std::shared_ptr<Buffer::Shelves> shelves_;
+};
+
+}  // namespace hvd_ext

@@ -1,0 +1,215 @@
+#include "engine/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/stall.h"
+
+namespace hvd_ext {
+namespace {
+
+// Where Announce puts what.
+enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kShape };
+
+Kind KindOf(const Message& a) { return static_cast<Kind>(a.numbers[kKind]); }
+
+const char* NameOfKind(Kind kind) {
+  switch (kind) {
+    case Kind::kAllreduce:
+      return "allreduce";
+    case Kind::kAllgather:
+      return "allgather";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kExchange:
+      return "exchange";
+  }
+  return "unknown call";
+}
+
+std::vector<int64_t> ShapeOf(const Message& a) { return {a.numbers.begin() + kShape, a.numbers.end()}; }
+
+// "float32[3, 4]"
+std::string TensorOf(const Message& a) {
+  std::string text = std::string(NameOf(static_cast<DType>(a.numbers[kDType]))) + "[";
+  for (size_t i = kShape; i < a.numbers.size(); ++i) text += (i > kShape ? ", " : "") + std::to_string(a.numbers[i]);
+  return text + "]";
+}
+
+bool SameTensor(const Message& a, const Message& b) {
+  std::vector<int64_t> shape_a = ShapeOf(a), shape_b = ShapeOf(b);
+  if (a.numbers[kDType] != b.numbers[kDType] || shape_a.size() != shape_b.size()) return false;
+  if (KindOf(a) == Kind::kAllgather) shape_a[0] = shape_b[0];
+  return shape_a == shape_b;
+}
+
+// What `a` (of `rank`) has that `b` (of rank 0) has not; empty if they agree.
+std::string Difference(int rank, const Message& a, const Message& b) {
+  auto differ = [&](const std::string& mine, const std::string& first, const std::string& rule) {
+    return "rank " + std::to_string(rank) + " has " + mine + ", rank 0 has " + first + "; " + rule;
+  };
+  if (a.numbers[kKind] != b.numbers[kKind]) {
+    return differ(NameOfKind(KindOf(a)), NameOfKind(KindOf(b)), "one name must mean the same collective on all ranks");
+  }
+  if (!SameTensor(a, b)) {
+    return differ(TensorOf(a), TensorOf(b),
+                  KindOf(a) == Kind::kAllgather ? "all ranks must give one dtype and one shape, except for dimension 0"
+                                                : "all ranks must give one dtype and one shape");
+  }
+  if (a.numbers[kOp] != b.numbers[kOp]) {
+    auto name = [](const Message& m) {
+      return m.numbers[kOp] == static_cast<int64_t>(ReduceOp::kSum) ? "sum" : "average";
+    };
+    return differ(std::string("op ") + name(a), std::string("op ") + name(b), "all ranks must give one op");
+  }
+  if (a.numbers[kRoot] != b.numbers[kRoot]) {
+    return differ("root rank " + std::to_string(a.numbers[kRoot]), "root rank " + std::to_string(b.numbers[kRoot]),
+                  "all ranks must name one root rank");
+  }
+  for (Field field : {kPlanDigest, kSegmentNbytes}) {
+    std::string word = field == kPlanDigest ? "plan " : "segments of bytes ";
+    if (a.numbers[field] != b.numbers[field]) {
+      return differ(word + std::to_string(a.numbers[field]), word + std::to_string(b.numbers[field]),
+                    "all ranks must use one algorithm and one topology");
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
+  Message message;
+  message.type = MessageType::kAnnounce;
+  message.id = id;
+  message.text = spec.name;
+  message.numbers = {static_cast<int64_t>(spec.kind),
+                     static_cast<int64_t>(spec.dtype),
+                     static_cast<int64_t>(spec.op),
+                     spec.root,
+                     spec.plan_digest,
+                     spec.segment_nbytes};
+  message.numbers.insert(message.numbers.end(), spec.shape.begin(), spec.shape.end());
+  message.texts.push_back(std::move(payload));
+  return message;
+}
+
+std::string NameOfCall(Kind kind, const std::string& name) { return std::string(NameOfKind(kind)) + " '" + name + "'"; }
+
+Coordinator::Coordinator(int size) : size_(size) {}
+
+void Coordinator::Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out) {
+  std::string name = announcement.text;
+  std::deque<Entry>& entries = entries_[name];
+  size_t r = static_cast<size_t>(rank);
+  auto entry = std::find_if(entries.begin(), entries.end(), [r](const Entry& e) { return !e.here[r]; });
+  if (entry == entries.end()) {
+    entries.emplace_back();
+    entry = std::prev(entries.end());
+    entry->announcements.resize(static_cast<size_t>(size_));
+    entry->here.resize(static_cast<size_t>(size_));
+    entry->since_s = now_s;
+    ++waiting_;
+  }
+  entry->announcements[r] = std::move(announcement);
+  entry->here[r] = 1;
+  ++entry->count;
+  if (gone_ < 0 && entry->count < size_) return;
+  if (gone_ >= 0) {
+    Refuse(*entry, Gone(*entry), out);
+  } else {
+    Finish(*entry, out);
+  }
+  entries.erase(entry);
+  --waiting_;
+  if (entries.empty()) entries_.erase(name);
+}
+
+void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
+  Status status = Compare(entry);
+  if (!status.ok()) {
+    Refuse(entry, status, out);
+    return;
+  }
+  Message start;
+  start.type = MessageType::kStart;
+  Kind kind = KindOf(entry.announcements[0]);
+  for (const Message& a : entry.announcements) {
+    if (kind == Kind::kAllgather) start.numbers.push_back(a.numbers[kShape]);
+    if (kind == Kind::kExchange) start.texts.push_back(a.texts[0]);
+  }
+  for (int rank = 0; rank < size_; ++rank) {
+    start.id = entry.announcements[static_cast<size_t>(rank)].id;
+    out->push_back({rank, start});
+  }
+}
+
+Status Coordinator::Compare(const Entry& entry) const {
+  const Message& first = entry.announcements[0];
+  for (int rank = 1; rank < size_; ++rank) {
+    std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first);
+    if (!difference.empty()) return Mismatch(NameOfCall(KindOf(first), first.text) + ": " + difference);
+  }
+  return Status::Ok();
+}
+
+void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const {
+  Message refuse;
+  refuse.type = MessageType::kRefuse;
+  refuse.code = status.code;
+  refuse.text = status.message;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!entry.here[static_cast<size_t>(rank)]) continue;
+    refuse.id = entry.announcements[static_cast<size_t>(rank)].id;
+    out->push_back({rank, refuse});
+  }
+}
+
+Status Coordinator::Gone(const Entry& entry) const {
+  size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
+  const Message& a = entry.announcements[first];
+  return Communication(NameOfCall(KindOf(a), a.text) + ": " + HasLeft(gone_));
+}
+
+void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
+  if (gone_ < 0) gone_ = rank;
+  for (const auto& [name, entries] : entries_) {
+    for (const Entry& entry : entries) Refuse(entry, Gone(entry), out);
+  }
+  entries_.clear();
+  waiting_ = 0;
+}
+
+std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(rank);
+  }
+  size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
+  const Message& a = entry.announcements[first];
+  return WaitsForCall(NameOfCall(KindOf(a), a.text), waited_s, missing);
+}
+
+Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out) {
+  for (auto& [name, entries] : entries_) {
+    for (Entry& entry : entries) {
+      double waited_s = now_s - entry.since_s;
+      if (fatal_s > 0 && waited_s >= fatal_s) return Communication(Waits(entry, waited_s));
+      if (warn_s <= 0 || waited_s < warn_s * static_cast<double>(entry.warnings + 1)) continue;
+      entry.warnings = static_cast<int64_t>(waited_s / warn_s);
+      Message warn;
+      warn.type = MessageType::kWarn;
+      warn.text = Waits(entry, waited_s);
+      for (int rank = 0; rank < size_; ++rank) {
+        if (!entry.here[static_cast<size_t>(rank)]) continue;
+        warn.id = entry.announcements[static_cast<size_t>(rank)].id;
+        out->push_back({rank, warn});
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,63 @@
+// Rank 0's part in the calls: waits until all ranks have announced one, compares what must agree, and gives the order.
+// Pure logic: no transport, no clock.
+//
+// The n-th announcement of a name by one rank belongs to the n-th of every other rank: control messages of one rank
+// stay in order, so a rank's announcement goes to the oldest entry of its name that still lacks this rank.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/message.h"
+
+namespace hvd_ext {
+
+// kAnnounce's fields from a call; `payload` is an exchange's.
+Message Announce(int64_t id, const CallSpec& spec, std::string payload);
+// "allreduce 'x'"
+std::string NameOfCall(Kind kind, const std::string& name);
+
+struct Outgoing {
+  int peer;
+  Message message;
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(int size);
+
+  void Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out);
+  // Refuses what waits: nobody can end a collective without this rank.
+  void Leave(int rank, std::vector<Outgoing>* out);
+  // A call that has waited for `fatal_s` gives the words with which everything fails; warnings go to the ranks that
+  // wait.
+  Status Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out);
+
+  bool waiting() const { return waiting_ > 0; }
+
+ private:
+  struct Entry {
+    std::vector<Message> announcements;  // by rank
+    std::vector<char> here;
+    int count = 0;
+    double since_s = 0;
+    int64_t warnings = 0;
+  };
+
+  void Finish(const Entry& entry, std::vector<Outgoing>* out) const;
+  Status Compare(const Entry& entry) const;
+  std::string Waits(const Entry& entry, double waited_s) const;
+  void Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const;
+  Status Gone(const Entry& entry) const;
+
+  int size_;
+  int gone_ = -1;  // the first rank that has left
+  int64_t waiting_ = 0;
+  std::unordered_map<std::string, std::deque<Entry>> entries_;
+};
+
+}  // namespace hvd_ext

@@ -1,0 +1,316 @@
+// The public calls. They check, take a place in the books under the mutex, and hand the rest to the engine's thread.
+#include "engine/engine.h"
+
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "engine/engine_state.h"
+
+namespace hvd_ext {
+namespace {
+
+constexpr int64_t kLargestTag = (int64_t{1} << 31) - 1;
+
+Status CheckConfig(const Config& config) {
+  if (config.window < 1 || config.window > 1024) {
+    return Invalid("window (" + std::to_string(config.window) + ") must be in [1, 1024]");
+  }
+  for (double seconds : {config.stall_warn_s, config.stall_fatal_s}) {
+    if (!(seconds >= 0))
+      return Invalid("stall_warn_s and stall_fatal_s must not be negative, one is " + std::to_string(seconds));
+  }
+  return Status::Ok();
+}
+
+bool NeedsPlan(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kAllgather || kind == Kind::kBroadcast; }
+
+Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
+  if (spec.name.empty()) return Invalid("a collective must have a name, this one's is empty");
+  std::string name = NameOfCall(spec.kind, spec.name) + ": ";
+  if (spec.kind == Kind::kExchange) return Invalid(name + "an exchange is made by Exchange");
+  if (!NeedsPlan(spec.kind)) {
+    return spec.kind == Kind::kBarrier ? Status::Ok() : Invalid("collective '" + spec.name + "': its kind is unknown");
+  }
+  if (SizeOf(spec.dtype) == 0)
+    return Invalid(name + "dtype (" + std::to_string(static_cast<int>(spec.dtype)) + ") is unknown");
+  if (spec.kind == Kind::kAllreduce && spec.dtype == DType::kBytes) return Invalid(name + "bytes cannot be reduced");
+  if (spec.kind == Kind::kAllgather && spec.shape.empty()) {
+    return Invalid(name + "the tensor must have a dimension 0 to be joined along, it is a scalar; reshape it to [1]");
+  }
+  if (spec.kind == Kind::kBroadcast && (spec.root < 0 || spec.root >= size)) {
+    return Invalid(name + "root rank (" + std::to_string(spec.root) + ") must be in [0, " + std::to_string(size) + ")");
+  }
+  int64_t elements = 1;
+  for (int64_t n : spec.shape) {
+    if (n < 0) return Invalid(name + "a dimension (" + std::to_string(n) + ") must not be negative");
+    elements *= n;
+  }
+  bool reads = spec.kind != Kind::kBroadcast || spec.root == rank;
+  if (reads && elements > 0 && input == nullptr) return Invalid(name + "its input is null");
+  return Status::Ok();
+}
+
+}  // namespace
+
+Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
+    : transport(std::move(t)),
+      config(c),
+      generation(g),
+      rank(transport->rank()),
+      size(transport->size()),
+      executor(transport.get(), &pool, c.window) {
+  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size);
+}
+
+Status Engine::State::Usable() const {
+  if (stopping) return Stopped("the engine has been shut down; call init() first");
+  return failure;
+}
+
+Status Engine::State::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) const {
+  int64_t index = handle - HandleOf(0);
+  if (handle >> 32 != generation) {
+    return Stopped("plan (" + std::to_string(handle) +
+                   ") belongs to an engine that has been shut down; prepare it again (a traced "
+                   "function must be traced again) after init()");
+  }
+  if (index >= static_cast<int64_t>(plans.size()) || plans[static_cast<size_t>(index)] == nullptr) {
+    return Invalid("plan (" + std::to_string(handle) + ") was never added, or has been removed");
+  }
+  *plan = plans[static_cast<size_t>(index)];
+  return Status::Ok();
+}
+
+Status Engine::State::FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const {
+  int64_t index = handle - HandleOf(0);
+  if (handle >> 32 != generation) {
+    return Stopped("channel (" + std::to_string(handle) +
+                   ") belongs to an engine that has been shut down; open it again (a traced "
+                   "function must be traced again) after init()");
+  }
+  if (index >= static_cast<int64_t>(channels.size())) {
+    return Invalid("channel (" + std::to_string(handle) + ") was never opened");
+  }
+  *channel = channels[static_cast<size_t>(index)];
+  return *channel != nullptr ? Status::Ok() : Stopped("channel (" + std::to_string(handle) + ") has been closed");
+}
+
+void Engine::State::Post(std::function<void()> work) {
+  inbox.push_back(std::move(work));
+  wake.notify_one();
+}
+
+Engine::Engine() = default;
+
+Engine::~Engine() {
+  Stop();
+  std::lock_guard<std::mutex> lock(state_->join_mutex);
+  if (state_->thread.joinable()) state_->thread.detach();  // only on the engine's own thread, which holds the state
+}
+
+Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config, int64_t generation,
+                     std::shared_ptr<Engine>* engine) {
+  HVD_EXT_RETURN_IF_ERROR(CheckConfig(config));
+  if (generation < 0 || generation > std::numeric_limits<int32_t>::max()) {
+    return Invalid("generation (" + std::to_string(generation) + ") must be in [0, 2^31)");
+  }
+  std::shared_ptr<Engine> started(new Engine());
+  auto state = std::make_shared<State>(std::move(transport), config, generation);
+  started->state_ = state;
+  std::lock_guard<std::mutex> lock(state->mutex);
+  state->thread = std::thread([state] { state->Loop(); });
+  state->thread_id = state->thread.get_id();
+  *engine = std::move(started);
+  return Status::Ok();
+}
+
+int Engine::rank() const { return state_->rank; }
+int Engine::size() const { return state_->size; }
+
+bool Engine::Stop() {
+  std::thread::id thread_id;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->stopping = true;
+    state_->wake.notify_one();
+    thread_id = state_->thread_id;
+  }
+  if (std::this_thread::get_id() == thread_id) return state_->alone;  // from a callback: the loop ends after it
+  std::lock_guard<std::mutex> lock(state_->join_mutex);
+  if (state_->thread.joinable()) state_->thread.join();
+  return state_->alone;
+}
+
+Status Engine::AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
+  auto decoded = std::make_shared<Plan>();
+  HVD_EXT_RETURN_IF_ERROR(Decode(rows, n_rows, units, rank(), size(), decoded.get()));
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
+  *plan = state_->HandleOf(state_->plans.size());
+  state_->plans.push_back(std::move(decoded));
+  return Status::Ok();
+}
+
+Status Engine::RemovePlan(int64_t plan) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::shared_ptr<const Plan> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(plan, &found));
+  for (const std::shared_ptr<Channel>& channel : state_->channels) {
+    if (channel != nullptr && channel->uses(found.get())) {
+      return Invalid("plan (" + std::to_string(plan) + ") is used by channel '" + channel->spec().name +
+                     "'; close it first");
+    }
+  }
+  state_->plans[static_cast<size_t>(plan - state_->HandleOf(0))] = nullptr;
+  return Status::Ok();
+}
+
+Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
+  HVD_EXT_RETURN_IF_ERROR(Channel::Check(spec));
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
+  std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
+  for (size_t i = 0; i < plans.size(); ++i) HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(spec.buckets[i].plan, &plans[i]));
+  int64_t lane = 1 + static_cast<int64_t>(state_->channels.size());
+  if ((lane + 1) * state_->config.window > kLargestTag) {
+    return Invalid("channel '" + spec.name + "': this engine has opened too many channels (" + std::to_string(lane) +
+                   ")");
+  }
+  *channel = state_->HandleOf(state_->channels.size());
+  auto opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans));
+  auto failed = state_->lane_failures.find(lane);
+  std::vector<Delivery> none;
+  if (failed != state_->lane_failures.end()) opened->Fail(failed->second, &none);
+  state_->channels.push_back(std::move(opened));
+  return Status::Ok();
+}
+
+namespace {
+
+void DeliverAll(std::vector<Delivery>* ended) {
+  for (Delivery& delivery : *ended) delivery.deliver(delivery.status, delivery.data);
+}
+
+}  // namespace
+
+Status Engine::CloseChannel(int64_t channel) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::shared_ptr<Channel> closed;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &closed));
+  if (state_->stopping) return Status::Ok();  // the end of the loop ends its collects
+  state_->channels[static_cast<size_t>(channel - state_->HandleOf(0))] = nullptr;
+  auto ended = std::make_shared<std::vector<Delivery>>();
+  closed->Fail(Stopped("channel '" + closed->spec().name + "' has been closed"), ended.get());
+  state_->Post([state = state_.get(), closed, ended] {
+    DeliverAll(ended.get());
+    state->CloseLane(closed->lane(), closed->spec().name);
+  });
+  return Status::Ok();
+}
+
+Status Engine::BeginStep(int64_t channel) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &found));
+  bool lost = false;
+  auto ended = std::make_shared<std::vector<Delivery>>();
+  Status status = found->BeginStep(ended.get(), &lost);
+  if (lost) found->Fail(Communication(status.message), ended.get());
+  if (lost || !ended->empty()) {
+    state_->Post([state = state_.get(), found, ended, lost, status] {
+      DeliverAll(ended.get());
+      if (lost) state->FailLane(found->lane(), Communication(status.message), true);
+    });
+  }
+  return status;
+}
+
+Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
+  std::shared_ptr<Channel> found;
+  std::shared_ptr<ChannelStep> step;
+  char* to = nullptr;
+  try {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    HVD_EXT_RETURN_IF_ERROR(state_->Usable());
+    HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &found));
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->pool, &step, &to));
+  } catch (const std::bad_alloc&) {
+    return Internal("submit: no memory for a bucket of '" + found->spec().name + "'");
+  }
+  if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
+  *ticket = step->number;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
+  std::vector<int64_t> full;
+  HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &full));
+  for (int64_t bucket : full) {
+    state_->Post([state = state_.get(), found, step, bucket] { state->StartBucket(found, step, bucket); });
+  }
+  return Status::Ok();
+}
+
+void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver) {
+  Delivery delivery;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    std::shared_ptr<Channel> found;
+    delivery.status = state_->stopping ? state_->Usable() : state_->FindChannel(channel, &found);
+    if (!delivery.status.ok()) {
+      delivery.deliver = std::move(deliver);
+    } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
+      return;
+    }
+  }
+  delivery.deliver(delivery.status, delivery.data);
+}
+
+void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done) {
+  auto call = std::make_shared<OpenCall>();
+  call->input = input;
+  call->allocate = std::move(allocate);
+  call->done = [done](const Status& status, const std::vector<std::string>&) { done(status); };
+  Status status = CheckCall(spec, size(), input, rank());
+  if (status.ok()) {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    status = state_->Usable();
+    if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
+    if (status.ok() && spec.kind == Kind::kAllgather && call->plan->units != size()) {
+      status = Invalid(NameOfCall(spec.kind, spec.name) + ": its plan must have one unit for each of the " +
+                       std::to_string(size()) + " ranks, it has " + std::to_string(call->plan->units));
+    }
+    if (status.ok() && state_->gone >= 0) {
+      status = Communication(NameOfCall(spec.kind, spec.name) + ": " + HasLeft(state_->gone));
+    }
+    if (status.ok()) {
+      call->spec = std::move(spec);
+      state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
+    }
+  }
+  if (!status.ok()) done(status);
+}
+
+void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
+  auto call = std::make_shared<OpenCall>();
+  call->spec.kind = Kind::kExchange;
+  call->spec.name = std::move(name);
+  call->payload = std::move(payload);
+  call->done = std::move(done);
+  Status status = call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : Status::Ok();
+  if (status.ok()) {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    status = state_->Usable();
+    if (status.ok() && state_->gone >= 0) status = Communication(call->name() + ": " + HasLeft(state_->gone));
+    if (status.ok()) state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
+  }
+  if (!status.ok()) call->done(status, {});
+}
+
+Statistics Engine::GetStatistics() const {
+  const ExecutorStatistics& moved = state_->executor.statistics();
+  return {state_->buckets, state_->calls, moved.segments, moved.bytes_sent, moved.bytes_received};
+}
+
+}  // namespace hvd_ext

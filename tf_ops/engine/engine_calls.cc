@@ -1,0 +1,148 @@
+// Calls and buckets on the engine's thread: from the books to a run of a lane.
+#include <cstring>
+#include <utility>
+
+#include "engine/engine_state.h"
+
+namespace hvd_ext {
+namespace {
+
+int64_t Elements(const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (int64_t n : shape) elements *= n;
+  return elements;
+}
+
+// Copies the result out and ends the call.
+void EndCall(const OpenCall& call, const std::vector<int64_t>& shape, const Run& run, const Status& status) {
+  if (!status.ok()) {
+    call.done({status.code, call.name() + ": " + status.message}, {});
+    return;
+  }
+  void* memory = nullptr;
+  Status allocated = call.allocate(shape, &memory);
+  int64_t nbytes = run.elements * static_cast<int64_t>(SizeOf(run.dtype));
+  if (allocated.ok() && nbytes > 0) std::memcpy(memory, run.buffer->data(), static_cast<size_t>(nbytes));
+  call.done(allocated, {});
+}
+
+}  // namespace
+
+void Engine::State::AnnounceCall(std::shared_ptr<OpenCall> call) {
+  Status refused = failure;
+  if (refused.ok() && left_s_.count(0) > 0) refused = Communication(call->name() + ": " + HasLeft(0));
+  if (!refused.ok()) {
+    call->done(refused, {});
+    return;
+  }
+  call->since_s = call->warned_s = now_s_;
+  int64_t id = next_call_++;
+  Send(0, Announce(id, call->spec, std::move(call->payload)));
+  open_calls_[id] = std::move(call);
+}
+
+std::shared_ptr<OpenCall> Engine::State::TakeCall(int64_t id) {
+  auto found = open_calls_.find(id);
+  if (found == open_calls_.end()) return nullptr;
+  std::shared_ptr<OpenCall> call = std::move(found->second);
+  open_calls_.erase(found);
+  return call;
+}
+
+void Engine::State::StartCall(const Message& start) {
+  std::shared_ptr<OpenCall> call = TakeCall(start.id);
+  if (call == nullptr) {
+    broken_ = Internal("rank 0 has started a call (" + std::to_string(start.id) + ") that this rank has not made");
+    return;
+  }
+  ++calls;
+  if (call->spec.kind == Kind::kBarrier || call->spec.kind == Kind::kExchange) {
+    call->done(Status::Ok(), start.texts);
+    return;
+  }
+  std::vector<int64_t> shape = call->spec.shape;
+  auto run = std::make_shared<Run>();
+  run->what = call->name();
+  run->plan = call->plan;
+  run->dtype = call->spec.dtype;
+  run->segment_nbytes = config.segment_nbytes > 0 ? config.segment_nbytes : call->spec.segment_nbytes;
+  if (call->spec.kind == Kind::kAllreduce && call->spec.op == ReduceOp::kAverage) run->divisor = size;
+  int64_t own_begin = 0;  // where this rank's input goes
+  if (call->spec.kind == Kind::kAllgather) {
+    int64_t each = Elements({shape.begin() + 1, shape.end()});
+    run->unit_begins.push_back(0);
+    for (int64_t n : start.numbers) run->unit_begins.push_back(run->unit_begins.back() + n * each);
+    own_begin = run->unit_begins[static_cast<size_t>(rank)];
+    shape[0] = 0;
+    for (int64_t n : start.numbers) shape[0] += n;
+  }
+  run->elements = Elements(shape);
+  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run->dtype));
+  run->buffer = std::make_shared<Buffer>(pool.Take(run->elements * nbytes_each));
+  int64_t own = Elements(call->spec.shape);
+  bool reads = call->spec.kind != Kind::kBroadcast || call->spec.root == rank;
+  if (reads && own > 0) {
+    std::memcpy(run->buffer->data() + own_begin * nbytes_each, call->input, static_cast<size_t>(own * nbytes_each));
+  }
+  Run queued = *run;
+  queued.done = [call, shape, run](const Status& status) { EndCall(*call, shape, *run, status); };
+  executor.Enqueue(kCallsLane, std::move(queued), now_s_);
+}
+
+void Engine::State::RefuseCall(const Message& refuse) {
+  std::shared_ptr<OpenCall> call = TakeCall(refuse.id);
+  if (call != nullptr) call->done({refuse.code, refuse.text}, {});
+}
+
+void Engine::State::EndCalls(const Status& status) {
+  std::map<int64_t, std::shared_ptr<OpenCall>> ended;
+  ended.swap(open_calls_);
+  for (const auto& [id, call] : ended) call->done({status.code, call->name() + ": " + status.message}, {});
+}
+
+void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,
+                                int64_t bucket) {
+  const BucketSpec& spec = channel->spec().buckets[static_cast<size_t>(bucket)];
+  Run run;
+  run.what = channel->NameOfBucket(bucket, *step);
+  run.plan = channel->plan(bucket);
+  run.dtype = spec.dtype;
+  run.divisor = spec.op == ReduceOp::kAverage ? size : 1;
+  run.buffer = step->buckets[static_cast<size_t>(bucket)].buffer;
+  run.elements = channel->bucket_elements(bucket);
+  run.segment_nbytes = config.segment_nbytes > 0 ? config.segment_nbytes : spec.segment_nbytes;
+  run.done = [this, channel, step, bucket](const Status& status) {
+    std::vector<Delivery> ended;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      channel->EndBucket(step.get(), bucket, status, &ended);
+    }
+    if (status.ok()) ++buckets;
+    for (Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
+  };
+  executor.Enqueue(channel->lane(), std::move(run), now_s_);
+  CheckClosed(channel->lane());
+}
+
+// Tells the others how far this rank has come in the lane: what they have given to it beyond that can never end.
+void Engine::State::CloseLane(int64_t lane, const std::string& name) {
+  Message message;
+  message.type = MessageType::kLaneClosed;
+  message.id = lane;
+  message.text = name;
+  message.numbers = {executor.runs(lane)};
+  SendToOthers(message);
+}
+
+void Engine::State::CheckClosed(int64_t lane) {
+  auto found = closed_.find(lane);
+  if (found == closed_.end() || executor.runs(lane) <= found->second.runs) return;
+  FailLane(
+      lane,
+      Communication("rank " + std::to_string(found->second.rank) + " has closed the channel after " +
+                    std::to_string(found->second.runs) + " buckets, rank " + std::to_string(rank) + " has given it " +
+                    std::to_string(executor.runs(lane)) + "; all ranks must train the same number of steps"),
+      false);
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,166 @@
+// What an engine holds, shared by engine.cc (public calls, any thread), engine_thread.cc (the loop), engine_calls.cc
+// and engine_stalls.cc (both on the engine's thread).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/buffer_pool.h"
+#include "engine/channel.h"
+#include "engine/coordinator.h"
+#include "engine/engine.h"
+#include "engine/executor.h"
+#include "engine/message.h"
+#include "engine/stall.h"
+
+namespace hvd_ext {
+
+constexpr int64_t kCallsLane = 0;  // channel i has lane 1 + i
+
+// A call or exchange that this rank has made and that has not started.
+struct OpenCall {
+  CallSpec spec;
+  std::shared_ptr<const Plan> plan;
+  const void* input = nullptr;
+  std::string payload;
+  Allocate allocate;
+  std::function<void(const Status&, std::vector<std::string>)> done;
+  double since_s = 0;
+  double warned_s = 0;  // when rank 0 (or this rank) last said who is missing
+
+  std::string name() const { return NameOfCall(spec.kind, spec.name); }
+};
+
+double NowSeconds();
+
+class Engine::State : public std::enable_shared_from_this<Engine::State> {
+ public:
+  State(std::shared_ptr<Transport> transport, const Config& config, int64_t generation);
+
+  // --- any thread; the mutex guards this group
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::vector<std::function<void()>> inbox;  // work for the engine's thread
+  bool stopping = false;
+  Status failure;                                  // everything has failed
+  int gone = -1;                                   // the first peer that has left
+  std::vector<std::shared_ptr<const Plan>> plans;  // null: removed
+  std::vector<std::shared_ptr<Channel>> channels;  // null: closed
+  std::map<int64_t, Status> lane_failures;
+
+  Status Usable() const;
+  Status FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) const;
+  Status FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const;
+  void Post(std::function<void()> work);
+
+  // --- any thread, without the mutex
+  const std::shared_ptr<Transport> transport;
+  const Config config;
+  const int64_t generation;
+  const int rank, size;
+  BufferPool pool;
+  std::atomic<int64_t> buckets{0}, calls{0};
+  Executor executor;  // the engine's thread only, except statistics()
+
+  std::mutex join_mutex;
+  std::thread thread;
+  std::thread::id thread_id;
+  std::atomic<bool> alone{false};
+
+  int64_t HandleOf(size_t index) const { return generation * (int64_t{1} << 32) + static_cast<int64_t>(index); }
+
+  // --- the engine's thread only (engine_thread.cc)
+  void Loop();
+  void Send(int peer, const Message& message);
+  void SendToOthers(const Message& message);
+  void FailEverything(const Status& status, bool tell);
+  void FailLane(int64_t lane, const Status& status, bool tell);
+
+  // engine_calls.cc
+  void AnnounceCall(std::shared_ptr<OpenCall> call);
+  void StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step, int64_t bucket);
+  void CloseLane(int64_t lane, const std::string& name);
+
+ private:
+  struct Inquiry {
+    int asker;
+    int64_t lane, run;
+    double waited_s, since_s;
+    std::string what;
+    std::vector<LaneReport> reports;
+  };
+  struct LaneWatch {
+    double progress_s = -1;
+    int quiet = 0;  // looks at the lane since it last moved
+    int64_t warnings = 0;
+    double asked_s = -1;  // a question to rank 0 is open since then
+    bool fatal = false;   // ... and its answer ends everything
+  };
+  struct Closed {
+    int64_t runs;
+    int rank;
+  };
+  struct Printed {
+    int64_t run;
+    double at_s;
+  };
+
+  // engine_thread.cc
+  bool Pass(bool running);
+  bool TakeInbox();
+  bool ReceiveMessages();
+  void Handle(int peer, Message message);
+  void HandleLeave(int peer);
+  bool Expecting() const;
+  void Sleep(bool moved, bool running);
+  bool StopRequested();
+  void Drain();
+  void Farewell();
+
+  // engine_calls.cc
+  void SendAll(const std::vector<Outgoing>& out);
+  std::shared_ptr<OpenCall> TakeCall(int64_t id);
+  void StartCall(const Message& start);
+  void RefuseCall(const Message& refuse);
+  void EndCalls(const Status& status);
+  void CheckClosed(int64_t lane);
+
+  // engine_stalls.cc
+  void Watch();
+  void WatchLanes();
+  void WatchCalls();
+  void WatchInquiries();
+  bool LostByLeave(const LaneView& view, const LaneWatch& watch);
+  void Ask(const LaneView& view, LaneWatch* watch, double waited_s);
+  void HandleAsk(int peer, const Message& ask);
+  void HandleProbe(const Message& probe);
+  void HandleReport(int peer, const Message& report);
+  void HandleVerdict(const Message& verdict);
+  void Answer(int64_t number, const Inquiry& inquiry);
+  void PrintForLane(int64_t lane, int64_t run, const std::string& text);
+  void FailByStall(const std::string& text);
+
+  double now_s_ = 0;  // of this pass
+  double moved_s_ = 0, received_s_ = 0, watched_s_ = 0;
+  std::deque<Message> to_self_;
+  Status broken_;                                            // an error of this pass, for FailEverything
+  std::map<int, double> left_s_;                             // peers that have left, and when
+  std::map<int64_t, std::shared_ptr<OpenCall>> open_calls_;  // announced, not started; by number
+  int64_t next_call_ = 0;
+  std::unique_ptr<Coordinator> coordinator_;  // rank 0
+  std::map<int64_t, Closed> closed_;          // by lane
+  std::map<int64_t, LaneWatch> watches_;      // by lane
+  std::map<int64_t, Inquiry> inquiries_;      // rank 0, by number
+  std::map<int64_t, Printed> printed_;        // by lane
+  int64_t next_inquiry_ = 0;
+};
+
+}  // namespace hvd_ext

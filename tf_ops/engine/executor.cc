@@ -1,0 +1,258 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace hvd_ext {
+namespace {
+
+int64_t CountSegments(const Run& run) {
+  if (run.elements == 0) return 0;
+  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.dtype));
+  if (!run.unit_begins.empty() || run.segment_nbytes <= 0) return 1;
+  int64_t elements_each = std::max<int64_t>(1, run.segment_nbytes / nbytes_each);
+  return (run.elements + elements_each - 1) / elements_each;
+}
+
+}  // namespace
+
+Executor::Executor(Transport* transport, BufferPool* pool, int64_t window)
+    : transport_(transport), pool_(pool), window_(window) {}
+
+Executor::~Executor() { FailAll(Stopped("the engine has stopped")); }
+
+void Executor::Enqueue(int64_t number, Run run, double now_s) {
+  Lane& lane = lanes_[number];
+  if (lane.slots.empty()) lane.slots.resize(static_cast<size_t>(window_));
+  int64_t index = lane.enqueued++;
+  const Status& failure = failure_.ok() ? lane.failure : failure_;
+  if (!failure.ok()) {
+    run.done(Status(failure));
+    return;
+  }
+  if (lane.runs.empty()) lane.progress_s = now_s;
+  auto open = std::make_unique<OpenRun>();
+  open->segments = CountSegments(run);
+  open->run = std::move(run);
+  open->index = index;
+  lane.runs.push_back(std::move(open));
+  ++open_runs_;
+}
+
+Status Executor::Progress(double now_s, bool* moved) {
+  for (auto& [number, lane] : lanes_) {
+    if (lane.runs.empty()) continue;
+    bool lane_moved = false;
+    HVD_EXT_RETURN_IF_ERROR(StartSegments(number, &lane, &lane_moved));
+    for (std::unique_ptr<Segment>& segment : lane.slots) {
+      if (segment == nullptr) continue;
+      bool ended = false;
+      HVD_EXT_RETURN_IF_ERROR(Advance(segment.get(), &ended, &lane_moved));
+      if (!ended) continue;
+      ++segment->open->ended;
+      ++statistics_.segments;
+      segment.reset();
+    }
+    EndRuns(&lane);
+    if (lane_moved) lane.progress_s = now_s;
+    *moved |= lane_moved;
+  }
+  return Status::Ok();
+}
+
+Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
+  for (const std::unique_ptr<OpenRun>& open : lane->runs) {
+    if (open->segments == 0) *moved = true;
+    while (open->started < open->segments) {
+      int64_t slot = lane->next_segment % window_;
+      std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
+      if (place != nullptr) return Status::Ok();
+      place = std::make_unique<Segment>();
+      place->open = open.get();
+      place->plan = open->run.plan;
+      place->buffer = open->run.buffer;
+      place->tag = static_cast<int>(number * window_ + slot);
+      place->begin = UnitBegin(open->started, open->segments, open->run.elements);
+      place->elements = UnitBegin(open->started + 1, open->segments, open->run.elements) - place->begin;
+      ++open->started;
+      ++lane->next_segment;
+      *moved = true;
+      HVD_EXT_RETURN_IF_ERROR(StartRound(place.get()));
+    }
+  }
+  return Status::Ok();
+}
+
+int64_t Executor::UnitAt(const Segment& segment, int64_t unit) const {
+  const std::vector<int64_t>& begins = segment.open->run.unit_begins;
+  if (!begins.empty()) return begins[static_cast<size_t>(unit)];
+  return segment.begin + UnitBegin(unit, segment.plan->units, segment.elements);
+}
+
+Status Executor::StartRound(Segment* segment) {
+  const std::vector<Row>& rows = segment->plan->rows;
+  segment->transfers.clear();
+  segment->waiting = 0;
+  segment->reduced = 0;
+  if (segment->next_row == rows.size()) return Status::Ok();
+  int64_t round = rows[segment->next_row].round;
+  size_t end = segment->next_row;
+  for (; end < rows.size() && rows[end].round == round; ++end) {
+    const Row& row = rows[end];
+    int64_t begin = UnitAt(*segment, row.begin);
+    int64_t elements = UnitAt(*segment, row.begin + row.count) - begin;
+    // No message where there is nothing to move: the peer finds the same length and leaves it out too.
+    if (elements > 0) segment->transfers.push_back(Transfer{&row, begin, elements, nullptr, Buffer()});
+  }
+  segment->next_row = end;
+  segment->waiting = segment->transfers.size();
+  // Receives first: a message that finds its receive posted is not copied twice.
+  for (bool sends : {false, true}) {
+    for (Transfer& transfer : segment->transfers) {
+      if ((transfer.row->opcode == Opcode::SEND) == sends) {
+        HVD_EXT_RETURN_IF_ERROR(Post(segment, *transfer.row, &transfer));
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
+  int64_t nbytes_each = static_cast<int64_t>(SizeOf(segment->open->run.dtype));
+  int64_t nbytes = transfer->elements * nbytes_each;
+  char* data = segment->buffer->data() + transfer->begin * nbytes_each;
+  switch (row.opcode) {
+    case Opcode::SEND:
+      statistics_.bytes_sent += nbytes;
+      return transport_->Send(row.peer, segment->tag, data, nbytes, &transfer->request);
+    case Opcode::RECV:
+      statistics_.bytes_received += nbytes;
+      return transport_->Recv(row.peer, segment->tag, data, nbytes, &transfer->request);
+    case Opcode::RECV_REDUCE:
+      statistics_.bytes_received += nbytes;
+      transfer->scratch = pool_->Take(nbytes);
+      return transport_->Recv(row.peer, segment->tag, transfer->scratch.data(), nbytes, &transfer->request);
+  }
+  return Internal(segment->open->run.what + ": a plan holds an opcode that the executor does not know");
+}
+
+Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
+  while (true) {
+    HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
+    if (segment->waiting > 0) return Status::Ok();
+    if (segment->next_row == segment->plan->rows.size()) break;
+    HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
+  }
+  const Run& run = segment->open->run;
+  if (run.divisor > 1) {
+    char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
+    Divide(run.dtype, data, run.divisor, segment->elements);
+  }
+  *ended = true;
+  *moved = true;
+  return Status::Ok();
+}
+
+Status Executor::TestTransfers(Segment* segment, bool* moved) {
+  for (Transfer& transfer : segment->transfers) {
+    if (transfer.request == nullptr) continue;
+    bool done = false;
+    Status status = transport_->Test(transfer.request.get(), &done);
+    if (!status.ok()) {
+      status.message = segment->open->run.what + ": " + status.message;
+      return status;
+    }
+    if (!done) continue;
+    transfer.request.reset();
+    --segment->waiting;
+    *moved = true;
+  }
+  ReduceInOrder(segment);
+  return Status::Ok();
+}
+
+// In the order of the rows, whatever arrives first: sums of floats must not depend on timing.
+void Executor::ReduceInOrder(Segment* segment) {
+  DType dtype = segment->open->run.dtype;
+  while (segment->reduced < segment->transfers.size()) {
+    Transfer& transfer = segment->transfers[segment->reduced];
+    if (transfer.row->opcode == Opcode::RECV_REDUCE) {
+      if (transfer.request != nullptr) return;
+      char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(dtype));
+      Add(dtype, data, transfer.scratch.data(), transfer.elements);
+      transfer.scratch = Buffer();
+    }
+    ++segment->reduced;
+  }
+}
+
+void Executor::EndRuns(Lane* lane) {
+  for (size_t i = 0; i < lane->runs.size();) {
+    OpenRun& open = *lane->runs[i];
+    if (open.started < open.segments) return;  // later ones have not started either
+    if (open.ended < open.segments) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<OpenRun> ended = std::move(lane->runs[i]);
+    lane->runs.erase(lane->runs.begin() + static_cast<std::ptrdiff_t>(i));
+    --open_runs_;
+    ended->run.done(Status::Ok());
+  }
+}
+
+void Executor::Fail(int64_t number, const Status& status) {
+  Lane& lane = lanes_[number];
+  if (lane.failure.ok()) lane.failure = status;
+  for (std::unique_ptr<Segment>& segment : lane.slots) {
+    if (segment != nullptr) Abandon(std::move(segment));
+  }
+  std::deque<std::unique_ptr<OpenRun>> runs = std::move(lane.runs);
+  lane.runs.clear();
+  open_runs_ -= static_cast<int64_t>(runs.size());
+  for (const std::unique_ptr<OpenRun>& open : runs) open->run.done(Status(lane.failure));
+}
+
+void Executor::FailAll(const Status& status) {
+  if (failure_.ok()) failure_ = status;
+  for (auto& [number, lane] : lanes_) Fail(number, failure_);
+}
+
+// Reachable from a static that is never destroyed, so that leak checkers see memory in use, which it is: a message
+// under way cannot be called back, and may still be read from or written to this memory.
+void Executor::Abandon(std::unique_ptr<Segment> segment) {
+  static std::mutex* mutex = new std::mutex;
+  static auto* kept = new std::vector<std::unique_ptr<Segment>>;
+  if (segment->waiting == 0) return;
+  abandoned_ = true;
+  segment->open = nullptr;
+  std::lock_guard<std::mutex> lock(*mutex);
+  kept->push_back(std::move(segment));
+}
+
+int64_t Executor::runs(int64_t lane) const {
+  auto found = lanes_.find(lane);
+  return found == lanes_.end() ? 0 : found->second.enqueued;
+}
+
+std::vector<LaneView> Executor::Views() const {
+  std::vector<LaneView> views;
+  for (const auto& [number, lane] : lanes_) {
+    if (lane.runs.empty()) continue;
+    const OpenRun& oldest = *lane.runs.front();
+    LaneView view{number, oldest.index, oldest.run.what, lane.progress_s, {}};
+    for (const std::unique_ptr<Segment>& segment : lane.slots) {
+      if (segment == nullptr) continue;
+      for (const Transfer& transfer : segment->transfers) {
+        if (transfer.request != nullptr) view.peers.push_back(transfer.row->peer);
+      }
+    }
+    std::sort(view.peers.begin(), view.peers.end());
+    view.peers.erase(std::unique(view.peers.begin(), view.peers.end()), view.peers.end());
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,129 @@
+// Runs plans on buffers. A lane is a sequence of runs; a run is one bucket or call and is cut into segments; a segment
+// goes through the rows of its plan round by round. At most `window` segments of a lane are in flight, and they start
+// in order.
+//
+// Tags: segment s of lane l uses l * window + s % window, and starts only when segment s - window of its lane has ended
+// on this rank. All messages of s - window have then been posted here, before those of s, and the transport keeps the
+// order of one (sender, receiver, tag): tags repeat, messages never meet the wrong segment.
+//
+// All members are called by the engine's thread, except statistics().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/buffer_pool.h"
+#include "engine/status.h"
+#include "engine/transport.h"
+#include "kernels/reduce.h"
+#include "plan/plan.h"
+
+namespace hvd_ext {
+
+struct Run {
+  std::string what;  // for messages: "allreduce 'x'"
+  std::shared_ptr<const Plan> plan;
+  DType dtype = DType::kFloat32;
+  int64_t divisor = 1;  // each segment is divided by it when it has ended
+  std::shared_ptr<Buffer> buffer;
+  int64_t elements = 0;
+  int64_t segment_nbytes = 0;               // 0: one segment
+  std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
+  std::function<void(const Status&)> done;  // once, on the engine's thread
+};
+
+// A lane that has work, as the watch over stalls sees it.
+struct LaneView {
+  int64_t lane;
+  int64_t run;  // the oldest that has not ended; runs of a lane are numbered from 0
+  std::string what;
+  double progress_s;       // when something last moved
+  std::vector<int> peers;  // whose messages it waits for (or who does not take its own)
+};
+
+struct ExecutorStatistics {
+  std::atomic<int64_t> segments{0}, bytes_sent{0}, bytes_received{0};
+};
+
+class Executor {
+ public:
+  Executor(Transport* transport, BufferPool* pool, int64_t window);
+  // What is still under way is kept for ever: the transport may still use its memory.
+  ~Executor();
+
+  // At once `done` where the lane has failed.
+  void Enqueue(int64_t lane, Run run, double now_s);
+
+  // One pass over all lanes. An error is the transport's: the caller fails everything.
+  Status Progress(double now_s, bool* moved);
+
+  // Ends all runs of the lane, and all later ones, with `status`. The first failure of a lane stays.
+  void Fail(int64_t lane, const Status& status);
+  void FailAll(const Status& status);
+
+  bool busy() const { return open_runs_ > 0; }
+  // True if runs were cut off whose messages were under way.
+  bool abandoned() const { return abandoned_; }
+  int64_t runs(int64_t lane) const;  // enqueued so far
+  std::vector<LaneView> Views() const;
+  const ExecutorStatistics& statistics() const { return statistics_; }
+
+ private:
+  struct OpenRun {
+    Run run;
+    int64_t index = 0;
+    int64_t segments = 0, started = 0, ended = 0;
+  };
+  struct Transfer {
+    const Row* row;
+    int64_t begin, elements;
+    std::unique_ptr<Request> request;  // null when it has ended
+    Buffer scratch;                    // RECV_REDUCE
+  };
+  struct Segment {
+    OpenRun* open;
+    std::shared_ptr<const Plan> plan;  // these two outlive an abandoned run
+    std::shared_ptr<Buffer> buffer;
+    int tag;
+    int64_t begin, elements;
+    size_t next_row = 0;
+    std::vector<Transfer> transfers;  // of the round under way
+    size_t waiting = 0;               // transfers that have not ended
+    size_t reduced = 0;               // transfers before this one are reduced
+  };
+  struct Lane {
+    std::deque<std::unique_ptr<OpenRun>> runs;
+    std::vector<std::unique_ptr<Segment>> slots;  // segment s is in slot s % window
+    int64_t enqueued = 0;
+    int64_t next_segment = 0;
+    double progress_s = 0;
+    Status failure;
+  };
+
+  Status StartSegments(int64_t number, Lane* lane, bool* moved);
+  Status StartRound(Segment* segment);
+  Status Advance(Segment* segment, bool* ended, bool* moved);
+  Status TestTransfers(Segment* segment, bool* moved);
+  Status Post(Segment* segment, const Row& row, Transfer* transfer);
+  void ReduceInOrder(Segment* segment);
+  void EndRuns(Lane* lane);
+  void Abandon(std::unique_ptr<Segment> segment);
+  int64_t UnitAt(const Segment& segment, int64_t unit) const;
+
+  Transport* transport_;
+  BufferPool* pool_;
+  int64_t window_;
+  std::map<int64_t, Lane> lanes_;
+  Status failure_;
+  int64_t open_runs_ = 0;
+  bool abandoned_ = false;
+  ExecutorStatistics statistics_;
+};
+
+}  // namespace hvd_ext

@@ -1,0 +1,87 @@
+#include "engine/stall.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+
+namespace hvd_ext {
+namespace {
+
+std::atomic<void (*)(const std::string&)> warning_sink{nullptr};
+
+std::string StateOf(const LaneReport& report) {
+  if (!report.answered) return "it does not answer";
+  switch (report.state) {
+    case LaneReport::kNotOpened:
+      return "it has not opened the channel";
+    case LaneReport::kClosed:
+      return "it has closed the channel";
+    case LaneReport::kNotBegun:
+      return "it has not begun the step";
+    default:
+      break;
+  }
+  if (report.missing > 0) return NameList(report.names, report.missing) + " not submitted";
+  return "it has not come that far";
+}
+
+}  // namespace
+
+std::string Seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return text;
+}
+
+std::string HasLeft(int rank) {
+  return "rank " + std::to_string(rank) +
+         " has shut down: it called shutdown() or its program has ended, so no collective can end any more; all ranks "
+         "must "
+         "make the same calls and train the same number of steps";
+}
+
+std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing) {
+  std::string ranks;
+  for (int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  bool one = missing.size() == 1;
+  return what + " has waited " + Seconds(waited_s) + " for rank" + (one ? " " : "s ") + ranks +
+         (one ? " (it has not called it)" : " (they have not called it)");
+}
+
+std::string WaitsForLane(const std::string& what, double waited_s, int64_t run,
+                         const std::vector<LaneReport>& reports) {
+  std::string ranks;
+  int count = 0;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const LaneReport& report = reports[rank];
+    if (report.answered && report.runs > run) continue;
+    ranks += (count++ > 0 ? ", " : "") + std::to_string(rank) + " (" + StateOf(report) + ")";
+  }
+  std::string text = what + " has waited " + Seconds(waited_s);
+  if (count > 0) return text + " for rank" + (count == 1 ? " " : "s ") + ranks;
+  return text + " for messages: all ranks take part in it, but nothing arrives";
+}
+
+std::string NameList(const std::vector<std::string>& names, int64_t total) {
+  std::string text;
+  size_t shown = names.size() < kNamesShown ? names.size() : kNamesShown;
+  for (size_t i = 0; i < shown; ++i) text += (i > 0 ? ", '" : "'") + names[i] + "'";
+  int64_t more = total - static_cast<int64_t>(shown);
+  return more > 0 ? text + " and " + std::to_string(more) + " more" : text;
+}
+
+void Warn(const std::string& text) {
+  std::string line = "hvd_ext: " + text + "\n";
+  if (auto sink = warning_sink.load()) {
+    sink(line);
+    return;
+  }
+  // One write: the lines of several ranks on one terminal stay whole.
+  ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  static_cast<void>(written);
+}
+
+void SetWarningSink(void (*sink)(const std::string&)) { warning_sink = sink; }
+
+}  // namespace hvd_ext

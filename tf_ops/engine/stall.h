@@ -1,0 +1,40 @@
+// The words for ranks that stay away, and where warnings go. Pure logic.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hvd_ext {
+
+// What a rank says about its part in a lane when asked.
+struct LaneReport {
+  enum State : int64_t { kOpen = 0, kNotOpened = 1, kClosed = 2, kNotBegun = 3 };  // kNotBegun: no step under way
+
+  bool answered = false;
+  int64_t state = kOpen;
+  int64_t runs = 0;                // buckets (calls) it has given to the lane so far
+  int64_t missing = 0;             // tensors that its next bucket lacks
+  std::vector<std::string> names;  // of the first of these
+};
+
+constexpr size_t kNamesShown = 5;
+
+// "60 s", "0.5 s"
+std::string Seconds(double seconds);
+// "rank 2 has shut down: ..."
+std::string HasLeft(int rank);
+// "allreduce 'x' has waited 60 s for ranks 2, 3 (they have not called it)"
+std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing);
+// "bucket 1 of 'Adam' (step 3) has waited 60 s for rank 2 ('a', 'b' not submitted)"; `run` is the run of the lane that
+// waits.
+std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports);
+// "'a', 'b' and 7 more"
+std::string NameList(const std::vector<std::string>& names, int64_t total);
+
+// Prints "hvd_ext: ..." as one line to stderr, at once and whole.
+void Warn(const std::string& text);
+// For tests: warnings go to `sink` instead; null restores stderr.
+void SetWarningSink(void (*sink)(const std::string& text));
+
+}  // namespace hvd_ext

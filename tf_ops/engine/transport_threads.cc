@@ -1,0 +1,193 @@
+// Ranks as threads of one process. A send ends when its receive has come, never before (MPI may be kinder to short
+// messages): a program that runs here does not lean on MPI's buffers.
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/transport.h"
+
+namespace hvd_ext {
+namespace {
+
+struct Inbox;
+
+// A send or a receive. `inbox` is that of the receiver; what changes is guarded by the inbox's mutex.
+class ThreadRequest : public Request {
+ public:
+  ThreadRequest(std::shared_ptr<Inbox> inbox, std::pair<int, int> key, const char* from, char* to, int64_t nbytes)
+      : inbox(std::move(inbox)), key(key), from(from), to(to), nbytes(nbytes) {}
+  ~ThreadRequest() override;  // withdraws what has not been matched
+
+  const std::shared_ptr<Inbox> inbox;
+  const std::pair<int, int> key;  // sender, tag
+  const char* const from;
+  char* const to;
+  const int64_t nbytes;
+  bool done = false;
+  std::string error;
+};
+
+// What rank r receives. Of the two queues of a key at most one holds anything: what waits for its counterpart.
+struct Inbox {
+  struct Waiting {
+    std::deque<ThreadRequest*> sends;
+    std::deque<ThreadRequest*> receives;
+  };
+  std::mutex mutex;
+  std::map<std::pair<int, int>, Waiting> data;
+  std::deque<std::pair<int, std::string>> control;  // sender, message
+};
+
+void Withdraw(std::deque<ThreadRequest*>* queue, const ThreadRequest* request) {
+  for (auto at = queue->begin(); at != queue->end(); ++at) {
+    if (*at == request) {
+      queue->erase(at);
+      return;
+    }
+  }
+}
+
+ThreadRequest::~ThreadRequest() {
+  std::lock_guard<std::mutex> lock(inbox->mutex);
+  if (done) return;
+  Inbox::Waiting& waiting = inbox->data[key];
+  Withdraw(from != nullptr ? &waiting.sends : &waiting.receives, this);
+}
+
+struct World {
+  explicit World(int size) {
+    for (int rank = 0; rank < size; ++rank) inboxes.push_back(std::make_shared<Inbox>());
+  }
+  std::vector<std::shared_ptr<Inbox>> inboxes;
+  std::atomic<int64_t> aborted{-1};  // rank * 2^32 + code
+};
+
+class ThreadTransport : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<World> world, int rank) : world_(std::move(world)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(world_->inboxes.size()); }
+
+  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    HVD_EXT_RETURN_IF_ERROR(Check("send to", peer, nbytes));
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[peer], std::pair(rank_, tag), Bytes(data), nullptr, nbytes),
+         request);
+    return Status::Ok();
+  }
+
+  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    HVD_EXT_RETURN_IF_ERROR(Check("receive from", peer, nbytes));
+    char* to = const_cast<char*>(Bytes(data));
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[rank_], std::pair(peer, tag), nullptr, to, nbytes), request);
+    return Status::Ok();
+  }
+
+  Status Test(Request* request, bool* done) override {
+    auto* posted = static_cast<ThreadRequest*>(request);
+    std::lock_guard<std::mutex> lock(posted->inbox->mutex);
+    *done = posted->done;
+    if (!posted->error.empty()) return Internal(posted->error);
+    return *done ? Status::Ok() : CheckAborted("test of a message");
+  }
+
+  Status SendControl(int peer, std::string message) override {
+    HVD_EXT_RETURN_IF_ERROR(Check("control message to", peer, 0));
+    Inbox& inbox = *world_->inboxes[peer];
+    std::lock_guard<std::mutex> lock(inbox.mutex);
+    inbox.control.emplace_back(rank_, std::move(message));
+    return Status::Ok();
+  }
+
+  Status ReceiveControl(int* peer, std::string* message) override {
+    *peer = -1;
+    Inbox& inbox = *world_->inboxes[rank_];
+    std::lock_guard<std::mutex> lock(inbox.mutex);
+    if (inbox.control.empty()) return CheckAborted("receipt of control messages");
+    *peer = inbox.control.front().first;
+    *message = std::move(inbox.control.front().second);
+    inbox.control.pop_front();
+    return Status::Ok();
+  }
+
+  bool ControlPending() override { return false; }
+
+  void Abort(int code) override {
+    int64_t nobody = -1;
+    int64_t me = (int64_t{rank_} << 32) | static_cast<uint32_t>(code);
+    world_->aborted.compare_exchange_strong(nobody, me);
+  }
+
+  void Close() override {}
+
+ private:
+  static const char* Bytes(const void* data) {
+    static const char nothing = 0;  // a pointer says which side a request is; with 0 bytes it may be null
+    return data == nullptr ? &nothing : static_cast<const char*>(data);
+  }
+
+  Status CheckAborted(const std::string& what) const {
+    int64_t aborted = world_->aborted.load();
+    if (aborted < 0) return Status::Ok();
+    return Communication(what + " on rank " + std::to_string(rank_) + ": rank " + std::to_string(aborted >> 32) +
+                         " has aborted the job with code " + std::to_string(static_cast<int32_t>(aborted)));
+  }
+
+  Status Check(const char* what, int peer, int64_t nbytes) const {
+    const std::string name = std::string(what) + " rank " + std::to_string(peer);
+    if (peer < 0 || peer >= size()) {
+      return Internal(name + ": the rank must be in [0, " + std::to_string(size()) + ")");
+    }
+    if (nbytes < 0) return Internal(name + ": " + std::to_string(nbytes) + " bytes, must not be negative");
+    return CheckAborted(name);
+  }
+
+  static void Post(std::unique_ptr<ThreadRequest> mine, std::unique_ptr<Request>* request) {
+    bool sends = mine->from != nullptr;
+    if (mine->nbytes == 0) {
+      mine->done = true;
+    } else {
+      std::lock_guard<std::mutex> lock(mine->inbox->mutex);
+      Inbox::Waiting& waiting = mine->inbox->data[mine->key];
+      std::deque<ThreadRequest*>& others = sends ? waiting.receives : waiting.sends;
+      if (others.empty()) {
+        (sends ? waiting.sends : waiting.receives).push_back(mine.get());
+      } else {
+        Move(sends ? mine.get() : others.front(), sends ? others.front() : mine.get());
+        others.pop_front();
+      }
+    }
+    *request = std::move(mine);
+  }
+
+  static void Move(ThreadRequest* send, ThreadRequest* receive) {
+    send->done = receive->done = true;
+    if (send->nbytes != receive->nbytes) {
+      send->error = receive->error = "message from rank " + std::to_string(send->key.first) + " with tag " +
+                                     std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +
+                                     " bytes were sent and " + std::to_string(receive->nbytes) +
+                                     " expected, must be the same";
+      return;
+    }
+    std::memcpy(receive->to, send->from, static_cast<size_t>(send->nbytes));
+  }
+
+  const std::shared_ptr<World> world_;
+  const int rank_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size) {
+  auto world = std::make_shared<World>(size);
+  std::vector<std::shared_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) transports.push_back(std::make_shared<ThreadTransport>(world, rank));
+  return transports;
+}
+
+}  // namespace hvd_ext

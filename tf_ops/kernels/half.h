@@ -1,0 +1,70 @@
+// float16 (IEEE binary16) and bfloat16 as bits, to and from float32. No branches: loops over these vectorise. They hold
+// where denormal floats are flushed to zero, too, as in TensorFlow's threads.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace hvd_ext {
+
+inline uint32_t BitsOf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float FloatOf(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+struct Float16 {
+  uint16_t bits;
+};
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float ToFloat(BFloat16 x) { return FloatOf(uint32_t{x.bits} << 16); }
+
+inline float ToFloat(Float16 x) {
+  const uint32_t rebias = (127u - 15u) << 23;
+  uint32_t magnitude = (x.bits & 0x7fffu) << 13;
+  uint32_t exponent = magnitude & (0x1fu << 23);
+  uint32_t normal = magnitude + rebias;
+  uint32_t special = normal + ((255u - 31u - 112u) << 23);  // infinity and NaN keep the greatest exponent
+  // A denormal half m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14, which float32 holds exactly.
+  uint32_t denormal = BitsOf(FloatOf(magnitude + rebias + (1u << 23)) - FloatOf(rebias + (1u << 23)));
+  uint32_t bits = exponent == 0 ? denormal : normal;
+  bits = exponent == (0x1fu << 23) ? special : bits;
+  return FloatOf(bits | (x.bits & 0x8000u) << 16);
+}
+
+// Both round to nearest, ties to even; too large becomes infinity; NaN becomes a quiet NaN with its sign.
+inline BFloat16 ToBFloat16(float value) {
+  uint32_t bits = BitsOf(value);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  uint32_t nan = ((bits >> 16) & 0x8000u) | 0x7fc0u;
+  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+}
+
+inline Float16 ToFloat16(float value) {
+  uint32_t sign = BitsOf(value) & 0x80000000u;
+  uint32_t magnitude = BitsOf(value) ^ sign;
+  // The float unit rounds: beside 0.5 the last bit of a float32 is 2^-24, the unit of denormal halves.
+  const float half = 0.5f;
+  uint32_t denormal = BitsOf(FloatOf(magnitude) + half) - BitsOf(half);
+  uint32_t odd = (magnitude >> 13) & 1u;
+  uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + odd) >> 13;
+  uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  uint32_t bits = magnitude < ((127u - 14u) << 23) ? denormal : normal;
+  bits = magnitude >= ((127u + 16u) << 23) ? special : bits;
+  return {static_cast<uint16_t>(bits | sign >> 16)};
+}
+
+inline void FromFloat(float value, Float16* x) { *x = ToFloat16(value); }
+inline void FromFloat(float value, BFloat16* x) { *x = ToBFloat16(value); }
+
+}  // namespace hvd_ext

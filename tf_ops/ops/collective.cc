@@ -1,0 +1,242 @@
+// The collectives that a user calls by name: allreduce, allgather, broadcast, barrier. Their Python face is
+// hvd_ext/tensorflow/collectives.py. All are asynchronous: the engine matches the ranks' calls and ends the op.
+//
+// The plan of a call depends on the tensor's size, which a graph may not know when it is built. The ops carry one row
+// per class of sizes (attributes limits, plans, digests, segments) and take the first whose limit is not below the
+// size.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "ops/dtype.h"
+#include "ops/pending.h"
+#include "ops/status.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvd_ext {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+#define HVD_EXT_REDUCED "T: {float, double, half, bfloat16, int32, int64}"
+#define HVD_EXT_MOVED "T: {float, double, half, bfloat16, int32, int64, uint8}"
+
+// The rows of size classes are the same four attributes in each op.
+#define HVD_EXT_REGISTER(name)         \
+  REGISTER_OP(name)                    \
+      .Input("call_name: string")      \
+      .Input("tensor: T")              \
+      .Output("result: T")             \
+      .Attr("limits: list(int) >= 1")  \
+      .Attr("plans: list(int) >= 1")   \
+      .Attr("digests: list(int) >= 1") \
+      .Attr("segments: list(int) >= 1")
+
+absl::Status SameShape(InferenceContext* c) {
+  c->set_output(0, c->input(1));
+  return absl::OkStatus();
+}
+
+absl::Status AnyFirstDimension(InferenceContext* c) {
+  ShapeHandle input, output;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 1, &input));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(input, 0, c->UnknownDim(), &output));
+  c->set_output(0, output);
+  return absl::OkStatus();
+}
+
+HVD_EXT_REGISTER("HvdExt>Allreduce")
+    .Attr(HVD_EXT_REDUCED)
+    .Attr("average: bool")
+    .SetIsStateful()
+    .SetShapeFn(SameShape)
+    .Doc(R"doc(
+Gives all ranks the sum or average of their tensors, bit-identical on all ranks.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+tensor: this rank's values, of equal shape and dtype on all ranks.
+result: the sum or average.
+limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+average: divide the sum by the number of ranks.
+)doc");
+
+HVD_EXT_REGISTER("HvdExt>Allgather").Attr(HVD_EXT_MOVED).SetIsStateful().SetShapeFn(AnyFirstDimension).Doc(R"doc(
+Gives all ranks the tensors of all, joined along the first dimension in the order of ranks.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+tensor: this rank's part; the first dimension may differ from rank to rank.
+result: the joined parts.
+limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+)doc");
+
+HVD_EXT_REGISTER("HvdExt>Broadcast")
+    .Attr(HVD_EXT_MOVED)
+    .Attr("root: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(SameShape)
+    .Doc(R"doc(
+Gives all ranks the tensor of one.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+tensor: the root's values; on the other ranks only shape and dtype count.
+result: the root's values.
+limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+root: the rank whose values all get.
+)doc");
+
+REGISTER_OP("HvdExt>Barrier")
+    .Input("call_name: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends when all ranks have come to it.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+)doc");
+
+struct SizeClasses {
+  std::vector<int64_t> limits, plans, digests, segments;
+
+  absl::Status Read(OpKernelConstruction* construction) {
+    TF_RETURN_IF_ERROR(construction->GetAttr("limits", &limits));
+    TF_RETURN_IF_ERROR(construction->GetAttr("plans", &plans));
+    TF_RETURN_IF_ERROR(construction->GetAttr("digests", &digests));
+    TF_RETURN_IF_ERROR(construction->GetAttr("segments", &segments));
+    if (plans.size() != limits.size() || digests.size() != limits.size() || segments.size() != limits.size()) {
+      return absl::InvalidArgumentError("hvd_ext: limits, plans, digests and segments must have equal lengths");
+    }
+    return absl::OkStatus();
+  }
+
+  size_t Of(int64_t nbytes) const {
+    size_t row = 0;
+    while (row + 1 < limits.size() && limits[row] < nbytes) ++row;
+    return row;
+  }
+};
+
+// What a call under way keeps alive. After a cancelled step the call still takes part, so that the other ranks go on:
+// its input and its output must outlive the op.
+struct Running {
+  Tensor input;
+  Tensor output;
+  std::shared_ptr<Pending> pending;
+};
+
+Status MakeOutput(Running* running, const std::vector<int64_t>& shape, void** memory) {
+  TensorShape output_shape;
+  absl::Status built = TensorShape::BuildTensorShape(shape, &output_shape);
+  if (!built.ok()) return Invalid("the result's shape: " + std::string(built.message()));
+  running->output = Tensor(running->input.dtype(), output_shape);
+  if (!running->output.IsInitialized()) return Invalid("no memory for a result of shape " + output_shape.DebugString());
+  *memory = const_cast<char*>(running->output.tensor_data().data());
+  return Status::Ok();
+}
+
+class CallOp : public tensorflow::AsyncOpKernel {
+ public:
+  CallOp(OpKernelConstruction* construction, Kind kind) : AsyncOpKernel(construction), kind_(kind) {
+    OP_REQUIRES_OK(construction, classes_.Read(construction));
+    if (kind == Kind::kAllreduce) {
+      bool average = false;
+      OP_REQUIRES_OK(construction, construction->GetAttr("average", &average));
+      op_ = average ? ReduceOp::kAverage : ReduceOp::kSum;
+    } else if (kind == Kind::kBroadcast) {
+      OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto engine = Engine::Current();
+    OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
+    auto running = std::make_shared<Running>();
+    running->input = context->input(1);
+    const auto bytes = running->input.tensor_data();
+    // The ranks' parts of an allgather differ in size, and their plan must not.
+    const size_t row = kind_ == Kind::kAllgather ? classes_.limits.size() - 1 : classes_.Of(bytes.size());
+    CallSpec spec;
+    spec.kind = kind_;
+    spec.name = context->input(0).scalar<tensorflow::tstring>()();
+    spec.dtype = FromTensorFlow(running->input.dtype());
+    spec.op = op_;
+    spec.root = static_cast<int>(root_);
+    for (int64_t dimension : running->input.shape().dim_sizes()) spec.shape.push_back(dimension);
+    spec.plan = classes_.plans[row];
+    spec.plan_digest = classes_.digests[row];
+    spec.segment_nbytes = classes_.segments[row];
+    running->pending = Pending::Begin(context, std::move(done));
+    engine->Call(
+        std::move(spec), bytes.data(),
+        [running](const std::vector<int64_t>& shape, void** memory) {
+          return MakeOutput(running.get(), shape, memory);
+        },
+        [running](const Status& status) {
+          running->pending->End([&](OpKernelContext* c) {
+            if (!status.ok()) return c->SetStatus(ToTensorFlow(status));
+            c->set_output(0, running->output);
+          });
+        });
+  }
+
+ private:
+  const Kind kind_;
+  ReduceOp op_ = ReduceOp::kSum;
+  int64_t root_ = 0;
+  SizeClasses classes_;
+};
+
+template <Kind kind>
+class CallOpOf : public CallOp {
+ public:
+  explicit CallOpOf(OpKernelConstruction* construction) : CallOp(construction, kind) {}
+};
+
+class BarrierOp : public tensorflow::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto engine = Engine::Current();
+    OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
+    CallSpec spec;
+    spec.kind = Kind::kBarrier;
+    spec.name = context->input(0).scalar<tensorflow::tstring>()();
+    auto pending = Pending::Begin(context, std::move(done));
+    engine->Call(
+        std::move(spec), nullptr,
+        [](const std::vector<int64_t>&, void** memory) {
+          *memory = nullptr;
+          return Status::Ok();
+        },
+        [pending](const Status& status) {
+          pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
+        });
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Allreduce").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllreduce>);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Allgather").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllgather>);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Broadcast").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Barrier").Device(tensorflow::DEVICE_CPU), BarrierOp);
+
+}  // namespace
+}  // namespace hvd_ext

@@ -1,0 +1,62 @@
+// The end of an asynchronous op. The engine ends it when the data is there; TensorFlow ends it when the step is
+// cancelled (another op of the step has failed). Whoever comes first does it, once; the other finds it ended. After the
+// end the context is gone, so it is only touched in here, under the lock.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace hvd_ext {
+
+class Pending : public std::enable_shared_from_this<Pending> {
+ public:
+  using Context = tensorflow::OpKernelContext;
+  using Callback = tensorflow::AsyncOpKernel::DoneCallback;
+
+  // Where the step is cancelled already, the op has ended when this returns.
+  static std::shared_ptr<Pending> Begin(Context* context, Callback done) {
+    std::shared_ptr<Pending> pending(new Pending(context, std::move(done)));
+    tensorflow::CancellationManager* manager = context->cancellation_manager();
+    if (manager == nullptr) return pending;
+    auto cancel = [pending] {
+      pending->End(
+          [](Context* c) { c->SetStatus(absl::CancelledError("hvd_ext: the step was cancelled while it waited")); });
+    };
+    pending->token_ = manager->get_cancellation_token();
+    if (!manager->RegisterCallback(pending->token_, cancel)) cancel();
+    return pending;
+  }
+
+  // Sets outputs or the status in `finish`, then ends the op; nothing where it has ended. Any thread.
+  void End(const std::function<void(Context*)>& finish) {
+    Callback done;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (context_ == nullptr) return;
+      finish(context_);
+      // Does not wait for a cancellation that is under way: it would find the op ended.
+      if (tensorflow::CancellationManager* manager = context_->cancellation_manager()) {
+        manager->TryDeregisterCallback(token_);
+      }
+      context_ = nullptr;
+      done = std::move(done_);
+    }
+    done();
+  }
+
+ private:
+  Pending(Context* context, Callback done) : context_(context), done_(std::move(done)) {}
+
+  std::mutex mutex_;
+  Context* context_;  // null: ended
+  Callback done_;
+  tensorflow::CancellationToken token_ = tensorflow::CancellationManager::kInvalidToken;
+};
+
+}  // namespace hvd_ext
