@@ -71,7 +71,10 @@ def train(
         path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
         program = [sys.executable, str(HERE / script), "--epochs", str(epochs), "--report", str(report)]
         with Job(launcher(ranks, program), log, job_environment(PYTHONPATH=path)) as job:
-            job.wait(timeout_s, follow)
+            try:
+                job.wait(timeout_s, follow)
+            except JobError as error:
+                raise JobError(f"{error}\nall of it: {log}") from None
         if not training.end:
             raise JobError(f"{script}: the job ended well but did not finish its report")
 

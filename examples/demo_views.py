@@ -54,8 +54,8 @@ def table(trainings: Sequence[Training]) -> Table:
         A table with one row each.
     """
     drawn = Table(title="handwritten digits")
-    drawn.add_column("allreduce")
-    for heading in ("ranks", "test accuracy", "training loss", "a step", "equal weights on all ranks"):
+    drawn.add_column("allreduce", no_wrap=True)
+    for heading in ("ranks", "test accuracy", "training loss", "a step", "equal weights"):
         drawn.add_column(heading, justify="right")
     for one in trainings:
         last, algorithm = one.epochs[-1], one.end["algorithm"]

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, engine, launch, options, runtime
-from hvd_ext.errors import CommunicationError, TopologyError
+from hvd_ext.errors import CommunicationError, InvalidError, TopologyError
 
 if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
@@ -39,6 +39,10 @@ def init(settings: options.Options | None = None) -> None:
     if is_initialized():
         return
     settings = options.from_environment() if settings is None else settings
+    if not isinstance(settings, options.Options):
+        raise InvalidError(
+            f"init ({settings!r}): takes hvd_ext.Options or nothing; communicators and process sets do not exist here"
+        )
     plan = launch.examine(os.environ)
     running = engine.start_mpi(settings) if plan.mpi else engine.start_local(settings)
     _exit["mpi"] = _exit["mpi"] or plan.mpi
@@ -184,12 +188,12 @@ def _given_tree(settings: options.Options, size: int) -> Tree | None:
     if isinstance(settings.topology, (str, os.PathLike)):
         from hvd_ext.topology import read
 
-        where, tree = f"topology ({os.fspath(settings.topology)})", read.read(settings.topology)
-    else:
-        where, tree = "topology", settings.topology
-    if tree.size != size:
-        raise TopologyError(f"{where}: it must have one leaf per rank; it has {tree.size}, the job has {size} ranks")
-    return tree
+        return read.read(os.fspath(settings.topology), size)
+    if settings.topology.size != size:
+        raise TopologyError(
+            f"topology: it must have one leaf per rank; it has {settings.topology.size} ranks and the job has {size}"
+        )
+    return settings.topology
 
 
 def _watch_exit() -> None:
@@ -218,4 +222,7 @@ def _at_exit(pid: int) -> None:
     # An uncaught exception on this rank leaves the others waiting in their next collective: MPI_Finalize would wait
     # with them for ever, so the job is ended.
     if _exit["mpi"]:
+        # MPI_Abort leaves no time for what Python does last.
+        sys.stdout.flush()
+        sys.stderr.flush()
         engine.finish_mpi(failed or _exit["failed"])

@@ -9,11 +9,16 @@ from rich.table import Table
 
 ORDER = ("noop", "mpi", "horovod graph", "channel", "horovod eager", "eager")
 WORDS = {
-    "noop": "nothing (the cost of measuring)",
+    "noop": "no-op",
     "mpi": "MPI_Allreduce",
-    "horovod graph": "Horovod in tf.function",
-    "horovod eager": "Horovod, eager",
+    "horovod graph": "Horovod graph",
+    "horovod eager": "Horovod eager",
 }
+
+CAPTION = (
+    "graph: inside tf.function, as in training; no-op: an identity inside tf.function, the cost of measuring; "
+    "x: our median over theirs, below 1 is faster"
+)
 
 
 def words_of(row: dict[str, Any]) -> str:
@@ -21,8 +26,8 @@ def words_of(row: dict[str, Any]) -> str:
     if row["what"] in WORDS:
         return WORDS[row["what"]]
     chosen = f" -> {row['chosen']}" if row["chosen"] not in ("", row["algorithm"]) else ""
-    place = "in tf.function" if row["what"] == "channel" else "eager"
-    return f"hvd_ext {place}, {row['algorithm']}{chosen}"
+    place = "graph" if row["what"] == "channel" else "eager"
+    return f"hvd_ext {place} {row['algorithm']}{chosen}"
 
 
 def seconds(value: float) -> str:
@@ -49,7 +54,7 @@ def table(result: dict[str, Any]) -> Table:
     Returns:
         A table with a row per number of ranks, size and contestant; ratios below 1 mean faster.
     """
-    drawn = Table(title=result["benchmark"])
+    drawn = Table(title=result["benchmark"], caption=CAPTION)
     for heading in ("ranks", "bytes", "what", "median", "fastest", "x MPI", "x Horovod"):
         drawn.add_column(heading, justify="left" if heading == "what" else "right")
     rows = sorted(result["rows"], key=lambda row: (row["ranks"], row["nbytes"], ORDER.index(row["what"])))
@@ -72,18 +77,18 @@ def losses(rows: Sequence[dict[str, Any]]) -> list[str]:
         rows: of a result.
 
     Returns:
-        A line for each opponent that beats the way that training uses us, with the sizes.
+        A line for each opponent of the way that training uses us: how often it wins, and where by most.
     """
     lines = []
     for key, name in (("to_mpi", "MPI_Allreduce"), ("to_horovod", "Horovod")):
         ours = [row for row in rows if row["what"] == "channel" and row[key] is not None]
-        cells = [
-            f"{row['ranks']} ranks {row['nbytes']:,} bytes {row['algorithm']} x{row[key]:.2f}"
-            for row in ours
-            if row[key] > 1
-        ]
-        if ours:
+        slower = [row for row in ours if row[key] > 1]
+        if slower:
+            worst = max(slower, key=lambda row: row[key])
+            where = f"{worst['ranks']} ranks, {worst['nbytes']:,} bytes, {worst['algorithm']}"
             lines.append(
-                f"slower than {name} in {len(cells)} of {len(ours)} rows" + (": " if cells else "") + "; ".join(cells)
+                f"slower than {name} in {len(slower)} of {len(ours)} rows, at worst x{worst[key]:.2f} ({where})"
             )
+        elif ours:
+            lines.append(f"slower than {name} in none of {len(ours)} rows")
     return lines

@@ -58,7 +58,7 @@ def python_environment(python: str, *, isolated: bool = False) -> dict[str, str]
     return environment
 
 
-def ask(python: str, code: str, *, timeout_s: float = 180, isolated: bool = False) -> Answer:
+def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = False) -> Answer:
     """Runs Python code in a child and reads the object that it leaves in `answer`.
 
     Args:
@@ -90,7 +90,7 @@ def ask(python: str, code: str, *, timeout_s: float = 180, isolated: bool = Fals
     return Answer({}, words[-1] if words else f"ended with status {child.returncode} and no words")
 
 
-def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 30) -> str:
+def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
     """Gives the first line that a command prints, and nothing where it cannot be run or fails."""
     try:
         child = subprocess.run(

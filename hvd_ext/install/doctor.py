@@ -40,6 +40,8 @@ def examine() -> list[Finding]:
         One finding for each check, in a fixed order.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
+        # first what several checks ask: a cache does not stop two threads from asking at once
+        list(pool.map(lambda ask: ask(), (checks.tensorflow_answer, checks.engine_answer)))
         return list(pool.map(lambda check: check(), ORDER))
 
 

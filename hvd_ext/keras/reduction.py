@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -234,16 +235,21 @@ def _refuse_surroundings(label: str, optimizer: keras.optimizers.Optimizer) -> N
             "start one process per device"
         )
     # compile() wraps the optimizer under a mixed_float16 policy and leaves no mark on it: only the callers know
-    frame = sys._getframe(1)
+    module = keras.optimizers.LossScaleOptimizer.__module__
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if issubclass(type(caller), keras.optimizers.LossScaleOptimizer) and caller.inner_optimizer is optimizer:
+        # reading f_locals keeps a frame's locals alive, so only Keras' own frames are looked into
+        if frame.f_globals.get("__name__") == module and _inner(frame.f_locals.get("self")) is optimizer:
             raise InvalidError(
                 f"optimizer {label!r}: a LossScaleOptimizer (policy mixed_float16) decides on each rank alone whether "
                 "a step is taken, so that ranks would wait for ever; use the policy mixed_bfloat16, or "
                 "model.compile(..., auto_scale_loss=False) with a loss_scale_factor of the optimizer"
             )
         frame = frame.f_back
+
+
+def _inner(caller: Any) -> Any:
+    return getattr(caller, "inner_optimizer", None)
 
 
 def _any(gradients: Sequence[tf.Tensor | None]) -> bool:

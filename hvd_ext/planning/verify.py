@@ -85,7 +85,10 @@ def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None
 
 
 def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, int]], where: str) -> None:
-    """Within a round nothing is sent that is received, and nothing that is overwritten is received twice."""
+    """Within a round a unit that is overwritten is neither received twice nor sent.
+
+    A unit that is reduced into may be sent: the value from before the round travels, see ir.def.
+    """
     ordered = sorted(received)
     reach, overwrites = 0, False
     for begin, end, opcode in ordered:
@@ -93,12 +96,13 @@ def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, 
             raise PlanError(f"{where}: unit {begin} is received twice, and at least once overwritten")
         overwrites = opcode == RECV or (overwrites and begin < reach)
         reach = max(reach, end)
-    starts = np.array([begin for begin, _, _ in ordered])
-    ends = np.maximum.accumulate(np.array([end for _, end, _ in ordered]))
+    overwritten = [(begin, end) for begin, end, opcode in ordered if opcode == RECV]
+    starts = np.array([begin for begin, _ in overwritten])
+    ends = np.array([end for _, end in overwritten])
     for begin, end in sent:
         before = int(np.searchsorted(starts, end))
         if before and ends[before - 1] > begin:
-            raise PlanError(f"{where}: unit {max(begin, int(starts[before - 1]))} is both sent and received")
+            raise PlanError(f"{where}: unit {max(begin, int(starts[before - 1]))} is both sent and overwritten")
 
 
 def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -> NDArray[np.int64]:

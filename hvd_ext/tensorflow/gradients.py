@@ -7,7 +7,6 @@ of the summed gradient, and a broadcast's is the summed gradient on the root and
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -82,17 +81,9 @@ def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     return [None, total if op.get_attr("root") == runtime.current().engine.rank else tf.zeros_like(total)]
 
 
-def _refuse(kind: str, op: Any, *gradients: tf.Tensor) -> None:
-    raise LookupError(
-        f"{kind} of a channel has no gradient: gradients that an optimizer has reduced cannot be differentiated again; "
-        "keep apply() outside the tape, or use hvd_ext.allreduce, which is differentiable"
-    )
-
-
-for _kind in ("Submit", "Collect"):
-    tf.RegisterGradient(f"HvdExt>{_kind}")(functools.partial(_refuse, _kind.lower()))
-tf.no_gradient("HvdExt>BeginStep")
-tf.no_gradient("HvdExt>Barrier")
+# A reduced gradient is a constant to a tape: its way goes through tickets, which are whole numbers.
+for _kind in ("BeginStep", "Submit", "Collect", "Barrier"):
+    tf.no_gradient(f"HvdExt>{_kind}")
 
 
 def _name(op: Any, suffix: str = "") -> Any:

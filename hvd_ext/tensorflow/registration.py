@@ -96,7 +96,8 @@ class Channel:
     def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
 
-        Every rank calls it once per step. Gradients that are None here but present elsewhere count as zeros.
+        Every rank calls it once per step. Gradients that are None here but present elsewhere count as zeros. A tape
+        takes the results for constants: use `hvd_ext.allreduce` for what shall be differentiated.
 
         Args:
             gradients: one dense tensor or None per spec, of the spec's shape and dtype.

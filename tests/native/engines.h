@@ -24,7 +24,7 @@ struct Rows {
   std::vector<int64_t> flat;
 
   void Add(int64_t round, int64_t opcode, int peer, int64_t begin, int64_t count) {
-    flat.insert(flat.end(), {round, opcode, peer, begin, count});
+    for (int64_t column : {round, opcode, int64_t{peer}, begin, count}) flat.push_back(column);
   }
 };
 
@@ -77,10 +77,12 @@ inline int64_t AddPlan(Engine* engine, const Rows& rows) {
   return plan;
 }
 
-// Tests of what is quick have no stall; no test waits for the defaults.
+// Stops wait for what a loaded machine may need; a test in which a peer never comes says how long it waits.
 inline Config QuickConfig() {
   Config config;
   config.leave_grace_s = 0.5;
+  config.drain_s = 60;
+  config.farewell_s = 60;
   return config;
 }
 

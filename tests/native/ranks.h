@@ -48,7 +48,7 @@ inline void Until(const std::string& what, const std::function<bool()>& step) {
   auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (int i = 0; !step(); ++i) {
     if (std::chrono::steady_clock::now() > deadline) throw Failure(what + " did not happen in 60 s");
-    if (i < 100) {
+    if (i < 10) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -74,13 +74,14 @@ TEST("plan: rounds that decrease are refused") {
   Refuses({{-1, kSend, 1, 0, 1}}, "row 0: round -1 must not be less than 0");
 }
 
-TEST("plan: a unit that is sent and received in one round is refused") {
+TEST("plan: a unit that is sent and overwritten in one round is refused") {
   Refuses({{0, kSend, 1, 0, 4}, {0, kRecv, 2, 3, 2}},
           "row 1: RECV of units [3, 5) meets SEND of units [0, 4) (row 0) in round 0");
-  Refuses({{0, kRecvReduce, 1, 0, 8}, {0, kSend, 2, 7, 1}}, "row 1: SEND of units [7, 8) meets RECV_REDUCE");
   // The rows between the two that meet, and an earlier round, change nothing.
   Refuses({{0, kRecv, 3, 0, 8}, {1, kRecv, 1, 0, 6}, {1, kRecv, 2, 6, 1}, {1, kSend, 3, 5, 1}},
           "row 3: SEND of units [5, 6) meets RECV of units [0, 6) (row 1) in round 1");
+  Refuses({{0, kSend, 1, 0, 8}, {0, kSend, 2, 1, 1}, {0, kRecv, 3, 4, 1}},
+          "RECV of units [4, 5) meets SEND of units [0, 8)");
 }
 
 TEST("plan: a unit that is overwritten and received again in one round is refused") {
@@ -91,6 +92,22 @@ TEST("plan: a unit that is overwritten and received again in one round is refuse
 TEST("plan: several rows of a round may send a unit, or add to it") {
   CHECK_OK(DecodeRows({{0, kSend, 1, 0, 8}, {0, kSend, 2, 0, 8}, {0, kSend, 3, 2, 3}}));
   CHECK_OK(DecodeRows({{0, kRecvReduce, 1, 0, 8}, {0, kRecvReduce, 2, 0, 8}, {0, kRecvReduce, 3, 4, 1}}));
+}
+
+TEST("plan: a reduction of units that are sent in its round waits for the sends") {
+  Plan plan;
+  CHECK_OK(DecodeRows({{0, kRecvReduce, 1, 0, 8},
+                       {0, kRecvReduce, 1, 1, 3},
+                       {0, kRecvReduce, 2, 3, 1},
+                       {0, kRecvReduce, 3, 5, 1},
+                       {0, kSend, 2, 2, 1},
+                       {0, kSend, 3, 6, 2},
+                       {1, kRecvReduce, 1, 0, 8},
+                       {2, kSend, 1, 0, 8}},
+                      &plan));
+  std::vector<bool> marks;
+  for (const Row& row : plan.rows) marks.push_back(row.after_sends);
+  CHECK(marks == (std::vector<bool>{true, true, false, false, false, false, false, false}));
 }
 
 TEST("plan: neighbours in one round do not meet") {

@@ -1,5 +1,8 @@
 #include "transport_contract.h"
 
+#include <algorithm>
+#include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,10 +19,10 @@ using Requests = std::vector<std::unique_ptr<Request>>;
 // The bytes of the n-th message from one rank to another: no two messages have the same.
 std::string Payload(int from, int to, int n, int64_t nbytes) {
   std::string payload(static_cast<size_t>(nbytes), '\0');
-  uint32_t state = static_cast<uint32_t>(1 + from * 7919 + to * 104729 + n * 1299709);
-  for (char& byte : payload) {
-    state = state * 1664525u + 1013904223u;
-    byte = static_cast<char>(state >> 24);
+  uint64_t state = 1 + from * uint64_t{7919} + to * uint64_t{104729} + n * uint64_t{1299709};
+  for (size_t at = 0; at < payload.size(); at += sizeof(state)) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::memcpy(&payload[at], &state, std::min(sizeof(state), payload.size() - at));
   }
   return payload;
 }

@@ -1,7 +1,7 @@
-"""Fixtures of the tests that are right on any number of ranks: `python -m pytest tests/ranks`, or under `mpirun -np N`.
+"""Fixtures of the tests that are right on any number of ranks: `python -m pytest tests/ranks`, or under `mpirun`.
 
-All ranks run the same tests in the same order. A test that fails on one rank ends the job (`pytest -x`), because the others
-would wait for it.
+All ranks run the same tests in the same order. A test that fails on one rank ends the job (`pytest -x`), because the
+others would wait for it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ def hvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 @pytest.fixture(autouse=True)
-def running(hvd: ModuleType) -> Iterator[None]:
+def running(hvd: ModuleType) -> None:
     """Each test finds hvd_ext running, also after a test that has shut it down."""
     hvd.init()
-    yield
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ def test_gradient_accumulation_communicates_on_update_steps_only() -> None:
     assert_trained_alike(ours, trained_on_joined_batches(optimizer()))
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_works_eagerly() -> None:
     def optimizer() -> keras.optimizers.Optimizer:
         return keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
@@ -103,8 +104,15 @@ def step_of(ours: keras.Model, optimizer: keras.optimizers.Optimizer, by_apply: 
     return step
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
-@pytest.mark.parametrize("by_apply", [False, True], ids=["apply_gradients", "apply"])
+@pytest.mark.parametrize(
+    ("traced", "by_apply"),
+    [
+        pytest.param(False, False, id="eager, apply_gradients", marks=pytest.mark.slow),
+        pytest.param(False, True, id="eager, apply"),
+        pytest.param(True, False, id="tf.function, apply_gradients"),
+        pytest.param(True, True, id="tf.function, apply", marks=pytest.mark.slow),
+    ],
+)
 def test_a_loop_of_ones_own_equals_training_on_the_joined_batch(traced: bool, by_apply: bool) -> None:
     ours, reference = model(), model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.02))
@@ -157,6 +165,7 @@ def test_a_frozen_layer_stays_and_the_others_train() -> None:
     assert_same_bits_on_all_ranks(ours.weights)
 
 
+@pytest.mark.slow
 def test_unfreezing_a_layer_and_compiling_again_keeps_the_optimizer() -> None:
     ours = model()
     optimizer = keras.optimizers.SGD(0.1)
@@ -171,7 +180,9 @@ def test_unfreezing_a_layer_and_compiling_again_keeps_the_optimizer() -> None:
     assert_same_bits_on_all_ranks(ours.weights)
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "eagerly", [pytest.param(False, id="graph"), pytest.param(True, id="eager", marks=pytest.mark.slow)]
+)
 def test_an_embedding_equals_training_on_the_joined_batch(eagerly: bool) -> None:
     def embedding() -> keras.Model:
         result = keras.Sequential(
@@ -225,6 +236,7 @@ def test_a_gradient_that_is_not_a_number_on_one_rank_reaches_all() -> None:
     assert all(np.isnan(value).all() for value in values(ours.layers[-1].weights))
 
 
+@pytest.mark.slow
 def test_bfloat16_mixed_precision_trains_alike_on_all_ranks() -> None:
     ours = model(dtype="mixed_bfloat16")
     start = values(ours.weights)
@@ -232,3 +244,20 @@ def test_bfloat16_mixed_precision_trains_alike_on_all_ranks() -> None:
     fit(ours)
     assert_same_bits_on_all_ranks(ours.weights)
     assert not np.array_equal(start[0], values(ours.weights)[0])
+
+
+def test_a_step_traced_before_shutdown_says_so_and_a_new_one_goes_on() -> None:
+    from hvd_ext import runtime
+
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    ours.train_on_batch(*data(hvd.rank(), BATCH))
+    settings = runtime.current().options
+    hvd.shutdown()
+    hvd.init(settings)
+    with pytest.raises(tf.errors.AbortedError, match="must be traced again"):
+        ours.train_on_batch(*data(hvd.rank(), BATCH))
+    ours.make_train_function(force=True)
+    ours.train_on_batch(*data(hvd.rank(), BATCH))
+    assert_same_bits_on_all_ranks(ours.weights)
+    assert ours.optimizer.iterations == 2

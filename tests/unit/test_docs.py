@@ -10,6 +10,7 @@ import typer.main
 
 from hvd_ext import options
 from hvd_ext.__main__ import app
+from hvd_ext.bench.cli import app as bench
 from hvd_ext.install import tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,8 @@ def test_every_command_on_a_page_is_there(path):
     commands = typer.main.get_command(app).commands
     used = set(re.findall(r"python -m hvd_ext ([a-z][a-z-]*)", page(path)))
     assert used - set(commands) == set()
+    measured = set(re.findall(r"python -m hvd_ext bench ([a-z][a-z-]*)", page(path)))
+    assert measured - set(typer.main.get_command(bench).commands) == set()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)

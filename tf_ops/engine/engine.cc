@@ -36,6 +36,9 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   if (SizeOf(spec.dtype) == 0)
     return Invalid(name + "dtype (" + std::to_string(static_cast<int>(spec.dtype)) + ") is unknown");
   if (spec.kind == Kind::kAllreduce && spec.dtype == DType::kBytes) return Invalid(name + "bytes cannot be reduced");
+  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
+    return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
+  }
   if (spec.kind == Kind::kAllgather && spec.shape.empty()) {
     return Invalid(name + "the tensor must have a dimension 0 to be joined along, it is a scalar; reshape it to [1]");
   }

@@ -13,16 +13,51 @@ int64_t Elements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
+// The status in the call's name, which it may carry already.
+Status Named(const OpenCall& call, const Status& status) {
+  std::string name = call.name() + ": ";
+  return {status.code, status.message.rfind(name, 0) == 0 ? status.message : name + status.message};
+}
+
+// The work of a call, with this rank's input in its buffer. `parts` is dimension 0 of every rank (allgather); *shape
+// becomes the result's.
+Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, int rank, BufferPool* pool,
+          std::vector<int64_t>* shape) {
+  Run run;
+  run.what = call.name();
+  run.plan = call.plan;
+  run.dtype = call.spec.dtype;
+  run.segment_nbytes = call.spec.segment_nbytes;
+  *shape = call.spec.shape;
+  int64_t begin = 0;  // where the input goes
+  if (call.spec.kind == Kind::kAllgather) {
+    int64_t each = Elements({shape->begin() + 1, shape->end()});
+    (*shape)[0] = 0;
+    run.unit_begins.push_back(0);
+    for (int64_t n : parts) {
+      (*shape)[0] += n;
+      run.unit_begins.push_back((*shape)[0] * each);
+    }
+    begin = run.unit_begins[static_cast<size_t>(rank)];
+  }
+  run.elements = Elements(*shape);
+  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.dtype));
+  run.buffer = std::make_shared<Buffer>(pool->Take(run.elements * nbytes_each));
+  bool reads = call.spec.kind != Kind::kBroadcast || call.spec.root == rank;
+  size_t nbytes = static_cast<size_t>(Elements(call.spec.shape) * nbytes_each);
+  if (reads && nbytes > 0) std::memcpy(run.buffer->data() + begin * nbytes_each, call.input, nbytes);
+  return run;
+}
+
 // Copies the result out and ends the call.
-void EndCall(const OpenCall& call, const std::vector<int64_t>& shape, const Run& run, const Status& status) {
+void EndCall(const OpenCall& call, const std::vector<int64_t>& shape, const Buffer& result, const Status& status) {
   if (!status.ok()) {
-    call.done({status.code, call.name() + ": " + status.message}, {});
+    call.done(Named(call, status), {});
     return;
   }
   void* memory = nullptr;
   Status allocated = call.allocate(shape, &memory);
-  int64_t nbytes = run.elements * static_cast<int64_t>(SizeOf(run.dtype));
-  if (allocated.ok() && nbytes > 0) std::memcpy(memory, run.buffer->data(), static_cast<size_t>(nbytes));
+  if (allocated.ok() && result.nbytes() > 0) std::memcpy(memory, result.data(), static_cast<size_t>(result.nbytes()));
   call.done(allocated, {});
 }
 
@@ -60,33 +95,12 @@ void Engine::State::StartCall(const Message& start) {
     call->done(Status::Ok(), start.texts);
     return;
   }
-  std::vector<int64_t> shape = call->spec.shape;
-  auto run = std::make_shared<Run>();
-  run->what = call->name();
-  run->plan = call->plan;
-  run->dtype = call->spec.dtype;
-  run->segment_nbytes = config.segment_nbytes > 0 ? config.segment_nbytes : call->spec.segment_nbytes;
-  if (call->spec.kind == Kind::kAllreduce && call->spec.op == ReduceOp::kAverage) run->divisor = size;
-  int64_t own_begin = 0;  // where this rank's input goes
-  if (call->spec.kind == Kind::kAllgather) {
-    int64_t each = Elements({shape.begin() + 1, shape.end()});
-    run->unit_begins.push_back(0);
-    for (int64_t n : start.numbers) run->unit_begins.push_back(run->unit_begins.back() + n * each);
-    own_begin = run->unit_begins[static_cast<size_t>(rank)];
-    shape[0] = 0;
-    for (int64_t n : start.numbers) shape[0] += n;
-  }
-  run->elements = Elements(shape);
-  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run->dtype));
-  run->buffer = std::make_shared<Buffer>(pool.Take(run->elements * nbytes_each));
-  int64_t own = Elements(call->spec.shape);
-  bool reads = call->spec.kind != Kind::kBroadcast || call->spec.root == rank;
-  if (reads && own > 0) {
-    std::memcpy(run->buffer->data() + own_begin * nbytes_each, call->input, static_cast<size_t>(own * nbytes_each));
-  }
-  Run queued = *run;
-  queued.done = [call, shape, run](const Status& status) { EndCall(*call, shape, *run, status); };
-  executor.Enqueue(kCallsLane, std::move(queued), now_s_);
+  std::vector<int64_t> shape;
+  Run run = RunOf(*call, start.numbers, rank, &pool, &shape);
+  if (config.segment_nbytes > 0) run.segment_nbytes = config.segment_nbytes;
+  if (call->spec.kind == Kind::kAllreduce && call->spec.op == ReduceOp::kAverage) run.divisor = size;
+  run.done = [call, shape, buffer = run.buffer](const Status& status) { EndCall(*call, shape, *buffer, status); };
+  executor.Enqueue(kCallsLane, std::move(run), now_s_);
 }
 
 void Engine::State::RefuseCall(const Message& refuse) {
@@ -97,7 +111,7 @@ void Engine::State::RefuseCall(const Message& refuse) {
 void Engine::State::EndCalls(const Status& status) {
   std::map<int64_t, std::shared_ptr<OpenCall>> ended;
   ended.swap(open_calls_);
-  for (const auto& [id, call] : ended) call->done({status.code, call->name() + ": " + status.message}, {});
+  for (const auto& [id, call] : ended) call->done(Named(*call, status), {});
 }
 
 void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,

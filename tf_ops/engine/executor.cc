@@ -172,13 +172,23 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
   return Status::Ok();
 }
 
+bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
+  for (const Transfer& other : segment.transfers) {
+    if (other.row->opcode == Opcode::SEND && other.request != nullptr &&
+        other.begin < reduction.begin + reduction.elements && reduction.begin < other.begin + other.elements) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // In the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
   DType dtype = segment->open->run.dtype;
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
     if (transfer.row->opcode == Opcode::RECV_REDUCE) {
-      if (transfer.request != nullptr) return;
+      if (transfer.request != nullptr || (transfer.row->after_sends && IsBeingSent(*segment, transfer))) return;
       char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(dtype));
       Add(dtype, data, transfer.scratch.data(), transfer.elements);
       transfer.scratch = Buffer();

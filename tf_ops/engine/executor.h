@@ -112,6 +112,7 @@ class Executor {
   Status TestTransfers(Segment* segment, bool* moved);
   Status Post(Segment* segment, const Row& row, Transfer* transfer);
   void ReduceInOrder(Segment* segment);
+  static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(Lane* lane);
   void Abandon(std::unique_ptr<Segment> segment);
   int64_t UnitAt(const Segment& segment, int64_t unit) const;

@@ -203,12 +203,12 @@ class MpiTransport : public Transport {
     incoming_.clear();
   }
 
-  static void EndJob(int code) {
+  [[noreturn]] static void EndJob(int code) {
     int over = 0;
     MPI_Finalized(&over);
     int failure = code > 0 && code < 256 ? code : 1;  // an exit status has 8 bits, and 0 would be success
-    if (over) std::_Exit(failure);
-    MPI_Abort(MPI_COMM_WORLD, failure);
+    if (!over) MPI_Abort(MPI_COMM_WORLD, failure);
+    std::_Exit(failure);  // MPICH's MPI_Abort may come back
   }
 
  private:

@@ -19,6 +19,12 @@ inline float FloatOf(uint32_t bits) {
   return value;
 }
 
+// condition ? a : b, in a form that the compiler does not turn into a branch, which would keep a loop from vectorising.
+inline uint32_t Select(bool condition, uint32_t a, uint32_t b) {
+  uint32_t mask = 0u - static_cast<uint32_t>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 struct Float16 {
   uint16_t bits;
 };
@@ -37,8 +43,8 @@ inline float ToFloat(Float16 x) {
   uint32_t special = normal + ((255u - 31u - 112u) << 23);  // infinity and NaN keep the greatest exponent
   // A denormal half m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14, which float32 holds exactly.
   uint32_t denormal = BitsOf(FloatOf(magnitude + rebias + (1u << 23)) - FloatOf(rebias + (1u << 23)));
-  uint32_t bits = exponent == 0 ? denormal : normal;
-  bits = exponent == (0x1fu << 23) ? special : bits;
+  uint32_t bits = Select(exponent == 0, denormal, normal);
+  bits = Select(exponent == (0x1fu << 23), special, bits);
   return FloatOf(bits | (x.bits & 0x8000u) << 16);
 }
 
@@ -47,7 +53,7 @@ inline BFloat16 ToBFloat16(float value) {
   uint32_t bits = BitsOf(value);
   uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   uint32_t nan = ((bits >> 16) & 0x8000u) | 0x7fc0u;
-  return {static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded)};
+  return {static_cast<uint16_t>(Select((bits & 0x7fffffffu) > 0x7f800000u, nan, rounded))};
 }
 
 inline Float16 ToFloat16(float value) {
@@ -58,9 +64,9 @@ inline Float16 ToFloat16(float value) {
   uint32_t denormal = BitsOf(FloatOf(magnitude) + half) - BitsOf(half);
   uint32_t odd = (magnitude >> 13) & 1u;
   uint32_t normal = (magnitude - ((127u - 15u) << 23) + 0xfffu + odd) >> 13;
-  uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  uint32_t bits = magnitude < ((127u - 14u) << 23) ? denormal : normal;
-  bits = magnitude >= ((127u + 16u) << 23) ? special : bits;
+  uint32_t special = Select(magnitude > 0x7f800000u, 0x7e00u, 0x7c00u);
+  uint32_t bits = Select(magnitude < ((127u - 14u) << 23), denormal, normal);
+  bits = Select(magnitude >= ((127u + 16u) << 23), special, bits);
   return {static_cast<uint16_t>(bits | sign >> 16)};
 }
 

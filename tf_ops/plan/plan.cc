@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 namespace hvd_ext {
@@ -27,9 +28,10 @@ std::string Number(int64_t value) { return std::to_string(value); }
 
 std::string Units(const Row& row) { return "[" + Number(row.begin) + ", " + Number(row.begin + row.count) + ")"; }
 
-// Two rows of one round may touch a unit only if both send it or both add to it: a unit that is sent must not change
-// meanwhile, and of two values that overwrite it the later to arrive would win.
-bool MayOverlap(Opcode a, Opcode b) { return a == b && a != Opcode::RECV; }
+// Two rows of one round may touch a unit only if neither overwrites it: of two values that do, the later to arrive
+// would win; and a reduction can wait in its scratch memory until the unit has left, but a message that overwrites
+// cannot.
+bool MayOverlap(Opcode a, Opcode b) { return a != Opcode::RECV && b != Opcode::RECV; }
 
 Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
   std::vector<size_t> order;
@@ -46,7 +48,7 @@ Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
         return Invalid("row " + Number(static_cast<int64_t>(i)) + ": " + NameOf(row.opcode) + " of units " +
                        Units(row) + " meets " + NameOf(other->opcode) + " of units " + Units(*other) + " (row " +
                        Number(other - rows.data()) + ") in round " + Number(row.round) +
-                       "; in one round a unit must not be both received and sent, or overwritten and received again");
+                       "; a unit that is overwritten in a round must not be sent or received again in it");
       }
       if (row.opcode == kOpcodes[k] && (other == nullptr || row.begin + row.count > other->begin + other->count)) {
         other = &row;
@@ -54,6 +56,23 @@ Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
     }
   }
   return Status::Ok();
+}
+
+// Marks the reductions of one round whose units are also sent in it.
+void MarkReductions(std::vector<Row>* rows, size_t first, size_t end) {
+  std::vector<std::pair<int64_t, int64_t>> sent;  // begin, and the furthest end of this and all that begin before it
+  for (size_t i = first; i < end; ++i) {
+    const Row& row = (*rows)[i];
+    if (row.opcode == Opcode::SEND) sent.emplace_back(row.begin, row.begin + row.count);
+  }
+  std::sort(sent.begin(), sent.end());
+  for (size_t i = 1; i < sent.size(); ++i) sent[i].second = std::max(sent[i].second, sent[i - 1].second);
+  for (size_t i = first; i < end; ++i) {
+    Row& row = (*rows)[i];
+    if (row.opcode != Opcode::RECV_REDUCE) continue;
+    auto behind = std::lower_bound(sent.begin(), sent.end(), std::make_pair(row.begin + row.count, int64_t{0}));
+    row.after_sends = behind != sent.begin() && std::prev(behind)->second > row.begin;
+  }
 }
 
 Status DecodeRow(const int64_t* values, const std::string& name, int64_t units, int rank, int size, Row* row) {
@@ -101,7 +120,9 @@ Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int 
     }
     if (row.round != least) first_of_round = i;
     bool last_of_round = i + 1 == decoded.rows.size() || rows[(i + 1) * kColumns + kROUND] != row.round;
-    if (last_of_round) HVD_EXT_RETURN_IF_ERROR(CheckRound(decoded.rows, first_of_round, i + 1));
+    if (!last_of_round) continue;
+    HVD_EXT_RETURN_IF_ERROR(CheckRound(decoded.rows, first_of_round, i + 1));
+    MarkReductions(&decoded.rows, first_of_round, i + 1);
   }
   *plan = std::move(decoded);
   return Status::Ok();

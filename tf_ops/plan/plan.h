@@ -18,8 +18,9 @@ struct Row {
   int64_t round;
   Opcode opcode;
   int peer;
-  int64_t begin;  // first unit
-  int64_t count;  // units, at least 1
+  int64_t begin;             // first unit
+  int64_t count;             // units, at least 1
+  bool after_sends = false;  // RECV_REDUCE: rows of its round send some of its units, and must have ended first
 };
 
 struct Plan {
@@ -27,13 +28,13 @@ struct Plan {
   std::vector<Row> rows;  // sorted by round
 };
 
-// Decodes `n_rows` rows of five int64 (ir.def's columns). Refuses, with a text that names the row and the value: an unknown
-// opcode, a peer outside [0, size) or equal to `rank`, units outside [0, units), a count below 1, rounds that decrease, and
-// within one round a unit that is both received and sent, or overwritten by one row and received by another.
+// Decodes `n_rows` rows of five int64 (ir.def's columns). Refuses, with a text that names the row and the value: an
+// unknown opcode, a peer outside [0, size) or equal to `rank`, units outside [0, units), a count below 1, rounds that
+// decrease, and within one round a unit that is overwritten by one row and sent or received by another.
 Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int size, Plan* plan);
 
-// The first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units), overflow-safe.
-// Unit u holds the elements [UnitBegin(u), UnitBegin(u + 1)).
+// The first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units),
+// overflow-safe. Unit u holds the elements [UnitBegin(u), UnitBegin(u + 1)).
 int64_t UnitBegin(int64_t unit, int64_t units, int64_t elements);
 
 }  // namespace hvd_ext

@@ -43,7 +43,7 @@ TEST("mpi: a peer outside the job is reported with the call, the code's text and
   std::unique_ptr<Request> request;
   int beyond = Shared()->size();
   for (const std::string& words :
-       {std::string("MPI_Isend"), "rank " + std::to_string(beyond), std::string("MPI_ERR_RANK")}) {
+       {std::string("MPI_Isend"), "rank " + std::to_string(beyond), std::string("nvalid rank")}) {
     CHECK_FAILS(Shared()->Send(beyond, 1, &byte, 1, &request), Code::kCommunication, words);
   }
   CHECK_FAILS(Shared()->Recv(beyond, 1, &byte, 1, &request), Code::kCommunication, "MPI_Irecv");

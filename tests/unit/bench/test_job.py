@@ -39,7 +39,7 @@ def test_a_job_that_fails_shows_its_status_and_its_last_words(tmp_path: Path) ->
 
 def test_a_job_that_takes_too_long_is_stopped_and_named(tmp_path: Path) -> None:
     with Job(["sleep", "600"], tmp_path / "log") as running:
-        with pytest.raises(JobError, match="did not end within 0.2 s: sleep 600"):
+        with pytest.raises(JobError, match=r"did not end within 0\.2 s: sleep 600"):
             running.wait(0.2)
         assert running.processes() == []
 
@@ -87,9 +87,9 @@ def test_last_words_leave_out_what_healthy_jobs_print(tmp_path: Path) -> None:
 
 def test_launchers_that_are_missing_are_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "find", lambda program: None)
-    with pytest.raises(JobError, match="mpirun.*doctor"):
+    with pytest.raises(JobError, match=r"mpirun.*doctor"):
         job.mpirun(2, ["true"])
-    with pytest.raises(JobError, match="horovodrun.*install-horovod"):
+    with pytest.raises(JobError, match=r"horovodrun.*install-horovod"):
         job.horovodrun(2, ["true"])
 
 

@@ -52,20 +52,23 @@ def test_the_table_has_a_row_per_contestant_and_says_what_auto_has_chosen() -> N
     text = stream.getvalue()
     assert drawn.row_count == len(ROWS)
     for words in (
-        "hvd_ext in tf.function, auto -> ring",
+        "hvd_ext graph auto -> ring",
         "MPI_Allreduce",
-        "Horovod, eager",
-        "nothing",
+        "Horovod eager",
+        "no-op",
         "400 us",
         "0.50",
     ):
         assert words in text
 
 
-def test_losses_are_told_with_their_sizes_and_their_ratio() -> None:
-    lines = losses(compared(ROWS))
-    assert lines[0] == "slower than MPI_Allreduce in 1 of 1 rows: 2 ranks 4,096 bytes auto x2.00"
-    assert lines[1] == "slower than Horovod in 0 of 1 rows"
+def test_losses_are_counted_and_the_worst_is_told_with_its_place() -> None:
+    more = [row("channel", 6e-4, algorithm="two_level"), row("channel", 1e-5, algorithm="flexreduce")]
+    lines = losses(compared(ROWS + more))
+    assert lines == [
+        "slower than MPI_Allreduce in 2 of 3 rows, at worst x3.00 (2 ranks, 4,096 bytes, two_level)",
+        "slower than Horovod in none of 3 rows",
+    ]
 
 
 @pytest.mark.parametrize(("value", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (4.56e-5, "45.6 us"), (1e-3, "1 ms")])
@@ -109,8 +112,8 @@ def test_kept_results_hold_machine_versions_command_and_every_sample() -> None:
     assert files, "no kept result of the allreduce benchmark"
     for path in files:
         kept = json.loads(path.read_text())
-        assert (
-            kept["machine"]["cores"] and kept["versions"]["hvd_ext"] and kept["command"].startswith("python -m hvd_ext")
-        )
+        assert kept["machine"]["cores"] >= 1
+        assert kept["versions"]["hvd_ext"]
+        assert kept["command"].startswith("python -m hvd_ext bench allreduce")
         assert {"noop", "mpi", "channel", "eager"} <= {one["what"] for one in kept["rows"]}
         assert all(len(one["samples_s"]) == kept["request"]["repetitions"] for one in kept["rows"])

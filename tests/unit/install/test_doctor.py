@@ -185,6 +185,7 @@ def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findin
     assert [entry["part"] for entry in json.loads(result.stdout)] == [finding.part for finding in findings]
 
 
+@pytest.mark.slow
 def test_every_part_of_this_machine_is_examined_and_training_works_here():
     findings = doctor.examine()
     assert len(findings) == len(doctor.ORDER)

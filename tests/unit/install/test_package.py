@@ -51,6 +51,7 @@ def test_a_wheel_without_the_native_build_carries_its_sources(tree, tmp_path):
     assert {name for name in names if name.endswith(".py")} == python
 
 
+@pytest.mark.slow
 def test_what_an_earlier_build_has_left_is_not_packed(tree, tmp_path):
     wheel(tree, tmp_path / "first", HVD_EXT_NATIVE="0")
     for left in (tree / "build").glob("lib*"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 
 
 def uneven_hosts(size: int) -> Tree:
@@ -16,14 +16,14 @@ def one_host(size: int) -> Tree:
     return from_hosts(["a"] * size)
 
 
-def even_tree(*degrees: int) -> Tree:
+def even_tree(*degrees: int, inside: Link = SHARED_MEMORY) -> Tree:
     """A symmetric tree; degrees from the root down: even_tree(2, 2, 3) has 12 leaves."""
     ranks = iter(range(1 << 30))
 
     def grow(rest: tuple[int, ...]) -> Node:
         if not rest:
             return leaf(next(ranks))
-        link = SHARED_MEMORY if len(rest) == 1 else ETHERNET
+        link = inside if len(rest) == 1 else ETHERNET
         return Node(f"level {len(rest)}", link, tuple(grow(rest[1:]) for _ in range(rest[0])))
 
     return Tree(grow(degrees))

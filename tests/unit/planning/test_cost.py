@@ -53,7 +53,7 @@ def test_pipelining_never_costs_more_and_never_beats_the_busiest_port(name: str)
     plan = allreduce_plan(tree, name).plan
     whole = profile(plan, tree).price_s(8 * MEGABYTE)
     piped = profile(plan, tree).price_s(8 * MEGABYTE, 64 << 10)
-    assert piped < whole
+    assert piped <= whole * (1 + 1e-9)
     assert profile(plan, tree).price_s(1000, 64 << 10) == profile(plan, tree).price_s(1000)
     # Each of three hosts must send 2 / 3 of the buffer up and 2 / 3 of the result.
     assert piped > 2 * 2 / 3 * 8 * MEGABYTE * ETHERNET.beta_s_per_byte

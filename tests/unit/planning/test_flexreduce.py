@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 
 import pytest
 
@@ -11,7 +12,7 @@ from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.planning.schedules import flexreduce
 from hvd_ext.planning.verify import verify
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import even_tree, large_tree, random_tree
 
 # The paper's names: A is the root, B and C the machines, D and E the learners of B, F to H those of C.
@@ -76,6 +77,26 @@ def targets(plan: LogicalPlan, level: int) -> dict[int, list[tuple[int, int]]]:
     return {rank: sorted(spans) for rank, spans in found.items()}
 
 
+def test_learners_take_their_portions_by_the_end_of_their_range() -> None:
+    """2 + 5 learners: sorted by start, D [0, 10) would come before G [4, 8)."""
+    assert {
+        rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(flexreduce.build(from_hosts("aabbbbb")), 1).items()
+    } == {
+        2: (0, 2),
+        3: (2, 4),
+        0: (4, 9),
+        4: (9, 11),
+        5: (11, 13),
+        1: (13, 18),
+        6: (18, 20),
+    }
+
+
+def test_learners_with_equal_ranges_keep_the_order_of_the_tree() -> None:
+    host = Node("host", SHARED_MEMORY, (leaf(2), leaf(0), leaf(1)))
+    assert targets(flexreduce.build(Tree(host)), 0) == {2: [(0, 1)], 0: [(1, 2)], 1: [(2, 3)]}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_target_ranges_are_continuous_and_cover_the_buffer_once(seed: int) -> None:
     """Goals 1 and 2 of Section III-A, at the root."""
@@ -111,16 +132,20 @@ def test_ranges_stay_where_they_are_on_even_trees() -> None:
         for level in plan.levels:
             assert all(call.root in call.ranks for call in level.calls)
             assert len(level.calls) == tree.size
+    assert len(flexreduce.build(even_tree(3, 1, 2)).levels) == 4, "a branch with one child has nothing to reduce"
 
 
 def test_a_learner_whose_target_leaves_its_range_is_handed_the_result_by_its_neighbour() -> None:
-    trees = [random_tree(seed, most_leaves=30) for seed in range(40)]
-    outside = 0
-    for tree in trees:
+    handed_over = 0
+    for tree in [random_tree(seed, most_leaves=30) for seed in range(25)]:
         plan = flexreduce.build(tree)
-        outside += sum(call.root not in call.ranks for level in plan.levels for call in level.calls)
+        below = [set(node.ranks) for level in tree.levels() for node in level]
+        for call in (call for level in plan.levels for call in level.calls if call.root not in call.ranks):
+            handed_over += 1
+            shared = min((ranks for ranks in below if {call.root, call.ranks[-1]} <= ranks), key=len)
+            assert not shared & set(call.ranks[:-1]), "the result came to the root from another branch"
         verify(plan)
-    assert outside > 0, "no tree tries this: choose other seeds"
+    assert handed_over > 0, "no tree tries this: choose other seeds"
 
 
 def test_shares_with_a_huge_common_denominator_are_rounded_and_still_proven() -> None:
@@ -153,17 +178,13 @@ def test_a_cluster_of_4096_ranks_has_few_rows_for_each_rank() -> None:
     assert max(len(rows_of(plan, rank)) for rank in (0, 1, 2048, 4095)) < 2000
 
 
-def test_the_cost_of_an_even_tree_is_equation_10() -> None:
+@pytest.mark.parametrize("inside", [SHARED_MEMORY, Link(1e-6, 1e-8)])
+def test_the_cost_of_an_even_tree_is_equation_9(inside: Link) -> None:
+    """With a slow link inside hosts, what the levels above send through it is what counts."""
     nbytes, degrees = 1e6, (4, 3, 2)  # from the bottom: the paper's delta_0, delta_1, delta_2
-    tree = even_tree(*reversed(degrees))
-    links = [SHARED_MEMORY, ETHERNET, ETHERNET]
+    tree = even_tree(*reversed(degrees), inside=inside)
+    links = [inside, ETHERNET, ETHERNET]
     total = 0.0
     for level, degree in enumerate(degrees):
-        shares = []
-        for below in range(level + 1):
-            product = 1
-            for k in range(below, level):
-                product *= degrees[k]
-            shares.append(ring_s(nbytes / product, degree, links[below]))
-        total += max(shares)
+        total += max(ring_s(nbytes / prod(degrees[k:level]), degree, links[k]) for k in range(level + 1))
     assert flexreduce.cost(tree, int(nbytes)) == pytest.approx(2 * total)

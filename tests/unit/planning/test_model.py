@@ -67,7 +67,7 @@ def test_a_plan_is_a_frozen_value() -> None:
 
 
 def test_ir_def_gives_version_columns_and_opcodes() -> None:
-    assert ir.VERSION == 1
+    assert ir.VERSION == 2
     assert ir.COLUMNS == {"ROUND": 0, "OPCODE": 1, "PEER": 2, "BEGIN": 3, "COUNT": 4}
     assert ir.OPCODES == {"SEND": 1, "RECV": 2, "RECV_REDUCE": 3}
 
@@ -104,8 +104,13 @@ def test_digests_differ_where_plans_differ() -> None:
         replace(base, collective="reduce"),
         replace(base, levels=base.levels[1:]),
         replace(base, levels=(replace(first, calls=first.calls[1:]), *base.levels[1:])),
-        replace(base, levels=(replace(first, calls=(replace(call, method="direct"),)), *base.levels[1:])),
-        replace(base, levels=(replace(first, calls=(replace(call, root=call.ranks[-1]),)), *base.levels[1:])),
+        replace(
+            base, levels=(replace(first, calls=(replace(call, method="direct"), *first.calls[1:])), *base.levels[1:])
+        ),
+        replace(
+            base,
+            levels=(replace(first, calls=(replace(call, root=call.ranks[-1]), *first.calls[1:])), *base.levels[1:]),
+        ),
     ]
     digests = {ir.digest(plan) for plan in (base, *others)}
     assert len(digests) == 1 + len(others)

@@ -130,6 +130,11 @@ def test_a_rings_messages_are_just_below_the_eager_limit() -> None:
     assert 55_000 < message <= 60_100
 
 
+def test_the_grain_lies_between_the_messages_inside_hosts_and_those_between_them() -> None:
+    plan = planner.allreduce_plan(even_tree(2, 4), "flexreduce").plan  # messages of n / 4 and of n / 8
+    assert planner.segment_nbytes(plan, 64 << 20) == pytest.approx(60_000 * (4 * 8) ** 0.5, rel=0.01)
+
+
 def test_the_buffer_of_a_single_rank_is_one_segment() -> None:
     plan = planner.allreduce_plan(one_host(1)).plan
     assert planner.segment_nbytes(plan, 100_000_000) >= 100_000_000

@@ -70,8 +70,13 @@ def test_a_missing_row_is_found(rank: int, row: int) -> None:
 
 def test_a_unit_that_is_sent_and_received_in_one_round_is_found() -> None:
     rows = [table((0, RECV, 1, 0, 2), (0, SEND, 1, 1, 1)), table((0, RECV, 0, 1, 1), (0, SEND, 0, 0, 2))]
-    with pytest.raises(PlanError, match="rank 0, round 0: unit 1 is both sent and received"):
+    with pytest.raises(PlanError, match="rank 0, round 0: unit 1 is both sent and overwritten"):
         verify_rows(rows, 2, "allreduce")
+
+
+def test_two_ranks_may_exchange_the_units_that_they_reduce() -> None:
+    rows = [table((0, RECV_REDUCE, 1, 0, 1), (0, SEND, 1, 0, 1)), table((0, RECV_REDUCE, 0, 0, 1), (0, SEND, 0, 0, 1))]
+    verify_rows(rows, 1, "allreduce")
 
 
 def test_a_unit_that_is_overwritten_and_received_in_one_round_is_found() -> None:
@@ -82,6 +87,13 @@ def test_a_unit_that_is_overwritten_and_received_in_one_round_is_found() -> None
     ]
     with pytest.raises(PlanError, match="rank 0, round 0: unit 1 is received twice, and at least once overwritten"):
         verify_rows(rows, 2, "reduce")
+
+
+def test_an_overlap_is_found_behind_a_shorter_receive() -> None:
+    received = table((0, RECV_REDUCE, 1, 0, 9), (0, RECV_REDUCE, 1, 1, 1), (0, RECV, 1, 5, 1))
+    rows = [received, table((0, SEND, 0, 0, 9), (0, SEND, 0, 1, 1), (0, SEND, 0, 5, 1))]
+    with pytest.raises(PlanError, match="rank 0, round 0: unit 5 is received twice, and at least once overwritten"):
+        verify_rows(rows, 9, "reduce")
 
 
 def test_ranks_that_wait_for_each_other_are_found_even_if_the_transport_would_buffer() -> None:

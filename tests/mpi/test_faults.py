@@ -1,0 +1,171 @@
+"""A rank that fails, dies, leaves or stays away: the others never hang, and the job's exit code says it.
+
+The limits here are long: what they tell apart is a job that ends by itself from one that waits for ever.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import jobs
+
+# Rank 1 goes down; the others wait in a call that it never makes, and say so if they get out of it in any way.
+ONE_GOES = """
+    import os, signal, sys
+    import hvd_ext as hvd
+
+    hvd.init()
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+    if hvd.rank() == 1:
+        HOW
+    hvd.allgather_object("rank 1 never sends this")
+    print("went on", flush=True)
+"""
+
+WAYS = {
+    "an exception": "raise ValueError('told to fail')",
+    "an exit code": "sys.exit(3)",
+    "an early end": "sys.exit(0)",
+    "an early end after shutdown": "hvd.shutdown(); sys.exit(0)",
+    "an end without clean-up": "os._exit(0)",
+    "a kill": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_goes_down_alone_ends_the_job_with_an_error(way: str, tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, ONE_GOES.replace("HOW", WAYS[way]), ranks=3).must_fail()
+    assert not any(job.says(rank, "went on") for rank in range(3)), job.text()
+    if way == "an exception":
+        assert "ValueError: told to fail" in job.outputs[1], job.text()
+
+
+def test_an_exception_while_others_are_inside_tensorflow_ends_the_job(tmp_path: Path) -> None:
+    program = """
+    import tensorflow as tf
+    import hvd_ext as hvd
+
+    hvd.init()
+    step = tf.function(lambda x: hvd.allreduce(x))
+    step(tf.zeros(3))
+    if hvd.rank() == 1:
+        raise ValueError("told to fail")
+    step(tf.zeros(3))
+    print("went on", flush=True)
+    """
+    job = jobs.run(tmp_path, program).must_fail()
+    assert "ValueError: told to fail" in job.outputs[1], job.text()
+    assert not job.says(0, "went on"), job.text()
+
+
+def test_an_exception_on_all_ranks_ends_the_job(tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, "import hvd_ext as hvd; hvd.init(); raise ValueError(f'rank {hvd.rank()}')").must_fail()
+    # The first rank to fail may end the other before it has printed its own words.
+    assert any(f"ValueError: rank {rank}" in job.outputs[rank] for rank in range(2)), job.text()
+
+
+def test_a_rank_that_has_left_is_an_error_in_words_for_those_that_need_it(tmp_path: Path) -> None:
+    program = """
+    import os, time
+    import hvd_ext as hvd
+    from hvd_ext.errors import CommunicationError
+
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.shutdown()
+        while not os.path.exists("caught"):
+            time.sleep(0.05)
+    else:
+        try:
+            hvd.allgather_object("needs rank 1")
+        except CommunicationError as error:
+            print("caught:", error, flush=True)
+        open("caught", "w").close()
+        hvd.shutdown()
+    """
+    job = jobs.run(tmp_path, program)
+    assert not job.timed_out, job.text()
+    assert "caught: " in job.outputs[0], job.text()
+    assert "rank 1 has shut down" in job.outputs[0], job.text()
+
+
+# Rank 1 stays away until it reads in rank 0's file what it waits for.
+STAYS_AWAY = """
+    import os, pathlib, time
+    import hvd_ext as hvd
+    from hvd_ext.errors import CommunicationError, HvdExtError
+
+    def wait_for(words):
+        path = pathlib.Path(os.environ["HVD_EXT_TEST_OUTPUT"]) / "rank0.txt"
+        while words not in path.read_text():
+            time.sleep(0.05)
+
+    hvd.init()
+"""
+
+
+def test_a_missing_rank_is_named_and_nothing_else_happens(tmp_path: Path) -> None:
+    last = """
+    if hvd.rank() == 1:
+        wait_for("'late one'")
+    assert hvd.allgather_object(hvd.rank(), name="late one") == [0, 1, 2]
+    print("done", flush=True)
+    """
+    job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(3)), job.text()
+    for rank in (0, 2):
+        warnings = [line for line in job.outputs[rank].splitlines() if "'late one'" in line]
+        assert warnings, job.text()
+        assert "rank 1 " in warnings[0], job.text()
+
+
+def test_a_missing_rank_is_fatal_when_asked(tmp_path: Path) -> None:
+    last = """
+    if hvd.rank() == 1:
+        wait_for("caught:")
+    else:
+        try:
+            hvd.allgather_object(0, name="late one")
+        except CommunicationError as error:
+            print("caught:", error, flush=True)
+    """
+    # Long enough for slow ranks to come to init() together.
+    job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_FATAL_S": "20"})
+    assert not job.timed_out, job.text()
+    for rank in (0, 2):
+        assert "caught: " in job.outputs[rank], job.text()
+        assert "'late one'" in job.outputs[rank], job.text()
+        assert "rank 1 " in job.outputs[rank], job.text()
+
+
+def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
+    last = """
+    import tensorflow as tf
+    from hvd_ext.options import Options
+    from hvd_ext.tensorflow import ops, registration
+    from hvd_ext.tensorflow.registration import GradientSpec
+
+    names = ("kernel", "bias")
+    channel = registration.open("Adam", [GradientSpec(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
+    if hvd.rank() == 1:
+        # As a step does it whose second gradient comes late.
+        handle = channel._handle
+        ops.begin_step(channel=handle)
+        tickets = [ops.submit(tf.fill(3, 1.0), channel=handle, tensor=0)]
+        wait_for("'bias'")
+        tickets.append(ops.submit(tf.fill(3, 2.0), channel=handle, tensor=1))
+        result = [ops.collect(t, "float32", (3,), channel=handle, tensor=i) for i, t in enumerate(tickets)]
+    else:
+        result = channel.reduce([tf.fill(3, 1.0), tf.fill(3, 2.0)])
+    assert [float(one[0]) for one in result] == [2, 4]
+    print("done", flush=True)
+    """
+    job = jobs.run(tmp_path, STAYS_AWAY + last, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+    warnings = [line for line in job.outputs[0].splitlines() if "'bias'" in line]
+    assert warnings, job.text()
+    for part in ("hvd_ext: ", "'Adam'", "rank 1 "):
+        assert part in warnings[0], job.text()
+    assert "kernel" not in warnings[0], job.text()

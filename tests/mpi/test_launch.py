@@ -1,0 +1,148 @@
+"""Every way to start a job: by mpirun, by horovodrun, without a launcher, beside mpi4py and Horovod; and wrong ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import jobs
+
+NEEDS_HOROVOD = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
+    reason="needs Horovod: python -m hvd_ext install-horovod",
+)
+
+TWO_LIVES = """
+    import hvd_ext as hvd
+
+    for life in range(2):
+        hvd.init()
+        assert hvd.is_initialized()
+        ranks = hvd.allgather_object((hvd.rank(), life))
+        assert ranks == [(rank, life) for rank in range(hvd.size())], ranks
+        assert hvd.broadcast_object(f"from {hvd.rank()}", root_rank=hvd.size() - 1) == f"from {hvd.size() - 1}"
+        print("life", life, "rank", hvd.rank(), "of", hvd.size(), "mpi", hvd.mpi_enabled(), flush=True)
+        if life == 0 or STOP:
+            hvd.shutdown()
+            assert not hvd.is_initialized()
+"""
+
+WITH_TENSORFLOW = """
+    FIRST
+    import tensorflow as tf
+    import hvd_ext as hvd
+
+    hvd.init()
+    x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)
+    total = sum(range(1, hvd.size() + 1))
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    for _ in range(3):
+        assert hvd.allreduce(x, op=hvd.Sum).numpy().tolist() == [total, 2 * total]
+        assert step(x).numpy().tolist() == [total, 2 * total]
+    LAST
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=ranks).must_succeed()
+    for rank in range(ranks):
+        for life in range(2):
+            assert job.says(rank, f"life {life} rank {rank} of {ranks} mpi True"), job.text()
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
+def test_without_a_launcher_the_job_has_one_rank(stop: bool, tmp_path: Path) -> None:
+    job = jobs.run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=1, launcher=[]).must_succeed()
+    assert job.says(0, "life 1 rank 0 of 1 mpi False"), job.text()
+
+
+@NEEDS_HOROVOD
+def test_horovodrun_with_mpi_starts_a_job(tmp_path: Path) -> None:
+    job = jobs.run(
+        tmp_path, WITH_TENSORFLOW.replace("FIRST", "").replace("LAST", ""), launcher=jobs.HORVODRUN
+    ).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1"},
+        {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"},
+    ],
+    ids=["rendezvous", "rank only"],
+)
+def test_horovodrun_with_gloo_is_refused_in_words(changes: dict[str, str], tmp_path: Path) -> None:
+    program = "import hvd_ext as hvd; hvd.init(); print('trains alone', flush=True)"
+    job = jobs.run(tmp_path, program, ranks=1, launcher=[], changes=changes).must_fail()
+    assert "InvalidError: launcher (horovodrun with Gloo" in job.outputs[0], job.text()
+    assert "horovodrun --mpi" in job.outputs[0], job.text()
+    assert not job.says(0, "trains alone"), job.text()
+
+
+def test_elastic_jobs_are_refused_in_words(tmp_path: Path) -> None:
+    changes = {"HOROVOD_ELASTIC": "1"}
+    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes=changes).must_fail()
+    assert "InvalidError: launcher (HOROVOD_ELASTIC=1)" in job.outputs[0], job.text()
+
+
+def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    # As a launcher of another MPI does it: processes that say they are 3, in which our MPI sees one.
+    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={"PMI_SIZE": "3"})
+    job.must_fail()
+    assert "started 3 processes" in job.outputs[0], job.text()
+    assert "sees 1" in job.outputs[0], job.text()
+
+
+@pytest.mark.parametrize("first", ["mpi4py", "hvd_ext"])
+def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="needs mpi4py: python -m pip install mpi4py")
+    ours, theirs = "import hvd_ext as hvd; hvd.init()", "from mpi4py import MPI; world = MPI.COMM_WORLD"
+    program = f"""
+    {theirs if first == "mpi4py" else ours}
+    {ours if first == "mpi4py" else theirs}
+    assert hvd.rank() == world.rank and hvd.size() == world.size == 2
+    for turn in range(3):
+        assert world.allreduce(world.rank) == 1
+        assert hvd.allgather_object(turn + hvd.rank()) == [turn, turn + 1]
+    hvd.shutdown()
+    assert world.allreduce(1) == 2
+    hvd.init()
+    assert hvd.size() == 2
+    print("done", flush=True)
+    """
+    job = jobs.run(tmp_path, program).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+
+
+@NEEDS_HOROVOD
+@pytest.mark.parametrize("first", ["horovod", pytest.param("hvd_ext", marks=pytest.mark.slow)])
+def test_mpi_that_horovod_uses_is_shared(first: str, tmp_path: Path) -> None:
+    start = "import horovod.tensorflow as horovod; horovod.init()"
+    check = "assert horovod.allreduce(x, op=horovod.Sum, name='x').numpy().tolist() == [total, 2 * total]"
+    before, after = (start, check) if first == "horovod" else ("", f"{start}; {check}")
+    program = WITH_TENSORFLOW.replace("FIRST", before).replace("LAST", after)
+    job = jobs.run(tmp_path, program).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(2)), job.text()
+
+
+def test_a_forked_child_leaves_its_parents_job_alone(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    import hvd_ext as hvd
+
+    hvd.init()
+    if os.fork() == 0:
+        sys.exit(0)
+    assert os.wait()[1] == 0
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+    print("done", flush=True)
+    """
+    job = jobs.run(tmp_path, program).must_succeed()
+    assert all(job.says(rank, "done") for rank in range(2)), job.text()

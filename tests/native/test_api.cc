@@ -1,0 +1,106 @@
+// The C ABI on a job of one rank.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine/api.h"
+#include "engine/engine.h"
+#include "harness.h"
+
+namespace hvd_ext::test {
+namespace {
+
+constexpr HvdExtConfig kConfig = {60, 0, 8};
+
+int Code_(Code code) { return static_cast<int>(code); }
+
+void Fails(int code, Code expected, const std::string& words) {
+  CHECK_EQ(code, Code_(expected));
+  CHECK(std::string(hvd_ext_error()).find(words) != std::string::npos);
+}
+
+int Open(int64_t plan, int64_t* channel) {
+  const char* names[] = {"a", "b", "c"};
+  int64_t elements[] = {2, 3, 4}, sizes[] = {1, 2}, tensors[] = {2, 1, 0}, plans[] = {plan, plan}, grains[] = {0, 8};
+  int32_t dtypes[] = {0, 1}, ops[] = {0, 1};
+  return hvd_ext_channel_open("Adam", 3, names, elements, 2, sizes, tensors, dtypes, ops, plans, grains, channel);
+}
+
+TEST("api: every function says so when no engine runs") {
+  int64_t number = 0, values[5];
+  int32_t alone = 7;
+  const char* words = "no engine runs; call init() first";
+  Fails(hvd_ext_generation(&number), Code::kStopped, words);
+  Fails(hvd_ext_plan_add(nullptr, 0, 1, &number), Code::kStopped, words);
+  Fails(hvd_ext_plan_remove(1), Code::kStopped, words);
+  Fails(Open(1, &number), Code::kStopped, words);
+  Fails(hvd_ext_channel_close(1), Code::kStopped, words);
+  Fails(hvd_ext_channel_begin_step(1), Code::kStopped, words);
+  Fails(hvd_ext_exchange("x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
+  Fails(hvd_ext_statistics(values), Code::kStopped, words);
+  CHECK_EQ(hvd_ext_stop(&alone), 0);
+  CHECK_EQ(alone, 0);
+  hvd_ext_abort(3);  // does nothing
+}
+
+TEST("api: a job of one rank starts, works and stops, twice in one process") {
+  int64_t last_generation = -1;
+  for (int round = 0; round < 2; ++round) {
+    CHECK_EQ(hvd_ext_start_local(&kConfig), 0);
+    Fails(hvd_ext_start_local(&kConfig), Code::kInvalid, "an engine runs already in this process");
+    int64_t generation = 0, plan = 0, channel = 0, values[5], ticket = 0;
+    CHECK_EQ(hvd_ext_generation(&generation), 0);
+    CHECK(generation > last_generation);
+    last_generation = generation;
+    CHECK_EQ(hvd_ext_plan_add(nullptr, 0, 1, &plan), 0);
+    CHECK_EQ(plan >> 32, generation);
+    CHECK_EQ(Open(plan, &channel), 0);
+    CHECK_EQ(hvd_ext_channel_begin_step(channel), 0);
+    std::shared_ptr<Engine> engine = Engine::Current();
+    double two[] = {1.5, 2.5}, three[] = {4, 5, 6};
+    float four[] = {7, 8, 9, 10};
+    CHECK_OK(engine->Submit(channel, 0, two, 16, &ticket));
+    CHECK_OK(engine->Submit(channel, 1, three, 24, &ticket));
+    CHECK_OK(engine->Submit(channel, 2, four, 16, &ticket));
+    Fails(hvd_ext_plan_remove(plan), Code::kInvalid, "is used by channel 'Adam'");
+    void* result = nullptr;
+    const char* data = nullptr;
+    const int64_t* offsets = nullptr;
+    CHECK_EQ(hvd_ext_exchange("hosts", "me\0too", 6, &result, &data, &offsets), 0);
+    CHECK_EQ(offsets[0], 0);
+    CHECK_EQ(offsets[1], 6);
+    CHECK_EQ(std::memcmp(data, "me\0too", 6), 0);
+    hvd_ext_exchange_free(result);
+    Fails(hvd_ext_exchange("", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
+    CHECK_EQ(hvd_ext_channel_close(channel), 0);
+    Fails(hvd_ext_channel_begin_step(channel), Code::kStopped, "has been closed");
+    CHECK_EQ(hvd_ext_plan_remove(plan), 0);
+    CHECK_EQ(hvd_ext_statistics(values), 0);
+    CHECK_EQ(values[1], 1);
+    int32_t alone = 7;
+    engine.reset();
+    CHECK_EQ(hvd_ext_stop(&alone), 0);
+    CHECK_EQ(alone, 0);
+    CHECK(Engine::Current() == nullptr);
+  }
+}
+
+TEST("api: versions, kernels and the decoder") {
+  CHECK_EQ(hvd_ext_abi_version(), HVD_EXT_ABI_VERSION);
+  CHECK(hvd_ext_plan_version() >= 1);
+  float a[] = {1, 2}, b[] = {10, 20};
+  CHECK_EQ(hvd_ext_test_add(0, a, b, 2), 0);
+  CHECK_EQ(hvd_ext_test_divide(0, a, 2, 2), 0);
+  CHECK_EQ(a[1], 11.0f);
+  Fails(hvd_ext_test_add(6, a, b, 2), Code::kInvalid, "dtype (6) cannot be summed");
+  Fails(hvd_ext_test_divide(17, a, 2, 2), Code::kInvalid, "dtype (17) cannot be divided");
+  Fails(hvd_ext_test_divide(0, a, 0, 2), Code::kInvalid, "divisor (0) must not be zero");
+  int64_t row[] = {0, 1, 1, 0, 1};
+  CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 0, 2), 0);
+  CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 1, 2), Code_(Code::kInvalid));
+  HvdExtConfig config = {-1, 0, 8};
+  Fails(hvd_ext_start_local(&config), Code::kInvalid, "must not be negative");
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

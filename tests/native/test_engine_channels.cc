@@ -1,0 +1,296 @@
+// Channels: several buckets in flight, steps, any order of the tensors, and what a caller can do wrong.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "engines.h"
+
+namespace hvd_ext::test {
+namespace {
+
+const std::vector<int64_t> kElements = {3, 0, 100, 1, 57, 1024, 5, 33};
+const char kNames[] = "abcdefgh";
+
+// Buckets over the tensors from the last to the first, as back-propagation gives them, with dtypes in turn.
+ChannelSpec Spec(int64_t plan, ReduceOp op = ReduceOp::kSum, int64_t segment_nbytes = 128) {
+  ChannelSpec spec;
+  spec.name = "Adam";
+  spec.elements = kElements;
+  for (size_t i = 0; i < kElements.size(); ++i) spec.tensor_names.push_back(std::string(1, kNames[i]));
+  spec.buckets = {{DType::kFloat32, op, plan, segment_nbytes, {7, 6}},
+                  {DType::kBFloat16, op, plan, segment_nbytes, {5}},
+                  {DType::kFloat32, op, plan, 0, {4, 3, 2}},
+                  {DType::kInt64, op, plan, segment_nbytes, {1, 0}}};
+  return spec;
+}
+
+DType DTypeOf(int64_t tensor) {
+  if (tensor == 5) return DType::kBFloat16;
+  return tensor < 2 ? DType::kInt64 : DType::kFloat32;
+}
+
+std::string InputOf(int64_t tensor, int rank, int step) {
+  return Input(DTypeOf(tensor), kElements[tensor], rank, step + static_cast<int>(tensor));
+}
+
+Status SubmitTensor(Engine* engine, int64_t channel, int64_t tensor, int rank, int step, int64_t* ticket) {
+  std::string input = InputOf(tensor, rank, step);
+  return engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), ticket);
+}
+
+std::future<Result> CollectTensor(Engine* engine, int64_t channel, int64_t tensor, int64_t ticket) {
+  int64_t nbytes = kElements[tensor] * static_cast<int64_t>(SizeOf(DTypeOf(tensor)));
+  return StartCollect(engine, channel, tensor, ticket, nbytes);
+}
+
+// One whole step, the tensors in the order of `order`; returns the results by tensor.
+std::vector<std::future<Result>> WholeStep(Engine* engine, int64_t channel, int rank, int step,
+                                           const std::vector<int64_t>& order) {
+  CHECK_OK(engine->BeginStep(channel));
+  int64_t ticket = 0;
+  for (int64_t tensor : order) CHECK_OK(SubmitTensor(engine, channel, tensor, rank, step, &ticket));
+  std::vector<std::future<Result>> results;
+  for (size_t i = 0; i < kElements.size(); ++i) {
+    results.push_back(CollectTensor(engine, channel, static_cast<int64_t>(i), ticket));
+  }
+  return results;
+}
+
+void CheckStep(std::vector<std::future<Result>> results, int size, int step, ReduceOp op = ReduceOp::kSum) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    Result result = Await(std::move(results[i]), "tensor " + std::to_string(i));
+    CHECK_OK(result.status);
+    int64_t tensor = static_cast<int64_t>(i);
+    CHECK(result.data == Reduced(DTypeOf(tensor), op, kElements[i], size, step + static_cast<int>(i)));
+  }
+}
+
+const std::vector<int64_t> kBackwards = {7, 6, 5, 4, 3, 2, 1, 0};
+
+std::vector<int64_t> Shuffled(int seed) {
+  std::vector<int64_t> order = kBackwards;
+  for (size_t i = 0; i < order.size(); ++i)
+    std::swap(order[i], order[(i * 3 + static_cast<size_t>(seed) * 5) % order.size()]);
+  return order;
+}
+
+TEST("channel: steps of several buckets reduce all tensors, submitted in any order, for 1 to 8 ranks") {
+  for (int size = 1; size <= 8; ++size) {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      Config config = QuickConfig();
+      config.window = 1 + size % 4;
+      Engines engines(size, config);
+      engines.Each([&](int rank, Engine* engine) {
+        int64_t channel = -1;
+        CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, size)), op), &channel));
+        for (int step = 0; step < 6; ++step) {
+          CheckStep(WholeStep(engine, channel, rank, step, Shuffled(step + rank)), size, step, op);
+        }
+        CHECK_EQ(engine->GetStatistics().buckets, 24);
+        CHECK_OK(engine->CloseChannel(channel));
+      });
+      for (char alone : engines.StopAll()) CHECK(!alone);
+    }
+  }
+}
+
+TEST("channel: a step may begin while the last one is collected") {
+  Engines engines(3);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, 3))), &channel));
+    std::vector<std::vector<std::future<Result>>> steps;
+    for (int step = 0; step < 5; ++step) steps.push_back(WholeStep(engine, channel, rank, step, kBackwards));
+    for (int step = 0; step < 5; ++step) CheckStep(std::move(steps[step]), 3, step);
+  });
+}
+
+TEST("channel: two channels and calls run side by side, in different order on each rank") {
+  constexpr int kSize = 4;
+  Engines engines(kSize);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, kSize)), star = AddPlan(engine, StarAllreduce(rank, kSize));
+    int64_t first = -1, second = -1;
+    CHECK_OK(engine->OpenChannel(Spec(plan), &first));
+    CHECK_OK(engine->OpenChannel(Spec(star), &second));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<std::future<Result>> of_first, of_second;
+      std::future<Result> call;
+      for (int i = 0; i < 3; ++i) {
+        switch ((i + rank) % 3) {
+          case 0:
+            of_first = WholeStep(engine, first, rank, step, Shuffled(rank));
+            break;
+          case 1:
+            of_second = WholeStep(engine, second, rank, step + 100, Shuffled(step));
+            break;
+          case 2:
+            call = StartCall(engine, AllreduceSpec("metric", plan, 9), Input(DType::kFloat32, 9, rank, step));
+            break;
+        }
+      }
+      CheckStep(std::move(of_second), kSize, step + 100);
+      CheckStep(std::move(of_first), kSize, step);
+      CHECK(Await(std::move(call), "metric").data == Reduced(DType::kFloat32, ReduceOp::kSum, 9, kSize, step));
+    }
+  });
+}
+
+TEST("channel: tensors may be submitted and collected by many threads at once, collects first") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, 2))), &channel));
+    for (int step = 0; step < 20; ++step) {
+      CHECK_OK(engine->BeginStep(channel));
+      std::vector<std::future<Result>> results;
+      for (int64_t i = 0; i < 8; ++i) results.push_back(CollectTensor(engine, channel, i, step + 1));
+      std::vector<std::thread> threads;
+      for (int64_t i = 0; i < 8; ++i) {
+        threads.emplace_back([&, i] {
+          int64_t ticket = 0;
+          SubmitTensor(engine, channel, i, rank, step, &ticket);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      CheckStep(std::move(results), 2, step);
+    }
+  });
+}
+
+TEST("channel: a plan is kept while a channel uses it, and goes when it is closed") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 2)), channel = -1;
+    CHECK_OK(engine->OpenChannel(Spec(plan), &channel));
+    CHECK_FAILS(engine->RemovePlan(plan), Code::kInvalid, "is used by channel 'Adam'; close it first");
+    CheckStep(WholeStep(engine, channel, rank, 0, kBackwards), 2, 0);
+    CHECK_OK(engine->CloseChannel(channel));
+    CHECK_OK(engine->RemovePlan(plan));
+    CHECK_FAILS(engine->RemovePlan(plan), Code::kInvalid, "has been removed");
+    CHECK_FAILS(engine->BeginStep(channel), Code::kStopped, "has been closed");
+    CHECK_FAILS(engine->CloseChannel(channel), Code::kStopped, "has been closed");
+  });
+}
+
+TEST("channel: wrong submits and collects are refused with words, and the step goes on") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1, ticket = 0;
+    CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, 2))), &channel));
+    CHECK_FAILS(SubmitTensor(engine, channel, 0, rank, 0, &ticket), Code::kInvalid,
+                "'a' of 'Adam' was submitted before");
+    CHECK_OK(engine->BeginStep(channel));
+    CHECK_FAILS(engine->Submit(channel, 2, "x", 1, &ticket), Code::kInvalid, "'c' of 'Adam' must have 400 bytes");
+    CHECK_FAILS(engine->Submit(channel, 8, "x", 1, &ticket), Code::kInvalid, "tensor (8) of 'Adam' must be in [0, 8)");
+    CHECK_OK(SubmitTensor(engine, channel, 0, rank, 0, &ticket));
+    CHECK_FAILS(SubmitTensor(engine, channel, 0, rank, 0, &ticket), Code::kInvalid, "submitted twice in step 1");
+    auto collected = [&](int64_t tensor, int64_t t) {
+      return Await(CollectTensor(engine, channel, tensor, t), "collect").status;
+    };
+    CHECK_FAILS(collected(0, ticket + 1), Code::kInvalid, "'a' of 'Adam': step 2 is not under way");
+    std::future<Result> waits = CollectTensor(engine, channel, 0, ticket);
+    CHECK_FAILS(collected(0, ticket), Code::kInvalid, "collected twice");
+    for (int64_t tensor = 1; tensor < 8; ++tensor) CHECK_OK(SubmitTensor(engine, channel, tensor, rank, 0, &ticket));
+    CHECK_OK(Await(std::move(waits), "collect").status);
+    CHECK_FAILS(collected(0, ticket), Code::kInvalid, "collected twice");
+    CHECK_OK(collected(5, ticket));
+    // Results that nobody has collected are dropped when the next step but one begins.
+    for (int step = 1; step < 3; ++step) CheckStep(WholeStep(engine, channel, rank, step, kBackwards), 2, step);
+    CHECK_FAILS(collected(4, 1), Code::kInvalid, "step 1 is not under way");
+  });
+}
+
+TEST("channel: a step of which nothing was sent fails when left half-way, and the next step works") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1, ticket = 0;
+    CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, 2))), &channel));
+    CheckStep(WholeStep(engine, channel, rank, 0, kBackwards), 2, 0);
+    CHECK_OK(engine->BeginStep(channel));
+    for (int64_t tensor : {7, 0, 2}) CHECK_OK(SubmitTensor(engine, channel, tensor, rank, 1, &ticket));
+    std::future<Result> waits = CollectTensor(engine, channel, 7, ticket);
+    const char* words =
+        "step 2 of 'Adam' was left half-way: 3 of 8 tensors were submitted ('b', 'd', 'e', 'f', 'g' were not); nothing "
+        "of it "
+        "has been sent, the next step starts afresh";
+    CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, words);
+    CHECK_FAILS(Await(std::move(waits), "collect").status, Code::kInvalid, words);
+    CheckStep(WholeStep(engine, channel, rank, 2, kBackwards), 2, 2);
+  });
+}
+
+TEST("channel: a step left half-way after parts were sent fails the channel on all ranks, and only it") {
+  Engines engines(3);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 3)), channel = -1, other = -1, ticket = 0;
+    CHECK_OK(engine->OpenChannel(Spec(plan), &channel));
+    CHECK_OK(engine->OpenChannel(Spec(plan), &other));
+    CHECK_OK(engine->BeginStep(channel));
+    std::string words =
+        "step 1 of 'Adam' was left half-way: 2 of 8 tensors were submitted ('a', 'b', 'c', 'd', 'e' and 1 more";
+    if (rank == 1) {
+      for (int64_t tensor : {7, 6}) CHECK_OK(SubmitTensor(engine, channel, tensor, rank, 0, &ticket));
+      std::future<Result> never = CollectTensor(engine, channel, 0, ticket);
+      CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, words);
+      CHECK_FAILS(engine->BeginStep(channel), Code::kCommunication, "the ranks no longer agree");
+      CHECK_FAILS(Await(std::move(never), "collect").status, Code::kCommunication, words);
+    } else {  // rank 1's failure may come while they submit
+      for (int64_t tensor : kBackwards) SubmitTensor(engine, channel, tensor, rank, 0, &ticket);
+      Status status = Await(CollectTensor(engine, channel, 0, 1), "collect").status;
+      CHECK_FAILS(status, Code::kCommunication, "rank 1: " + words);
+      CHECK_FAILS(engine->BeginStep(channel), Code::kCommunication, "rank 1: " + words);
+    }
+    CheckStep(WholeStep(engine, other, rank, 4, kBackwards), 3, 4);
+    CHECK(Call(engine, AllreduceSpec("x", plan, 7), Input(DType::kFloat32, 7, rank)).data ==
+          Reduced(DType::kFloat32, ReduceOp::kSum, 7, 3));
+  });
+}
+
+TEST("channel: closing ends open collects, and the peers' work beyond that fails with words") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1, ticket = 0;
+    CHECK_OK(engine->OpenChannel(Spec(AddPlan(engine, RingAllreduce(rank, 2))), &channel));
+    CheckStep(WholeStep(engine, channel, rank, 0, kBackwards), 2, 0);
+    if (rank == 1) {
+      CHECK_OK(engine->BeginStep(channel));
+      CHECK_OK(SubmitTensor(engine, channel, 0, rank, 1, &ticket));
+      std::future<Result> open = CollectTensor(engine, channel, 0, ticket);
+      CHECK_OK(engine->CloseChannel(channel));
+      CHECK_FAILS(Await(std::move(open), "collect").status, Code::kStopped, "channel 'Adam' has been closed");
+    } else {
+      CHECK_OK(engine->BeginStep(channel));
+      for (int64_t tensor : kBackwards)
+        SubmitTensor(engine, channel, tensor, rank, 1, &ticket);  // it may fail meanwhile
+      for (int64_t tensor : kBackwards) {
+        CHECK_FAILS(Await(CollectTensor(engine, channel, tensor, 2), "collect").status, Code::kCommunication,
+                    "rank 1 has closed the channel after 4 buckets");
+      }
+    }
+  });
+}
+
+TEST("channel: a channel that is not sound is refused with words") {
+  Engines engines(1);
+  Engine* engine = engines[0];
+  int64_t plan = AddPlan(engine, Rows{}), channel = -1;
+  auto refuses = [&](const std::string& words, const std::function<void(ChannelSpec*)>& change) {
+    ChannelSpec spec = Spec(plan);
+    change(&spec);
+    CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid, words);
+  };
+  refuses("as many tensor names (7) as tensor sizes (8)", [](ChannelSpec* s) { s->tensor_names.pop_back(); });
+  refuses("tensor 'a' must be in exactly one bucket, it is in 0", [](ChannelSpec* s) { s->buckets[3].tensors = {1}; });
+  refuses("tensor 'a' must be in exactly one bucket, it is in 2",
+          [](ChannelSpec* s) { s->buckets[1].tensors = {5, 0}; });
+  refuses("bucket 3: tensor (8) must be in [0, 8)", [](ChannelSpec* s) { s->buckets[3].tensors = {8}; });
+  refuses("bucket 1: it must hold a tensor", [](ChannelSpec* s) { s->buckets[1].tensors.clear(); });
+  refuses("dtype (6) must be one that can be summed", [](ChannelSpec* s) { s->buckets[0].dtype = DType::kBytes; });
+  refuses("op (5) must be sum (0) or average (1)", [](ChannelSpec* s) { s->buckets[0].op = static_cast<ReduceOp>(5); });
+  refuses("tensor 'c': elements (-1) must not be negative", [](ChannelSpec* s) { s->elements[2] = -1; });
+  refuses("was never added", [](ChannelSpec* s) { s->buckets[0].plan += 1; });
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

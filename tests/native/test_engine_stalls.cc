@@ -1,0 +1,228 @@
+// Ranks that stay away: warnings with names, failures where they are asked for, and late ranks that still come.
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/stall.h"
+#include "engines.h"
+
+namespace hvd_ext::test {
+namespace {
+
+std::mutex warnings_mutex;
+std::vector<std::string> warnings;
+
+void Keep(const std::string& text) {
+  std::lock_guard<std::mutex> lock(warnings_mutex);
+  warnings.push_back(text);
+}
+
+// Warnings go to `warnings` while one lives.
+struct Listening {
+  Listening() {
+    std::lock_guard<std::mutex> lock(warnings_mutex);
+    warnings.clear();
+    SetWarningSink(Keep);
+  }
+  ~Listening() { SetWarningSink(nullptr); }
+};
+
+int Heard(const std::string& begin, const std::string& end) {
+  std::lock_guard<std::mutex> lock(warnings_mutex);
+  return static_cast<int>(std::count_if(warnings.begin(), warnings.end(), [&](const std::string& text) {
+    size_t tail = text.size() - std::min(text.size(), end.size() + 1);
+    return text.rfind("hvd_ext: " + begin, 0) == 0 && text.compare(tail, std::string::npos, end + "\n") == 0;
+  }));
+}
+
+void WaitUntilHeard(const std::string& begin, const std::string& end, int times) {
+  Until("'" + begin + "...', '..." + end + "' " + std::to_string(times) + " times",
+        [&] { return Heard(begin, end) >= times; });
+}
+
+Config Impatient(double warn_s, double fatal_s) {
+  Config config = QuickConfig();
+  config.stall_warn_s = warn_s;
+  config.stall_fatal_s = fatal_s;
+  return config;
+}
+
+ChannelSpec TwoBuckets(int64_t plan) {
+  ChannelSpec spec;
+  spec.name = "Adam";
+  spec.tensor_names = {"a", "b", "c", "d", "e", "f", "g", "h"};
+  spec.elements = {4, 4, 4, 4, 4, 4, 4, 4};
+  spec.buckets = {{DType::kFloat32, ReduceOp::kSum, plan, 0, {7}},
+                  {DType::kFloat32, ReduceOp::kSum, plan, 0, {6, 5, 4, 3, 2, 1, 0}}};
+  return spec;
+}
+
+void SubmitAll(Engine* engine, int64_t channel, const std::vector<int64_t>& tensors) {
+  int64_t ticket = 0;
+  for (int64_t tensor : tensors) CHECK_OK(engine->Submit(channel, tensor, "0123456789abcdef", 16, &ticket));
+}
+
+TEST("stall: ranks that wait in a call warn who has not called it, again and again, and a late rank still comes") {
+  Listening listening;
+  Engines engines(4, Impatient(0.1, 0));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 4));
+    const char* end = " s for ranks 2, 3 (they have not called it)";
+    if (rank >= 2) WaitUntilHeard("allreduce 'x' has waited ", end, 4);  // two ranks, twice each
+    if (rank == 3) WaitUntilHeard("allreduce 'x' has waited ", " s for rank 3 (it has not called it)", 3);
+    Result result = Call(engine, AllreduceSpec("x", plan, 9), Input(DType::kFloat32, 9, rank));
+    CHECK_OK(result.status);
+    CHECK(result.data == Reduced(DType::kFloat32, ReduceOp::kSum, 9, 4));
+  });
+}
+
+TEST("stall: a call that waits too long fails everything with the same words, on late ranks too") {
+  Listening listening;
+  Engines engines(3, Impatient(0, 0.1));
+  std::atomic<int> failed{0};
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 3)), channel = -1;
+    CHECK_OK(engine->OpenChannel(TwoBuckets(plan), &channel));
+    if (rank == 1) Until("the failure", [&] { return failed == 2; });
+    Status status = Call(engine, AllreduceSpec("x", plan, 9), Input(DType::kFloat32, 9, rank)).status;
+    CHECK_FAILS(status, Code::kCommunication, "allreduce 'x' has waited 0.");
+    CHECK_FAILS(
+        status, Code::kCommunication,
+        " s for rank 1 (it has not called it), longer than the limit (0.1 s, HVD_EXT_STALL_FATAL_S); nothing works "
+        "until shutdown() and init()");
+    CHECK_FAILS(engine->BeginStep(channel), Code::kCommunication, "for rank 1 (it has not called it)");
+    ++failed;
+  });
+  CHECK_EQ(warnings.size(), 0u);
+}
+
+TEST("stall: a bucket that waits warns which ranks lack which tensors, on the rank that asks and on rank 0") {
+  Listening listening;
+  Engines engines(3, Impatient(0.1, 0));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(TwoBuckets(AddPlan(engine, StarAllreduce(rank, 3))), &channel));
+    CHECK_OK(engine->BeginStep(channel));
+    SubmitAll(engine, channel, {7, 6, 5});
+    std::vector<int64_t> rest = {4, 3, 2, 1, 0};
+    if (rank == 2) {
+      SubmitAll(engine, channel, {4, 3});
+      WaitUntilHeard("bucket 1 of 'Adam' (step 1) has waited ", " s for rank 2 ('a', 'b', 'c' not submitted)", 3);
+      rest = {2, 1, 0};
+    } else if (rank == 1) {
+      WaitUntilHeard("bucket 1 of 'Adam' (step 1) has waited ",
+                     " s for ranks 1 ('a', 'b', 'c', 'd', 'e' not submitted), 2 ('a', 'b', 'c' not submitted)", 1);
+    }
+    SubmitAll(engine, channel, rest);
+    CHECK_OK(Await(StartCollect(engine, channel, 0, 1, 16), "step 1").status);
+    if (rank == 2)
+      WaitUntilHeard("bucket 0 of 'Adam' (step 2) has waited ", " s for rank 2 (it has not begun the step)", 3);
+    CHECK_OK(engine->BeginStep(channel));
+    SubmitAll(engine, channel, {7, 6, 5, 4, 3, 2, 1, 0});
+    CHECK_OK(Await(StartCollect(engine, channel, 0, 2, 16), "step 2").status);
+  });
+}
+
+TEST("stall: a bucket waits for a rank that has not opened the channel, and says so") {
+  Listening listening;
+  Engines engines(2, Impatient(0.1, 0));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1, plan = AddPlan(engine, RingAllreduce(rank, 2));
+    if (rank == 1)
+      WaitUntilHeard("bucket 0 of 'Adam' (step 1) has waited ", " s for rank 1 (it has not opened the channel)", 1);
+    CHECK_OK(engine->OpenChannel(TwoBuckets(plan), &channel));
+    CHECK_OK(engine->BeginStep(channel));
+    SubmitAll(engine, channel, {7, 6, 5, 4, 3, 2, 1, 0});
+    CHECK_OK(Await(StartCollect(engine, channel, 7, 1, 16), "step 1").status);
+  });
+}
+
+TEST("stall: a bucket that waits too long fails everything with words, on late ranks too") {
+  Listening listening;
+  Engines engines(3, Impatient(0, 0.1));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(TwoBuckets(AddPlan(engine, RingAllreduce(rank, 3))), &channel));
+    const char* words =
+        " s for rank 0 (it has not begun the step), longer than the limit (0.1 s, HVD_EXT_STALL_FATAL_S)";
+    if (rank == 0) {
+      int64_t plan = -1;
+      Until("the news of the failure", [&] { return !engine->AddPlan(nullptr, 0, 1, &plan).ok(); });
+      CHECK_FAILS(engine->BeginStep(channel), Code::kCommunication, words);
+      return;
+    }
+    // A rank may be told of the other's failure before it has submitted all.
+    int64_t ticket = 0;
+    Status status = engine->BeginStep(channel);
+    for (int64_t tensor = 7; tensor >= 0 && status.ok(); --tensor) {
+      status = engine->Submit(channel, tensor, "0123456789abcdef", 16, &ticket);
+    }
+    if (status.ok()) status = Await(StartCollect(engine, channel, 7, 1, 16), "step 1").status;
+    CHECK_FAILS(status, Code::kCommunication, "bucket 0 of 'Adam' (step 1) has waited 0.");
+    CHECK(status.message.find("(it has not begun the step)") != std::string::npos);
+  });
+}
+
+TEST("stall: a rank whose engine does not run is said not to answer") {
+  Listening listening;
+  Config config = Impatient(0.1, 0);
+  config.drain_s = config.farewell_s = 0.05;
+  auto transports = MakeThreadTransports(3);  // nobody runs rank 2
+  std::vector<std::shared_ptr<Engine>> engines(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_OK(Engine::Start(transports[rank], config, 1, &engines[rank]));
+    int64_t channel = -1;
+    CHECK_OK(engines[rank]->OpenChannel(TwoBuckets(AddPlan(engines[rank].get(), RingAllreduce(rank, 3))), &channel));
+    CHECK_OK(engines[rank]->BeginStep(channel));
+    SubmitAll(engines[rank].get(), channel, {7});
+  }
+  WaitUntilHeard("bucket 0 of 'Adam' (step 1) has waited ", " s for rank 2 (it does not answer)", 2);
+}
+
+TEST("stall: a silent rank 0 is named by the ranks that wait for it, and its silence can be fatal") {
+  Listening listening;
+  Config config = Impatient(0.1, 0.5);
+  config.drain_s = config.farewell_s = 0.05;
+  // Two jobs of two ranks at once, in which nobody runs rank 0.
+  std::shared_ptr<Engine> calls, steps;
+  auto of_calls = MakeThreadTransports(2), of_steps = MakeThreadTransports(2);
+  CHECK_OK(Engine::Start(of_calls[1], config, 1, &calls));
+  CHECK_OK(Engine::Start(of_steps[1], config, 1, &steps));
+  std::future<Result> call = StartCall(calls.get(), BarrierSpec("all"), "");
+  int64_t channel = -1;
+  CHECK_OK(steps->OpenChannel(TwoBuckets(AddPlan(steps.get(), RingAllreduce(1, 2))), &channel));
+  CHECK_OK(steps->BeginStep(channel));
+  SubmitAll(steps.get(), channel, {7});
+  std::future<Result> bucket = StartCollect(steps.get(), channel, 7, 1, 16);
+  WaitUntilHeard("barrier 'all' has waited ", " s; rank 0, which knows who is missing, does not answer", 1);
+  CHECK_FAILS(
+      Await(std::move(call), "the barrier").status, Code::kCommunication,
+      "; rank 0, which knows who is missing, does not answer, longer than the limit (0.5 s, HVD_EXT_STALL_FATAL_S)");
+  CHECK_FAILS(Await(std::move(bucket), "the bucket").status, Code::kCommunication,
+              "; rank 0, which finds out who is missing, does not answer, longer than the limit");
+}
+
+TEST("stall: the words name at most five tensors and count the rest") {
+  CHECK_EQ(NameList({"a", "b"}, 2), "'a', 'b'");
+  CHECK_EQ(NameList({"a", "b", "c", "d", "e", "f"}, 9), "'a', 'b', 'c', 'd', 'e' and 4 more");
+  CHECK_EQ(Seconds(0.25), "0.2 s");
+  CHECK_EQ(Seconds(60.4), "60 s");
+  CHECK_EQ(WaitsForCall("barrier 'all'", 60, {2, 3}),
+           "barrier 'all' has waited 60 s for ranks 2, 3 (they have not called it)");
+}
+
+TEST("stall: the words for a lane name every rank that holds it up and why") {
+  LaneReport has_it{true, LaneReport::kOpen, 5, 0, {}}, behind{true, LaneReport::kOpen, 4, 0, {}};
+  LaneReport lacks{true, LaneReport::kOpen, 4, 7, {"a", "b", "c", "d", "e"}},
+      closed{true, LaneReport::kClosed, 4, 0, {}};
+  CHECK_EQ(
+      WaitsForLane("bucket 1", 75, 4, {has_it, lacks, closed, behind, LaneReport{}}),
+      "bucket 1 has waited 75 s for ranks 1 ('a', 'b', 'c', 'd', 'e' and 2 more not submitted), 2 (it has closed the "
+      "channel), 3 (it has not come that far), 4 (it does not answer)");
+  CHECK_EQ(WaitsForLane("bucket 1", 75, 4, {has_it, has_it}),
+           "bucket 1 has waited 75 s for messages: all ranks take part in it, but nothing arrives");
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

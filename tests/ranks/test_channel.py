@@ -1,0 +1,233 @@
+"""Channels: one optimizer's gradients, opened together and reduced step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext import runtime
+from hvd_ext.errors import InvalidError, NotInitializedError
+from hvd_ext.options import Options
+from hvd_ext.tensorflow import registration
+from hvd_ext.tensorflow.registration import Channel, GradientSpec
+from tests.ranks.numbers import total, values
+
+SHAPES = {"kernel": (7, 5), "bias": (5,), "scalar": (), "empty": (0, 2), "large": (40_009,)}
+
+
+def specs(dtype: str = "float32") -> list[GradientSpec]:
+    return [GradientSpec(name, shape, dtype) for name, shape in SHAPES.items()]
+
+
+def opened(name: str = "test", **choices: object) -> Channel:
+    return registration.open(name, specs(), Options(op=hvd.Sum).replace(**choices))
+
+
+def gradients(rank: int, step: int = 0) -> list[tf.Tensor]:
+    return [tf.constant(values(rank, shape, i + step), tf.float32) for i, shape in enumerate(SHAPES.values())]
+
+
+def assert_reduced(results: list[tf.Tensor | None], size: int, step: int = 0) -> None:
+    for index, (result, shape) in enumerate(zip(results, SHAPES.values(), strict=True)):
+        assert result is not None
+        np.testing.assert_array_equal(result, total(size, shape, index + step))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("bucket_nbytes", [1, 400, 8 << 20])
+def test_every_step_gives_the_sums(bucket_nbytes: int, traced: bool, rank: int, size: int) -> None:
+    channel = opened(bucket_nbytes=bucket_nbytes)
+    reduce = tf.function(channel.reduce) if traced else channel.reduce
+    for step in range(3):
+        assert_reduced(reduce(gradients(rank, step)), size, step)
+    channel.close()
+
+
+def test_buckets_hold_each_gradient_once_and_say_why_they_take_their_algorithm() -> None:
+    channel = opened(bucket_nbytes=400)
+    assert sorted(index for bucket in channel.buckets for index in bucket) == list(range(len(SHAPES)))
+    assert len(channel.buckets) == len(channel.choices) > 1
+    assert channel.chosen is not None
+    assert channel.chosen.algorithm
+    assert channel.chosen.why
+    channel.close()
+
+
+def test_dtypes_may_be_mixed_and_averages_are_taken(rank: int, size: int) -> None:
+    dtypes = ["float32", "bfloat16", "float64", "float16", "float32", "int32"]
+    channel = registration.open("mixed", [GradientSpec(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
+    results = channel.reduce([tf.cast(values(rank, (9,), i) * size, d) for i, d in enumerate(dtypes)])
+    for index, (result, dtype) in enumerate(zip(results, dtypes, strict=True)):
+        assert result is not None
+        assert result.dtype.name == dtype
+        np.testing.assert_array_equal(tf.cast(result, tf.int64), total(size, (9,), index))
+    channel.close()
+
+
+def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_lack_is_left(
+    rank: int, size: int
+) -> None:
+    has = {"everywhere": True, "last rank": rank == size - 1, "nowhere": False}
+    channel = registration.open(
+        "presence", [GradientSpec(name, (4,), "float32", here) for name, here in has.items()], Options(op=hvd.Sum)
+    )
+    assert [spec.present for spec in channel.specs] == [True, True, False]
+    own = [tf.constant(values(rank, (4,), i), tf.float32) if here else None for i, here in enumerate(has.values())]
+    everywhere, last, nowhere = channel.reduce(own)
+    np.testing.assert_array_equal(everywhere, total(size, (4,)))
+    np.testing.assert_array_equal(last, values(size - 1, (4,), 1))
+    assert nowhere is None
+    with pytest.raises(InvalidError, match=r"'nowhere'.*no rank had it when channel 'presence' was opened"):
+        channel.reduce([own[0], own[1], tf.zeros(4)])
+    channel.close()
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
+    channel = registration.open("nothing", [GradientSpec("g", (2,), "float32", False)] if present else [])
+    assert channel.reduce([None] * present) == [None] * present
+    assert channel.chosen is None
+    channel.close()
+
+
+def test_two_channels_interleave_in_one_function(rank: int, size: int) -> None:
+    generator, critic = opened("generator"), opened("critic", bucket_nbytes=400)
+
+    @tf.function
+    def step(first: list[tf.Tensor], second: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        # The order of construction differs from rank to rank; only the order inside each channel is common.
+        if rank % 2:
+            b = critic.reduce(second)
+            return generator.reduce(first), b
+        a = generator.reduce(first)
+        return a, critic.reduce(second)
+
+    for turn in range(3):
+        a, b = step(gradients(rank, turn), gradients(rank, turn + 1))
+        assert_reduced(a, size, turn)
+        assert_reduced(b, size, turn + 1)
+    generator.close()
+    critic.close()
+
+
+def test_several_steps_in_one_graph_keep_their_order(rank: int, size: int) -> None:
+    channel = opened(bucket_nbytes=400)
+
+    @tf.function
+    def unrolled(first: list[tf.Tensor], second: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        return channel.reduce(first), channel.reduce(second)
+
+    @tf.function
+    def looped(x: list[tf.Tensor]) -> list[tf.Tensor]:
+        sums = [tf.zeros_like(g) for g in x]
+        for turn in tf.range(6):
+            reduced = channel.reduce([g * tf.cast(turn, g.dtype) for g in x])
+            sums = [s + r for s, r in zip(sums, reduced)]  # noqa: B905 - AutoGraph knows no strict
+        return sums
+
+    for turn in range(3):
+        a, b = unrolled(gradients(rank, turn), gradients(rank, turn + 3))
+        assert_reduced(a, size, turn)
+        assert_reduced(b, size, turn + 3)
+        for index, (result, shape) in enumerate(zip(looped(gradients(rank, turn)), SHAPES.values(), strict=True)):
+            np.testing.assert_array_equal(result, 15 * total(size, shape, index + turn))
+    channel.close()
+
+
+def test_in_a_graph_each_gradient_waits_for_the_beginning_of_the_step_and_for_itself_only(rank: int) -> None:
+    channel = opened(bucket_nbytes=400)
+    step = tf.function(channel.reduce).get_concrete_function(gradients(rank))
+    kinds: dict[str, list[tf.Operation]] = {}
+    for operation in step.graph.get_operations():
+        kinds.setdefault(operation.type, []).append(operation)
+    assert [len(kinds[f"HvdExt>{kind}"]) for kind in ("BeginStep", "Submit", "Collect")] == [1, 5, 5]
+    assert all(submit.control_inputs == kinds["HvdExt>BeginStep"] for submit in kinds["HvdExt>Submit"])
+    for collect in kinds["HvdExt>Collect"]:
+        assert list(collect.control_inputs) == []
+        assert [tensor.op.type for tensor in collect.inputs] == ["HvdExt>Submit"]
+    channel.close()
+
+
+def test_a_branch_may_hold_the_reduction(rank: int, size: int) -> None:
+    channel = opened()
+
+    @tf.function
+    def step(x: list[tf.Tensor], update: tf.Tensor) -> list[tf.Tensor]:
+        return tf.cond(update, lambda: channel.reduce(x), lambda: x)
+
+    for turn in range(4):
+        result = step(gradients(rank, turn), tf.constant(turn % 2 == 1))
+        if turn % 2:
+            assert_reduced(result, size, turn)
+        else:
+            np.testing.assert_array_equal(result[0], gradients(rank, turn)[0])
+    channel.close()
+
+
+def test_a_step_that_was_left_half_way_is_named_and_a_cancelled_step_does_no_harm(rank: int, size: int) -> None:
+    broken, other = opened("broken", bucket_nbytes=1), opened("other")
+
+    @tf.function
+    def step(x: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_sum(x[0]), -1.0, message="told to fail")]):
+            last = tf.identity(x[-1])
+        return broken.reduce([*x[:-1], last])
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="told to fail"):
+        step(gradients(rank))
+    assert hvd.allgather_object("past the broken step") == ["past the broken step"] * size
+    assert_reduced(other.reduce(gradients(rank)), size)
+    broken.close()
+    other.close()
+
+
+def test_gradients_that_do_not_fit_are_refused_with_their_name(rank: int, size: int) -> None:
+    channel = opened()
+    good = gradients(rank)
+    with pytest.raises(InvalidError, match="one gradient or None for each of its 5 tensors; got 2"):
+        channel.reduce(good[:2])
+    with pytest.raises(InvalidError, match=r"'kernel': it is float32\[5, 7\].*float32\[7, 5\]"):
+        channel.reduce([tf.transpose(good[0]), *good[1:]])
+    with pytest.raises(InvalidError, match=r"'bias': it is float64\[5\].*float32\[5\]"):
+        channel.reduce([good[0], tf.cast(good[1], tf.float64), *good[2:]])
+    with pytest.raises(InvalidError, match="'bias': it is an IndexedSlices"):
+        channel.reduce([good[0], tf.IndexedSlices(tf.zeros(1), [0], [5]), *good[2:]])
+    assert_reduced(channel.reduce(good), size)
+    channel.close()
+
+
+def test_a_closed_channel_says_so(rank: int) -> None:
+    channel = opened("closed one")
+    assert channel.is_open
+    channel.close()
+    channel.close()
+    assert not channel.is_open
+    with pytest.raises(NotInitializedError, match="'closed one': it is closed"):
+        channel.reduce(gradients(rank))
+
+
+def test_a_tape_takes_reduced_gradients_for_constants(rank: int) -> None:
+    channel = opened()
+    x = gradients(rank)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.add_n([tf.reduce_sum(g) for g in channel.reduce(x) if g is not None])
+    assert tape.gradient(y, x) == [None] * len(x)
+    channel.close()
+
+
+def test_steady_steps_move_the_bytes_that_the_plan_says(rank: int, size: int) -> None:
+    channel = opened(algorithm="ring")
+    engine = runtime.current().engine
+    channel.reduce(gradients(rank))
+    hvd.barrier()
+    before = engine.statistics()
+    channel.reduce(gradients(rank))
+    after = engine.statistics()
+    nbytes = 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
+    assert after.buckets - before.buckets == len(channel.buckets)
+    ring = 2 * (size - 1) / size * nbytes
+    assert abs(after.bytes_sent - before.bytes_sent - ring) <= 0.02 * ring + 64
+    channel.close()

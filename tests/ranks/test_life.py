@@ -1,0 +1,106 @@
+"""Starting, stopping and starting again; ranks and hosts; what belongs to an earlier life is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext import runtime
+from hvd_ext.errors import InvalidError, NotInitializedError, TopologyError
+from hvd_ext.options import Options
+from hvd_ext.tensorflow import registration
+from hvd_ext.tensorflow.registration import GradientSpec
+from tests.ranks.numbers import total, values
+
+
+def test_ranks_are_numbered_and_all_are_on_this_host(rank: int, size: int) -> None:
+    assert hvd.allgather_object(rank) == list(range(size))
+    assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+    assert hvd.is_homogeneous()
+
+
+def test_init_again_changes_nothing(rank: int) -> None:
+    engine = runtime.current().engine
+    hvd.init()
+    hvd.init(Options(bucket_nbytes=5))
+    assert runtime.current().engine is engine
+
+
+def test_shutdown_and_init_again_give_a_working_job(rank: int, size: int) -> None:
+    for _ in range(2):
+        hvd.barrier()
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.barrier, lambda: hvd.allreduce(tf.zeros(2))):
+            with pytest.raises(NotInitializedError, match=r"call hvd_ext\.init\(\) first"):
+                call()
+        hvd.init()
+        assert hvd.size() == size
+        result = hvd.allreduce(tf.constant(values(rank, (70_001,)), tf.float32), op=hvd.Sum)
+        np.testing.assert_array_equal(result, total(size, (70_001,)))
+
+
+def test_functions_and_channels_of_an_earlier_life_are_refused_in_words(rank: int, size: int) -> None:
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    x = tf.constant(values(rank, (3,)), tf.float32)
+    channel = registration.open("old", [GradientSpec("g", (3,), "float32")], Options(op=hvd.Sum))
+    reduce = tf.function(channel.reduce)
+    np.testing.assert_array_equal(step(x), total(size, (3,)))
+    np.testing.assert_array_equal(reduce([x])[0], total(size, (3,)))
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(tf.errors.AbortedError, match=r"shut down|earlier|engine"):
+        step(x)
+    with pytest.raises(tf.errors.AbortedError, match=r"shut down|earlier|engine"):
+        reduce([x])
+    with pytest.raises(NotInitializedError, match="'old': hvd_ext was shut down after it was opened"):
+        channel.reduce([x])
+    channel.close()
+    again = registration.open("old", [GradientSpec("g", (3,), "float32")], Options(op=hvd.Sum))
+    np.testing.assert_array_equal(again.reduce([x])[0], total(size, (3,)))
+    again.close()
+
+
+def test_options_of_init_are_used(size: int, tmp_path: object) -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(TopologyError, match="no_such_file"):
+        hvd.init(Options(topology=f"{tmp_path}/no_such_file.yaml"))
+    hvd.init(Options(algorithm="ring", bucket_nbytes=64, op=hvd.Sum))
+    channel = registration.open("small", [GradientSpec(f"g{i}", (16,), "float32") for i in range(3)])
+    assert len(channel.buckets) == 3
+    assert channel.chosen is not None
+    assert channel.chosen.algorithm == "ring"
+    assert float(channel.reduce([tf.ones(16)] * 3)[0][0]) == size
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+
+
+def test_a_topology_of_another_size_is_refused(size: int, tmp_path: object) -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    path = f"{tmp_path}/cluster.yaml"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"{{name: host, link: {{alpha_s: 1.0e-6, gbit_per_s: 10}}, ranks: {list(range(size + 1))}}}")
+    with pytest.raises(TopologyError, match=f"{size + 1} ranks and the job has {size}"):
+        hvd.init(Options(topology=path))
+    assert not hvd.is_initialized()
+    hvd.init()
+
+
+def test_init_with_horovods_arguments_is_refused_in_words() -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(InvalidError, match=r"init \(\[0\]\): takes hvd_ext\.Options or nothing"):
+        hvd.init([0])
+    hvd.init()
+
+
+def test_a_call_needs_a_name_with_letters() -> None:
+    with pytest.raises(InvalidError, match="name"):
+        hvd.allreduce(tf.zeros(2), name="")

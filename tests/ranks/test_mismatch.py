@@ -1,0 +1,172 @@
+"""Ranks that disagree hear of it, all in the same words with both values, and the next collective works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext import options, process, runtime
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError, TopologyError
+from hvd_ext.tensorflow import registration
+from hvd_ext.tensorflow.registration import GradientSpec
+from tests.ranks.numbers import total, values
+
+
+@pytest.fixture(autouse=True)
+def _several_ranks(size: int) -> None:
+    if size == 1:
+        pytest.skip("one rank cannot differ from itself: run under mpirun -np 2 or more")
+
+
+@pytest.fixture
+def odd(rank: int, size: int) -> bool:
+    """Whether this is the rank that differs."""
+    return rank == size - 1
+
+
+@pytest.fixture
+def alike(rank: int, size: int) -> Callable[..., str]:
+    """Check that all ranks raise the same words, which name the odd rank and hold the given parts; then go on."""
+
+    def check(call: Callable[[], object], *parts: str, kind: type[HvdExtError] = MismatchError) -> str:
+        with pytest.raises(kind) as caught:
+            call()
+        words = str(caught.value)
+        assert hvd.allgather_object(words) == [words] * size
+        for part in (f"rank {size - 1}", *parts):
+            assert part in words
+        result = hvd.allreduce(tf.constant(values(rank, (5,)), tf.float32), op=hvd.Sum)
+        np.testing.assert_array_equal(result, total(size, (5,)))
+        return words
+
+    return check
+
+
+def test_shapes_of_an_allreduce(odd: bool, alike: Callable[..., str]) -> None:
+    alike(lambda: hvd.allreduce(tf.zeros(4 if odd else 3), name="grad"), "'grad'", "float32[4]", "float32[3]")
+
+
+def test_ranks_of_shapes_of_an_allreduce(odd: bool, alike: Callable[..., str]) -> None:
+    alike(lambda: hvd.allreduce(tf.zeros((2, 3) if odd else 6), name="grad"), "'grad'", "[2", "[6]")
+
+
+def test_dtypes_of_an_allreduce(odd: bool, alike: Callable[..., str]) -> None:
+    dtype = tf.float64 if odd else tf.bfloat16
+    alike(lambda: hvd.allreduce(tf.zeros(3, dtype), name="grad"), "'grad'", "float64[3]", "bfloat16[3]")
+
+
+def test_ops_of_an_allreduce(odd: bool, alike: Callable[..., str]) -> None:
+    op = hvd.Sum if odd else hvd.Average
+    words = alike(lambda: hvd.allreduce(tf.zeros(3), op=op, name="grad"), "'grad'")
+    assert "sum" in words.lower()
+    assert "average" in words.lower()
+
+
+def test_plans_of_an_allreduce(odd: bool, size: int, alike: Callable[..., str]) -> None:
+    if size < 3:
+        pytest.skip("two ranks have the same plan under both algorithms: run under mpirun -np 3 or more")
+    algorithm = "two_level" if odd else "ring"
+    alike(lambda: hvd.allreduce(tf.zeros(300), algorithm=algorithm, name="grad"), "'grad'", "plan")
+
+
+def test_kinds_of_calls_of_one_name(odd: bool, alike: Callable[..., str]) -> None:
+    call = hvd.allgather if odd else hvd.allreduce
+    alike(lambda: call(tf.zeros(3), name="one name"), "'one name'", "allgather", "allreduce")
+
+
+def test_inner_dimensions_and_dtypes_of_an_allgather(odd: bool, alike: Callable[..., str]) -> None:
+    alike(lambda: hvd.allgather(tf.zeros((2, 4 if odd else 3)), name="parts"), "'parts'", "4", "3")
+    alike(lambda: hvd.allgather(tf.zeros(2, tf.int32 if odd else tf.int64), name="parts"), "int32", "int64")
+
+
+def test_roots_and_shapes_of_a_broadcast(odd: bool, alike: Callable[..., str]) -> None:
+    alike(lambda: hvd.broadcast(tf.zeros(3), 1 if odd else 0, name="start"), "'start'", "root", "1", "0")
+    alike(lambda: hvd.broadcast(tf.zeros(4 if odd else 3), 0, name="start"), "float32[4]", "float32[3]")
+
+
+def test_in_a_running_function_tensorflow_raises_with_the_same_words(odd: bool, size: int) -> None:
+    step = tf.function(lambda x: hvd.allreduce(x, name="traced"))
+    with pytest.raises(tf.errors.FailedPreconditionError, match=rf"'traced'.*rank {size - 1} has float32\[4\]"):
+        step(tf.zeros(4 if odd else 3))
+    assert float(hvd.allreduce(1.0)) == 1
+
+
+def test_roots_of_objects(odd: bool, alike: Callable[..., str]) -> None:
+    alike(lambda: hvd.broadcast_object(1, root_rank=1 if odd else 0), "root_rank", "1", "0")
+
+
+def test_variables_to_broadcast(odd: bool, rank: int, alike: Callable[..., str]) -> None:
+    same = tf.Variable([float(rank)], name="same")
+    other = tf.Variable(tf.zeros(4 if odd else 3), name="other")
+    alike(lambda: hvd.broadcast_variables([same, other]), "'other:0'", "float32[4]", "float32[3]")
+    more = [same, other] if odd else [same]
+    alike(lambda: hvd.broadcast_variables(more), "'other:0'", "2", "1")
+    alike(lambda: hvd.broadcast_variables([same], 1 if odd else 0), "root_rank")
+    assert float(same[0]) == rank
+
+
+def opening(specs: list[GradientSpec], **choices: object) -> Callable[[], object]:
+    return lambda: registration.open("Adam", specs, options.Options().replace(**choices))
+
+
+def test_shapes_dtypes_names_and_number_of_a_channels_tensors(odd: bool, alike: Callable[..., str]) -> None:
+    first = GradientSpec("kernel", (2, 3), "float32")
+    shape = GradientSpec("bias", (4,) if odd else (3,), "float32")
+    alike(opening([first, shape]), "'Adam'", "'bias'", "float32[4]", "float32[3]")
+    dtype = GradientSpec("bias", (3,), "float64" if odd else "float32")
+    alike(opening([first, dtype]), "'bias'", "float64[3]", "float32[3]")
+    name = GradientSpec("gamma" if odd else "bias", (3,), "float32")
+    alike(opening([first, name]), "tensor 1", "'gamma'", "'bias'")
+    second = GradientSpec("bias", (3,), "float32")
+    alike(opening([first, second] if odd else [first]), "has 2", "has 1", "'bias'")
+
+
+def test_options_of_a_channel(odd: bool, alike: Callable[..., str]) -> None:
+    specs = [GradientSpec("kernel", (2, 3), "float32")]
+    alike(opening(specs, op=hvd.Sum if odd else hvd.Average), "op", "'Sum'", "'Average'")
+    alike(opening(specs, algorithm="ring" if odd else "auto"), "algorithm", "'ring'", "'auto'")
+    alike(opening(specs, bucket_nbytes=7 if odd else 8), "bucket_nbytes", "7", "8")
+
+
+def test_plans_of_a_channel(odd: bool, alike: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvd_ext.planning import ir
+
+    digest = ir.digest
+    monkeypatch.setattr(ir, "digest", lambda plan: digest(plan) ^ 1 if odd else digest(plan))
+    monkeypatch.setattr(runtime.current(), "_prepared", {})
+    # A plan of its own under a digest that the others do not have: as if this rank ran another version.
+    with monkeypatch.context():
+        words = []
+        with pytest.raises(MismatchError) as caught:
+            opening([GradientSpec("kernel", (2, 3), "float32")])()
+        words.append(str(caught.value))
+    monkeypatch.undo()
+    runtime.current()._prepared.clear()
+    alike(opening([GradientSpec("bias", (4 if odd else 3,), "float32")]), "'bias'")
+    assert "bucket 0" in words[0]
+    assert "plan " in words[0]
+
+
+def test_a_dtype_that_one_rank_cannot_reduce_is_an_error_on_all(odd: bool, alike: Callable[..., str]) -> None:
+    specs = [GradientSpec("kernel", (2,), "complex64" if odd else "float32")]
+    alike(opening(specs), "'kernel'", "complex64", kind=InvalidError)
+
+
+def test_options_and_topologies_of_init(odd: bool, size: int, alike: Callable[..., str], tmp_path: object) -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(MismatchError) as caught:
+        hvd.init(options.Options(bucket_nbytes=7 if odd else 8))
+    assert not hvd.is_initialized()
+    with pytest.raises(TopologyError) as missing:
+        hvd.init(options.Options(topology=f"{tmp_path}/none.yaml" if odd else None))
+    hvd.init()
+    words = [str(caught.value), str(missing.value)]
+    assert hvd.allgather_object(words) == [words] * size
+    assert f"bucket_nbytes must be the same on all ranks; rank {size - 1} has 7, rank 0 has 8" in words[0]
+    assert f"rank {size - 1}: topology file" in words[1]
+    assert process.is_initialized()

@@ -1,0 +1,106 @@
+"""The commands build and install-horovod: what they say and how they end, without building anything."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hvd_ext.__main__ import app
+from hvd_ext.install import child, horovod, native, progress, sources, versions
+from hvd_ext.install.child import InstallError
+from hvd_ext.install.native import Missing, Toolchain
+
+TOOLCHAIN = Toolchain("python", "2.21.0", "mpicxx", "mpirun (Open MPI) 4.1.8", "c++", "cmake", "ninja")
+
+
+def fails(*args: object, **kwargs: object) -> None:
+    """Stands for a step that does not work."""
+    raise InstallError("the compiler [ran] away")
+
+
+def test_build_says_all_that_is_missing_and_ends_with_a_status(monkeypatch, tmp_path):
+    missing = [Missing("TensorFlow", "pip install it"), Missing("cmake", "pip install that")]
+    monkeypatch.setattr(native, "find_toolchain", lambda: (None, missing))
+    result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "TensorFlow is missing: pip install it" in result.output
+    assert "cmake is missing: pip install that" in result.output
+
+
+def test_build_shows_why_it_failed_letter_by_letter(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "find_toolchain", lambda: (TOOLCHAIN, []))
+    monkeypatch.setattr(native, "build", fails)
+    result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "hvd_ext build: the compiler [ran] away" in result.output
+    assert "done in" not in result.output
+
+
+def test_build_passes_on_the_folder_that_was_named(monkeypatch, tmp_path):
+    seen: list[Path] = []
+    monkeypatch.setattr(native, "find_toolchain", lambda: (TOOLCHAIN, []))
+    monkeypatch.setattr(native, "build", lambda toolchain, folder, target, echo: seen.append(target))
+    assert CliRunner().invoke(app, ["build", "--output", str(tmp_path / "lib")]).exit_code == 0
+    assert seen == [tmp_path / "lib"]
+
+
+def test_build_without_sources_says_that_the_package_is_incomplete(monkeypatch):
+    monkeypatch.setattr(sources, "native_sources", lambda: None)
+    result = CliRunner().invoke(app, ["build"])
+    assert result.exit_code == 1
+    assert "the native sources are not in this package; install it again" in result.output
+
+
+def test_a_horovod_that_works_is_not_built_again(monkeypatch):
+    monkeypatch.setattr(horovod, "installed", lambda: child.Answer({"version": versions.HOROVOD, "mpi": True}))
+    monkeypatch.setattr(horovod, "install", fails)
+    result = CliRunner().invoke(app, ["install-horovod"])
+    assert result.exit_code == 0
+    assert "is there and works" in result.output
+    assert CliRunner().invoke(app, ["install-horovod", "--force"]).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        child.Answer({}, "ImportError: built for another TensorFlow"),
+        child.Answer({"version": versions.HOROVOD, "mpi": False}),
+        child.Answer({"version": "0.27.0", "mpi": True}),
+    ],
+    ids=["does not import", "without mpi", "another version"],
+)
+def test_a_horovod_that_does_not_do_is_built(monkeypatch, answer):
+    built: list[Path] = []
+    monkeypatch.setattr(horovod, "installed", lambda: answer)
+    monkeypatch.setattr(horovod, "install", lambda log, echo: built.append(log))
+    assert CliRunner().invoke(app, ["install-horovod"]).exit_code == 0
+    assert len(built) == 1
+
+
+def test_horovod_is_not_begun_where_something_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(horovod, "find_toolchain", lambda python: (None, [Missing("cmake", "pip install that")]))
+    with pytest.raises(InstallError, match="cmake is missing: pip install that"):
+        horovod.install(tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_step_in_a_log_says_that_it_goes_on_and_how_long_it_took(monkeypatch):
+    monkeypatch.setattr(progress, "LOG_EVERY_S", -1)
+    output = io.StringIO()
+    with progress.step("a long [step]", Console(file=output, width=80)) as echo:
+        echo("compiling a.cc [1/2]")
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "a long [step] ..."
+    assert lines[1].endswith("compiling a.cc [1/2]")
+    assert lines[2].startswith("a long [step]: done in ")
+
+
+def test_a_step_that_fails_is_not_said_to_be_done():
+    output = io.StringIO()
+    with pytest.raises(InstallError), progress.step("a step", Console(file=output)):
+        fails()
+    assert "done" not in output.getvalue()

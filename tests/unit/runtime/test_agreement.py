@@ -1,0 +1,71 @@
+"""What ranks exchange and compare; the exchange itself is played by a list of answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hvd_ext import agreement
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
+
+
+class Answers:
+    """An engine whose peers have already answered; this rank's answer is put in its place."""
+
+    def __init__(self, own_rank: int, *others: dict[str, Any]) -> None:
+        self.rank, self.others = own_rank, [json.dumps(other).encode() for other in others]
+
+    def exchange(self, name: str, payload: bytes) -> list[bytes]:
+        return [*self.others[: self.rank], payload, *self.others[self.rank :]]
+
+
+def test_values_come_by_rank() -> None:
+    engine: Any = Answers(1, {"value": [1]}, {"value": [3]})
+    assert agreement.exchange(engine, "x", lambda: [2]) == [[1], [2], [3]]
+
+
+def test_an_error_elsewhere_is_raised_here_in_its_class_with_its_rank() -> None:
+    engine: Any = Answers(0, {"error": "InvalidError", "text": "depth (7): too deep"})
+    with pytest.raises(InvalidError, match=r"^rank 1: depth \(7\): too deep$"):
+        agreement.exchange(engine, "x", lambda: 1)
+
+
+def test_our_own_error_is_raised_in_the_words_that_the_others_see() -> None:
+    engine: Any = Answers(1, {"value": 1})
+
+    def fails() -> None:
+        raise MismatchError("no")
+
+    with pytest.raises(MismatchError, match="^rank 1: no$"):
+        agreement.exchange(engine, "x", fails)
+
+
+def test_an_error_of_another_kind_stays_as_it_is_here_and_is_named_elsewhere() -> None:
+    here: Any = Answers(0, {"value": 1})
+    with pytest.raises(ZeroDivisionError):
+        agreement.exchange(here, "x", lambda: 1 // 0)
+    there: Any = Answers(0, {"error": "ZeroDivisionError", "text": "oh"})
+    with pytest.raises(HvdExtError, match="x: rank 1 failed with ZeroDivisionError: oh"):
+        agreement.exchange(there, "x", lambda: 1)
+
+
+def test_the_first_difference_is_named_with_both_values() -> None:
+    agreement.check_same("it", [{"a": 1}, {"a": 1}])
+    with pytest.raises(MismatchError, match="^it: b must be the same on all ranks; rank 2 has 5, rank 0 has 2$"):
+        agreement.check_same("it", [{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 5}, {"a": 9, "b": 9}])
+    with pytest.raises(MismatchError, match="c must be the same on all ranks; rank 1 has 3, rank 0 has None"):
+        agreement.check_same("it", [{"a": 1}, {"a": 1, "c": 3}])
+
+
+def test_tensors_are_compared_by_name_then_by_text_then_by_number() -> None:
+    same = [["w", "float32[2]"], ["b", "float32[]"]]
+    agreement.check_tensors("it", [same, same])
+    with pytest.raises(MismatchError, match=r"tensor 1.*rank 1 has 'c' \(float32\[\]\), rank 0 has 'b'"):
+        agreement.check_tensors("it", [same, [same[0], ["c", "float32[]"]]])
+    with pytest.raises(MismatchError, match=r"tensor 0, 'w'.*rank 1 has float64\[2\], rank 0 has float32\[2\]"):
+        agreement.check_tensors("it", [same, [["w", "float64[2]"], same[1]]])
+    for lists in ([same, same[:1]], [same[:1], same]):
+        with pytest.raises(MismatchError, match=r"the first that only one of them has is 'b'"):
+            agreement.check_tensors("it", lists)

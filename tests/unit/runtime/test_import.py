@@ -1,0 +1,81 @@
+"""The package imports without TensorFlow, MPI, Horovod and native code, and says what is missing when it is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_ext
+from hvd_ext import errors, native
+from hvd_ext.errors import NativeLibraryError
+
+# What is blocked raises ImportError when it is imported.
+BLOCKED = ("tensorflow", "keras", "mpi4py", "horovod", "ctypes")
+
+
+def python(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_package_imports_where_nothing_else_does() -> None:
+    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))"
+    done = python(f"{block}; import hvd_ext as h; print(h.Average.name, h.errors.PlanError.__name__, h.__version__)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["Average", "PlanError", hvd_ext.__version__]
+
+
+def test_the_import_loads_none_of_them() -> None:
+    done = python("import sys, hvd_ext; print(sorted(sys.modules))")
+    assert done.returncode == 0, done.stderr
+    assert not set(ast.literal_eval(done.stdout)) & {*BLOCKED, "numpy", "yaml", "pydantic"}
+
+
+def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
+    for name in hvd_ext.__all__:
+        assert getattr(hvd_ext, name) is not None
+        assert name in dir(hvd_ext)
+    with pytest.raises(AttributeError, match="no attribute 'alltoall'"):
+        hvd_ext.alltoall  # noqa: B018
+
+
+def test_a_missing_library_is_named_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIBRARY", Path("nowhere/libhvd_ext_engine.so"))
+    with pytest.raises(NativeLibraryError, match=r"nowhere/libhvd_ext_engine\.so.*python -m hvd_ext build"):
+        native.load.__wrapped__()
+
+
+def test_a_library_that_does_not_load_is_named_with_the_loaders_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.so").write_text("not a library")
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
+    with pytest.raises(NativeLibraryError, match=r"does not load: .*broken\.so.*python -m hvd_ext build"):
+        native.load.__wrapped__()
+
+
+def test_a_library_of_another_version_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "ABI_VERSION", 999)
+    with pytest.raises(NativeLibraryError, match="version 1, this package needs 999"):
+        native.load.__wrapped__()
+
+
+def test_the_signatures_are_those_of_the_header() -> None:
+    header = Path(__file__).resolve().parents[3] / "tf_ops" / "engine" / "api.h"
+    declared = {word.split("(")[0].strip("*") for word in header.read_text().split() if word.startswith("hvd_ext_")}
+    assert {name for name in declared if name[-1].isalpha()} == set(native.SIGNATURES)
+
+
+def test_every_code_of_the_engine_is_an_exception_of_its_own() -> None:
+    errors.raise_for(errors.OK, "nothing")
+    raised = []
+    for code in range(1, 6):
+        with pytest.raises(errors.HvdExtError, match="words") as caught:
+            errors.raise_for(code, "words")
+        raised.append(caught.type)
+    assert len(set(raised)) == 5
+    with pytest.raises(errors.HvdExtError):
+        errors.raise_for(99, "a code that does not exist")
