@@ -70,7 +70,7 @@ def _dumped(obj: Any) -> bytes:
     except ImportError:
         pickler = pickle
     try:
-        return _OBJECT + pickler.dumps(obj)
+        return _OBJECT + bytes(pickler.dumps(obj))
     except Exception as error:
         # The other ranks must hear of it, whatever it is, or they would wait for ever.
         return _ERROR + f"{type(error).__name__}: {error}".encode()

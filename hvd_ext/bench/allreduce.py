@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shlex
 import statistics
 import sys
 import tempfile
@@ -105,7 +106,7 @@ def measure(request: Request, tell: Callable[[str, int], None]) -> dict[str, Any
     return {
         "benchmark": "allreduce on one host, float32, sum",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python -m hvd_ext bench", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "hvd_ext", *sys.argv[1:]]),
         "machine": facts,
         "versions": versions(),
         "request": dataclasses.asdict(request),
