@@ -241,7 +241,8 @@ def cmake() -> Finding:
 def cluster_tools() -> Finding:
     """Root and the tools that make hosts of network namespaces, for the tests on several hosts."""
     part = "cluster tests"
-    missing = [name for name in ("ip", "tc", "unshare", "mount") if not shutil.which(name)]
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # not on every user's PATH
+    missing = [name for name in ("ip", "tc", "unshare", "mount") if not shutil.which(name, path=path)]
     if missing:
         seen = f"{', '.join(missing)} not found; only tests on several hosts need them"
         return Finding(part, State.OPTIONAL, seen, "apt-get install iproute2 util-linux (as root)")

@@ -82,7 +82,7 @@ class Reduction:
             # with accumulation, an eager apply that is no update step rightly reduces nothing
             if not self._step.reduced and not optimizer.gradient_accumulation_steps and _any(ready):
                 raise HvdExtError(
-                    f"optimizer {self.label!r}: its apply did not call _clip_gradients, where they are reduced, so "
+                    f"optimizer {self.label!r}: its apply did not call _clip_gradients, where gradients are reduced: "
                     "they were applied without the other ranks; derive it from keras.optimizers.Optimizer and leave "
                     "apply to that class"
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -81,16 +82,21 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
     """
     kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
     methods = {method: index for index, method in enumerate(get_args(Method))}
-    numbers = [version, plan.size, plan.units, plan.root, len(plan.levels)]
+    hashed = hashlib.blake2b(f"{plan.algorithm}/{plan.collective}/".encode(), digest_size=8)
+
+    def add(numbers: Iterable[int]) -> None:
+        hashed.update(np.array(list(numbers), dtype="<i8").tobytes())
+
+    add((version, plan.size, plan.units, plan.root, len(plan.levels)))
+    groups: dict[int, bytes] = {}  # by id(): large plans share their tuples
     for level in plan.levels:
-        numbers.append(len(level.calls))
+        add((len(level.calls),))
         for call in level.calls:
-            numbers += (kinds[call.kind], methods[call.method], call.root, len(call.ranks))
-            numbers += call.ranks
-            for span in call.spans:
-                numbers += (span.begin, span.count)
-    text = f"{plan.algorithm}/{plan.collective}/".encode()
-    hashed = hashlib.blake2b(text + np.array(numbers, dtype="<i8").tobytes(), digest_size=8)
+            add((kinds[call.kind], methods[call.method], call.root, len(call.ranks)))
+            if id(call.ranks) not in groups:
+                groups[id(call.ranks)] = hashlib.blake2b(np.array(call.ranks, dtype="<i8").tobytes()).digest()
+            hashed.update(groups[id(call.ranks)])
+            add(number for span in call.spans for number in (span.begin, span.count))
     return int.from_bytes(hashed.digest(), "little") & (2**63 - 1)
 
 

@@ -5,7 +5,7 @@ has one span and one target; a reduce_scatter has one span per rank, each with a
 reductions side by side. With chains of neighbours that end at the target this is the ring; with binomial trees turned
 so that they end at the target it is recursive halving, for any number of ranks (a circulant pattern: Bruck et al.
 1997, Traeff 2023). Broadcast and all_gather are the same programs backwards in time: who received sends, who sent
-receives.
+receives. An exchange and an all_to_all are no reductions to one target, and have a few lines of their own.
 
 `place` is a rank's position in its group; `step` counts the rounds of one call from 0.
 """
@@ -81,12 +81,16 @@ def rounds_of_level(level: Level) -> int:
 def rounds_of_call(call: Call) -> int:
     """The rounds of one call: ring d - 1, recursive ceil(log2 d), direct 1, and one more for a root outside the group.
 
+    An exchange takes one round.
+
     Args:
         call: of d ranks.
 
     Returns:
         The rounds.
     """
+    if call.kind == "exchange":
+        return 1
     handed_over = call.root >= 0 and call.root not in call.ranks
     return _steps(call.method, len(call.ranks)) + handed_over
 
@@ -101,6 +105,11 @@ def _steps(method: Method, size: int) -> int:
 
 def _rows_of_call(call: Call, rank: int) -> Rows:
     """The rows of one rank in one call, rounds counted from 0, unsorted."""
+    if call.kind == "exchange":
+        peer, span = call.ranks[call.ranks[0] == rank], call.spans[0]
+        return _table([(0, RECV_REDUCE, peer, span.begin, span.count), (0, SEND, peer, span.begin, span.count)])
+    if call.kind == "all_to_all":
+        return _all_to_all(call, call.ranks.index(rank))
     size = len(call.ranks)
     if call.root < 0:
         targets = np.arange(size, dtype=np.int64)
@@ -123,6 +132,29 @@ def _rows_of_call(call: Call, rank: int) -> Rows:
         rows[:, ROUND] = rounds_of_call(call) - 1 - rows[:, ROUND]
         rows[:, OPCODE] = np.where(rows[:, OPCODE] == SEND, RECV, SEND)
     return rows
+
+
+def _all_to_all(call: Call, place: int) -> Rows:
+    """In step s of a ring each place sends to the one s + 1 places on; direct: all at once."""
+    size, rows = len(call.ranks), []
+    for other, peer in enumerate(call.ranks):
+        sends, receives = call.spans[place], call.spans[other]
+        if other == place:
+            continue
+        steps = ((other - place) % size - 1, (place - other) % size - 1) if call.method == "ring" else (0, 0)
+        width = sends.count // size
+        rows.append((steps[0], SEND, peer, sends.begin + other * width, width))
+        width = receives.count // size
+        rows.append((steps[1], RECV, peer, receives.begin + place * width, width))
+    return _table([row for row in rows if row[4]])
+
+
+def _table(rows: list[tuple[int, int, int, int, int]]) -> Rows:
+    """Rows from tuples of round, opcode, peer, begin, count."""
+    table = np.empty((len(rows), 5), dtype=np.int64)
+    if rows:
+        table[:, [ROUND, OPCODE, PEER, BEGIN, COUNT]] = rows
+    return table[table[:, COUNT] > 0]
 
 
 def _hand_over(call: Call, rank: int) -> Rows:

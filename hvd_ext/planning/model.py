@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from hvd_ext.errors import PlanError
 
-Kind = Literal["reduce_scatter", "all_gather", "reduce", "broadcast"]
+Kind = Literal["reduce_scatter", "all_gather", "reduce", "broadcast", "exchange", "all_to_all"]
 Method = Literal["ring", "recursive", "direct"]
-Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast"]
+Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "all_to_all"]
 
 ROOTED: tuple[Kind, ...] = ("reduce", "broadcast")
 
@@ -35,6 +35,9 @@ class Call:
     - all_gather: spans[i] is held by ranks[i] and ends on all ranks of the group.
     - reduce: spans[0] ends, reduced over all ranks of the group, on `root`.
     - broadcast: spans[0] is held by `root` and ends on all ranks of the group.
+    - exchange: two ranks give each other spans[0], and both end with the sum.
+    - all_to_all: spans[i] is held by ranks[i] and cut into one equal part for each rank of the group, in its order;
+      part j ends on ranks[j].
 
     A root outside `ranks` does not contribute to a reduce: it hands over through ranks[-1], its nearest member of the
     group (FlexReduce needs this where a learner's target range leaves its current range).
@@ -42,10 +45,11 @@ class Call:
     Args:
         kind: what the call does.
         ranks: the group in the order of its ring.
-        spans: one per rank (reduce_scatter, all_gather) or one (reduce, broadcast).
+        spans: one per rank (reduce_scatter, all_gather, all_to_all) or one (reduce, broadcast, exchange).
         root: the rank where a reduce ends and a broadcast starts; -1 for the other kinds.
         method: how the call is lowered: a ring (chains of neighbours), recursive halving or doubling (a circulant
-            pattern for any number of ranks), or direct (everybody to the owner in one round).
+            pattern for any number of ranks), or direct (everybody to the owner in one round). A ring of an all_to_all
+            goes to the next rank, then to the next but one, ...; an exchange has one way only.
     """
 
     kind: Kind
@@ -63,10 +67,20 @@ class Call:
         rooted = self.kind in ROOTED
         if not self.ranks or len(set(self.ranks)) != len(self.ranks):
             raise PlanError(f"{self.kind} on ranks {self.ranks}: a group has at least one rank and each rank once")
-        if len(self.spans) != (1 if rooted else len(self.ranks)):
+        one_span = rooted or self.kind == "exchange"
+        if len(self.spans) != (1 if one_span else len(self.ranks)):
             raise PlanError(
-                f"{self.kind} on ranks {self.ranks}: it takes {'one span' if rooted else 'one span per rank'}, got "
+                f"{self.kind} on ranks {self.ranks}: it takes {'one span' if one_span else 'one span per rank'}, got "
                 f"{len(self.spans)}"
+            )
+        if self.kind == "exchange" and len(self.ranks) != 2:
+            raise PlanError(f"exchange on ranks {self.ranks}: two ranks exchange, got {len(self.ranks)}")
+        if self.kind == "all_to_all" and (
+            self.method == "recursive" or any(span.count % len(self.ranks) for span in self.spans)
+        ):
+            raise PlanError(
+                f"all_to_all on ranks {self.ranks} ({self.method}): it is a ring or direct, and each span is cut into "
+                f"{len(self.ranks)} equal parts"
             )
         if rooted != (self.root >= 0):
             raise PlanError(
@@ -94,6 +108,7 @@ class LogicalPlan:
     Args:
         algorithm: the schedule that made it.
         collective: what it computes. An all_gather or reduce_scatter has one unit per rank: unit r belongs to rank r.
+            An all_to_all has P^2 units: unit s * P + r goes from rank s to rank r.
         size: number of ranks.
         units: equal parts into which the buffer is divided.
         levels: one after the other; each rank goes on as soon as its own calls of a level are done.
@@ -117,9 +132,13 @@ class LogicalPlan:
                 f"{self.algorithm}: size {self.size}, units {self.units}, root {self.root}: a plan has at least one "
                 "rank and one unit, and its root is one of the ranks"
             )
+        seen: set[int] = set()  # groups that were looked at, by id(): large plans share their tuples
         for level in self.levels:
             for call in level.calls:
-                if min(call.ranks) < 0 or max(call.ranks) >= self.size or call.root >= self.size:
+                known = id(call.ranks) in seen
+                seen.add(id(call.ranks))
+                outside = not known and (min(call.ranks) < 0 or max(call.ranks) >= self.size)
+                if outside or call.root >= self.size:
                     raise PlanError(
                         f"{self.algorithm}, level {level.name!r}: {call.kind} on ranks {call.ranks}, root {call.root}: "
                         f"ranks are in [0, {self.size})"

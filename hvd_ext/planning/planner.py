@@ -7,15 +7,12 @@ from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import Profile, profile
+from hvd_ext.planning.cost import MESSAGE_NBYTES, Profile, profile
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
 
 DEFAULT_NBYTES = 8 << 20
-# Open MPI's TCP transport serialises opposing messages above its eager limit of 64 KiB, so messages of about this
-# size are wanted.
-MESSAGE_NBYTES = 60_000
 SMALLEST_SEGMENT_NBYTES = 32 << 10
 LARGEST_SEGMENT_NBYTES = 4 << 20
 SEGMENT_ALIGNMENT = 64  # a multiple of every dtype's size, and a cache line
@@ -26,6 +23,7 @@ LONGEST_CHAIN = 16
 MOST_RANKS = 64
 # Prices this near to each other are a tie: then the simplest plan, the ring, wins.
 TIE = 0.01
+MOST_NAMED = 3  # losers in the line that explains a choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +96,8 @@ def _cheapest(tree: Tree, candidates: list[tuple[str, float | str]], nbytes: int
     best = min(prices.values())
     tied = [name for name, price in prices.items() if price <= best * (1 + TIE)]
     name = "ring" if "ring" in tied else min(tied, key=lambda other: (prices[other], other))
-    listed = ", ".join(
-        f"{other} {prices[other] * 1e3:.3g} ms" for other in sorted(prices, key=lambda o: (o != name, o))
-    )
+    nearest = sorted(prices, key=lambda other: (other != name, prices[other], other))[: 1 + MOST_NAMED]
+    listed = ", ".join(f"{other} {prices[other] * 1e3:.3g} ms" for other in nearest)
     return name, f"cheapest for {nbytes} bytes on {tree.describe()}: {listed}"
 
 
@@ -181,10 +178,56 @@ def _message_shares(plan: LogicalPlan) -> tuple[float, float] | None:
     """The smallest and the largest level's mean message, as shares of the buffer; None if nothing is sent."""
     shares = []
     for level in plan.levels:
-        spans = [span.count for call in level.calls if len(call.ranks) > 1 for span in call.spans if span.count]
-        if spans:
-            shares.append(sum(spans) / len(spans) / plan.units)
+        messages = [_messages(call) for call in level.calls if len(call.ranks) > 1]
+        units, count = (sum(parts) for parts in zip(*messages, strict=True)) if messages else (0, 0)
+        if units:
+            shares.append(units / count / plan.units)
     return (min(shares), max(shares)) if shares else None
+
+
+def _messages(call: Call) -> tuple[float, int]:
+    """Units and number of the messages of a call, in the mean over its ranks."""
+    spans = [span.count for span in call.spans if span.count]
+    if call.method == "recursive" and call.root < 0:
+        # Halving: ceil(log2 d) messages hold what a ring sends in d - 1.
+        d = len(call.ranks)
+        return sum(spans) * (d - 1) / d, (d - 1).bit_length() if spans else 0
+    if call.kind == "all_to_all":
+        return sum(spans), len(spans) * len(call.ranks)
+    return sum(spans), len(spans)
+
+
+@lru_cache(maxsize=64)
+def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
+    """The plan of a reduce-scatter: a ring in tree order, which enters and leaves each host once.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan with one unit per rank: unit r ends, reduced, on rank r, of whatever size the engine maps it to.
+    """
+    spans = tuple(Span(rank, 1) for rank in tree.ranks)
+    call = Call("reduce_scatter", tree.ranks, spans)
+    levels = (Level((call,), "reduce-scatter over all ranks"),) if tree.size > 1 else ()
+    return LogicalPlan("ring", "reduce_scatter", tree.size, tree.size, levels)
+
+
+@lru_cache(maxsize=64)
+def all_to_all_plan(tree: Tree) -> LogicalPlan:
+    """The plan of an all-to-all: in round s each rank sends to the one s + 1 on, so no rank gets two messages at once.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to uneven sizes, and to
+        none where neither is this rank.
+    """
+    size = tree.size
+    spans = tuple(Span(rank * size, size) for rank in range(size))
+    levels = (Level((Call("all_to_all", tuple(range(size)), spans),), "all-to-all"),) if size > 1 else ()
+    return LogicalPlan("pairwise", "all_to_all", size, size * size, levels)
 
 
 @lru_cache(maxsize=256)

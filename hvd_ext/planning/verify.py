@@ -41,7 +41,8 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
     Args:
         rows: per rank, int64 [n, 5].
         units: of the plan.
-        collective: what it should compute; all_gather and reduce_scatter have one unit per rank.
+        collective: what it should compute; all_gather and reduce_scatter have one unit per rank, all_to_all one per
+            pair: unit s * P + r goes from rank s to rank r.
         root: of broadcast and reduce.
         name: of the plan, for messages.
 
@@ -52,6 +53,8 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
     size = len(rows)
     if collective in ("all_gather", "reduce_scatter") and units != size:
         raise PlanError(f"{name}: {collective} has one unit per rank, got {units} units for {size} ranks")
+    if collective == "all_to_all" and units != size * size:
+        raise PlanError(f"{name}: all_to_all has one unit per pair of ranks, got {units} units for {size} ranks")
     for rank, own in enumerate(rows):
         _check_rows(own, rank, size, units, name)
     cuts = _cuts(rows, units, size, collective)
@@ -111,6 +114,8 @@ def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -
     edges += [np.concatenate((own[:, BEGIN], own[:, BEGIN] + own[:, COUNT])) for own in rows]
     if collective in ("all_gather", "reduce_scatter"):
         edges.append(np.arange(size, dtype=np.int64))
+    if collective == "all_to_all":
+        edges.append(np.arange(units, dtype=np.int64))
     return np.unique(np.concatenate(edges))
 
 
@@ -122,6 +127,8 @@ def _initial(size: int, cuts: NDArray[np.int64], collective: Collective, root: i
         filled = np.ones(pieces, dtype=bool)
         if collective == "all_gather":
             filled = cuts[:-1] == rank
+        elif collective == "all_to_all":
+            filled = cuts[:-1] // size == rank
         elif collective == "broadcast":
             filled[:] = rank == root
         state[rank, filled, rank] = 1
@@ -137,6 +144,10 @@ def _compare(state: _Counts, cuts: NDArray[np.int64], collective: Collective, ro
             wanted = np.zeros(size + 1, dtype=np.int16)
             if collective == "all_gather":
                 wanted[unit] = 1
+            elif collective == "all_to_all":
+                if unit % size != rank:
+                    continue
+                wanted[unit // size] = 1
             elif collective == "broadcast":
                 wanted[root] = 1
             elif collective == "allreduce" or rank == (root if collective == "reduce" else unit):

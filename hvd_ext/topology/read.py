@@ -2,7 +2,8 @@
 
 A node has a name, the link that joins its children, and one of three: `ranks` (a host), `children` (a rack, the
 cluster; as deep and as uneven as it likes), or `rank` (one rank beside branches; it has no link). A link has a
-latency and either `beta_s_per_byte` or `gbit_per_s`. Two hosts with three and two ranks:
+latency and either `beta_s_per_byte` or `gbit_per_s`. The outermost node may tell `gamma_s_per_byte`, the time of a rank
+to reduce a byte; without it reductions cost nothing. Two hosts with three and two ranks:
 
     name: cluster
     link: {alpha_s: 30.0e-6, gbit_per_s: 10}
@@ -75,6 +76,10 @@ class _NodeSchema(BaseModel):
         return Node(self.name, self.link.link() if self.link else NO_LINK, children)
 
 
+class _ClusterSchema(_NodeSchema):
+    gamma_s_per_byte: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
 def read(path: str | Path, size: int | None = None) -> Tree:
     """Reads a cluster from a YAML file; the format is in the module's description.
 
@@ -114,8 +119,8 @@ def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     """
     where = f"topology file {source}"
     try:
-        root = _NodeSchema.model_validate(yaml.safe_load(text))
-        tree = Tree(root.node())
+        cluster = _ClusterSchema.model_validate(yaml.safe_load(text))
+        tree = Tree(cluster.node(), cluster.gamma_s_per_byte)
     except yaml.YAMLError as error:
         raise TopologyError(f"{where}: it is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:

@@ -80,11 +80,18 @@ class Tree:
 
     Args:
         root: its leaves carry the ranks 0 .. size - 1, each once, in any order.
+        gamma_s_per_byte: time of a rank to reduce a byte (the gamma of MG-WFBP's Table II); 0 leaves arithmetic out of
+            the prices, as BlueConnect and FlexReduce do.
     """
 
     root: Node
+    gamma_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.gamma_s_per_byte < float("inf"):
+            raise TopologyError(
+                f"tree {self.root.name!r}: gamma_s_per_byte is finite and not negative, got {self.gamma_s_per_byte}"
+            )
         ranks = self.root.ranks
         present = Counter(ranks)
         for rank in range(len(ranks)):

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/message.h"
 #include "engines.h"
 #include "slow_transport.h"
 
@@ -241,6 +242,34 @@ TEST("failure: bytes that are no message fail the engine with words") {
         [&] { return !engines[0]->BeginStep(0).ok() && engines[0]->BeginStep(0).code == Code::kInternal; });
   CHECK_FAILS(engines[0]->BeginStep(0), Code::kInternal, "do all ranks run the same build");
 }
+
+TEST("failure: a start of a call that was never made fails the engine with words") {
+  Engines engines(2);
+  Message start;
+  start.type = MessageType::kStart;
+  start.id = 99;
+  CHECK_OK(engines.transport(0)->SendControl(1, Encode(start)));
+  Until("the failure", [&] { return engines[1]->BeginStep(0).code == Code::kInternal; });
+  CHECK_FAILS(engines[1]->BeginStep(0), Code::kInternal, "rank 0 has started a call (99) that this rank has not made");
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they end the program where memory is refused
+TEST("failure: a call or bucket for which there is no memory fails with words on all ranks") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 2)), channel = -1, ticket = 0;
+    ChannelSpec spec = OneBucket(plan);
+    spec.elements = {int64_t{1} << 48};
+    CHECK_OK(engine->OpenChannel(spec, &channel));
+    CHECK_OK(engine->BeginStep(channel));
+    CHECK_FAILS(engine->Submit(channel, 0, "", int64_t{1} << 50, &ticket), Code::kInternal,
+                "no memory for a bucket of 'SGD'");
+    CHECK_OK(Call(engine, BarrierSpec("all"), "").status);
+    Status status = Call(engine, AllreduceSpec("x", plan, int64_t{1} << 48), "").status;
+    CHECK_FAILS(status, Code::kInternal, "allreduce 'x': no memory for its buffer");
+  });
+}
+#endif
 
 TEST("engine: the last reference may go away on the engine's own thread") {
   std::promise<void> ended;

@@ -99,6 +99,8 @@ TEST("engine: a call that cannot be made is refused at once, with words") {
   refuses("op (9) must be sum (0) or average (1)", [](CallSpec* s) { s->op = static_cast<ReduceOp>(9); });
   refuses("bytes cannot be reduced", [](CallSpec* s) { s->dtype = DType::kBytes; });
   refuses("a dimension (-4) must not be negative", [](CallSpec* s) { s->shape = {-4}; });
+  refuses("has more elements than can be counted",
+          [](CallSpec* s) { s->shape = {int64_t{1} << 40, int64_t{1} << 40}; });
   refuses("was never added", [](CallSpec* s) { s->plan += 5; });
   refuses("broadcast 'x': root rank (1) must be in [0, 1)", [](CallSpec* s) {
     s->kind = Kind::kBroadcast;

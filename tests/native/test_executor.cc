@@ -131,6 +131,11 @@ TEST("executor: a lane starts its segments in order, and a tag is used again onl
   CHECK(!bench.executor.busy());
 }
 
+TEST("executor: a lane whose tags would not fit is refused") {
+  CHECK_OK(CheckLane((int64_t{1} << 28) - 1, 8));
+  CHECK_FAILS(CheckLane(int64_t{1} << 28, 8), Code::kInvalid, "too many channels have been opened");
+}
+
 TEST("executor: lanes do not wait for each other") {
   Bench bench(1);
   bench.Enqueue(0, "call", PlanOf({kSendToOne}), 1, 0);
@@ -211,6 +216,28 @@ TEST("executor: units without elements send nothing, and runs without elements e
   bench.transport.End(0);
   bench.Pass();
   CHECK_EQ(bench.ended.size(), 2u);
+}
+
+TEST("executor: a long row goes as several messages, so that its progress is seen") {
+  Bench bench(1);
+  auto buffer = bench.Enqueue(0, "x", PlanOf({{0, Opcode::RECV_REDUCE, 1, 0, 1}}), (9 << 20) / 4, 0);
+  bench.Pass();
+  const auto& posted = bench.transport.posted;
+  CHECK_EQ(posted.size(), 3u);
+  int64_t at = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    CHECK_EQ(posted[i]->nbytes, i < 2 ? 4 << 20 : 1 << 20);
+    std::fill_n(static_cast<float*>(posted[i]->data), posted[i]->nbytes / 4, static_cast<float>(i));
+  }
+  for (size_t i : {1, 0, 2}) {
+    bench.transport.End(i);
+    CHECK(bench.Pass());
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    for (int64_t n = 0; n < posted[i]->nbytes / 4; ++n, ++at) {
+      CHECK(reinterpret_cast<float*>(buffer->data())[at] == static_cast<float>(i + 1));
+    }
+  }
 }
 
 TEST("executor: a failed lane ends its work and all that comes later, other lanes go on") {

@@ -4,14 +4,13 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "engine/engine_state.h"
 
 namespace hvd_ext {
 namespace {
-
-constexpr int64_t kLargestTag = (int64_t{1} << 31) - 1;
 
 Status CheckConfig(const Config& config) {
   if (config.window < 1 || config.window > 1024) {
@@ -46,10 +45,13 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
     return Invalid(name + "root rank (" + std::to_string(spec.root) + ") must be in [0, " + std::to_string(size) + ")");
   }
   int64_t elements = 1;
+  bool overflows = false;
   for (int64_t n : spec.shape) {
     if (n < 0) return Invalid(name + "a dimension (" + std::to_string(n) + ") must not be negative");
-    elements *= n;
+    overflows |= __builtin_mul_overflow(elements, n, &elements);
   }
+  if (overflows || elements > (int64_t{1} << 59))
+    return Invalid(name + "its shape has more elements than can be counted");
   bool reads = spec.kind != Kind::kBroadcast || spec.root == rank;
   if (reads && elements > 0 && input == nullptr) return Invalid(name + "its input is null");
   return Status::Ok();
@@ -123,7 +125,11 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
   auto state = std::make_shared<State>(std::move(transport), config, generation);
   started->state_ = state;
   std::lock_guard<std::mutex> lock(state->mutex);
-  state->thread = std::thread([state] { state->Loop(); });
+  try {
+    state->thread = std::thread([state] { state->Loop(); });
+  } catch (const std::system_error& e) {
+    return Internal(std::string("the engine's thread did not start: ") + e.what());
+  }
   state->thread_id = state->thread.get_id();
   *engine = std::move(started);
   return Status::Ok();
@@ -177,10 +183,7 @@ Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
   std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
   for (size_t i = 0; i < plans.size(); ++i) HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(spec.buckets[i].plan, &plans[i]));
   int64_t lane = 1 + static_cast<int64_t>(state_->channels.size());
-  if ((lane + 1) * state_->config.window > kLargestTag) {
-    return Invalid("channel '" + spec.name + "': this engine has opened too many channels (" + std::to_string(lane) +
-                   ")");
-  }
+  HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, state_->config.window));
   *channel = state_->HandleOf(state_->channels.size());
   auto opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans));
   auto failed = state_->lane_failures.find(lane);

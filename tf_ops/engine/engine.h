@@ -1,9 +1,11 @@
 // The engine: one thread that runs plans on buffers. It knows no algorithm by name, no TensorFlow and no Python.
 //
 // Two kinds of work meet here:
-//   channels   an optimizer's buckets in a fixed order, agreed when the channel is opened; no negotiation per step. Bucket i
+//   channels   an optimizer's buckets in a fixed order, agreed when the channel is opened; no negotiation per step.
+//   Bucket i
 //              starts when its tensors are submitted and bucket i - 1 has started.
-//   calls      collectives and exchanges that a user makes by name, in any order on each rank; rank 0 matches them (by name
+//   calls      collectives and exchanges that a user makes by name, in any order on each rank; rank 0 matches them (by
+//   name
 //              and n-th use of the name), compares what must agree, and gives all ranks one order.
 // Both run on lanes: a lane is a sequence of segments with tags of its own, at most `window` of them in flight.
 #pragma once
@@ -24,48 +26,51 @@ enum class Kind : int32_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBar
 enum class ReduceOp : int32_t { kSum = 0, kAverage = 1 };
 
 struct Config {
-  double stall_warn_s = 60;      // a peer stays away: warn after this time, and again each time it has passed; 0 never
-  double stall_fatal_s = 0;      // fail the collective after this time; 0 never
-  int64_t segment_nbytes = 0;    // 0: the caller's (each bucket and call carries its own)
-  int64_t window = 8;            // segments of one lane in flight
-  double leave_grace_s = 3;      // a peer has left: what it sent before may take this long without progress to arrive
-  double drain_s = 1;            // Stop: work under way may take this long without progress (and three times this in all)
-  double farewell_s = 2;         // Stop: the peers may take this long to say farewell
+  double stall_warn_s = 60;    // a peer stays away: warn after this time, and again each time it has passed; 0 never
+  double stall_fatal_s = 0;    // fail the collective after this time; 0 never
+  int64_t segment_nbytes = 0;  // 0: the caller's (each bucket and call carries its own)
+  int64_t window = 8;          // segments of one lane in flight
+  double leave_grace_s = 3;    // a peer has left: what it sent before may take this long without progress to arrive
+  double drain_s = 1;          // Stop: work under way may take this long without progress (and three times this in all)
+  double farewell_s = 2;       // Stop: the peers may take this long to say farewell
 };
 
 struct BucketSpec {
   DType dtype;
   ReduceOp op;
-  int64_t plan;                   // from AddPlan
-  int64_t segment_nbytes;         // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
-  std::vector<int64_t> tensors;   // indices of the channel's tensors, in their order in the buffer
+  int64_t plan;                  // from AddPlan
+  int64_t segment_nbytes;        // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
+  std::vector<int64_t> tensors;  // indices of the channel's tensors, in their order in the buffer
 };
 
 struct ChannelSpec {
-  std::string name;                        // for messages: "Adam"
-  std::vector<std::string> tensor_names;   // for messages
-  std::vector<int64_t> elements;           // per tensor; 0 is allowed
-  std::vector<BucketSpec> buckets;         // every tensor in exactly one
+  std::string name;                       // for messages: "Adam"
+  std::vector<std::string> tensor_names;  // for messages
+  std::vector<int64_t> elements;          // per tensor; 0 is allowed
+  std::vector<BucketSpec> buckets;        // every tensor in exactly one
 };
 
 struct CallSpec {
   Kind kind;
-  std::string name;             // empty: refused
+  std::string name;  // empty: refused
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
-  int root = 0;                 // broadcast
-  std::vector<int64_t> shape;   // allgather: dimension 0 may differ from rank to rank
-  int64_t plan = 0;             // allreduce, allgather, broadcast; its digest is compared over the ranks
+  int root = 0;                // broadcast
+  std::vector<int64_t> shape;  // allgather: dimension 0 may differ from rank to rank
+  int64_t plan = 0;            // allreduce, allgather, broadcast; its digest is compared over the ranks
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
 };
 
-// Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's thread,
-// once, before `done`; an error ends the call on this rank only after it has taken part in it.
+// Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's
+// thread, once, before `done`, when the result is there; not where the call fails. An error ends the call on this rank
+// alone.
 using Allocate = std::function<Status(const std::vector<int64_t>& shape, void** memory)>;
 // Ends a call. Called once, on the engine's thread or, where the call is refused at once, on the caller's.
 using Done = std::function<void(const Status&)>;
-// Ends a collect: `data` points to the reduced tensor and is valid during the call only; null unless ok.
+// Ends a collect: `data` points to the reduced tensor and is valid during the call only; null unless ok. Called once,
+// on the engine's thread or, where the result is there or the collect is refused, on the caller's before Collect
+// returns.
 using Deliver = std::function<void(const Status&, const void* data)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
@@ -85,8 +90,9 @@ class Engine {
   int rank() const;
   int size() const;
 
-  // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins the
-  // thread. Idempotent. True if this rank went down alone: work was cut off, or the peers had not said farewell.
+  // May be called from a callback: then the thread ends by itself afterwards, and the answer is not yet known.
+  // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins
+  // the thread. Idempotent. True if this rank went down alone: work was cut off, or the peers had not said farewell.
   bool Stop();
 
   Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
@@ -95,11 +101,13 @@ class Engine {
   Status OpenChannel(ChannelSpec spec, int64_t* channel);  // all ranks open their channels in the same order
   Status CloseChannel(int64_t channel);                    // waits for nothing: collects still open get kStopped
 
-  // A new step of the channel: fails if the step before was left half-way (tensors submitted, others not), and lets the next
-  // step start afresh where nothing of the broken step has been sent; else the channel stays failed.
+  // A new step of the channel: fails if the step before was left half-way (tensors submitted, others not), and lets the
+  // next step start afresh where nothing of the broken step has been sent; else the channel stays failed.
   Status BeginStep(int64_t channel);
   // Copies the tensor into its bucket's buffer; returns at once. `ticket` is the step it belongs to.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
+  // Once per tensor and step; it may come before the submit. Results of the last two steps are kept, older ones
+  // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
 
   // `input` stays valid until `done`.

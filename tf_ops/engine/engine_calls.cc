@@ -1,5 +1,6 @@
 // Calls and buckets on the engine's thread: from the books to a run of a lane.
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "engine/engine_state.h"
@@ -96,7 +97,14 @@ void Engine::State::StartCall(const Message& start) {
     return;
   }
   std::vector<int64_t> shape;
-  Run run = RunOf(*call, start.numbers, rank, &pool, &shape);
+  Run run;
+  try {
+    run = RunOf(*call, start.numbers, rank, &pool, &shape);
+  } catch (const std::bad_alloc&) {  // the others have started it, so they must hear of it
+    broken_ = Internal(call->name() + ": no memory for its buffer");
+    call->done(broken_, {});
+    return;
+  }
   if (config.segment_nbytes > 0) run.segment_nbytes = config.segment_nbytes;
   if (call->spec.kind == Kind::kAllreduce && call->spec.op == ReduceOp::kAverage) run.divisor = size;
   run.done = [call, shape, buffer = run.buffer](const Status& status) { EndCall(*call, shape, *buffer, status); };

@@ -1,11 +1,16 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <utility>
 
 namespace hvd_ext {
 namespace {
+
+// The longest message: one that takes long over a slow link must not look like a stall. A multiple of every dtype's
+// size.
+constexpr int64_t kPieceNbytes = 4 << 20;
 
 int64_t CountSegments(const Run& run) {
   if (run.elements == 0) return 0;
@@ -16,6 +21,14 @@ int64_t CountSegments(const Run& run) {
 }
 
 }  // namespace
+
+Status CheckLane(int64_t lane, int64_t window) {
+  constexpr int64_t kLargestTag = std::numeric_limits<int32_t>::max();
+  if ((lane + 1) * window - 1 <= kLargestTag) return Status::Ok();
+  return Invalid("lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) +
+                 " segments needs tags above " + std::to_string(kLargestTag) +
+                 ": too many channels have been opened; shutdown() and init() start afresh");
+}
 
 Executor::Executor(Transport* transport, BufferPool* pool, int64_t window)
     : transport_(transport), pool_(pool), window_(window) {}
@@ -96,6 +109,7 @@ Status Executor::StartRound(Segment* segment) {
   segment->waiting = 0;
   segment->reduced = 0;
   if (segment->next_row == rows.size()) return Status::Ok();
+  int64_t piece_elements = kPieceNbytes / static_cast<int64_t>(SizeOf(segment->open->run.dtype));
   int64_t round = rows[segment->next_row].round;
   size_t end = segment->next_row;
   for (; end < rows.size() && rows[end].round == round; ++end) {
@@ -103,7 +117,10 @@ Status Executor::StartRound(Segment* segment) {
     int64_t begin = UnitAt(*segment, row.begin);
     int64_t elements = UnitAt(*segment, row.begin + row.count) - begin;
     // No message where there is nothing to move: the peer finds the same length and leaves it out too.
-    if (elements > 0) segment->transfers.push_back(Transfer{&row, begin, elements, nullptr, Buffer()});
+    for (int64_t piece = 0; piece < elements; piece += piece_elements) {
+      int64_t length = std::min(piece_elements, elements - piece);
+      segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer()});
+    }
   }
   segment->next_row = end;
   segment->waiting = segment->transfers.size();

@@ -26,6 +26,9 @@
 
 namespace hvd_ext {
 
+// Refuses a lane whose tags no MPI would take.
+Status CheckLane(int64_t lane, int64_t window);
+
 struct Run {
   std::string what;  // for messages: "allreduce 'x'"
   std::shared_ptr<const Plan> plan;

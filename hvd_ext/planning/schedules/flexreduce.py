@@ -8,7 +8,7 @@ from math import floor, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost import ring_s
+from hvd_ext.planning.cost.flexreduce import tree_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Node, Tree
@@ -52,19 +52,7 @@ def cost(tree: Tree, nbytes: int) -> float:
     Returns:
         Seconds.
     """
-    return 2 * sum(_level_s(level, float(nbytes)) for level in tree.levels())
-
-
-def _level_s(level: tuple[Node, ...], nbytes: float) -> float:
-    """T_l of Eq. 4-6: for each node of the level, its own link and those below it, which share the traffic."""
-    slowest = 0.0
-    for top in level:
-        below = [(top, nbytes)]
-        while below:
-            node, share = below.pop()
-            slowest = max(slowest, ring_s(share, len(top.children), node.link))
-            below += [(child, share / len(child.children)) for child in node.children if child.children]
-    return slowest
+    return tree_s(tree, nbytes)
 
 
 def build(tree: Tree) -> LogicalPlan:
@@ -133,13 +121,19 @@ def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tup
     cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
     ends = np.append(cuts[1:], max(end for _, end in target.values()))
     owner = owners[np.searchsorted(owner_begins, cuts, side="right") - 1].tolist()
-    groups = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in holders_of], axis=1)
+    held_by = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in holders_of], axis=1)
+    # Sub-ranges with the same holders share one tuple: a top of 1,000 hosts has thousands of sub-ranges, few groups.
+    changes = np.concatenate(([True], np.any(held_by[1:] != held_by[:-1], axis=1)))
+    groups = [tuple(group) for group in held_by[changes].tolist()]
+    group_of = (np.cumsum(changes) - 1).tolist()
     child_of = {rank: index for index, child in enumerate(node.children) for rank in child.ranks}
     calls = []
-    for begin, end, root, group in zip(cuts.tolist(), ends.tolist(), owner, groups.tolist(), strict=True):
-        # The owner's own branch comes last: if the owner does not hold this range yet, its neighbour hands it over.
-        first = child_of[root] + 1
-        calls.append(Call("reduce", (*group[first:], *group[:first]), (Span(begin, end - begin),), root))
+    for begin, end, root, number in zip(cuts.tolist(), ends.tolist(), owner, group_of, strict=True):
+        group, branch = groups[number], child_of[root]
+        if group[branch] != root:
+            # The owner does not hold this range yet: its neighbour in its own branch comes last, and hands it over.
+            group = group[branch + 1 :] + group[: branch + 1]
+        calls.append(Call("reduce", group, (Span(begin, end - begin),), root))
     return calls
 
 

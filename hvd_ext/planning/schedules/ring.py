@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import ring_s, slowest
+from hvd_ext.planning.cost import slowest
+from hvd_ext.planning.cost.blueconnect import one_level_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -19,7 +20,7 @@ P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 ro
     rounds="2 (P - 1)",
     bytes="2 (P - 1) / P * n sent by each rank; as much over each link between hosts",
     limits="none; latency grows with P, and the slowest link carries almost twice the buffer",
-    source="BlueConnect Eq. 5-6; Patarasuk and Yuan 2009",
+    source="BlueConnect Eq. 5-6; MG-WFBP Table II; Patarasuk and Yuan 2009",
 )
 
 
@@ -45,7 +46,7 @@ def cost(tree: Tree, nbytes: int) -> float:
     Returns:
         Seconds.
     """
-    return 2 * ring_s(nbytes, tree.size, slowest(tree))
+    return one_level_s(nbytes, tree.size, slowest(tree), tree.gamma_s_per_byte)
 
 
 def build(tree: Tree) -> LogicalPlan:

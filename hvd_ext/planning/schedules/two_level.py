@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hvd_ext.planning.cost import chain_s, ring_s, slowest
+from hvd_ext.planning.cost import chain_s, slowest
+from hvd_ext.planning.cost.blueconnect import one_level_s
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
 from hvd_ext.planning.registry import Card
 from hvd_ext.topology.tree import Tree
@@ -44,8 +45,10 @@ def cost(tree: Tree, nbytes: int) -> float:
         Seconds.
     """
     hosts = [node for level in tree.levels() for node in level if not any(child.children for child in node.children)]
-    inside = max((chain_s(nbytes, len(host.children), host.link) for host in hosts), default=0.0)
-    return 2 * inside + 2 * ring_s(nbytes, len(tree.hosts()), slowest(tree))
+    gamma = tree.gamma_s_per_byte
+    up = max((chain_s(nbytes, len(host.children), host.link, gamma) for host in hosts), default=0.0)
+    down = max((chain_s(nbytes, len(host.children), host.link) for host in hosts), default=0.0)
+    return up + one_level_s(nbytes, len(tree.hosts()), slowest(tree), gamma) + down
 
 
 def build(tree: Tree) -> LogicalPlan:

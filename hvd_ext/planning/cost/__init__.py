@@ -1,0 +1,22 @@
+"""What a collective costs in the alpha-beta-gamma model: one module per paper, and the price of a plan on a tree."""
+
+from __future__ import annotations
+
+from hvd_ext.planning.cost.blueconnect import ring_s
+from hvd_ext.planning.cost.loads import Ports, Profile, Traffic, profile, traffic
+from hvd_ext.planning.cost.terms import MESSAGE_NBYTES, chain_s, pipelined_s, slowest
+from hvd_ext.topology.tree import Link
+
+__all__ = [
+    "MESSAGE_NBYTES",
+    "Link",
+    "Ports",
+    "Profile",
+    "Traffic",
+    "chain_s",
+    "pipelined_s",
+    "profile",
+    "ring_s",
+    "slowest",
+    "traffic",
+]

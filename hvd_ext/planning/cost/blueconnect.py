@@ -1,0 +1,179 @@
+"""BlueConnect's performance models (Section 2.2, 2.3 and 3.3), Eq. 1-10, with the time of the reductions beside them.
+
+The paper leaves arithmetic out: gamma_s_per_byte = 0 gives its equations. A Link holds alpha and 1 / w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from hvd_ext.topology.tree import Link
+
+
+def ring_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 1: T_r, a reduce-scatter or an all-gather as a ring (FlexReduce's Eq. 2 is the same).
+
+    Args:
+        nbytes: of the whole buffer, n.
+        size: learners in the ring, p.
+        link: of each learner.
+        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+
+    Returns:
+        (p - 1) * alpha + (p - 1) / p * n * (beta + gamma), seconds.
+    """
+    return (size - 1) * (link.alpha_s + nbytes / size * (link.beta_s_per_byte + gamma_s_per_byte))
+
+
+def recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 2: T_c, recursive halving or doubling; for any p, as the circulant pattern that we run needs no power of two.
+
+    Args:
+        nbytes: of the whole buffer, n.
+        size: learners, p.
+        link: of each learner.
+        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+
+    Returns:
+        ceil(lg p) * alpha + (p - 1) / p * n * (beta + gamma), seconds.
+    """
+    steps = (size - 1).bit_length()
+    return steps * link.alpha_s + (size - 1) * nbytes / size * (link.beta_s_per_byte + gamma_s_per_byte)
+
+
+def is_recursive(size: int) -> bool:
+    """Eq. 3's choice: recursive where the number of learners is a power of two, else a ring.
+
+    Args:
+        size: learners, p.
+
+    Returns:
+        True for 1, 2, 4, 8, ...
+    """
+    return size & (size - 1) == 0
+
+
+def ring_or_recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 3: T_r/c, the best of both.
+
+    Args:
+        nbytes: of the whole buffer, n.
+        size: learners, p.
+        link: of each learner.
+        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+
+    Returns:
+        Seconds.
+    """
+    return (recursive_s if is_recursive(size) else ring_s)(nbytes, size, link, gamma_s_per_byte)
+
+
+def broadcast_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 4: a broadcast is a scatter (T_c) and an all-gather (T_r); a reduce is the same backwards.
+
+    Args:
+        nbytes: of the buffer.
+        size: learners.
+        link: of each learner.
+        gamma_s_per_byte: of a reduce; 0 for a broadcast.
+
+    Returns:
+        Seconds.
+    """
+    return recursive_s(nbytes, size, link) + ring_s(nbytes, size, link, gamma_s_per_byte)
+
+
+def one_level_s(nbytes: float, size: int, slowest: Link, gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 5-6: an allreduce as one ring, gated by the slowest link.
+
+    Args:
+        nbytes: of the buffer.
+        size: learners, |P|.
+        slowest: min W.
+        gamma_s_per_byte: of the reductions.
+
+    Returns:
+        Seconds.
+    """
+    return ring_s(nbytes, size, slowest, gamma_s_per_byte) + ring_s(nbytes, size, slowest)
+
+
+def two_level_s(nbytes: float, per_host: int, hosts: int, inside: Link, slowest: Link, gamma: float = 0.0) -> float:
+    """Eq. 7: reduce to a master per node, an allreduce over the masters, broadcast.
+
+    Args:
+        nbytes: of the buffer.
+        per_host: learners on each node, p_0.
+        hosts: nodes, |P| / p_0.
+        inside: link of the nodes, w_0.
+        slowest: min W.
+        gamma: seconds per reduced byte.
+
+    Returns:
+        Seconds.
+    """
+    local = broadcast_s(nbytes, per_host, inside, gamma) + broadcast_s(nbytes, per_host, inside)
+    masters = ring_or_recursive_s(nbytes, hosts, slowest, gamma) + ring_or_recursive_s(nbytes, hosts, slowest)
+    return local + masters
+
+
+def shared(links: Sequence[Link], degrees: Sequence[int], stage: int) -> Link:
+    """The share of the slowest network that a learner has in a stage: min over j <= i of w_j / (p_0 ... p_{j-1}).
+
+    The paper prints j < i under the minimum of Eq. 9; its first line, min{w_0, w_1 / p_0} in stage 1, has j <= i.
+
+    Args:
+        links: of the networks, from the inside.
+        degrees: learners per stage, p_i.
+        stage: i.
+
+    Returns:
+        The largest alpha and the largest shared beta.
+    """
+    betas = [links[j].beta_s_per_byte * prod(degrees[:j]) for j in range(stage + 1)]
+    return Link(max(link.alpha_s for link in links[: stage + 1]), max(betas))
+
+
+def fat_tree_s(
+    nbytes: float, degrees: Sequence[int], links: Sequence[Link], gamma_s_per_byte: float = 0.0, ring_only: bool = False
+) -> float:
+    """Eq. 9: BlueConnect on a tree of switches, with |P| = p_0 p_1 ... (Eq. 8).
+
+    Args:
+        nbytes: of the buffer, N.
+        degrees: p_i, from the inside.
+        links: w_i, from the inside.
+        gamma_s_per_byte: of the reductions.
+        ring_only: T_r in every stage instead of T_r/c; then it is FlexReduce's Eq. 3 and 11.
+
+    Returns:
+        Seconds.
+    """
+    stage_s = ring_s if ring_only else ring_or_recursive_s
+    total = 0.0
+    for stage, degree in enumerate(degrees):
+        part, link = nbytes / prod(degrees[:stage]), shared(links, degrees, stage)
+        total += stage_s(part, degree, link, gamma_s_per_byte) + stage_s(part, degree, link)
+    return total
+
+
+def torus_s(nbytes: float, degrees: Sequence[int], links: Sequence[Link], gamma_s_per_byte: float = 0.0) -> float:
+    """Eq. 10: BlueConnect on a torus, where each dimension between the nodes has links of its own.
+
+    Args:
+        nbytes: of the buffer, N.
+        degrees: p_i; p_0 learners share a node.
+        links: w_i.
+        gamma_s_per_byte: of the reductions.
+
+    Returns:
+        Seconds: in stage i a learner has min{w_0, w_j / p_0}, 1 <= j <= i.
+    """
+    total = 0.0
+    for stage, degree in enumerate(degrees):
+        betas = [links[0].beta_s_per_byte, *(link.beta_s_per_byte * degrees[0] for link in links[1 : stage + 1])]
+        link = Link(max(link.alpha_s for link in links[: stage + 1]), max(betas))
+        part = nbytes / prod(degrees[:stage])
+        total += ring_or_recursive_s(part, degree, link, gamma_s_per_byte) + ring_or_recursive_s(part, degree, link)
+    return total

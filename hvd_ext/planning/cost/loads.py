@@ -1,0 +1,200 @@
+"""The price of a plan: what its rows send over each port of a cluster, round by round.
+
+Every port (of a rank to its host, of a host to its network) carries each direction at its own rate, and the messages of
+a round share the ports on their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.planning.ir import COUNT, OPCODE, PEER, RECV_REDUCE, ROUND, SEND
+from hvd_ext.planning.lower import rounds_of, rows_of
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.topology.tree import Node, Tree
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+class Ports:
+    """The ports of a cluster: one for each child of a branch, to that branch.
+
+    Args:
+        tree: the cluster.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        ways: dict[int, list[int]] = {}
+        alphas: list[float] = []
+        betas: list[float] = []
+        depths: list[int] = []
+        numbers = count()
+        open_nodes: list[tuple[Node, list[int]]] = [(tree.root, [])]
+        while open_nodes:
+            node, way = open_nodes.pop()
+            if not node.children:
+                ways[node.rank] = way
+            for child in node.children:
+                open_nodes.append((child, [*way, next(numbers)]))
+                alphas.append(node.link.alpha_s)
+                betas.append(node.link.beta_s_per_byte)
+                depths.append(len(way))
+        # From the root down; -1 below a leaf. Two ways differ at every depth after they part.
+        self.ways: _Ints = np.full((tree.size, max(tree.depth, 1)), -1, dtype=np.int64)
+        for rank, way in ways.items():
+            self.ways[rank, : len(way)] = way
+        self.alpha_s: _Floats = np.array(alphas or [0.0])
+        self.beta_s_per_byte: _Floats = np.array(betas or [0.0])
+        self.depths: _Ints = np.array(depths or [0], dtype=np.int64)
+
+    def crossed(self, senders: _Ints, receivers: _Ints) -> tuple[_Ints, _Ints]:
+        """Which ports messages go over.
+
+        Args:
+            senders: rank of each message [n].
+            receivers: rank of each message [n].
+
+        Returns:
+            Number of the message and of the directed port (2 * port, and 1 more for the way down), for each pair.
+        """
+        parted = self.ways[senders] != self.ways[receivers]
+        messages, ports = [], []
+        for ranks, down in ((senders, 0), (receivers, 1)):
+            chosen = parted & (self.ways[ranks] >= 0)
+            messages.append(np.nonzero(chosen)[0])
+            ports.append(2 * self.ways[ranks][chosen] + down)
+        return np.concatenate(messages), np.concatenate(ports)
+
+    def round_s(self, senders: _Ints, receivers: _Ints, nbytes: float) -> float:
+        """A round of messages of equal size.
+
+        Args:
+            senders: rank of each message [n].
+            receivers: rank of each message [n].
+            nbytes: of each message.
+
+        Returns:
+            The largest latency, and the bytes of the busiest port; seconds.
+        """
+        _, ports = self.crossed(senders, receivers)
+        if not len(ports):
+            return 0.0
+        busy = np.bincount(ports) * np.repeat(self.beta_s_per_byte, 2)[: ports.max() + 1]
+        return float(self.alpha_s[ports // 2].max() + nbytes * busy.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How a plan loads a cluster, for any size of buffer.
+
+    Args:
+        latency_s: the largest latency of each round, added up.
+        rounds_s_per_byte: the time of each round's busiest port and of its longest reduction, added up.
+        busiest_s_per_byte: the time of the port, or of the rank that reduces, that is busiest over all rounds.
+    """
+
+    latency_s: float
+    rounds_s_per_byte: float
+    busiest_s_per_byte: float
+
+    def price_s(self, nbytes: int, segment_nbytes: int | None = None) -> float:
+        """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
+
+        Args:
+            nbytes: of the buffer.
+            segment_nbytes: grain of pipelining; None for none, as in the papers' closed forms.
+
+        Returns:
+            Seconds.
+        """
+        first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
+        return self.latency_s + first * self.rounds_s_per_byte + (nbytes - first) * self.busiest_s_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a plan sends over one kind of link: the ports at one depth of the tree.
+
+    Args:
+        depth: of the branch that the link belongs to; 0 is the root.
+        total: over all ports, both ways, as a multiple of the buffer.
+        busiest: over the port and direction that carries most, as a multiple of the buffer.
+    """
+
+    depth: int
+    total: float
+    busiest: float
+
+
+class _Messages:
+    """All messages of a plan: round, share of the buffer, sender and receiver; and what each rank reduces."""
+
+    def __init__(self, plan: LogicalPlan) -> None:
+        rows = [rows_of(plan, rank) for rank in range(plan.size)]
+        table = np.concatenate(rows)
+        ranks = np.repeat(np.arange(plan.size), [len(own) for own in rows])
+        sends, reduces = table[:, OPCODE] == SEND, table[:, OPCODE] == RECV_REDUCE
+        self.rounds = table[sends, ROUND]
+        self.shares = table[sends, COUNT] / plan.units
+        self.senders, self.receivers = ranks[sends], table[sends, PEER]
+        self.reduced_rounds = table[reduces, ROUND]
+        self.reduced_shares = table[reduces, COUNT] / plan.units
+        self.reducers = ranks[reduces]
+
+
+def profile(plan: LogicalPlan, tree: Tree) -> Profile:
+    """Counts what a plan sends over each port of a cluster.
+
+    It builds the rows of all ranks: for plans of at most a few hundred ranks.
+
+    Args:
+        plan: of tree.size ranks.
+        tree: the cluster; its gamma_s_per_byte prices the reductions.
+
+    Returns:
+        The load.
+    """
+    sent, ports, rounds = _Messages(plan), Ports(tree), rounds_of(plan)
+    messages, crossed = ports.crossed(sent.senders, sent.receivers)
+    alpha_s = np.zeros(rounds + 1)
+    np.maximum.at(alpha_s, sent.rounds[messages], ports.alpha_s[crossed // 2])
+    seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
+    loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
+    gammas = sent.reduced_shares * tree.gamma_s_per_byte
+    reductions = _table(sent.reduced_rounds, sent.reducers, gammas, (rounds + 1, plan.size))
+    return Profile(
+        latency_s=float(alpha_s.sum()),
+        rounds_s_per_byte=float(loads.max(axis=1).sum() + reductions.max(axis=1).sum()),
+        busiest_s_per_byte=float(max(loads.sum(axis=0).max(), reductions.sum(axis=0).max())),
+    )
+
+
+def _table(rows: _Ints, columns: _Ints, values: _Floats, shape: tuple[int, int]) -> _Floats:
+    """Adds values up by row and column."""
+    summed = np.bincount(rows * shape[1] + columns, values, shape[0] * shape[1])
+    return summed.astype(np.float64).reshape(shape)
+
+
+def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
+    """Adds up what a plan sends over each kind of link.
+
+    Args:
+        plan: of tree.size ranks, at most a few hundred.
+        tree: the cluster.
+
+    Returns:
+        For each depth of the tree from the root down; the multiples are of the buffer.
+    """
+    sent, ports = _Messages(plan), Ports(tree)
+    messages, crossed = ports.crossed(sent.senders, sent.receivers)
+    carried = np.bincount(crossed, sent.shares[messages], 2 * len(ports.depths))
+    found = []
+    for depth in range(tree.depth):
+        here = carried[np.repeat(ports.depths == depth, 2)]
+        found.append(Traffic(depth, float(here.sum()), float(here.max())))
+    return tuple(found)

@@ -1,0 +1,217 @@
+"""What every algorithm would cost on a cluster, and why one is chosen: values for `python -m hvd_ext plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_ext.planning import planner, registry
+from hvd_ext.planning.cost import Profile, profile, traffic
+from hvd_ext.planning.lower import rounds_of, rounds_of_level
+from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.topology.tree import Tree
+
+# The rows of all ranks are counted up to this size; above it takes too long to wait for.
+MOST_COUNTED = 256
+MOST_DRAWN = 32
+_BAR = 48
+_BETWEEN = ("", "in hosts", "between hosts", "between racks")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a plan sends over one kind of link.
+
+    Args:
+        kind: "in hosts", "between hosts", ...
+        busiest_nbytes: over the port and direction that carries most.
+        total_nbytes: over all ports, each way.
+    """
+
+    kind: str
+    busiest_nbytes: int
+    total_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One algorithm on a cluster.
+
+    Args:
+        name: its.
+        price_s: None where it does not apply.
+        rounds: None where it does not apply.
+        loads: for each kind of link from the root down; empty where it does not apply or the cluster is too large.
+        verdict: why it won, lost, or does not apply.
+        note: the plan's.
+    """
+
+    name: str
+    price_s: float | None
+    rounds: int | None
+    loads: tuple[Load, ...]
+    verdict: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All algorithms on a cluster at one size.
+
+    Args:
+        cluster: described.
+        nbytes: of the buffer.
+        winner: what "auto" takes.
+        pricing: how prices were found.
+        entries: the winner, the others by price, then those that do not apply.
+    """
+
+    cluster: str
+    nbytes: int
+    winner: str
+    pricing: str
+    entries: tuple[Entry, ...]
+
+
+def explain(tree: Tree, nbytes: int) -> Explanation:
+    """Prices every algorithm as the runtime does.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        The explanation.
+    """
+    chosen = planner.allreduce_plan(tree, "auto", nbytes)
+    prices = {name: price for name, price in chosen.candidates if not isinstance(price, str)}
+    counted = tree.size <= MOST_COUNTED
+    plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
+    profiles = {name: profile(plan, tree) for name, plan in plans.items()} if counted else {}
+    entries = []
+    for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
+        verdict = _verdict(name, chosen.algorithm, prices, profiles)
+        loads = _loads(plans[name], tree, nbytes) if counted else ()
+        entries.append(Entry(name, prices[name], rounds_of(plans[name]), loads, verdict, plans[name].note))
+    entries += [
+        Entry(name, None, None, (), f"does not apply: {reason}")
+        for name, reason in chosen.candidates
+        if isinstance(reason, str)
+    ]
+    exact = tree.size <= planner.MOST_RANKS
+    pricing = "the plan as it runs, pipelined" if exact else f"closed forms (above {planner.MOST_RANKS} ranks)"
+    return Explanation(tree.describe(), nbytes, chosen.algorithm, pricing, tuple(entries))
+
+
+def kinds(tree: Tree) -> tuple[str, ...]:
+    """Names the kinds of links of a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        One name for each depth, from the root down.
+    """
+    heights = [max(node.height for node in nodes) for nodes in reversed(tree.levels())]
+    return tuple(_BETWEEN[height] if height < len(_BETWEEN) else f"level {height}" for height in heights)
+
+
+def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
+    return tuple(
+        Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
+        for kind, found in zip(kinds(tree), traffic(plan, tree), strict=True)
+    )
+
+
+def _verdict(name: str, winner: str, prices: dict[str, float], profiles: dict[str, Profile]) -> str:
+    if name == winner:
+        tie = any(price < prices[name] for price in prices.values())
+        return f"chosen: within {planner.TIE:.0%} of the cheapest, and simpler" if tie else "chosen: cheapest"
+    if prices[name] <= prices[winner] * (1 + planner.TIE):
+        return f"a tie within {planner.TIE:.0%}"
+    times = f"{prices[name] / prices[winner]:.2f} x"
+    if not profiles:
+        return times
+    mine, best = profiles[name], profiles[winner]
+    reasons = {
+        "latency": (mine.latency_s, best.latency_s),
+        "busiest port": (mine.busiest_s_per_byte, best.busiest_s_per_byte),
+        "longest way of a segment": (mine.rounds_s_per_byte, best.rounds_s_per_byte),
+    }
+    word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] / item[1][1] if item[1][1] else 0.0)
+    return f"{times}: {word} {own / other:.2f} x" if other and own > other else times
+
+
+def as_json(explanation: Explanation) -> dict[str, object]:
+    """An explanation for programs.
+
+    Args:
+        explanation: from explain().
+
+    Returns:
+        Numbers, texts and lists only; times in seconds, sizes in bytes.
+    """
+    return {
+        "cluster": explanation.cluster,
+        "nbytes": explanation.nbytes,
+        "winner": explanation.winner,
+        "pricing": explanation.pricing,
+        "algorithms": [
+            {
+                "name": entry.name,
+                "price_s": entry.price_s,
+                "rounds": entry.rounds,
+                "verdict": entry.verdict,
+                "note": entry.note,
+                "links": [
+                    {"kind": load.kind, "busiest_nbytes": load.busiest_nbytes, "total_nbytes": load.total_nbytes}
+                    for load in entry.loads
+                ],
+            }
+            for entry in explanation.entries
+        ],
+    }
+
+
+def draw(plan: LogicalPlan) -> str:
+    """Draws what each rank receives in each level of a plan.
+
+    Args:
+        plan: of at most 32 ranks, for a picture that fits a screen.
+
+    Returns:
+        For each level a title, and for each rank that takes part a bar of the buffer: # where it ends with a result.
+    """
+    width = min(plan.units, _BAR)
+    lines = [f"{plan.algorithm}: {plan.collective} of {plan.size} ranks, {plan.units} units"]
+    if plan.note:
+        lines.append(f"  {plan.note}")
+    for number, level in enumerate(plan.levels):
+        rounds = rounds_of_level(level)
+        lines.append(f"level {number}: {level.name} ({rounds} round{'s' if rounds > 1 else ''})")
+        bars: dict[int, list[str]] = {}
+        groups: dict[int, list[str]] = {}
+        for call in level.calls:
+            for rank in sorted({*call.ranks, *([call.root] if call.root >= 0 else [])}):
+                bar = bars.setdefault(rank, ["."] * width)
+                for begin, end in _received(call, rank):
+                    first, last = begin * width // plan.units, -(-end * width // plan.units)
+                    bar[first:last] = "#" * (last - first)
+                name = "{" + " ".join(map(str, sorted(call.ranks))) + "}"
+                if name not in groups.setdefault(rank, []):
+                    groups[rank].append(name)
+        lines += [f"  rank {rank:>3} |{''.join(bars[rank])}| {' '.join(groups[rank])}" for rank in sorted(bars)]
+    return "\n".join(lines)
+
+
+def _received(call: Call, rank: int) -> list[tuple[int, int]]:
+    """The units, begin and end, that a call leaves complete on a rank."""
+    if call.kind == "reduce":
+        return [(call.spans[0].begin, call.spans[0].end)] if rank == call.root else []
+    if call.kind == "reduce_scatter":
+        span = call.spans[call.ranks.index(rank)]
+        return [(span.begin, span.end)]
+    if call.kind == "all_to_all":
+        place, size = call.ranks.index(rank), len(call.ranks)
+        widths = [(span.begin, span.count // size) for span in call.spans]
+        return [(begin + place * width, begin + (place + 1) * width) for begin, width in widths]
+    return [(span.begin, span.end) for span in call.spans]

@@ -1,0 +1,87 @@
+"""Recursive halving and doubling: a reduce-scatter and an all-gather in log2 P rounds each, for any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_ext.planning.cost import Ports
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Node, Tree
+
+card = Card(
+    name="halving_doubling",
+    idea="Half of the buffer goes half way around, then a quarter a quarter of the way, ...; then all comes back.",
+    drawing="""\
+P = 4, chunks a b c d:  round 1, distance 2: 0 sends c d to 2, 1 sends d a to 3, ...   each keeps 2 chunks
+                        round 2, distance 1: 0 sends b to 1, 1 sends c to 2, ...       each keeps 1 chunk
+                        then the same rounds backwards, with finished chunks""",
+    rounds="2 * ceil(log2 P)",
+    bytes="2 (P - 1) / P * n sent by each rank",
+    limits="none; on several hosts it loads the network more than blueconnect, unless their number is a power of two",
+    source="MG-WFBP Table II; Thakur et al. 2005; any P: Bruck et al. 1997, Traeff 2023",
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """MG-WFBP Table II, row 3, with the ports that several messages share on their way between hosts.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds; Table II's line where all ranks are on one host.
+    """
+    size, ports = tree.size, Ports(tree)
+    order = np.array(_order(tree), dtype=np.int64)
+    total = nbytes * (size - 1) / size * tree.gamma_s_per_byte
+    for step in range((size - 1).bit_length()):
+        half = 1 << step
+        part = nbytes * (min(2 * half, size) - half) / size
+        behind = np.roll(order, half)
+        total += ports.round_s(order, behind, part) + ports.round_s(behind, order, part)
+    return total
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan; ranks of one host are far from each other in the circle, as the large messages go far.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of P units.
+    """
+    order = _order(tree)
+    spans = tuple(Span(place, 1) for place in range(tree.size))
+    down = Level((Call("reduce_scatter", order, spans, method="recursive"),), "recursive halving")
+    levels = (down, reversed_level(down, "recursive doubling")) if tree.size > 1 else ()
+    return LogicalPlan("halving_doubling", "allreduce", tree.size, tree.size, levels)
+
+
+def _order(tree: Tree) -> tuple[int, ...]:
+    """The ranks such that neighbours are on different hosts, and a host's ranks are spread evenly."""
+
+    def spread(node: Node) -> list[int]:
+        if not node.children:
+            return [node.rank]
+        placed = []
+        for number, child in enumerate(node.children):
+            ranks = spread(child)
+            placed += [((2 * i + 1) / len(ranks), number, rank) for i, rank in enumerate(ranks)]
+        return [rank for _, _, rank in sorted(placed)]
+
+    return tuple(spread(tree.root))

@@ -1,0 +1,91 @@
+"""Recursive doubling: pairs exchange whole vectors, at twice the distance each time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_ext.planning.cost import Ports
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="recursive_doubling",
+    idea="In each round every rank exchanges its whole sum with a partner, so the sums cover twice as many ranks.",
+    drawing="""\
+P = 4:  0 <-> 1   2 <-> 3      then      0 <-> 2   1 <-> 3
+P = 5:  before, 1 gives its vector to 0 and sits out; at the end 0 gives it the result""",
+    rounds="log2 P; floor(log2 P) + 2 where P is no power of two",
+    bytes="log2 P * n sent by each rank",
+    limits="none; for small buffers: every rank sends the whole buffer in each round",
+    source="MG-WFBP Table II; Thakur et al. 2005 (folding)",
+)
+
+_WHOLE = (Span(0, 1),)
+_Pairs = list[tuple[int, int]]
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
+    """Who folds into whom (from, to), and the pairs of each round: neighbours in the tree come first."""
+    ranks, power = tree.ranks, 1 << (tree.size.bit_length() - 1)
+    extra = tree.size - power
+    folded = [(ranks[2 * i + 1], ranks[2 * i]) for i in range(extra)]
+    active = [*ranks[: 2 * extra : 2], *ranks[2 * extra :]]
+    steps = power.bit_length() - 1
+    return folded, [
+        [(active[i], active[i | 1 << step]) for i in range(power) if not i & 1 << step] for step in range(steps)
+    ]
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """MG-WFBP Table II, row 2, with the ports that several pairs share on their way between hosts.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds; Table II's line where all ranks are on one host.
+    """
+    ports = Ports(tree)
+    folded, rounds = _rounds(tree)
+    total = (len(rounds) + bool(folded)) * nbytes * tree.gamma_s_per_byte
+    for pairs in rounds:
+        one, two = np.array(pairs, dtype=np.int64).T
+        total += ports.round_s(np.concatenate((one, two)), np.concatenate((two, one)), nbytes)
+    if folded:
+        givers, takers = np.array(folded, dtype=np.int64).T
+        total += ports.round_s(givers, takers, nbytes) + ports.round_s(takers, givers, nbytes)
+    return total
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan; partners get a + b and b + a, which are the same bits.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of one unit.
+    """
+    folded, rounds = _rounds(tree)
+    fold = Level(tuple(Call("reduce", pair, _WHOLE, pair[1]) for pair in folded), "fold the extra ranks in")
+    levels = [
+        Level(tuple(Call("exchange", pair, _WHOLE) for pair in pairs), f"exchange at distance {1 << step}")
+        for step, pairs in enumerate(rounds)
+    ]
+    if folded:
+        levels = [fold, *levels, reversed_level(fold, "give the extra ranks the result")]
+    return LogicalPlan("recursive_doubling", "allreduce", tree.size, 1, tuple(levels))

@@ -1,0 +1,69 @@
+"""Torus: rings along each dimension of an even cluster, hosts x ranks per host, and more through the tree's levels."""
+
+from __future__ import annotations
+
+from hvd_ext.planning.cost.blueconnect import fat_tree_s
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.registry import Card
+from hvd_ext.planning.stages import staged_plan, stages_of
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="torus2d",
+    idea="A ring in each host, then a ring through the ranks of equal place on all hosts, then the first ring back.",
+    drawing="""\
+P = 4 on 2 hosts, chunks a b:
+  0 - 1     rows:    reduce-scatter    0: A   1: B      (of each host)
+  |   |     columns: allreduce         0 <-> 2,  1 <-> 3
+  2 - 3     rows:    all-gather        0..3: A B""",
+    rounds="2 * sum over dimensions of (p - 1)",
+    bytes="2 (P - 1) / P * n sent by each rank, of which a host sends 2 (m - 1) / m * n to the others (m hosts)",
+    limits="all hosts must have as many ranks, all racks as many hosts, ...; at least two dimensions",
+    source="CommLib Section 5.3 (2DTAR); Mikami et al. 2018; BlueConnect Eq. 9, and Eq. 10 on links of its own",
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None if it is even in all dimensions, else the reason.
+    """
+    stages = stages_of(tree)
+    if tree.depth > 1 and any(not stage.follows for stage in stages):
+        return "a torus is even: every host has as many ranks, every rack as many hosts, and so on"
+    if len(stages) < 2:
+        return "a torus has two dimensions or more, such as hosts x ranks per host"
+    return None
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """The closed form on a tree of switches: BlueConnect Eq. 9 with rings only.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds. Where the dimensions have links of their own it is Eq. 10 (cost.blueconnect.torus_s).
+    """
+    stages = stages_of(tree)
+    degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
+    return fat_tree_s(nbytes, degrees, links, tree.gamma_s_per_byte, ring_only=True)
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan.
+
+    Args:
+        tree: an even cluster.
+
+    Returns:
+        A plan of P units; its note tells the dimensions.
+    """
+    stages = stages_of(tree)
+    note = " x ".join(str(stage.degree) for stage in reversed(stages)) + " torus"
+    return staged_plan("torus2d", tree, stages, ["ring"] * len(stages), note)

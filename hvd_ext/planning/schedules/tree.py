@@ -1,0 +1,127 @@
+"""Tree: two binary trees at once, each with half of the buffer; who is inside one is a leaf of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hvd_ext.planning.cost import MESSAGE_NBYTES, chain_s, pipelined_s, slowest
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="tree",
+    idea="Two binary trees carry half of the buffer each, up and down; who works in one is a leaf of the other.",
+    drawing="""\
+P = 4 in order, one rank a host:   1st half:  0 -> 1 <- 2     2nd half:  1 -> 2 <- 3
+                                                  1 <- 3                     2 <- 0
+Ranks of a host form a chain to one of two masters, which stand for it in the trees.""",
+    rounds="2 * ceil(log2(m + 1)) - 2, and 2 (p - 1) in hosts, for m hosts of at most p ranks",
+    bytes="2 n by each host, pipelined in segments",
+    limits="none; a host's link carries 2 n, the ring's 2 (P - 1) / P * n, but in few rounds",
+    source="Sanders, Speck and Traeff 2009, two-tree algorithms; NCCL's tree",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A place of a binary tree whose places are 0 .. m - 1 from left to right."""
+
+    place: int
+    height: int
+    children: tuple[_Branch, ...]
+
+    def branches(self) -> Iterator[_Branch]:
+        """This branch and all below it that have children."""
+        if self.children:
+            yield self
+        for child in self.children:
+            yield from child.branches()
+
+
+def _binary(first: int, count: int) -> _Branch:
+    """The tree over [first, first + count): its even places are leaves, its odd ones are not (Sanders et al.)."""
+    left = (1 << (count.bit_length() - 1)) - 1
+    right = count - left - 1
+    children = ((_binary(first, left),) if left else ()) + ((_binary(first + left + 1, right),) if right else ())
+    return _Branch(first + left, 1 + max((child.height for child in children), default=-1), children)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def _hosts(tree: Tree) -> tuple[tuple[int, ...], ...]:
+    """What stands at the places of the two trees: hosts, or ranks where there is one host."""
+    hosts = tree.hosts()
+    return hosts if len(hosts) > 1 else tuple((rank,) for rank in tree.ranks)
+
+
+def cost(tree: Tree, nbytes: int) -> float:
+    """Chains in the hosts, and two trees over them in segments of two messages: each port carries the buffer twice.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer.
+
+    Returns:
+        Seconds.
+    """
+    hosts, link, gamma = _hosts(tree), slowest(tree), tree.gamma_s_per_byte
+    longest = max(len(host) for host in hosts)
+    chain = 0.0
+    if longest > 1:
+        inside = max(tree.levels()[0], key=lambda node: node.link.beta_s_per_byte).link
+        segment = min(nbytes, 2 * MESSAGE_NBYTES)
+        chain = chain_s(segment, longest, inside, gamma) + chain_s(segment, longest, inside)
+    rounds = 2 * (len(hosts).bit_length() - 1)
+    rate = max(2 * link.beta_s_per_byte, gamma) if tree.size > 1 else 0.0
+    return chain + pipelined_s(nbytes, rounds, link, rate, 2 * MESSAGE_NBYTES)
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan; the executor pipelines segments through it.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of two units, one for each tree.
+    """
+    hosts = _hosts(tree)
+    halves = ((Span(0, 1),), (Span(1, 1),))
+    # The second tree is the first, one place on: then its leaves are the places inside the first.
+    masters = ([host[0] for host in hosts], [host[-1] for host in hosts[1:] + hosts[:1]])
+    inside = [
+        Call("reduce", host, half, master)
+        for host in hosts
+        if len(host) > 1
+        for half, master in zip(halves, (host[0], host[-1]), strict=True)
+    ]
+    up = [Level(tuple(inside), "reduce in hosts")] if inside else []
+    root = _binary(0, len(hosts))
+    for height in range(1, root.height + 1):
+        calls = [
+            Call(
+                "reduce",
+                (*(at[child.place] for child in branch.children), at[branch.place]),
+                half,
+                at[branch.place],
+                "direct",
+            )
+            for branch in root.branches()
+            if branch.height == height
+            for half, at in zip(halves, masters, strict=True)
+        ]
+        up.append(Level(tuple(calls), f"reduce, height {height}"))
+    down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(up)]
+    return LogicalPlan("tree", "allreduce", tree.size, 2, (*up, *down))

@@ -1,0 +1,140 @@
+"""Allreduce in stages: the dimensions of a cluster, and the reduce-scatters and all-gathers along them.
+
+A *block* is a set of ranks that earlier stages have made one of: at first each rank is a block, then each host, and so
+on; a stage joins neighbouring blocks. The ranks at one place of all blocks that are joined form a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_ext.planning.cost.blueconnect import is_recursive
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
+from hvd_ext.topology.tree import Link, Node, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One factor of |P| = p_0 p_1 ... (BlueConnect Eq. 8).
+
+    Args:
+        degree: blocks that are joined, p_i.
+        link: the slowest that joins them, w_i.
+        follows: whether the blocks that are joined are all children of one branch of the tree.
+    """
+
+    degree: int
+    link: Link
+    follows: bool = True
+
+
+def stages_of(tree: Tree) -> tuple[Stage, ...]:
+    """The factorisation of a cluster that follows its levels, from the inside.
+
+    A level whose branches have different numbers of children, and all levels above it, become one stage, the last: so
+    racks of two and three hosts with four ranks each are 4 x 5. A branch with one child is not a level.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        The stages; none for one rank, and one that does not follow the tree where its hosts already differ.
+    """
+    root = _without_single_children(tree.root)
+    blocks: set[int] = set()  # of nodes, by id(); empty: the leaves
+    stages: list[Stage] = []
+    while root.children and id(root) not in blocks:
+        joined = _joined(root, blocks)
+        degrees = {len(node.children) for node in joined} if joined else set()
+        if len(degrees) != 1:
+            count = _count(root, blocks)
+            stages.append(Stage(count, _slowest(_above(root, blocks)), follows=not stages and root.height == 1))
+            break
+        stages.append(Stage(degrees.pop(), _slowest(joined)))
+        blocks = {id(node) for node in joined}
+    return tuple(stages)
+
+
+def _without_single_children(node: Node) -> Node:
+    while len(node.children) == 1:
+        node = node.children[0]
+    if not node.children:
+        return node
+    return Node(node.name, node.link, tuple(_without_single_children(child) for child in node.children))
+
+
+def _is_block(node: Node, blocks: set[int]) -> bool:
+    return id(node) in blocks if blocks else not node.children
+
+
+def _joined(root: Node, blocks: set[int]) -> list[Node]:
+    """The branches whose children are the blocks; none if some block has a sibling that is not one."""
+    above = _above(root, blocks)
+    parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
+    whole = all(_is_block(child, blocks) for node in parents for child in node.children)
+    return parents if whole else []
+
+
+def _above(node: Node, blocks: set[int]) -> list[Node]:
+    """The branches above the blocks."""
+    if _is_block(node, blocks):
+        return []
+    return [node, *(branch for child in node.children for branch in _above(child, blocks))]
+
+
+def _count(node: Node, blocks: set[int]) -> int:
+    if _is_block(node, blocks):
+        return 1
+    return sum(_count(child, blocks) for child in node.children)
+
+
+def _slowest(nodes: Sequence[Node]) -> Link:
+    return Link(max(node.link.alpha_s for node in nodes), max(node.link.beta_s_per_byte for node in nodes))
+
+
+def staged_plan(
+    algorithm: str, tree: Tree, stages: Sequence[Stage], methods: Sequence[Method], note: str
+) -> LogicalPlan:
+    """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers back.
+
+    Args:
+        algorithm: name of the schedule.
+        tree: the cluster; the stages' degrees multiply to its size.
+        stages: from the inside.
+        methods: of each stage's calls.
+        note: of the plan.
+
+    Returns:
+        A plan of one unit per rank.
+    """
+    size = tree.size
+    blocks = [[rank] for rank in tree.ranks]
+    begins, width = [0], size  # what the rank at each place of a block holds
+    down: list[Level] = []
+    for number, (stage, method) in enumerate(zip(stages, methods, strict=True)):
+        part = width // stage.degree
+        spans = [tuple(Span(begin + i * part, part) for i in range(stage.degree)) for begin in begins]
+        groups = [blocks[first : first + stage.degree] for first in range(0, len(blocks), stage.degree)]
+        calls = [
+            Call("reduce_scatter", tuple(block[place] for block in group), spans[place], method=method)
+            for group in groups
+            for place in range(len(begins))
+        ]
+        down.append(Level(tuple(calls), f"reduce-scatter, stage {number}"))
+        blocks = [[rank for block in group for rank in block] for group in groups]
+        begins, width = [begin + i * part for i in range(stage.degree) for begin in begins], part
+    up = [reversed_level(level, level.name.replace("reduce-scatter", "all-gather")) for level in reversed(down)]
+    return LogicalPlan(algorithm, "allreduce", size, size, (*down, *up), note)
+
+
+def method_of(stage: Stage) -> Method:
+    """The choice of BlueConnect's Eq. 3.
+
+    Args:
+        stage: of p learners.
+
+    Returns:
+        "recursive" where p is a power of two, else "ring".
+    """
+    return "recursive" if is_recursive(stage.degree) else "ring"
