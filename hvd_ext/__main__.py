@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench`."""
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan`."""
 
 from __future__ import annotations
 
@@ -90,6 +90,12 @@ def install_horovod(
 def bench(context: typer.Context) -> None:
     """Measure collectives beside MPI and Horovod: `bench allreduce --help`."""
     importlib.import_module("hvd_ext.bench.cli").app(args=context.args, prog_name="python -m hvd_ext bench")
+
+
+@app.command(context_settings=FORWARD)
+def plan(context: typer.Context) -> None:
+    """Price every algorithm on a cluster, say which is chosen and why, and draw its plan: `plan --help`."""
+    importlib.import_module("hvd_ext.commands.plan").app(args=context.args, prog_name="python -m hvd_ext plan")
 
 
 if __name__ == "__main__":

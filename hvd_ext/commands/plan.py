@@ -36,7 +36,7 @@ def size_of(text: str) -> int:
     if found is None or (found[3] and not found[2]):
         raise typer.BadParameter(f"{text!r} is no number of bytes; write 1000000, 64k, 8MiB or 1.5G")
     base = 1024 if found[3] else 1000
-    return round(float(found[1]) * base ** " kmg".index(found[2].lower() or " "))
+    return round(float(found[1]) * float(base ** " kmg".index(found[2].lower() or " ")))
 
 
 def cluster_of(topology: Path | None, hosts: str | None) -> Tree:
@@ -92,9 +92,9 @@ def plan(
     for entry in explanation.entries:
         if entry.note:
             console.print(f"{entry.name}: {entry.note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"prices: {explanation.pricing}", markup=False, highlight=False, soft_wrap=True)
-    if tree.size > explaining.MOST_COUNTED:
-        console.print(f"bytes are counted up to {explaining.MOST_COUNTED} ranks", markup=False, highlight=False)
+    counted = f"counted up to {explaining.MOST_COUNTED} ranks" if tree.size > explaining.MOST_COUNTED else "one way"
+    line = f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, {counted}"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
     if draw and tree.size > explaining.MOST_DRAWN:
         console.print(
             f"not drawn: a plan of {tree.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"
@@ -115,14 +115,14 @@ def table_of(explanation: explaining.Explanation, kinds: tuple[str, ...]) -> Tab
     """
     table = Table(title=f"allreduce of {explanation.nbytes:,} bytes on {explanation.cluster}", title_justify="left")
     table.add_column("algorithm", no_wrap=True)
-    table.add_column("price", justify="right", no_wrap=True)
+    table.add_column("price, ms", justify="right", no_wrap=True)
     table.add_column("rounds", justify="right")
     for kind in kinds:
-        table.add_column(f"busiest port {kind}", justify="right")
+        table.add_column(f"{kind}, MB", justify="right")
     table.add_column("why")
     for entry in explanation.entries:
-        price = "-" if entry.price_s is None else f"{entry.price_s * 1e3:.3f} ms"
-        loads = [f"{load.busiest_nbytes:,}" for load in entry.loads] or ["-"] * len(kinds)
+        price = "-" if entry.price_s is None else f"{entry.price_s * 1e3:.4g}"
+        loads = [f"{load.busiest_nbytes / 1e6:.4g}" for load in entry.loads] or ["-"] * len(kinds)
         rounds = "-" if entry.rounds is None else str(entry.rounds)
         style = "bold" if entry.name == explanation.winner else None
         table.add_row(entry.name, price, rounds, *loads, entry.verdict, style=style)

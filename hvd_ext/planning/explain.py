@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.cost import Profile, profile, traffic
+from hvd_ext.planning.cost import profile, traffic
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.topology.tree import Tree
@@ -86,10 +86,10 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     prices = {name: price for name, price in chosen.candidates if not isinstance(price, str)}
     counted = tree.size <= MOST_COUNTED
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
-    profiles = {name: profile(plan, tree) for name, plan in plans.items()} if counted else {}
+    parts = {name: _parts(plan, tree, nbytes) for name, plan in plans.items()} if counted else {}
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
-        verdict = _verdict(name, chosen.algorithm, prices, profiles)
+        verdict = _verdict(name, chosen.algorithm, prices, parts)
         loads = _loads(plans[name], tree, nbytes) if counted else ()
         entries.append(Entry(name, prices[name], rounds_of(plans[name]), loads, verdict, plans[name].note))
     entries += [
@@ -122,23 +122,37 @@ def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
     )
 
 
-def _verdict(name: str, winner: str, prices: dict[str, float], profiles: dict[str, Profile]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of a price, as Profile.price_s() adds them up; seconds."""
+
+    latency_s: float
+    first_segment_s: float
+    busiest_port_s: float
+
+
+def _parts(plan: LogicalPlan, tree: Tree, nbytes: int) -> _Parts:
+    load, grain = profile(plan, tree), min(planner.segment_nbytes(plan, nbytes), nbytes)
+    return _Parts(load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.busiest_s_per_byte)
+
+
+def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, _Parts]) -> str:
     if name == winner:
         tie = any(price < prices[name] for price in prices.values())
         return f"chosen: within {planner.TIE:.0%} of the cheapest, and simpler" if tie else "chosen: cheapest"
     if prices[name] <= prices[winner] * (1 + planner.TIE):
         return f"a tie within {planner.TIE:.0%}"
     times = f"{prices[name] / prices[winner]:.2f} x"
-    if not profiles:
+    if not parts:
         return times
-    mine, best = profiles[name], profiles[winner]
+    mine, best = parts[name], parts[winner]
     reasons = {
-        "latency": (mine.latency_s, best.latency_s),
-        "busiest port": (mine.busiest_s_per_byte, best.busiest_s_per_byte),
-        "longest way of a segment": (mine.rounds_s_per_byte, best.rounds_s_per_byte),
+        "rounds": (mine.latency_s, best.latency_s),
+        "a segment's way": (mine.first_segment_s, best.first_segment_s),
+        "busiest port": (mine.busiest_port_s, best.busiest_port_s),
     }
-    word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] / item[1][1] if item[1][1] else 0.0)
-    return f"{times}: {word} {own / other:.2f} x" if other and own > other else times
+    word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
+    return f"{times}: {word} {own * 1e3:.3g} ms, not {other * 1e3:.3g}"
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:

@@ -21,7 +21,7 @@ class Stage:
     Args:
         degree: blocks that are joined, p_i.
         link: the slowest that joins them, w_i.
-        follows: whether the blocks that are joined are all children of one branch of the tree.
+        follows: False where the lowest level of the tree is uneven, so that no factorisation follows it.
     """
 
     degree: int
@@ -39,7 +39,7 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
         tree: the cluster.
 
     Returns:
-        The stages; none for one rank, and one that does not follow the tree where its hosts already differ.
+        The stages; none for one rank, and a single one that does not follow the tree where its hosts already differ.
     """
     root = _without_single_children(tree.root)
     blocks: set[int] = set()  # of nodes, by id(); empty: the leaves
@@ -49,7 +49,7 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
         degrees = {len(node.children) for node in joined} if joined else set()
         if len(degrees) != 1:
             count = _count(root, blocks)
-            stages.append(Stage(count, _slowest(_above(root, blocks)), follows=not stages and root.height == 1))
+            stages.append(Stage(count, _slowest(_above(root, blocks)), follows=bool(stages)))
             break
         stages.append(Stage(degrees.pop(), _slowest(joined)))
         blocks = {id(node) for node in joined}

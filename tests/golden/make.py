@@ -11,12 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.planning import ir, planner
+from hvd_ext.planning import ir, planner, registry
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
 
 FOLDER = Path(__file__).resolve().parent / "plans"
+
+
+def fig4() -> Tree:
+    """BlueConnect's Fig. 1 and 4: 12 learners, 3 on each of 4 nodes, 2 nodes on each of 2 switches."""
+    nodes = [Node(name, SHARED_MEMORY, tuple(leaf(3 * i + j) for j in range(3))) for i, name in enumerate("ABCD")]
+    switches = (Node("s10", ETHERNET, tuple(nodes[:2])), Node("s11", ETHERNET, tuple(nodes[2:])))
+    return Tree(Node("s20", ETHERNET, switches))
 
 
 def plans() -> Iterator[tuple[str, LogicalPlan]]:
@@ -26,10 +33,14 @@ def plans() -> Iterator[tuple[str, LogicalPlan]]:
     hosts = (Node("h", SHARED_MEMORY, (leaf(4), leaf(0), leaf(2))), Node("i", SHARED_MEMORY, (leaf(1),)))
     deep = Tree(Node("c", ETHERNET, (Node("r", ETHERNET, hosts), leaf(3))))
     for name, tree in {"one": one, "even": even, "fig2": fig2, "dealt": dealt, "deep": deep}.items():
-        for algorithm in ("ring", "two_level", "flexreduce"):
-            yield f"{algorithm}_{name}", planner.allreduce_plan(tree, algorithm).plan
+        for algorithm in registry.names():
+            if registry.get(algorithm).supports(tree) is None:
+                yield f"{algorithm}_{name}", planner.allreduce_plan(tree, algorithm).plan
+    yield "blueconnect_fig4", planner.allreduce_plan(fig4(), "blueconnect").plan
     yield "ring_single", planner.allreduce_plan(from_hosts("a"), "ring").plan
     yield "all_gather_dealt", planner.all_gather_plan(dealt)
+    yield "reduce_scatter_dealt", planner.reduce_scatter_plan(dealt)
+    yield "all_to_all_dealt", planner.all_to_all_plan(dealt)
     yield "broadcast_fig2_root3", planner.broadcast_plan(fig2, 3)
     methods: tuple[Method, ...] = ("recursive", "direct")
     for method in methods:

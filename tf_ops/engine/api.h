@@ -1,5 +1,5 @@
-// The C ABI: the only door for Python (hvd_ext/native.py, ctypes). Every function returns a Code (status.h) as int; on failure
-// hvd_ext_error() gives the words, per calling thread. At most one engine runs in a process at a time.
+// The C ABI: the only door for Python (hvd_ext/native.py, ctypes). Every function returns a Code (status.h) as int; on
+// failure hvd_ext_error() gives the words, per calling thread. At most one engine runs in a process at a time.
 #pragma once
 
 #include <stdint.h>
@@ -22,11 +22,11 @@ const char* hvd_ext_error(void);
 
 // Life. Both fail with kInvalid while an engine runs.
 int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size);
-int hvd_ext_start_local(const HvdExtConfig* config);  // one rank, no MPI
-int hvd_ext_stop(int32_t* alone);                     // *alone: see Engine::Stop
-int hvd_ext_generation(int64_t* generation);          // of the running engine; kStopped if none
+int hvd_ext_start_local(const HvdExtConfig* config);    // one rank, no MPI
+int hvd_ext_stop(int32_t* alone);                       // *alone: see Engine::Stop
+int hvd_ext_generation(int64_t* generation);            // of the running engine; kStopped if none
 void hvd_ext_finish_mpi(int32_t failed, int32_t code);  // at process exit, see FinishMpi
-void hvd_ext_abort(int32_t code);                     // ends the job at once; a no-op where no engine runs
+void hvd_ext_abort(int32_t code);                       // ends the job at once; a no-op where no engine runs
 
 int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
 int hvd_ext_plan_remove(int64_t plan);

@@ -1,4 +1,5 @@
-// What a call came to. A status is a value; the Python side maps its code to an exception in one place (hvd_ext/errors.py).
+// What a call came to. A status is a value; the Python side maps its code to an exception in one place
+// (hvd_ext/errors.py).
 #pragma once
 
 #include <string>
@@ -29,10 +30,10 @@ inline Status Communication(std::string m) { return {Code::kCommunication, std::
 inline Status Internal(std::string m) { return {Code::kInternal, std::move(m)}; }
 inline Status Stopped(std::string m) { return {Code::kStopped, std::move(m)}; }
 
-#define HVD_EXT_RETURN_IF_ERROR(expression)         \
-  do {                                              \
-    ::hvd_ext::Status status_ = (expression);       \
-    if (!status_.ok()) return status_;              \
+#define HVD_EXT_RETURN_IF_ERROR(expression)   \
+  do {                                        \
+    ::hvd_ext::Status status_ = (expression); \
+    if (!status_.ok()) return status_;        \
   } while (false)
 
 }  // namespace hvd_ext

@@ -1,8 +1,8 @@
-// Messages between ranks. Two implementations: MPI (transport_mpi.cc) and the threads of one process (transport_threads.cc),
-// which the native tests use and which carries a job of one rank started without a launcher.
+// Messages between ranks. Two implementations: MPI (transport_mpi.cc) and the threads of one process
+// (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher.
 //
-// Everything here is called by the engine's thread only, except Abort. Policy (time-outs, tags, retries, statistics) is the
-// engine's. A failing call returns kCommunication with the call, its code's text and the peer.
+// Everything here is called by the engine's thread only, except Abort. Policy (time-outs, tags, retries, statistics) is
+// the engine's. A failing call returns kCommunication with the call, its code's text and the peer.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,16 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Data. Messages of one (sender, receiver, tag) arrive in the order in which they were sent, and match receives in the
-  // order in which those were posted. Both sides give the same nbytes (0 is allowed and moves nothing). A message may be
-  // longer than 2^31 - 1 bytes: the MPI transport cuts it into parts, which also keeps each part below the eager limit.
+  // Data. Messages of one (sender, receiver, tag) arrive in the order in which they were sent, and match receives in
+  // the order in which those were posted. Both sides give the same nbytes (0 is allowed and moves nothing). A message
+  // may be longer than 2^31 - 1 bytes: the MPI transport cuts it into parts, which also keeps each part below the eager
+  // limit.
   virtual Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
   virtual Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
   virtual Status Test(Request* request, bool* done) = 0;
 
-  // Control messages: whole, of any length, in order for each pair of ranks, on a channel of their own; sending never waits.
-  // A rank may send to itself. ReceiveControl returns at once; *peer is -1 when nothing has arrived.
+  // Control messages: whole, of any length, in order for each pair of ranks, on a channel of their own; sending never
+  // waits. A rank may send to itself. ReceiveControl returns at once; *peer is -1 when nothing has arrived.
   virtual Status SendControl(int peer, std::string message) = 0;
   virtual Status ReceiveControl(int* peer, std::string* message) = 0;
 
@@ -53,13 +54,14 @@ class Transport {
 // Ranks as threads of one process: element r is rank r's. One rank gives the transport of a job without a launcher.
 std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 
-// Starts MPI with MPI_THREAD_MULTIPLE, or attaches to the MPI that somebody has started, and duplicates the world. Fails with
-// words where MPI has been finalised or was started without thread support. Second and later calls of one process give a
-// transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see FinishMpi).
+// Starts MPI with MPI_THREAD_MULTIPLE, or attaches to the MPI that somebody has started, and duplicates the world.
+// Fails with words where MPI has been finalised or was started without thread support. Second and later calls of one
+// process give a transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see
+// FinishMpi).
 Status MakeMpiTransport(std::shared_ptr<Transport>* transport);
 
-// At process exit (Python's atexit): MPI_Finalize if we started MPI and nobody has finalised it. `failed`: this rank is going
-// down alone, so MPI_Abort with `code` instead: MPI_Finalize would wait for the others.
+// At process exit (Python's atexit): MPI_Finalize if we started MPI and nobody has finalised it. `failed`: this rank is
+// going down alone, so MPI_Abort with `code` instead: MPI_Finalize would wait for the others.
 void FinishMpi(bool failed, int code);
 
 }  // namespace hvd_ext

@@ -7,7 +7,15 @@
 namespace hvd_ext {
 
 // The values are part of the C ABI (hvd_ext/engine.py mirrors them).
-enum class DType : int32_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3, kInt32 = 4, kInt64 = 5, kBytes = 6 };
+enum class DType : int32_t {
+  kFloat32 = 0,
+  kFloat64 = 1,
+  kFloat16 = 2,
+  kBFloat16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kBytes = 6
+};
 
 // Bytes per element; kBytes (uint8, moved but never reduced) has 1. 0 for an unknown value.
 size_t SizeOf(DType dtype);

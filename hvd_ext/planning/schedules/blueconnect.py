@@ -37,7 +37,7 @@ def supports(tree: Tree) -> str | None:
 
 
 def _falls_back(stages: tuple[Stage, ...]) -> bool:
-    return len(stages) == 1 and not stages[0].follows
+    return any(not stage.follows for stage in stages)
 
 
 def cost(tree: Tree, nbytes: int) -> float:

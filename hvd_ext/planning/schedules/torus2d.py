@@ -18,7 +18,7 @@ P = 4 on 2 hosts, chunks a b:
   2 - 3     rows:    all-gather        0..3: A B""",
     rounds="2 * sum over dimensions of (p - 1)",
     bytes="2 (P - 1) / P * n sent by each rank, of which a host sends 2 (m - 1) / m * n to the others (m hosts)",
-    limits="all hosts must have as many ranks, all racks as many hosts, ...; at least two dimensions",
+    limits="all hosts must have as many ranks; from the first uneven level on it is one dimension; at least two",
     source="CommLib Section 5.3 (2DTAR); Mikami et al. 2018; BlueConnect Eq. 9, and Eq. 10 on links of its own",
 )
 
@@ -33,8 +33,8 @@ def supports(tree: Tree) -> str | None:
         None if it is even in all dimensions, else the reason.
     """
     stages = stages_of(tree)
-    if tree.depth > 1 and any(not stage.follows for stage in stages):
-        return "a torus is even: every host has as many ranks, every rack as many hosts, and so on"
+    if any(not stage.follows for stage in stages):
+        return "a torus is even: every host has as many ranks as the others"
     if len(stages) < 2:
         return "a torus has two dimensions or more, such as hosts x ranks per host"
     return None

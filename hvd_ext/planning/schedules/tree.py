@@ -80,11 +80,15 @@ def cost(tree: Tree, nbytes: int) -> float:
     longest = max(len(host) for host in hosts)
     chain = 0.0
     if longest > 1:
-        inside = max(tree.levels()[0], key=lambda node: node.link.beta_s_per_byte).link
+        nodes = [node for level in tree.levels() for node in level]
+        links = [node.link for node in nodes if not any(child.children for child in node.children)]
+        inside = max(links, key=lambda link: link.beta_s_per_byte)
         segment = min(nbytes, 2 * MESSAGE_NBYTES)
         chain = chain_s(segment, longest, inside, gamma) + chain_s(segment, longest, inside)
     rounds = 2 * (len(hosts).bit_length() - 1)
     rate = max(2 * link.beta_s_per_byte, gamma) if tree.size > 1 else 0.0
+    if chain:  # a master also has its host's chain
+        rate = max(rate, 2.5 * inside.beta_s_per_byte, 1.5 * gamma)
     return chain + pipelined_s(nbytes, rounds, link, rate, 2 * MESSAGE_NBYTES)
 
 
@@ -102,10 +106,10 @@ def build(tree: Tree) -> LogicalPlan:
     # The second tree is the first, one place on: then its leaves are the places inside the first.
     masters = ([host[0] for host in hosts], [host[-1] for host in hosts[1:] + hosts[:1]])
     inside = [
-        Call("reduce", host, half, master)
+        Call("reduce", chain, half, chain[-1])
         for host in hosts
         if len(host) > 1
-        for half, master in zip(halves, (host[0], host[-1]), strict=True)
+        for half, chain in zip(halves, (host[::-1], host), strict=True)
     ]
     up = [Level(tuple(inside), "reduce in hosts")] if inside else []
     root = _binary(0, len(hosts))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import hvd_ext.bench
 from hvd_ext.bench.allreduce import Request, compared
+from hvd_ext.bench.page import BEGIN, END, markdown, rewritten
 from hvd_ext.bench.table import losses, seconds, table
 from hvd_ext.errors import InvalidError
 
@@ -117,3 +118,20 @@ def test_kept_results_hold_machine_versions_command_and_every_sample() -> None:
         assert kept["command"].startswith("python -m hvd_ext bench allreduce")
         assert {"noop", "mpi", "channel", "eager"} <= {one["what"] for one in kept["rows"]}
         assert all(len(one["samples_s"]) == kept["request"]["repetitions"] for one in kept["rows"])
+
+
+def test_the_page_about_benchmarks_shows_the_kept_result() -> None:
+    folder = Path(__file__).parents[3] / "benchmarks"
+    kept = json.loads((folder / "results" / "allreduce_one_host.json").read_text())
+    page = (folder / "README.md").read_text()
+    assert rewritten(page, markdown(kept)) == page, "run: python -m hvd_ext.bench.page"
+
+
+def test_a_result_without_horovod_makes_a_page_too() -> None:
+    facts = {"processor": "p", "cores": 2, "memory_gib": 4, "system": "s", "load_before": 0.1}
+    rows = compared([one for one in ROWS if "horovod" not in one["what"]])
+    result = {"date": "d", "machine": facts, "versions": {"x": "1"}, "request": {"repetitions": 3}, "rows": rows}
+    assert "| 2 | 4,096 | 1 us | 200 us | - | 400 us | ring | 2.00 | - |" in markdown(result)
+    assert rewritten(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}new\n{END}b\n"
+    with pytest.raises(ValueError, match="marks"):
+        rewritten("a page without them", "new")

@@ -56,13 +56,14 @@ def events_of(rows: Sequence[Rows], seed: int = 0) -> Events:
     return events
 
 
-def run(events: Events, data: np.ndarray, units: int) -> None:
-    """Applies the events to data[rank, element], in place."""
+def run(events: Events, data: np.ndarray, units: int, begins: Sequence[int] | None = None) -> None:
+    """Applies the events to data[rank, element], in place; begins: of uneven units, units + 1 elements."""
     elements = data.shape[1]
     mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
     for rank, row in events:
-        first = unit_begin(row[BEGIN], units, elements)
-        last = unit_begin(row[BEGIN] + row[COUNT], units, elements)
+        end = row[BEGIN] + row[COUNT]
+        first = unit_begin(row[BEGIN], units, elements) if begins is None else begins[row[BEGIN]]
+        last = unit_begin(end, units, elements) if begins is None else begins[end]
         if row[OPCODE] == SEND:
             mail[rank, row[PEER]].append(data[rank, first:last].copy())
             continue

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -53,18 +56,42 @@ def test_results_do_not_depend_on_the_order_in_which_ranks_run(algorithm: str) -
     assert all(np.array_equal(results[0], other) for other in results), "runs differ in bits"
 
 
-@pytest.mark.parametrize("algorithm", registry.names())
-def test_every_schedule_is_proven_on_random_trees(algorithm: str) -> None:
-    trees = [random_tree(seed, most_leaves=20) for seed in range(25)]
+def even(seed: int, most_leaves: int) -> Tree:
+    """A random even tree of two to four levels, for schedules that need one."""
+    rng = random.Random(seed)
+    degrees = [rng.randint(2, 5) for _ in range(rng.randint(2, 4))]
+    while prod(degrees) > most_leaves:
+        degrees.pop()
+    return even_tree(*degrees)
+
+
+def proven_and_run(algorithm: str, trees: list[Tree]) -> int:
+    """Proves the schedule on the trees, and sums buffers of all awkward sizes; says on how many trees it applied."""
+    applied = 0
     for tree in trees:
-        if supported(algorithm, tree):
-            verify(allreduce_plan(tree, algorithm).plan)
+        if not supported(algorithm, tree):
+            continue
+        applied += 1
+        plan, size = registry.get(algorithm).build(tree), tree.size
+        verify(plan)
+        events = events_of([rows_of(plan, rank) for rank in range(size)], seed=applied)
+        for elements in sorted({0, 1, size - 1, size, size + 1, 101}):
+            data = inputs(size, elements, "int64")
+            wanted = data.sum(axis=0)
+            run(events, data, plan.units)
+            assert np.array_equal(data, np.broadcast_to(wanted, data.shape)), f"{elements} on {tree.describe()}"
+    return applied
+
+
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_every_schedule_is_right_on_random_trees(algorithm: str) -> None:
+    trees = [random_tree(seed, most_leaves=14) for seed in range(8)] + [even(seed, 24) for seed in range(3)]
+    assert proven_and_run(algorithm, trees) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_every_schedule_is_proven_on_large_random_trees(seed: int) -> None:
-    tree = random_tree(1000 + seed, most_leaves=64, most_depth=4)
-    for algorithm in registry.names():
-        if supported(algorithm, tree):
-            verify(allreduce_plan(tree, algorithm).plan)
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_every_schedule_is_right_on_large_random_trees(algorithm: str, seed: int) -> None:
+    trees = [random_tree(1000 + seed, most_leaves=64, most_depth=4), even(seed, 64)]
+    assert proven_and_run(algorithm, trees) >= 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from math import prod
 
 import pytest
 
 from hvd_ext.planning.cost import ring_s
+from hvd_ext.planning.ir import digest
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.planning.schedules import flexreduce
@@ -176,6 +178,22 @@ def test_a_cluster_of_4096_ranks_has_few_rows_for_each_rank() -> None:
     plan = flexreduce.build(large_tree(4096))
     assert plan.units == flexreduce.MOST_UNITS
     assert max(len(rows_of(plan, rank)) for rank in (0, 1, 2048, 4095)) < 2000
+
+
+def test_a_top_of_a_thousand_hosts_shares_its_groups() -> None:
+    """4,096 ranks on hosts of 3 to 6 under one switch: thousands of calls on about a thousand ranks each."""
+    host_of_rank = [str(host) for host in range(1000) for _ in range(3 + host % 4)][:4096]
+    tree = from_hosts(host_of_rank)
+    begin_s = time.process_time()
+    plan = flexreduce.build(tree)
+    rows = rows_of(plan, 1234)
+    digest(plan)
+    # The issue's bound is 2 s; of processor time, so that other work on the machine does not count. About 0.6 s.
+    assert time.process_time() - begin_s < 2
+    assert 0 < len(rows) < 20_000
+    groups = {id(call.ranks) for level in plan.levels for call in level.calls if len(call.ranks) > 100}
+    calls = sum(len(call.ranks) > 100 for level in plan.levels for call in level.calls)
+    assert len(groups) < calls / 2, "a broadcast shares the group of its reduce"
 
 
 @pytest.mark.parametrize("inside", [SHARED_MEMORY, Link(1e-6, 1e-8)])

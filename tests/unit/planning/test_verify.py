@@ -11,7 +11,7 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV, RECV_REDUCE, ROUND, SEND, Rows
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Collective
-from hvd_ext.planning.planner import all_gather_plan, allreduce_plan, broadcast_plan
+from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, allreduce_plan, broadcast_plan
 from hvd_ext.planning.verify import verify, verify_rows
 from tests.unit.planning.clusters import one_host, random_tree, uneven_hosts
 
@@ -121,6 +121,18 @@ def test_memory_that_nobody_filled_is_found() -> None:
         PlanError, match="rank 2 holds in unit 0 rank 0's part 0 times instead of 1, unfilled memory 1 times"
     ):
         verify_rows(rows, 1, "broadcast", root=0)
+
+
+def test_swapped_parts_of_an_all_to_all_are_found() -> None:
+    plan = all_to_all_plan(one_host(SIZE))
+    rows = [rows_of(plan, rank) for rank in range(SIZE)]
+    verify_rows(rows, SIZE * SIZE, "all_to_all")
+    for own in rows:  # ranks 1 and 2 give rank 0 what is for the other
+        own[(own[:, BEGIN] == 3) | (own[:, BEGIN] == 5), BEGIN] = 4
+    with pytest.raises(PlanError, match="unit 3 .* times instead of"):
+        verify_rows(rows, SIZE * SIZE, "all_to_all")
+    with pytest.raises(PlanError, match="all_to_all has one unit per pair of ranks, got 3 units for 3 ranks"):
+        verify_rows(rows, SIZE, "all_to_all")
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])

@@ -1,0 +1,149 @@
+"""What `python -m hvd_ext plan` says: prices, bytes, the winner and why the others lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_ext.commands.plan import app, size_of
+from hvd_ext.planning import planner, registry
+from hvd_ext.planning.explain import as_json, draw, explain, kinds
+from hvd_ext.topology.tree import from_hosts
+from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree
+
+YAML = """\
+name: cluster
+link: {alpha_s: 30.0e-6, gbit_per_s: 10}
+gamma_s_per_byte: 1.0e-10
+children:
+  - {name: left, link: {alpha_s: 5.0e-6, beta_s_per_byte: 5.0e-10}, ranks: [0, 2]}
+  - {name: right, link: {alpha_s: 5.0e-6, beta_s_per_byte: 5.0e-10}, ranks: [1, 3, 4]}
+"""
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    """Runs the command; gives its status and all that it prints, with the spaces of tables taken out."""
+    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_every_algorithm_is_listed_once_with_the_winner_first() -> None:
+    found = explain(from_hosts("aabbb"), 8 << 20)
+    assert sorted(entry.name for entry in found.entries) == list(registry.names())
+    chosen = planner.allreduce_plan(from_hosts("aabbb"), "auto", 8 << 20)
+    assert found.entries[0].name == found.winner == chosen.algorithm
+    prices = {entry.name: entry.price_s for entry in found.entries if entry.price_s is not None}
+    assert prices == {name: price for name, price in chosen.candidates if not isinstance(price, str)}
+    losers = [entry.price_s for entry in found.entries[1:] if entry.price_s is not None]
+    assert losers == sorted(losers)
+
+
+def test_each_verdict_says_why() -> None:
+    entries = {entry.name: entry for entry in explain(even_tree(4, 8), 8 << 20).entries}
+    assert [entry.verdict for entry in entries.values() if entry.verdict.startswith("chosen")] == ["chosen: cheapest"]
+    assert "busiest port" in entries["ring"].verdict
+    assert entries["flexreduce"].verdict == "a tie within 1%"
+    assert " x: " in entries["recursive_doubling"].verdict
+    small = {entry.name: entry for entry in explain(one_host(32), 64).entries}
+    assert "rounds" in small["ring"].verdict
+    assert small["torus2d"].verdict.startswith("does not apply: a torus has two dimensions")
+    assert small["torus2d"].price_s is None
+
+
+def test_bytes_are_told_for_each_kind_of_link() -> None:
+    """Of n bytes a ring on 3 hosts of 4 sends 2 * 11 / 12 over each port of its way."""
+    nbytes = 12 << 20
+    entries = {entry.name: entry for entry in explain(even_tree(3, 4), nbytes).entries}
+    between, inside = entries["ring"].loads
+    assert (between.kind, inside.kind) == ("between hosts", "in hosts")
+    assert between.busiest_nbytes == inside.busiest_nbytes == 2 * 11 * nbytes // 12
+    assert between.total_nbytes == 2 * 3 * between.busiest_nbytes
+    assert entries["blueconnect"].loads[0].busiest_nbytes == 2 * 2 * nbytes // 3
+
+
+def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
+    assert kinds(one_host(3)) == ("in hosts",)
+    assert kinds(even_tree(2, 2, 2, 2)) == ("level 4", "between racks", "between hosts", "in hosts")
+
+
+def test_a_large_cluster_is_priced_by_closed_forms_and_not_counted() -> None:
+    found = explain(large_tree(400), 8 << 20)
+    assert found.pricing == "closed forms (above 64 ranks)"
+    assert all(entry.loads == () for entry in found.entries)
+
+
+def test_an_explanation_is_json() -> None:
+    found = as_json(explain(from_hosts("aabbb"), 1000))
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_drawing_shows_who_gets_what() -> None:
+    lines = draw(planner.allreduce_plan(from_hosts("aabbb"), "flexreduce").plan).splitlines()
+    assert lines[0] == "flexreduce: allreduce of 5 ranks, 12 units"
+    assert lines[1] == "level 0: reduce, level 0 (2 rounds)"
+    assert lines[2] == "  rank   0 |######......| {0 1}"
+    assert "  rank   4 |..........##| {1 4}" in lines
+    assert lines[-1] == "  rank   4 |############| {2 3 4}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_plan_can_be_drawn_and_ends_with_all_ranks_full(seed: int) -> None:
+    tree = random_tree(seed, most_leaves=12)
+    for name in registry.names():
+        if registry.get(name).supports(tree) is None:
+            text = draw(planner.allreduce_plan(tree, name).plan)
+            filled: dict[str, set[int]] = {}
+            for line in (line for line in text.splitlines() if "|" in line):
+                rank, bar, _ = line.split("|")
+                filled.setdefault(rank, set()).update(i for i, cell in enumerate(bar) if cell == "#")
+            width = len(text.splitlines()[-1].split("|")[1]) if tree.size > 1 else 0
+            assert all(cells == set(range(width)) for cells in filled.values()), f"{name}: {text}"
+            assert len(filled) == (tree.size if tree.size > 1 else 0)
+    assert draw(planner.all_to_all_plan(tree)).startswith("pairwise: all_to_all")
+    assert draw(planner.reduce_scatter_plan(tree)).startswith("ring: reduce_scatter")
+
+
+def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(YAML, encoding="utf-8")
+    status, text = command(
+        "--topology", str(tmp_path / "c.yaml"), "--bytes", "8MiB", "--draw", "--json", str(tmp_path / "c.json")
+    )
+    assert status == 0
+    assert "allreduce of 8,388,608 bytes on 5 ranks on 2 hosts (2 + 3)" in text
+    assert all(name in text for name in registry.names())
+    assert "does not apply: a torus is even" in text
+    assert "level 0: reduce" in text
+    written = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    assert written["winner"] == "flexreduce"
+    assert len(written["algorithms"]) == len(registry.names())
+
+
+def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
+    assert "ring: allreduce of 4 ranks" in command("--hosts", "2,2", "--algorithm", "ring", "--draw")[1]
+    assert "not drawn: a plan of 40 ranks is too large" in command("--hosts", "20,20", "--draw")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--hosts", "2,x"], 2, "--hosts 2,x: it lists the ranks of each host"),
+        ([], 2, "either --topology FILE or --hosts"),
+        (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is no number of bytes"),
+        (["--topology", "/no/such.yaml"], 1, "topology file /no/such.yaml: it cannot be read: No such file"),
+        (["--hosts", "2,2", "--algorithm", "rings"], 1, "did you mean 'ring'?"),
+        (["--hosts", "2", "--algorithm", "torus2d"], 1, "'torus2d' on 2 ranks on 1 host: a torus has two dimensions"),
+        (["--hosts", "2", "--json", "/no/such/x.json"], 1, "--json /no/such/x.json: it cannot be written: No such"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], status: int, words: str) -> None:
+    seen, text = command(*arguments)
+    assert seen == status
+    assert words in text
+    assert "Traceback" not in text
+
+
+def test_sizes_are_read_with_their_units() -> None:
+    assert [size_of(text) for text in ("0", "64k", "8MiB", "1.5G", "100 B")] == [0, 64000, 8 << 20, 1_500_000_000, 100]
