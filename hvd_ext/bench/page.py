@@ -1,4 +1,4 @@
-"""The results in benchmarks/README.md; `python -m hvd_ext.bench.page RESULT.json benchmarks/README.md` rewrites them."""
+"""The results in benchmarks/README.md; `python -m hvd_ext.bench.page RESULT.json benchmarks/README.md` writes them."""
 
 from __future__ import annotations
 

@@ -148,11 +148,11 @@ def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, 
     mine, best = parts[name], parts[winner]
     reasons = {
         "rounds": (mine.latency_s, best.latency_s),
-        "a segment's way": (mine.first_segment_s, best.first_segment_s),
+        "first segment": (mine.first_segment_s, best.first_segment_s),
         "busiest port": (mine.busiest_port_s, best.busiest_port_s),
     }
     word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
-    return f"{times}: {word} {own * 1e3:.3g} ms, not {other * 1e3:.3g}"
+    return f"{times}, {word} +{(own - other) * 1e3:.3g} ms"
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:

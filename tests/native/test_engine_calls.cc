@@ -44,6 +44,20 @@ TEST("engine: several rows that reduce into the same units in one round give the
   for (int size : {2, 5, 8}) ReduceEverywhere(size, StarAllreduce, 2, 40);
 }
 
+// Partners send each other whole vectors and add what they get, all in one round; size is a power of two.
+Rows ExchangeAllreduce(int rank, int size) {
+  Rows rows;
+  for (int round = 0; (1 << round) < size; ++round) {
+    rows.Add(round, kRecvReduce, rank ^ (1 << round), 0, 1);
+    rows.Add(round, kSend, rank ^ (1 << round), 0, 1);
+  }
+  return rows;
+}
+
+TEST("engine: ranks that exchange whole vectors send what they held before the round") {
+  for (int size : {2, 4, 8}) ReduceEverywhere(size, ExchangeAllreduce, 2, 40);
+}
+
 TEST("engine: an allgather joins parts of different lengths, empty ones too") {
   for (int size = 1; size <= 8; ++size) {
     Engines engines(size);
