@@ -46,8 +46,8 @@ Status Channel::Check(const ChannelSpec& spec) {
   return Status::Ok();
 }
 
-Channel::Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans)
-    : spec_(std::move(spec)), lane_(lane), plans_(std::move(plans)) {
+Channel::Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans, Trace* trace)
+    : spec_(std::move(spec)), lane_(lane), trace_(trace), plans_(std::move(plans)) {
   places_.resize(spec_.elements.size());
   for (size_t i = 0; i < spec_.buckets.size(); ++i) {
     int64_t nbytes_each = static_cast<int64_t>(SizeOf(spec_.buckets[i].dtype));
@@ -151,6 +151,7 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   if (bucket.buffer == nullptr) {
     int64_t nbytes_each = static_cast<int64_t>(SizeOf(spec_.buckets[static_cast<size_t>(place.bucket)].dtype));
     bucket.buffer = std::make_shared<Buffer>(pool->Take(bucket_elements(place.bucket) * nbytes_each));
+    if (IsOn(trace_)) bucket.first_s = NowSeconds();
   }
   current->tensors[static_cast<size_t>(tensor)].state = ChannelStep::Tensor::kCopying;
   ++current->reserved;
@@ -167,7 +168,17 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   }
   step->tensors[static_cast<size_t>(tensor)].state = ChannelStep::Tensor::kHere;
   ++step->here;
-  ++step->buckets[static_cast<size_t>(places_[static_cast<size_t>(tensor)].bucket)].here;
+  int64_t filled = places_[static_cast<size_t>(tensor)].bucket;
+  ChannelStep::Bucket& bucket = step->buckets[static_cast<size_t>(filled)];
+  ++bucket.here;
+  if (IsOn(trace_)) {
+    double now_s = NowSeconds();
+    bool is_full = bucket.here == static_cast<int64_t>(spec_.buckets[static_cast<size_t>(filled)].tensors.size());
+    if (is_full && bucket.first_s >= 0) trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);
+    if (step->here == static_cast<int64_t>(places_.size())) {
+      trace_->Add(TraceKind::kSubmitted, lane_, step->number, 0, now_s, now_s);
+    }
+  }
   while (step->queued < static_cast<int64_t>(step->buckets.size())) {
     size_t next = static_cast<size_t>(step->queued);
     if (step->buckets[next].here < static_cast<int64_t>(spec_.buckets[next].tensors.size())) break;
@@ -209,6 +220,7 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
   }
   if (!bucket.ended && failure_.ok()) {
     entry.waiting = std::move(deliver);
+    if (step->waiting++ == 0 && IsOn(trace_)) step->wait_s = NowSeconds();
     return false;
   }
   EndOne(step, tensor, std::move(deliver), delivery);
@@ -243,10 +255,18 @@ void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status,
   }
 }
 
+void Channel::Delivered(ChannelStep* step, int64_t count) {
+  step->waiting -= count;
+  if (step->waiting > 0 || step->wait_s < 0) return;
+  if (IsOn(trace_)) trace_->Add(TraceKind::kWait, lane_, step->number, 0, step->wait_s, NowSeconds());
+  step->wait_s = -1;
+}
+
 void Channel::EndWaiting(ChannelStep* step, const Status& status, std::vector<Delivery>* ended) {
   for (ChannelStep::Tensor& tensor : step->tensors) {
     if (tensor.waiting == nullptr) continue;
     ended->push_back({std::exchange(tensor.waiting, nullptr), status, nullptr, nullptr});
+    Delivered(step, 1);
   }
 }
 

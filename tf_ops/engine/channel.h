@@ -12,6 +12,7 @@
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
 #include "engine/stall.h"
+#include "engine/trace.h"
 #include "plan/plan.h"
 
 namespace hvd_ext {
@@ -29,7 +30,7 @@ struct Delivery {
 class Channel {
  public:
   // `plans` are the buckets'. Check has accepted the spec.
-  Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans);
+  Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans, Trace* trace = nullptr);
   static Status Check(const ChannelSpec& spec);
 
   // See Engine::BeginStep. *lost: buckets of the broken step are on their way, so the lane must fail with the status.
@@ -43,6 +44,9 @@ class Channel {
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery);
   void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended);
+
+  // So many of what EndBucket has ended are with those who waited.
+  void Delivered(ChannelStep* step, int64_t count);
 
   // Ends all collects, and all that come later, with `status`; the first failure stays. Results that are there stay
   // good.
@@ -72,6 +76,7 @@ class Channel {
 
   ChannelSpec spec_;
   int64_t lane_;
+  Trace* trace_;
   std::vector<std::shared_ptr<const Plan>> plans_;
   std::vector<Place> places_;                       // by tensor
   std::vector<int64_t> bucket_elements_;            // by bucket
@@ -91,6 +96,7 @@ struct ChannelStep {
     std::shared_ptr<Buffer> buffer;
     int64_t here = 0;
     int64_t collected = 0;
+    double first_s = -1;  // its first tensor came; only while a trace runs
     bool ended = false;
     Status status;
   };
@@ -101,6 +107,8 @@ struct ChannelStep {
   int64_t reserved = 0;  // tensors that came or are being copied
   int64_t here = 0;
   int64_t queued = 0;  // buckets in line or further
+  int64_t waiting = 0;  // collects that wait, or whose tensor is being handed over
+  double wait_s = -1;   // ... since then without a break; only while a trace runs
 };
 
 }  // namespace hvd_ext

@@ -65,7 +65,7 @@ Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
       generation(g),
       rank(transport->rank()),
       size(transport->size()),
-      executor(transport.get(), &pool, c.window) {
+      executor(transport.get(), &pool, c.window, &trace) {
   if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size);
 }
 
@@ -185,7 +185,7 @@ Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
   int64_t lane = 1 + static_cast<int64_t>(state_->channels.size());
   HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, state_->config.window));
   *channel = state_->HandleOf(state_->channels.size());
-  auto opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans));
+  auto opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans), &state_->trace);
   auto failed = state_->lane_failures.find(lane);
   std::vector<Delivery> none;
   if (failed != state_->lane_failures.end()) opened->Fail(failed->second, &none);
@@ -313,6 +313,8 @@ void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
   }
   if (!status.ok()) call->done(status, {});
 }
+
+Trace* Engine::trace() { return &state_->trace; }
 
 Statistics Engine::GetStatistics() const {
   const ExecutorStatistics& moved = state_->executor.statistics();

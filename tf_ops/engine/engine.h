@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "engine/status.h"
+#include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
 
@@ -115,6 +116,7 @@ class Engine {
   void Exchange(std::string name, std::string payload, Exchanged done);
 
   Statistics GetStatistics() const;
+  Trace* trace();
 
   // The engine that the C ABI (api.h) has started in this process, or null.
   static std::shared_ptr<Engine> Current();

@@ -133,7 +133,10 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
   run.buffer = step->buckets[static_cast<size_t>(bucket)].buffer;
   run.elements = channel->bucket_elements(bucket);
   run.segment_nbytes = config.segment_nbytes > 0 ? config.segment_nbytes : spec.segment_nbytes;
+  run.id = step->number;
+  run.part = bucket;
   run.done = [this, channel, step, bucket](const Status& status) {
+    double ended_s = trace.on() ? NowSeconds() : -1;
     std::vector<Delivery> ended;
     {
       std::lock_guard<std::mutex> lock(mutex);
@@ -141,6 +144,12 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
     }
     if (status.ok()) ++buckets;
     for (Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
+    int64_t count = static_cast<int64_t>(ended.size());
+    if (ended_s >= 0) {
+      trace.Add(TraceKind::kDeliver, channel->lane(), step->number, bucket, ended_s, NowSeconds(), count);
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    channel->Delivered(step.get(), count);
   };
   executor.Enqueue(channel->lane(), std::move(run), now_s_);
   CheckClosed(channel->lane());

@@ -20,6 +20,7 @@
 #include "engine/executor.h"
 #include "engine/message.h"
 #include "engine/stall.h"
+#include "engine/trace.h"
 
 namespace hvd_ext {
 
@@ -38,8 +39,6 @@ struct OpenCall {
 
   std::string name() const { return NameOfCall(spec.kind, spec.name); }
 };
-
-double NowSeconds();
 
 class Engine::State : public std::enable_shared_from_this<Engine::State> {
  public:
@@ -67,6 +66,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   const int64_t generation;
   const int rank, size;
   BufferPool pool;
+  Trace trace;
   std::atomic<int64_t> buckets{0}, calls{0};
   Executor executor;  // the engine's thread only, except statistics()
 

@@ -30,8 +30,8 @@ Status CheckLane(int64_t lane, int64_t window) {
                  ": too many channels have been opened; shutdown() and init() start afresh");
 }
 
-Executor::Executor(Transport* transport, BufferPool* pool, int64_t window)
-    : transport_(transport), pool_(pool), window_(window) {}
+Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
+    : transport_(transport), pool_(pool), window_(window), trace_(trace) {}
 
 Executor::~Executor() { FailAll(Stopped("the engine has stopped")); }
 
@@ -67,7 +67,7 @@ Status Executor::Progress(double now_s, bool* moved) {
       ++statistics_.segments;
       segment.reset();
     }
-    EndRuns(&lane);
+    EndRuns(number, &lane);
     if (lane_moved) lane.progress_s = now_s;
     *moved |= lane_moved;
   }
@@ -83,6 +83,11 @@ Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
       if (place != nullptr) return Status::Ok();
       place = std::make_unique<Segment>();
       place->open = open.get();
+      if (open->started == 0 && IsOn(trace_)) {
+        open->begin_s = NowSeconds();
+        const std::vector<Row>& rows = open->run.plan->rows;
+        open->rounds.resize(rows.empty() ? 0 : static_cast<size_t>(rows.back().round + 1));
+      }
       place->plan = open->run.plan;
       place->buffer = open->run.buffer;
       place->tag = static_cast<int>(number * window_ + slot);
@@ -111,6 +116,8 @@ Status Executor::StartRound(Segment* segment) {
   if (segment->next_row == rows.size()) return Status::Ok();
   int64_t piece_elements = kPieceNbytes / static_cast<int64_t>(SizeOf(segment->open->run.dtype));
   int64_t round = rows[segment->next_row].round;
+  segment->round = round;
+  NoteRound(*segment, false);
   size_t end = segment->next_row;
   for (; end < rows.size() && rows[end].round == round; ++end) {
     const Row& row = rows[end];
@@ -154,10 +161,30 @@ Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   return Internal(segment->open->run.what + ": a plan holds an opcode that the executor does not know");
 }
 
+void Executor::NoteRound(const Segment& segment, bool ended) {
+  std::vector<RoundSpan>& rounds = segment.open->rounds;
+  if (rounds.empty() || segment.round < 0) return;
+  RoundSpan& span = rounds[static_cast<size_t>(segment.round)];
+  double now_s = NowSeconds();
+  if (ended) span.end_s = now_s;
+  if (!ended && span.begin_s < 0) span.begin_s = now_s;
+}
+
+void Executor::Record(int64_t number, const OpenRun& open) {
+  const Run& run = open.run;
+  trace_->Add(TraceKind::kRun, number, run.id, run.part, open.begin_s, NowSeconds());
+  for (size_t round = 0; round < open.rounds.size(); ++round) {
+    const RoundSpan& span = open.rounds[round];
+    if (span.begin_s < 0) continue;
+    trace_->Add(TraceKind::kRound, number, run.id, run.part, span.begin_s, span.end_s, static_cast<int64_t>(round));
+  }
+}
+
 Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   while (true) {
     HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
     if (segment->waiting > 0) return Status::Ok();
+    NoteRound(*segment, true);
     if (segment->next_row == segment->plan->rows.size()) break;
     HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
   }
@@ -214,7 +241,7 @@ void Executor::ReduceInOrder(Segment* segment) {
   }
 }
 
-void Executor::EndRuns(Lane* lane) {
+void Executor::EndRuns(int64_t number, Lane* lane) {
   for (size_t i = 0; i < lane->runs.size();) {
     OpenRun& open = *lane->runs[i];
     if (open.started < open.segments) return;  // later ones have not started either
@@ -225,6 +252,7 @@ void Executor::EndRuns(Lane* lane) {
     std::unique_ptr<OpenRun> ended = std::move(lane->runs[i]);
     lane->runs.erase(lane->runs.begin() + static_cast<std::ptrdiff_t>(i));
     --open_runs_;
+    if (ended->begin_s >= 0) Record(number, *ended);
     ended->run.done(Status::Ok());
   }
 }

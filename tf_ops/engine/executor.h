@@ -20,6 +20,7 @@
 
 #include "engine/buffer_pool.h"
 #include "engine/status.h"
+#include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
 #include "plan/plan.h"
@@ -38,6 +39,7 @@ struct Run {
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
   std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
+  int64_t id = 0, part = 0;                 // for the trace: the step and bucket, or the call
   std::function<void(const Status&)> done;  // once, on the engine's thread
 };
 
@@ -56,7 +58,7 @@ struct ExecutorStatistics {
 
 class Executor {
  public:
-  Executor(Transport* transport, BufferPool* pool, int64_t window);
+  Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace = nullptr);
   // What is still under way is kept for ever: the transport may still use its memory.
   ~Executor();
 
@@ -78,10 +80,15 @@ class Executor {
   const ExecutorStatistics& statistics() const { return statistics_; }
 
  private:
+  struct RoundSpan {
+    double begin_s = -1, end_s = -1;
+  };
   struct OpenRun {
     Run run;
     int64_t index = 0;
     int64_t segments = 0, started = 0, ended = 0;
+    double begin_s = -1;             // its first segment started; only while a trace runs, as
+    std::vector<RoundSpan> rounds;  // ... these, by round
   };
   struct Transfer {
     const Row* row;
@@ -96,6 +103,7 @@ class Executor {
     int tag;
     int64_t begin, elements;
     size_t next_row = 0;
+    int64_t round = -1;  // under way
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced
@@ -116,13 +124,16 @@ class Executor {
   Status Post(Segment* segment, const Row& row, Transfer* transfer);
   void ReduceInOrder(Segment* segment);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
-  void EndRuns(Lane* lane);
+  void EndRuns(int64_t number, Lane* lane);
+  static void NoteRound(const Segment& segment, bool ended);
+  void Record(int64_t number, const OpenRun& open);
   void Abandon(std::unique_ptr<Segment> segment);
   int64_t UnitAt(const Segment& segment, int64_t unit) const;
 
   Transport* transport_;
   BufferPool* pool_;
   int64_t window_;
+  Trace* trace_;
   std::map<int64_t, Lane> lanes_;
   Status failure_;
   int64_t open_runs_ = 0;

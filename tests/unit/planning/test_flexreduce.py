@@ -100,20 +100,46 @@ def test_learners_with_equal_ranges_keep_the_order_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_target_ranges_are_continuous_and_cover_the_buffer_once(seed: int) -> None:
-    """Goals 1 and 2 of Section III-A, at the root."""
+def test_target_ranges_are_continuous_and_cover_the_buffer_once_below_every_node(seed: int) -> None:
+    """Goals 1 and 2 of Section III-A: at each level, below each node of it."""
     tree = random_tree(seed, most_leaves=40)
     plan = flexreduce.build(tree)
-    reduces = [index for index, level in enumerate(plan.levels) if level.calls[0].kind == "reduce"]
-    if not reduces:
-        assert tree.size == 1
-        return
-    if len(tree.root.children) > 1:
-        for spans in (found := targets(plan, reduces[-1])).values():
-            assert all(before[1] == after[0] for before, after in pairwise(spans))
-        owned = sorted((spans[0][0], spans[-1][1]) for spans in found.values())
-        assert (owned[0][0], owned[-1][1]) == (0, plan.units)
-        assert all(before[1] == after[0] for before, after in pairwise(owned))
+    reduces = iter(index for index, level in enumerate(plan.levels) if level.calls[0].kind == "reduce")
+    for nodes in tree.levels():
+        busy = [node for node in nodes if len(node.children) > 1]
+        if not busy:
+            continue
+        found = targets(plan, next(reduces))
+        for node in busy:
+            own = [found[rank] for rank in node.ranks if rank in found]
+            assert all(before[1] == after[0] for spans in own for before, after in pairwise(spans))
+            owned = sorted((spans[0][0], spans[-1][1]) for spans in own)
+            assert (owned[0][0], owned[-1][1]) == (0, plan.units)
+            assert all(before[1] == after[0] for before, after in pairwise(owned))
+    assert next(reduces, None) is None
+
+
+def overlap(one: tuple[int, int], two: tuple[int, int]) -> int:
+    return max(0, min(one[1], two[1]) - max(one[0], two[0]))
+
+
+@pytest.mark.parametrize("hosts", [(3, 2), (4, 3), (3, 3, 2), (4, 4, 3), (5, 3, 2), (8, 3), (7, 5, 4)])
+def test_target_ranges_overlap_with_the_current_ones_more_than_in_the_order_of_the_ranks(
+    hosts: tuple[int, ...],
+) -> None:
+    """Goal 3: what is not in the current range has to be handed over."""
+    tree = from_hosts([str(host) for host, count in enumerate(hosts) for _ in range(count)])
+    plan = flexreduce.build(tree)
+    held = {rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(plan, 0).items()}
+    new = {rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(plan, 1).items()}
+    kept = sum(overlap(held[rank], new[rank]) for rank in tree.ranks)
+    progress, naive = 0, 0
+    for rank in tree.ranks:
+        count = new[rank][1] - new[rank][0]
+        naive += overlap(held[rank], (progress, progress + count))
+        progress += count
+    assert kept > naive
+    assert kept > 0.6 * plan.units
 
 
 @pytest.mark.parametrize("hosts", [(2, 2), (3, 2), (3, 3), (4, 3), (4, 4), (3, 3, 3), (4, 3, 3), (4, 4, 3), (4, 4, 4)])

@@ -100,6 +100,7 @@ def portions(node: Node) -> dict[int, Fraction]:
 def test_no_learner_owns_more_calls_than_equation_12_allows(seed: int) -> None:
     tree = random_tree(seed, most_leaves=40)
     plan = schedule.build(tree)
+    assert plan.units < schedule.MOST_UNITS, "shares are exact here; rounded ones may need one call more"
     reduces = iter(level for level in plan.levels if level.calls[0].kind == "reduce")
     for nodes in tree.levels():
         busy = [node for node in nodes if len(node.children) > 1]
@@ -111,5 +112,4 @@ def test_no_learner_owns_more_calls_than_equation_12_allows(seed: int) -> None:
         for node in busy:
             after, before = portions(node), [list(portions(child).values()) for child in node.children]
             for rank in node.ranks:
-                # One more where rounding to whole units moves a bound.
-                assert owned.get(rank, 0) <= flexreduce.calls_bound(after[rank], before) + 1
+                assert owned.get(rank, 0) <= flexreduce.calls_bound(after[rank], before)

@@ -1,0 +1,64 @@
+// What happened when: records of fixed size in a ring that keeps the newest. Off, a place that records costs one read of
+// an atomic; on, a clock, a lock and a copy, and no memory. Times are NowSeconds(), the steady clock, in nanoseconds.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace hvd_ext {
+
+double NowSeconds();
+
+enum class TraceKind : int32_t {
+  kFill = 0,       // a bucket: its first tensor came .. it was full
+  kSubmitted = 1,  // a step: its last tensor came (begin = end)
+  kWait = 2,       // a step: at least one collect waited
+  kRun = 3,        // a bucket or call: its first segment started .. its last ended
+  kRound = 4,      // ... a round of it, over all segments: the first began .. the last ended
+  kDeliver = 5,    // a bucket: it ended .. the collects that waited for it have their tensors
+  kAnnounce = 6,   // a call: this rank has made it .. rank 0 has started it
+  kCall = 7,       // a call: rank 0 has started it .. it has ended
+};
+
+// The layout that hvd_ext/native.py reads.
+struct TraceRecord {
+  int64_t begin_ns = 0, end_ns = 0;
+  int64_t id = 0;  // lane 0: the call's number on this rank; else the channel's step
+  int64_t plan = -1;  // kAnnounce: the plan's handle
+  TraceKind kind = TraceKind::kFill;
+  int32_t lane = 0;
+  int32_t part = 0;   // the bucket
+  int32_t round = 0;  // kRound; kDeliver: how many collects
+  char name[64] = {};  // kAnnounce: "allreduce 'x'", cut to 63 bytes
+};
+static_assert(sizeof(TraceRecord) == 112, "hvd_ext/native.py holds this layout");
+
+class Trace {
+ public:
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+
+  // Forgets what was recorded. `capacity` is at least 1.
+  void Start(int64_t capacity);
+  void Stop() { on_.store(false); }
+
+  void Add(TraceKind kind, int64_t lane, int64_t id, int64_t part, double begin_s, double end_s, int64_t round = 0);
+  void AddCall(int64_t id, int64_t plan, const std::string& name, double begin_s, double end_s);
+
+  // Copies the newest records, at most `most`, oldest first; *dropped: how many were recorded and are not among them.
+  int64_t Read(TraceRecord* records, int64_t most, int64_t* dropped) const;
+
+ private:
+  void Put(const TraceRecord& record);
+
+  std::atomic<bool> on_{false};
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<TraceRecord> ring_;
+  int64_t added_ = 0;
+};
+
+inline bool IsOn(const Trace* trace) { return trace != nullptr && trace->on(); }
+
+}  // namespace hvd_ext
