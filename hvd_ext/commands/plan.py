@@ -92,8 +92,7 @@ def plan(
     for entry in explanation.entries:
         if entry.note:
             console.print(f"{entry.name}: {entry.note}", markup=False, highlight=False, soft_wrap=True)
-    counted = f"counted up to {explaining.MOST_COUNTED} ranks" if tree.size > explaining.MOST_COUNTED else "one way"
-    line = f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, {counted}"
+    line = f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
     if draw and tree.size > explaining.MOST_DRAWN:
         console.print(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.cost import profile, traffic
+from hvd_ext.planning.cost import traffic
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.topology.tree import Tree
 
-# The rows of all ranks are counted up to this size; above it takes too long to wait for.
-MOST_COUNTED = 256
 MOST_DRAWN = 32
 _BAR = 48
 _BETWEEN = ("", "in hosts", "between hosts", "between racks")
@@ -39,14 +37,16 @@ class Entry:
     Args:
         name: its.
         price_s: None where it does not apply.
+        closed_form_s: of its source, not pipelined; None where it does not apply.
         rounds: None where it does not apply.
-        loads: for each kind of link from the root down; empty where it does not apply or the cluster is too large.
+        loads: for each kind of link from the root down; empty where it does not apply.
         verdict: why it won, lost, or does not apply.
         note: the plan's.
     """
 
     name: str
     price_s: float | None
+    closed_form_s: float | None
     rounds: int | None
     loads: tuple[Load, ...]
     verdict: str
@@ -84,21 +84,21 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     """
     chosen = planner.allreduce_plan(tree, "auto", nbytes)
     prices = {name: price for name, price in chosen.candidates if not isinstance(price, str)}
-    counted = tree.size <= MOST_COUNTED
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
-    parts = {name: _parts(plan, tree, nbytes) for name, plan in plans.items()} if counted else {}
+    parts = {name: _parts(name, plan, tree, nbytes) for name, plan in plans.items()}
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
         verdict = _verdict(name, chosen.algorithm, prices, parts)
-        loads = _loads(plans[name], tree, nbytes) if counted else ()
-        entries.append(Entry(name, prices[name], rounds_of(plans[name]), loads, verdict, plans[name].note))
+        closed_s, rounds = registry.get(name).cost(tree, nbytes), rounds_of(plans[name])
+        loads = _loads(plans[name], tree, nbytes)
+        entries.append(Entry(name, prices[name], closed_s, rounds, loads, verdict, plans[name].note))
     entries += [
-        Entry(name, None, None, (), f"does not apply: {reason}")
+        Entry(name, None, None, None, (), f"does not apply: {reason}")
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
-    exact = tree.size <= planner.MOST_RANKS
-    pricing = "the plan as it runs, pipelined" if exact else f"closed forms (above {planner.MOST_RANKS} ranks)"
+    by_round = tree.size <= planner.MOST_RANKS
+    pricing = f"the plan as it runs, pipelined, {'round by round' if by_round else 'level by level'}"
     return Explanation(tree.describe(), nbytes, chosen.algorithm, pricing, tuple(entries))
 
 
@@ -131,8 +131,8 @@ class _Parts:
     busiest_port_s: float
 
 
-def _parts(plan: LogicalPlan, tree: Tree, nbytes: int) -> _Parts:
-    load, grain = profile(plan, tree), min(planner.segment_nbytes(plan, nbytes), nbytes)
+def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int) -> _Parts:
+    load, grain = planner.profile_of(tree, name), min(planner.segment_nbytes(plan, nbytes), nbytes)
     return _Parts(load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.busiest_s_per_byte)
 
 
@@ -143,8 +143,6 @@ def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, 
     if prices[name] <= prices[winner] * (1 + planner.TIE):
         return f"a tie within {planner.TIE:.0%}"
     times = f"{prices[name] / prices[winner]:.2f} x"
-    if not parts:
-        return times
     mine, best = parts[name], parts[winner]
     reasons = {
         "rounds": (mine.latency_s, best.latency_s),
@@ -173,6 +171,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
             {
                 "name": entry.name,
                 "price_s": entry.price_s,
+                "closed_form_s": entry.closed_form_s,
                 "rounds": entry.rounds,
                 "verdict": entry.verdict,
                 "note": entry.note,
@@ -196,7 +195,8 @@ def draw(plan: LogicalPlan) -> str:
         For each level a title, and for each rank that takes part a bar of the buffer: # where it ends with a result.
     """
     width = min(plan.units, _BAR)
-    lines = [f"{plan.algorithm}: {plan.collective} of {plan.size} ranks, {plan.units} units"]
+    ranks, units = (f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((plan.size, "rank"), (plan.units, "unit")))
+    lines = [f"{plan.algorithm}: {plan.collective} of {ranks}, {units}"]
     if plan.note:
         lines.append(f"  {plan.note}")
     for number, level in enumerate(plan.levels):

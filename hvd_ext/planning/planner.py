@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import MESSAGE_NBYTES, Profile, profile
+from hvd_ext.planning.cost import MESSAGE_NBYTES, Profile, level_profile, profile
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
@@ -49,8 +49,8 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
 
     Args:
         tree: the cluster.
-        algorithm: a schedule's name, or "auto": the cheapest at `nbytes`. Up to 64 ranks the price is that of the plan
-            as it runs, pipelined; above, the schedule's closed form.
+        algorithm: a schedule's name, or "auto": the cheapest at `nbytes`. The price is that of the plan as it runs,
+            pipelined: up to 64 ranks from the rows of all ranks, above from the calls of its levels.
         nbytes: typical size of a buffer, for example of a bucket.
 
     Returns:
@@ -76,14 +76,21 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
 
 
 def _price_s(tree: Tree, name: str, nbytes: int) -> float:
-    if tree.size > MOST_RANKS:
-        return registry.get(name).cost(tree, nbytes)
-    return _profile(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes))
+    return profile_of(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes))
 
 
 @lru_cache(maxsize=64)
-def _profile(tree: Tree, name: str) -> Profile:
-    return profile(_built(tree, name), tree)
+def profile_of(tree: Tree, name: str) -> Profile:
+    """How a schedule's plan loads a cluster.
+
+    Args:
+        tree: the cluster.
+        name: of a schedule that supports it.
+
+    Returns:
+        The load, as the choice takes it.
+    """
+    return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
 
 
 @lru_cache(maxsize=64)

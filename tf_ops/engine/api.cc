@@ -165,8 +165,8 @@ int hvd_ext_plan_remove(int64_t plan) {
 
 int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
                          int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
-                         const int32_t* dtypes, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
-                         int64_t* channel) {
+                         const int32_t* dtypes, const int32_t* wires, const int32_t* ops, const int64_t* plans,
+                         const int64_t* segment_nbytes, int64_t* channel) {
   Status status;
   std::shared_ptr<Engine> engine = Running(&status);
   if (engine == nullptr) return Report(status);
@@ -177,6 +177,7 @@ int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const*
   for (int64_t i = 0; i < n_buckets; ++i) {
     spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
                             std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
+    if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
     bucket_tensors += bucket_sizes[i];
   }
   return Report(engine->OpenChannel(std::move(spec), channel));
@@ -235,6 +236,27 @@ int hvd_ext_statistics(int64_t values[5]) {
   values[2] = statistics.segments;
   values[3] = statistics.bytes_sent;
   values[4] = statistics.bytes_received;
+  return Report(Status::Ok());
+}
+
+int hvd_ext_trace_start(int64_t capacity) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  return Report(engine != nullptr ? engine->StartTrace(capacity) : status);
+}
+
+int hvd_ext_trace_stop(void) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine != nullptr) engine->StopTrace();
+  return Report(status);
+}
+
+int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dropped) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine == nullptr) return Report(status);
+  *count = engine->trace().Read(static_cast<TraceRecord*>(records), most, dropped);
   return Report(Status::Ok());
 }
 

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 1
+#define HVD_EXT_ABI_VERSION 2
 
 typedef struct {
   double stall_warn_s;
@@ -31,11 +31,12 @@ void hvd_ext_abort(int32_t code);                       // ends the job at once;
 int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
 int hvd_ext_plan_remove(int64_t plan);
 
-// `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has.
+// `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has. `wires`
+// holds the dtype in which float32 travels, -1 for its own.
 int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
                          int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
-                         const int32_t* dtypes, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
-                         int64_t* channel);
+                         const int32_t* dtypes, const int32_t* wires, const int32_t* ops, const int64_t* plans,
+                         const int64_t* segment_nbytes, int64_t* channel);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 
@@ -47,6 +48,12 @@ void hvd_ext_exchange_free(void* result);
 
 // buckets, calls, segments, bytes_sent, bytes_received
 int hvd_ext_statistics(int64_t values[5]);
+
+// A trace of what the engine does: see trace.h for the records. `stop` keeps them until the next start; `read` copies
+// the newest, at most `most`.
+int hvd_ext_trace_start(int64_t capacity);
+int hvd_ext_trace_stop(void);
+int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dropped);
 
 // For tests: the kernels and the decoder.
 int hvd_ext_test_add(int32_t dtype, void* accumulator, const void* x, int64_t elements);

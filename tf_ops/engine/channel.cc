@@ -28,6 +28,7 @@ Status Channel::Check(const ChannelSpec& spec) {
       return Invalid(where + ": op (" + std::to_string(static_cast<int>(bucket.op)) +
                      ") must be sum (0) or average (1)");
     }
+    HVD_EXT_RETURN_IF_ERROR(CheckWire(where + ": ", bucket.dtype, bucket.wire));
     if (bucket.tensors.empty()) return Invalid(where + ": it must hold a tensor");
     for (int64_t tensor : bucket.tensors) {
       if (tensor < 0 || tensor >= static_cast<int64_t>(uses.size())) {
@@ -174,7 +175,8 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   if (IsOn(trace_)) {
     double now_s = NowSeconds();
     bool is_full = bucket.here == static_cast<int64_t>(spec_.buckets[static_cast<size_t>(filled)].tensors.size());
-    if (is_full && bucket.first_s >= 0) trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);
+    if (is_full && bucket.first_s >= 0)
+      trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);
     if (step->here == static_cast<int64_t>(places_.size())) {
       trace_->Add(TraceKind::kSubmitted, lane_, step->number, 0, now_s, now_s);
     }

@@ -106,7 +106,7 @@ struct ChannelStep {
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied
   int64_t here = 0;
-  int64_t queued = 0;  // buckets in line or further
+  int64_t queued = 0;   // buckets in line or further
   int64_t waiting = 0;  // collects that wait, or whose tensor is being handed over
   double wait_s = -1;   // ... since then without a break; only while a trace runs
 };

@@ -9,7 +9,9 @@ namespace hvd_ext {
 namespace {
 
 // Where Announce puts what.
-enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kShape };
+enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kWire, kShape };
+
+constexpr int64_t kNoWire = -1;
 
 Kind KindOf(const Message& a) { return static_cast<Kind>(a.numbers[kKind]); }
 
@@ -68,6 +70,13 @@ std::string Difference(int rank, const Message& a, const Message& b) {
     return differ("root rank " + std::to_string(a.numbers[kRoot]), "root rank " + std::to_string(b.numbers[kRoot]),
                   "all ranks must name one root rank");
   }
+  if (a.numbers[kWire] != b.numbers[kWire]) {
+    auto name = [](const Message& m) {
+      int64_t wire = m.numbers[kWire];
+      return std::string(wire == kNoWire ? "none" : NameOf(static_cast<DType>(wire)));
+    };
+    return differ("compression " + name(a), "compression " + name(b), "all ranks must give one compression");
+  }
   for (Field field : {kPlanDigest, kSegmentNbytes}) {
     std::string word = field == kPlanDigest ? "plan " : "segments of bytes ";
     if (a.numbers[field] != b.numbers[field]) {
@@ -90,7 +99,8 @@ Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
                      static_cast<int64_t>(spec.op),
                      spec.root,
                      spec.plan_digest,
-                     spec.segment_nbytes};
+                     spec.segment_nbytes,
+                     spec.wire ? static_cast<int64_t>(*spec.wire) : kNoWire};
   message.numbers.insert(message.numbers.end(), spec.shape.begin(), spec.shape.end());
   message.texts.push_back(std::move(payload));
   return message;

@@ -1,7 +1,9 @@
 // The public calls. They check, take a place in the books under the mutex, and hand the rest to the engine's thread.
 #include "engine/engine.h"
 
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -38,6 +40,8 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
     return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
   }
+  HVD_EXT_RETURN_IF_ERROR(CheckWire(name, spec.dtype, spec.wire));
+  if (spec.wire && spec.kind != Kind::kAllreduce) return Invalid(name + "only an allreduce may have a wire dtype");
   if (spec.kind == Kind::kAllgather && spec.shape.empty()) {
     return Invalid(name + "the tensor must have a dimension 0 to be joined along, it is a scalar; reshape it to [1]");
   }
@@ -58,6 +62,15 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
 }
 
 }  // namespace
+
+Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wire) {
+  if (!wire) return Status::Ok();
+  if (!IsWire(*wire)) {
+    return Invalid(where + "wire dtype (" + std::to_string(static_cast<int>(*wire)) + ") must be float16 or bfloat16");
+  }
+  if (dtype == DType::kFloat32) return Status::Ok();
+  return Invalid(where + "only float32 may travel as " + NameOf(*wire) + ", this is " + NameOf(dtype));
+}
 
 Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
     : transport(std::move(t)),
@@ -314,7 +327,29 @@ void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
   if (!status.ok()) call->done(status, {});
 }
 
-Trace* Engine::trace() { return &state_->trace; }
+Status Engine::StartTrace(int64_t capacity) {
+  if (capacity < 1) return Invalid("trace: capacity (" + std::to_string(capacity) + ") must be at least 1 record");
+  try {
+    state_->trace.Start(capacity);
+  } catch (const std::bad_alloc&) {
+    return Internal("trace: no memory for " + std::to_string(capacity) + " records");
+  }
+  return Status::Ok();
+}
+
+void Engine::StopTrace() {
+  auto passed = std::make_shared<std::promise<void>>();
+  bool waits = false;
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    waits = !state_->stopping && std::this_thread::get_id() != state_->thread_id;
+    if (waits) state_->Post([passed] { passed->set_value(); });
+  }
+  if (waits) passed->get_future().wait_for(std::chrono::seconds(1));
+  state_->trace.Stop();
+}
+
+const Trace& Engine::trace() const { return state_->trace; }
 
 Statistics Engine::GetStatistics() const {
   const ExecutorStatistics& moved = state_->executor.statistics();

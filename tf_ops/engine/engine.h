@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct BucketSpec {
   int64_t plan;                  // from AddPlan
   int64_t segment_nbytes;        // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
   std::vector<int64_t> tensors;  // indices of the channel's tensors, in their order in the buffer
+  std::optional<DType> wire{};   // float32 only: it travels as float16 or bfloat16; segment_nbytes counts these
 };
 
 struct ChannelSpec {
@@ -61,12 +63,16 @@ struct CallSpec {
   int64_t plan = 0;            // allreduce, allgather, broadcast; its digest is compared over the ranks
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
+  std::optional<DType> wire;  // allreduce of float32: as in BucketSpec; compared over the ranks
 };
 
 // Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's
 // thread, once, before `done`, when the result is there; not where the call fails. An error ends the call on this rank
 // alone.
 using Allocate = std::function<Status(const std::vector<int64_t>& shape, void** memory)>;
+// Refuses what cannot travel so; `where` begins the words.
+Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wire);
+
 // Ends a call. Called once, on the engine's thread or, where the call is refused at once, on the caller's.
 using Done = std::function<void(const Status&)>;
 // Ends a collect: `data` points to the reduced tensor and is valid during the call only; null unless ok. Called once,
@@ -116,7 +122,11 @@ class Engine {
   void Exchange(std::string name, std::string payload, Exchanged done);
 
   Statistics GetStatistics() const;
-  Trace* trace();
+  // Records from now on, the newest `capacity` of them, what was recorded before is forgotten; and until StopTrace,
+  // which waits until what the engine's thread is doing is recorded.
+  Status StartTrace(int64_t capacity);
+  void StopTrace();
+  const Trace& trace() const;
 
   // The engine that the C ABI (api.h) has started in this process, or null.
   static std::shared_ptr<Engine> Current();

@@ -28,6 +28,7 @@ Run RunOf(const OpenCall& call, const std::vector<int64_t>& parts, int rank, Buf
   run.what = call.name();
   run.plan = call.plan;
   run.dtype = call.spec.dtype;
+  run.wire = call.spec.wire;
   run.segment_nbytes = call.spec.segment_nbytes;
   *shape = call.spec.shape;
   int64_t begin = 0;  // where the input goes
@@ -92,8 +93,14 @@ void Engine::State::StartCall(const Message& start) {
     return;
   }
   ++calls;
+  double started_s = trace.on() ? NowSeconds() : -1;
+  if (started_s >= 0) {
+    bool plans = call->plan != nullptr;
+    trace.AddCall(start.id, plans ? call->spec.plan : -1, call->name(), call->since_s, started_s);
+  }
   if (call->spec.kind == Kind::kBarrier || call->spec.kind == Kind::kExchange) {
     call->done(Status::Ok(), start.texts);
+    if (started_s >= 0) trace.Add(TraceKind::kCall, kCallsLane, start.id, 0, started_s, NowSeconds());
     return;
   }
   std::vector<int64_t> shape;
@@ -107,7 +114,11 @@ void Engine::State::StartCall(const Message& start) {
   }
   if (config.segment_nbytes > 0) run.segment_nbytes = config.segment_nbytes;
   if (call->spec.kind == Kind::kAllreduce && call->spec.op == ReduceOp::kAverage) run.divisor = size;
-  run.done = [call, shape, buffer = run.buffer](const Status& status) { EndCall(*call, shape, *buffer, status); };
+  run.id = start.id;
+  run.done = [this, call, shape, buffer = run.buffer, started_s, id = start.id](const Status& status) {
+    EndCall(*call, shape, *buffer, status);
+    if (started_s >= 0) trace.Add(TraceKind::kCall, kCallsLane, id, 0, started_s, NowSeconds());
+  };
   executor.Enqueue(kCallsLane, std::move(run), now_s_);
 }
 
@@ -129,6 +140,7 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
   run.what = channel->NameOfBucket(bucket, *step);
   run.plan = channel->plan(bucket);
   run.dtype = spec.dtype;
+  run.wire = spec.wire;
   run.divisor = spec.op == ReduceOp::kAverage ? size : 1;
   run.buffer = step->buckets[static_cast<size_t>(bucket)].buffer;
   run.elements = channel->bucket_elements(bucket);

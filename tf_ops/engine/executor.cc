@@ -12,9 +12,12 @@ namespace {
 // size.
 constexpr int64_t kPieceNbytes = 4 << 20;
 
+// Bytes of an element in a message.
+int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
+
 int64_t CountSegments(const Run& run) {
   if (run.elements == 0) return 0;
-  int64_t nbytes_each = static_cast<int64_t>(SizeOf(run.dtype));
+  int64_t nbytes_each = MessageNbytes(run);
   if (!run.unit_begins.empty() || run.segment_nbytes <= 0) return 1;
   int64_t elements_each = std::max<int64_t>(1, run.segment_nbytes / nbytes_each);
   return (run.elements + elements_each - 1) / elements_each;
@@ -143,20 +146,25 @@ Status Executor::StartRound(Segment* segment) {
 }
 
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
-  int64_t nbytes_each = static_cast<int64_t>(SizeOf(segment->open->run.dtype));
-  int64_t nbytes = transfer->elements * nbytes_each;
-  char* data = segment->buffer->data() + transfer->begin * nbytes_each;
+  const Run& run = segment->open->run;
+  int64_t nbytes = transfer->elements * MessageNbytes(run);
+  char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
+  if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
+    transfer->scratch = pool_->Take(nbytes);
+    // The sender keeps what it sends, so that it and the receiver go on with the same bits.
+    if (row.opcode == Opcode::SEND) {
+      Narrow(*run.wire, transfer->scratch.data(), reinterpret_cast<float*>(data), transfer->elements);
+    }
+    data = transfer->scratch.data();
+  }
   switch (row.opcode) {
     case Opcode::SEND:
       statistics_.bytes_sent += nbytes;
       return transport_->Send(row.peer, segment->tag, data, nbytes, &transfer->request);
     case Opcode::RECV:
-      statistics_.bytes_received += nbytes;
-      return transport_->Recv(row.peer, segment->tag, data, nbytes, &transfer->request);
     case Opcode::RECV_REDUCE:
       statistics_.bytes_received += nbytes;
-      transfer->scratch = pool_->Take(nbytes);
-      return transport_->Recv(row.peer, segment->tag, transfer->scratch.data(), nbytes, &transfer->request);
+      return transport_->Recv(row.peer, segment->tag, data, nbytes, &transfer->request);
   }
   return Internal(segment->open->run.what + ": a plan holds an opcode that the executor does not know");
 }
@@ -189,10 +197,10 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
     HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
   }
   const Run& run = segment->open->run;
-  if (run.divisor > 1) {
-    char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
-    Divide(run.dtype, data, run.divisor, segment->elements);
-  }
+  char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
+  // Of several ranks that hold a sum some have sent it on and keep the rounded value: now all do.
+  if (run.wire && !segment->plan->rows.empty()) Round(*run.wire, reinterpret_cast<float*>(data), segment->elements);
+  if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
   *ended = true;
   *moved = true;
   return Status::Ok();
@@ -228,17 +236,27 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
 
 // In the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
-  DType dtype = segment->open->run.dtype;
+  bool from_scratch = segment->open->run.wire.has_value();  // then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
-    if (transfer.row->opcode == Opcode::RECV_REDUCE) {
-      if (transfer.request != nullptr || (transfer.row->after_sends && IsBeingSent(*segment, transfer))) return;
-      char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(dtype));
-      Add(dtype, data, transfer.scratch.data(), transfer.elements);
+    if (transfer.row->opcode == Opcode::RECV_REDUCE || (from_scratch && transfer.row->opcode == Opcode::RECV)) {
+      if (transfer.request != nullptr) return;
+      if (!from_scratch && transfer.row->after_sends && IsBeingSent(*segment, transfer)) return;
+      Combine(*segment, transfer);
       transfer.scratch = Buffer();
     }
     ++segment->reduced;
   }
+}
+
+void Executor::Combine(const Segment& segment, const Transfer& transfer) {
+  const Run& run = segment.open->run;
+  char* data = segment.buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
+  const char* message = transfer.scratch.data();
+  if (!run.wire) return Add(run.dtype, data, message, transfer.elements);
+  float* floats = reinterpret_cast<float*>(data);
+  if (transfer.row->opcode == Opcode::RECV) return Widen(*run.wire, floats, message, transfer.elements);
+  AddWidened(*run.wire, floats, message, transfer.elements);
 }
 
 void Executor::EndRuns(int64_t number, Lane* lane) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct Run {
   std::string what;  // for messages: "allreduce 'x'"
   std::shared_ptr<const Plan> plan;
   DType dtype = DType::kFloat32;
-  int64_t divisor = 1;  // each segment is divided by it when it has ended
+  std::optional<DType> wire;  // float32 travels as these halves; it is added as float32
+  int64_t divisor = 1;        // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
@@ -87,14 +89,14 @@ class Executor {
     Run run;
     int64_t index = 0;
     int64_t segments = 0, started = 0, ended = 0;
-    double begin_s = -1;             // its first segment started; only while a trace runs, as
+    double begin_s = -1;            // its first segment started; only while a trace runs, as
     std::vector<RoundSpan> rounds;  // ... these, by round
   };
   struct Transfer {
     const Row* row;
     int64_t begin, elements;
     std::unique_ptr<Request> request;  // null when it has ended
-    Buffer scratch;                    // RECV_REDUCE
+    Buffer scratch;                    // RECV_REDUCE; with a wire dtype: the message
   };
   struct Segment {
     OpenRun* open;
@@ -103,7 +105,7 @@ class Executor {
     int tag;
     int64_t begin, elements;
     size_t next_row = 0;
-    int64_t round = -1;  // under way
+    int64_t round = -1;               // under way
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced
@@ -123,6 +125,7 @@ class Executor {
   Status TestTransfers(Segment* segment, bool* moved);
   Status Post(Segment* segment, const Row& row, Transfer* transfer);
   void ReduceInOrder(Segment* segment);
+  static void Combine(const Segment& segment, const Transfer& transfer);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(int64_t number, Lane* lane);
   static void NoteRound(const Segment& segment, bool ended);

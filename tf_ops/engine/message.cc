@@ -50,7 +50,7 @@ bool Needs(MessageType type, size_t* numbers, size_t* texts) {
   *texts = 0;
   switch (type) {
     case MessageType::kAnnounce:
-      *numbers = 6;
+      *numbers = 7;
       *texts = 1;
       return true;
     case MessageType::kReport:

@@ -11,7 +11,7 @@ namespace hvd_ext {
 
 enum class MessageType : int64_t {
   // Calls. `id` is the receiver's (or announcer's) own number of the call.
-  kAnnounce = 1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, shape...;
+  kAnnounce = 1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, wire dtype, shape...;
                   // texts = {payload}
   kStart = 2,     // 0 -> all: run it now; numbers = dimension 0 of every rank (allgather), texts = payloads (exchange)
   kRefuse = 3,    // 0 -> who has announced it: end it with `code` and `text`

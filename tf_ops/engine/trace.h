@@ -1,5 +1,6 @@
-// What happened when: records of fixed size in a ring that keeps the newest. Off, a place that records costs one read of
-// an atomic; on, a clock, a lock and a copy, and no memory. Times are NowSeconds(), the steady clock, in nanoseconds.
+// What happened when: records of fixed size in a ring that keeps the newest. Off, a place that records costs one read
+// of an atomic; on, a clock, a lock and a copy, and no memory. Times are NowSeconds(), the steady clock, in
+// nanoseconds.
 #pragma once
 
 #include <atomic>
@@ -26,12 +27,12 @@ enum class TraceKind : int32_t {
 // The layout that hvd_ext/native.py reads.
 struct TraceRecord {
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t id = 0;  // lane 0: the call's number on this rank; else the channel's step
+  int64_t id = 0;     // lane 0: the call's number on this rank; else the channel's step
   int64_t plan = -1;  // kAnnounce: the plan's handle
   TraceKind kind = TraceKind::kFill;
   int32_t lane = 0;
-  int32_t part = 0;   // the bucket
-  int32_t round = 0;  // kRound; kDeliver: how many collects
+  int32_t part = 0;    // the bucket
+  int32_t round = 0;   // kRound; kDeliver: how many collects
   char name[64] = {};  // kAnnounce: "allreduce 'x'", cut to 63 bytes
 };
 static_assert(sizeof(TraceRecord) == 112, "hvd_ext/native.py holds this layout");

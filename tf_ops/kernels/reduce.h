@@ -29,4 +29,16 @@ void Add(DType dtype, void* accumulator, const void* x, int64_t elements);
 // data[i] /= divisor. Floats round once; halves divide in float32; integers truncate toward zero, as C++ does.
 void Divide(DType dtype, void* data, int64_t divisor, int64_t elements);
 
+// float32 that travels as halves. `wire` is float16 or bfloat16 (IsWire), others end the process as above; rounding is
+// to nearest even, and beyond float16's 65504 there is only infinity.
+bool IsWire(DType wire);
+// to[i] = x[i] rounded, and x[i] becomes what was sent.
+void Narrow(DType wire, void* to, float* x, int64_t elements);
+// to[i] = x[i]
+void Widen(DType wire, float* to, const void* x, int64_t elements);
+// accumulator[i] += x[i], in float32
+void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements);
+// x[i] = x[i] rounded
+void Round(DType wire, float* x, int64_t elements);
+
 }  // namespace hvd_ext

@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "kernels/f16c.h"
 #include "kernels/half.h"
 #include "kernels/reduce.h"
 
@@ -41,6 +42,7 @@ __attribute__((always_inline)) inline void DivideLoop(T* data, int64_t divisor, 
 #if defined(__x86_64__)
 #define HVD_EXT_WIDE __attribute__((target("avx2")))
 const bool wide = __builtin_cpu_supports("avx2");
+const bool f16c = HasF16C();
 #else
 #define HVD_EXT_WIDE
 const bool wide = false;
@@ -56,10 +58,30 @@ HVD_EXT_WIDE void DivideWide(T* data, int64_t divisor, int64_t elements) {
   DivideLoop(data, divisor, elements);
 }
 
+#if defined(__x86_64__)
+HVD_EXT_F16C void AddF16C(Float16* accumulator, const Float16* x, int64_t elements) {
+  int64_t i = 0;
+  for (; i + 8 <= elements; i += 8) Store8(accumulator + i, _mm256_add_ps(Load8(accumulator + i), Load8(x + i)));
+  AddLoop(accumulator + i, x + i, elements - i);
+}
+
+HVD_EXT_F16C void DivideF16C(Float16* data, int64_t divisor, int64_t elements) {
+  const __m256 divisors = _mm256_set1_ps(static_cast<float>(divisor));
+  int64_t i = 0;
+  for (; i + 8 <= elements; i += 8) Store8(data + i, _mm256_div_ps(Load8(data + i), divisors));
+  DivideLoop(data + i, divisor, elements - i);
+}
+#endif
+
 template <typename T>
 void AddAs(void* accumulator, const void* x, int64_t elements) {
   T* to = static_cast<T*>(accumulator);
   const T* from = static_cast<const T*>(x);
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, Float16>) {
+    if (f16c) return AddF16C(to, from, elements);
+  }
+#endif
   if (wide) {
     AddWide(to, from, elements);
   } else {
@@ -69,6 +91,11 @@ void AddAs(void* accumulator, const void* x, int64_t elements) {
 
 template <typename T>
 void DivideAs(void* data, int64_t divisor, int64_t elements) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, Float16>) {
+    if (f16c) return DivideF16C(static_cast<Float16*>(data), divisor, elements);
+  }
+#endif
   if (wide) {
     DivideWide(static_cast<T*>(data), divisor, elements);
   } else {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hvd_ext.planning.cost.blueconnect import ring_s
-from hvd_ext.planning.cost.loads import Ports, Profile, Traffic, profile, traffic
+from hvd_ext.planning.cost.levels import Traffic, level_profile, traffic
+from hvd_ext.planning.cost.loads import Ports, Profile, profile
 from hvd_ext.planning.cost.terms import MESSAGE_NBYTES, chain_s, pipelined_s, slowest
 from hvd_ext.topology.tree import Link
 
@@ -14,6 +15,7 @@ __all__ = [
     "Profile",
     "Traffic",
     "chain_s",
+    "level_profile",
     "pipelined_s",
     "profile",
     "ring_s",

@@ -1,11 +1,13 @@
-"""The price of a plan from its calls, without its rows: for clusters whose rows are too many to look at.
+"""What the calls of a plan send, and its price, without its rows: for clusters whose rows are too many to look at.
 
 Each level is taken as a whole: what its calls send over each port, and as many latencies as it has rounds. The busiest
 port over the whole plan, which decides on large buffers, is exact; the way of the first segment is exact where one port
-is the busiest in all rounds of a level, as in rings, and else a little short.
+is the busiest in all rounds of a level, as in rings, and else estimated.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,21 @@ from hvd_ext.topology.tree import Tree
 _Ints = NDArray[np.int64]
 # Senders and receivers as places of a group, and units.
 _Messages = tuple[_Ints, _Ints, _Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a plan sends over one kind of link: the ports at one depth of the tree.
+
+    Args:
+        depth: of the branch that the link belongs to; 0 is the root.
+        total: over all ports, both ways, as a multiple of the buffer.
+        busiest: over the port and direction that carries most, as a multiple of the buffer.
+    """
+
+    depth: int
+    total: float
+    busiest: float
 
 
 def level_profile(plan: LogicalPlan, tree: Tree) -> Profile:
@@ -41,39 +58,86 @@ def level_profile(plan: LogicalPlan, tree: Tree) -> Profile:
             continue
         shares = units / plan.units
         loads = np.bincount(crossed, shares[messages], len(betas)) * betas
-        reductions = np.zeros(plan.size)
-        if any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls):
-            reductions = np.bincount(receivers, shares, plan.size) * tree.gamma_s_per_byte
+        reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
+        reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
         latency_s += rounds_of_level(level) * float(ports.alpha_s[crossed // 2].max())
-        levels_s_per_byte += float(loads.max() + reductions.max())
+        chain = _longest_chain(level) / plan.units * float(ports.beta_s_per_byte[crossed // 2].max())
+        levels_s_per_byte += max(float(loads.max()), chain) + float(reductions.max())
         port_s += loads
         rank_s += reductions
     return Profile(latency_s, levels_s_per_byte, float(max(port_s.max(), rank_s.max())))
 
 
+def _longest_chain(level: Level) -> int:
+    """Units times hops of the call that takes longest for one target: its hops come one after the other."""
+    chains = [c for c in level.calls if c.root >= 0 and c.method == "ring"]
+    return max(((len(call.ranks) - 1) * call.spans[0].count for call in chains), default=0)
+
+
+def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
+    """Adds up what a plan sends over each kind of link.
+
+    Args:
+        plan: of tree.size ranks.
+        tree: the cluster.
+
+    Returns:
+        For each depth of the tree from the root down; the multiples are of the buffer.
+    """
+    ports = Ports(tree)
+    carried = np.zeros(2 * len(ports.depths))
+    for level in plan.levels:
+        senders, receivers, units = _level(level)
+        messages, crossed = ports.crossed(senders, receivers)
+        carried += np.bincount(crossed, units[messages] / plan.units, len(carried))
+    found = []
+    for depth in range(tree.depth):
+        here = carried[np.repeat(ports.depths == depth, 2)]
+        found.append(Traffic(depth, float(here.sum()), float(here.max())))
+    return tuple(found)
+
+
 def _level(level: Level) -> _Messages:
     """All messages of a level: ranks instead of places."""
-    groups: dict[int, _Ints] = {}
+    # By group (its id(), as large plans share tuples) and direction: the ranks, and units over each hop of a ring.
+    rings: dict[tuple[int, bool], tuple[_Ints, _Ints]] = {}
     found: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
     for call in level.calls:
-        key = id(call.ranks)
-        if key not in groups:
-            groups[key] = np.array(call.ranks, dtype=np.int64)
-        ranks = groups[key]
         backwards = call.kind in ("all_gather", "broadcast")
-        for senders, receivers, units in _of_call(call):
-            one, two = ranks[senders], ranks[receivers]
-            found.append((two, one, units) if backwards else (one, two, units))
+        key = (id(call.ranks), backwards)
+        if key not in rings:
+            rings[key] = np.array(call.ranks, dtype=np.int64), np.zeros(len(call.ranks), dtype=np.int64)
+        ranks, hops = rings[key]
+        if call.method == "ring" and call.kind not in ("exchange", "all_to_all"):
+            _add_ring(call, hops)
+        else:
+            for senders, receivers, units in _of_call(call):
+                one, two = ranks[senders], ranks[receivers]
+                found.append((two, one, units) if backwards else (one, two, units))
         if call.root >= 0 and call.root not in call.ranks:
             giver, root = np.array([call.ranks[-1]]), np.array([call.root])
             ends = (root, giver) if backwards else (giver, root)
             found.append((*ends, np.array([call.spans[0].count])))
+    for (_, backwards), (ranks, hops) in rings.items():
+        following = np.roll(ranks, -1)
+        found.append((following, ranks, hops) if backwards else (ranks, following, hops))
     senders, receivers, units = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return senders, receivers, units
+    sent = units > 0
+    return senders[sent], receivers[sent], units[sent]
+
+
+def _add_ring(call: Call, hops: _Ints) -> None:
+    """Every chain uses the hop from a place to the next, but for the one that ends at this place."""
+    if call.root < 0:
+        counts = np.array([span.count for span in call.spans], dtype=np.int64)
+        hops += counts.sum() - counts
+    else:
+        hops += call.spans[0].count
+        hops[call.ranks.index(call.root) if call.root in call.ranks else -1] -= call.spans[0].count
 
 
 def _of_call(call: Call) -> list[_Messages]:
-    """The messages of a reduction, of which a gather is the reverse; an exchange and an all_to_all as they are."""
+    """The messages of a recursive or direct reduction, of which a gather is the reverse, and of the other kinds."""
     size = len(call.ranks)
     places = np.arange(size, dtype=np.int64)
     counts = np.array([span.count for span in call.spans], dtype=np.int64)
@@ -83,13 +147,10 @@ def _of_call(call: Call) -> list[_Messages]:
         senders, receivers = np.repeat(places, size), np.tile(places, size)
         return [(senders, receivers, np.where(senders == receivers, 0, np.repeat(counts // size, size)))]
     if call.root < 0:
-        owned, total = counts, int(counts.sum())
+        owned = counts
     else:
         target = call.ranks.index(call.root) if call.root in call.ranks else size - 1
-        owned, total = np.where(places == target, counts[0], 0), int(counts[0])
-    if call.method == "ring":
-        # Every chain uses the hop from a place to the next, but for the one that ends at this place.
-        return [(places, (places + 1) % size, total - owned)]
+        owned = np.where(places == target, counts[0], 0)
     if call.method == "direct":
         owners = np.flatnonzero(owned)
         senders, receivers = np.repeat(places, len(owners)), np.tile(owners, size)

@@ -116,21 +116,6 @@ class Profile:
         return self.latency_s + first * self.rounds_s_per_byte + (nbytes - first) * self.busiest_s_per_byte
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What a plan sends over one kind of link: the ports at one depth of the tree.
-
-    Args:
-        depth: of the branch that the link belongs to; 0 is the root.
-        total: over all ports, both ways, as a multiple of the buffer.
-        busiest: over the port and direction that carries most, as a multiple of the buffer.
-    """
-
-    depth: int
-    total: float
-    busiest: float
-
-
 class _Messages:
     """All messages of a plan: round, share of the buffer, sender and receiver; and what each rank reduces."""
 
@@ -178,23 +163,3 @@ def _table(rows: _Ints, columns: _Ints, values: _Floats, shape: tuple[int, int])
     """Adds values up by row and column."""
     summed = np.bincount(rows * shape[1] + columns, values, shape[0] * shape[1])
     return summed.astype(np.float64).reshape(shape)
-
-
-def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
-    """Adds up what a plan sends over each kind of link.
-
-    Args:
-        plan: of tree.size ranks, at most a few hundred.
-        tree: the cluster.
-
-    Returns:
-        For each depth of the tree from the root down; the multiples are of the buffer.
-    """
-    sent, ports = _Messages(plan), Ports(tree)
-    messages, crossed = ports.crossed(sent.senders, sent.receivers)
-    carried = np.bincount(crossed, sent.shares[messages], 2 * len(ports.depths))
-    found = []
-    for depth in range(tree.depth):
-        here = carried[np.repeat(ports.depths == depth, 2)]
-        found.append(Traffic(depth, float(here.sum()), float(here.max())))
-    return tuple(found)

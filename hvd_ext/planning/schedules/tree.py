@@ -19,7 +19,7 @@ P = 4 in order, one rank a host:   1st half:  0 -> 1 <- 2     2nd half:  1 -> 2 
 Ranks of a host form a chain to one of two masters, which stand for it in the trees.""",
     rounds="2 * ceil(log2(m + 1)) - 2, and 2 (p - 1) in hosts, for m hosts of at most p ranks",
     bytes="2 n by each host, pipelined in segments",
-    limits="none; a host's link carries 2 n, the ring's 2 (P - 1) / P * n, but in few rounds",
+    limits="none; a host's link carries 2 n, the ring's 2 (P - 1) / P * n, in few rounds; racks carry more",
     source="Sanders, Speck and Traeff 2009, two-tree algorithms; NCCL's tree",
 )
 

@@ -68,10 +68,17 @@ def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
     assert kinds(even_tree(2, 2, 2, 2)) == ("level 4", "between racks", "between hosts", "in hosts")
 
 
-def test_a_large_cluster_is_priced_by_closed_forms_and_not_counted() -> None:
+def test_a_large_cluster_is_priced_level_by_level_and_its_bytes_are_told() -> None:
     found = explain(large_tree(400), 8 << 20)
-    assert found.pricing == "closed forms (above 64 ranks)"
-    assert all(entry.loads == () for entry in found.entries)
+    assert found.pricing == "the plan as it runs, pipelined, level by level"
+    for entry in found.entries:
+        assert len(entry.loads) == (3 if entry.price_s is not None else 0)
+
+
+def test_the_closed_forms_stand_beside_the_prices() -> None:
+    tree = even_tree(2, 3)
+    for entry in explain(tree, 10**6).entries:
+        assert entry.closed_form_s == registry.get(entry.name).cost(tree, 10**6)
 
 
 def test_an_explanation_is_json() -> None:

@@ -12,6 +12,7 @@ import hvd_ext.planning
 import hvd_ext.topology
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
+from hvd_ext.planning.cost import level_profile
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Tree, from_hosts
@@ -76,14 +77,16 @@ def test_auto_leaves_the_ring_where_a_slow_network_joins_several_ranks_of_each_h
     assert prices["flexreduce"] < prices["ring"]
 
 
-def test_auto_prices_large_clusters_with_closed_forms() -> None:
+def test_auto_prices_large_clusters_from_the_calls_of_their_levels() -> None:
     tree = large_tree(600)
     chosen = planner.allreduce_plan(tree)
     for name, price in chosen.candidates:
         if name == "torus2d":
             assert price == "a torus is even: every host has as many ranks as the others"
             continue
-        assert price == registry.get(name).cost(tree, planner.DEFAULT_NBYTES)
+        plan = registry.get(name).build(tree)
+        grain = planner.segment_nbytes(plan, planner.DEFAULT_NBYTES)
+        assert price == level_profile(plan, tree).price_s(planner.DEFAULT_NBYTES, grain)
 
 
 def test_answers_are_cached() -> None:

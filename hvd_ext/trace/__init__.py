@@ -1,0 +1,1 @@
+"""Traces: what the engine records becomes a file for each rank; files of all ranks are merged and summed up."""

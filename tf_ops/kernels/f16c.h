@@ -1,0 +1,32 @@
+// Eight float16 at once, where the processor converts them itself (F16C). It rounds as half.h does: to nearest, ties to
+// even, and denormals also where floats are flushed to zero.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/half.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+
+#define HVD_EXT_F16C __attribute__((target("avx2,f16c")))
+
+namespace hvd_ext {
+
+// Older compilers do not know the name in __builtin_cpu_supports; that the system keeps wide registers, avx2 says.
+inline bool HasF16C() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+HVD_EXT_F16C inline __m256 Load8(const Float16* x) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+
+HVD_EXT_F16C inline void Store8(Float16* to, __m256 values) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+}
+
+}  // namespace hvd_ext
+#endif

@@ -1,0 +1,134 @@
+// float32 in memory, float16 or bfloat16 in messages.
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+
+#include "kernels/f16c.h"
+#include "kernels/half.h"
+#include "kernels/reduce.h"
+
+namespace hvd_ext {
+namespace {
+
+#define HVD_EXT_INLINE __attribute__((always_inline)) inline
+
+// What is done to element i; a struct for each kernel, so that one function chooses the instructions for all of them.
+template <typename Half>
+struct NarrowEach {
+  Half* __restrict to;
+  float* __restrict x;
+  HVD_EXT_INLINE void operator()(int64_t i) const {
+    FromFloat(x[i], &to[i]);
+    x[i] = ToFloat(to[i]);
+  }
+};
+
+template <typename Half>
+struct WidenEach {
+  float* __restrict to;
+  const Half* __restrict x;
+  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] = ToFloat(x[i]); }
+};
+
+template <typename Half>
+struct AddEach {
+  float* __restrict to;
+  const Half* __restrict x;
+  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] += ToFloat(x[i]); }
+};
+
+template <typename Half>
+struct RoundEach {
+  float* x;
+  HVD_EXT_INLINE void operator()(int64_t i) const {
+    Half half;
+    FromFloat(x[i], &half);
+    x[i] = ToFloat(half);
+  }
+};
+
+#if defined(__x86_64__)
+#define HVD_EXT_WIDE __attribute__((target("avx2")))
+const bool wide = __builtin_cpu_supports("avx2");
+const bool f16c = HasF16C();
+
+HVD_EXT_F16C inline void Eight(const NarrowEach<Float16>& each, int64_t i) {
+  Store8(each.to + i, _mm256_loadu_ps(each.x + i));
+  _mm256_storeu_ps(each.x + i, Load8(each.to + i));
+}
+
+HVD_EXT_F16C inline void Eight(const WidenEach<Float16>& each, int64_t i) {
+  _mm256_storeu_ps(each.to + i, Load8(each.x + i));
+}
+
+HVD_EXT_F16C inline void Eight(const AddEach<Float16>& each, int64_t i) {
+  _mm256_storeu_ps(each.to + i, _mm256_add_ps(_mm256_loadu_ps(each.to + i), Load8(each.x + i)));
+}
+
+HVD_EXT_F16C inline void Eight(const RoundEach<Float16>& each, int64_t i) {
+  __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(each.x + i), _MM_FROUND_TO_NEAREST_INT);
+  _mm256_storeu_ps(each.x + i, _mm256_cvtph_ps(halves));
+}
+
+template <typename Each>
+HVD_EXT_F16C void LoopF16C(Each each, int64_t elements) {
+  int64_t i = 0;
+  for (; i + 8 <= elements; i += 8) Eight(each, i);
+  for (; i < elements; ++i) each(i);
+}
+#else
+#define HVD_EXT_WIDE
+const bool wide = false;
+#endif
+
+template <typename Each>
+HVD_EXT_WIDE void LoopWide(Each each, int64_t elements) {
+  for (int64_t i = 0; i < elements; ++i) each(i);
+}
+
+template <template <typename> class Each, typename Half>
+void Loop(Each<Half> each, int64_t elements) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<Half, Float16>) {
+    if (f16c) return LoopF16C(each, elements);
+  }
+#endif
+  if (wide) return LoopWide(each, elements);
+  for (int64_t i = 0; i < elements; ++i) each(i);
+}
+
+[[noreturn]] void Refuse(DType wire) {
+  std::fprintf(stderr, "hvd_ext: float32 cannot travel as %s (%d): a bug, callers refuse it before\n", NameOf(wire),
+               static_cast<int>(wire));
+  std::abort();
+}
+
+}  // namespace
+
+bool IsWire(DType wire) { return wire == DType::kFloat16 || wire == DType::kBFloat16; }
+
+void Narrow(DType wire, void* to, float* x, int64_t elements) {
+  if (wire == DType::kFloat16) return Loop(NarrowEach<Float16>{static_cast<Float16*>(to), x}, elements);
+  if (wire == DType::kBFloat16) return Loop(NarrowEach<BFloat16>{static_cast<BFloat16*>(to), x}, elements);
+  Refuse(wire);
+}
+
+void Widen(DType wire, float* to, const void* x, int64_t elements) {
+  if (wire == DType::kFloat16) return Loop(WidenEach<Float16>{to, static_cast<const Float16*>(x)}, elements);
+  if (wire == DType::kBFloat16) return Loop(WidenEach<BFloat16>{to, static_cast<const BFloat16*>(x)}, elements);
+  Refuse(wire);
+}
+
+void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements) {
+  if (wire == DType::kFloat16) return Loop(AddEach<Float16>{accumulator, static_cast<const Float16*>(x)}, elements);
+  if (wire == DType::kBFloat16) return Loop(AddEach<BFloat16>{accumulator, static_cast<const BFloat16*>(x)}, elements);
+  Refuse(wire);
+}
+
+void Round(DType wire, float* x, int64_t elements) {
+  if (wire == DType::kFloat16) return Loop(RoundEach<Float16>{x}, elements);
+  if (wire == DType::kBFloat16) return Loop(RoundEach<BFloat16>{x}, elements);
+  Refuse(wire);
+}
+
+}  // namespace hvd_ext
