@@ -40,6 +40,7 @@ _NAMES: dict[str, tuple[str, str]] = {
     },
     **{name: (_COLLECTIVES, name) for name in ("allreduce", "allgather", "broadcast", "barrier")},
     **{name: ("hvd_ext.objects", name) for name in ("broadcast_object", "allgather_object")},
+    **{name: ("hvd_ext.trace.recording", name) for name in ("start_trace", "stop_trace")},
     "broadcast_variables": ("hvd_ext.tensorflow.variables", "broadcast_variables"),
     "DistributedOptimizer": ("hvd_ext.keras.optimizer", "DistributedOptimizer"),
     "callbacks": (_CALLBACKS, ""),
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         broadcast,
     )
     from hvd_ext.tensorflow.variables import broadcast_variables
+    from hvd_ext.trace.recording import start_trace, stop_trace
 
 
 def __getattr__(name: str) -> Any:

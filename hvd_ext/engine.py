@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hvd_ext import native
-from hvd_ext.errors import raise_for
+from hvd_ext.native import call as _call
 from hvd_ext.options import Options, ReduceOp
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class Statistics:
     bytes_received: int
 
 
+class ChannelSpec(NamedTuple):
+    """What a channel was opened with."""
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+    buckets: tuple[BucketSpec, ...]
+
+
 class Engine:
     """A running engine; made by `start_mpi` or `start_local`."""
 
@@ -84,6 +92,7 @@ class Engine:
         generation = ctypes.c_int64()
         _call("hvd_ext_generation", ctypes.byref(generation))
         self.generation = generation.value
+        self.channels: dict[int, ChannelSpec] = {}  # by lane, for the trace; those that are closed too
 
     def stop(self) -> bool:
         """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.
@@ -270,13 +279,6 @@ def finish_mpi(failed: bool, code: int = 1) -> None:
 
 def _config(options: Options) -> native.Config:
     return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window)
-
-
-def _call(name: str, *arguments: object) -> None:
-    library = native.load()
-    code = getattr(library, name)(*arguments)
-    if code:
-        raise_for(code, (library.hvd_ext_error() or b"").decode(errors="replace"))
 
 
 def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from hvd_ext.errors import NativeLibraryError
+from hvd_ext.errors import NativeLibraryError, raise_for
 
 DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
@@ -23,6 +23,22 @@ class Config(ctypes.Structure):
         ("stall_warn_s", ctypes.c_double),
         ("stall_fatal_s", ctypes.c_double),
         ("window", ctypes.c_int64),
+    ]
+
+
+class TraceRecord(ctypes.Structure):
+    """TraceRecord of tf_ops/engine/trace.h."""
+
+    _fields_ = [
+        ("begin_ns", ctypes.c_int64),
+        ("end_ns", ctypes.c_int64),
+        ("id", ctypes.c_int64),
+        ("plan", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("lane", ctypes.c_int32),
+        ("part", ctypes.c_int32),
+        ("round", ctypes.c_int32),
+        ("name", ctypes.c_char * 64),
     ]
 
 
@@ -54,6 +70,9 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "hvd_ext_exchange_free": (None, [_memory]),
     "hvd_ext_statistics": (ctypes.c_int, [_i64s]),
+    "hvd_ext_trace_start": (ctypes.c_int, [_i64]),
+    "hvd_ext_trace_stop": (ctypes.c_int, []),
+    "hvd_ext_trace_read": (ctypes.c_int, [ctypes.POINTER(TraceRecord), _i64, _i64s, _i64s]),
     "hvd_ext_test_add": (ctypes.c_int, [_i32, _memory, _memory, _i64]),
     "hvd_ext_test_divide": (ctypes.c_int, [_i32, _memory, _i64, _i64]),
     "hvd_ext_test_decode": (ctypes.c_int, [_i64s, _i64, _i64, _i32, _i32]),
@@ -81,6 +100,22 @@ def load() -> ctypes.CDLL:
     _check_version("C interface", library.hvd_ext_abi_version(), ABI_VERSION)
     _check_version("plan language", library.hvd_ext_plan_version(), _plan_version())
     return library
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the engine's library.
+
+    Args:
+        name: a key of `SIGNATURES` whose result is a status.
+        *arguments: as its signature says.
+
+    Raises:
+        HvdExtError: of the class that the status asks for, in the engine's words.
+    """
+    library = load()
+    code = getattr(library, name)(*arguments)
+    if code:
+        raise_for(code, (library.hvd_ext_error() or b"").decode(errors="replace"))
 
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:

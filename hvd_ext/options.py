@@ -40,6 +40,7 @@ class Options:
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
         window: segments of one bucket or call that are under way at once.
+        trace: folder for a trace of every bucket; None for none. On all ranks or none.
 
     Raises:
         InvalidError: a value breaks the rule named in the message.
@@ -52,6 +53,7 @@ class Options:
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
     window: int = 8
+    trace: str | Path | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, str) or not self.algorithm:
@@ -108,6 +110,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
     ),
+    Setting("HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"),
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, engine, launch, options, runtime
 from hvd_ext.errors import CommunicationError, InvalidError, TopologyError
+from hvd_ext.trace import recording
 
 if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
@@ -50,7 +51,10 @@ def init(settings: options.Options | None = None) -> None:
     _watch_exit()
     try:
         launch.check_size(plan, running.size)
-        runtime.set_current(_joined(running, settings))
+        job = _joined(running, settings)
+        if settings.trace is not None:
+            recording.begin(job, settings.trace)
+        runtime.set_current(job)
     except BaseException:
         # A refusal that all ranks share leaves nothing running; init() may be called again.
         _exit["failed"] = running.stop()
@@ -66,6 +70,7 @@ def shutdown() -> None:
     if job is None:
         return
     runtime.set_current(None)
+    recording.end(job)
     _exit["failed"] = job.engine.stop() or _exit["failed"]
 
 
@@ -173,6 +178,7 @@ def _joined(running: engine.Engine, settings: options.Options) -> runtime.Runtim
                 "op": settings.op.name,
                 "window": settings.window,
                 "topology": "found by itself" if tree is None else repr(tree),
+                "trace": "none" if settings.trace is None else "recorded",
             },
         }
 

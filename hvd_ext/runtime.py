@@ -61,6 +61,7 @@ class Runtime:
         self.tree = tree
         self.options = options
         self.hosts = hosts
+        self.plans: dict[int, LogicalPlan] = {}  # by handle
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
         self._counts: dict[str, int] = {}
@@ -99,7 +100,9 @@ class Runtime:
             if digest not in self._handles:
                 if plan.size <= MAX_PROVEN_RANKS:
                     planner.prove(plan)
-                self._handles[digest] = self.engine.add_plan(lower.rows_of(plan, self.engine.rank), plan.units)
+                handle = self.engine.add_plan(lower.rows_of(plan, self.engine.rank), plan.units)
+                self._handles[digest] = handle
+                self.plans[handle] = plan
             return self._handles[digest]
 
     def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
