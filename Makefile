@@ -20,7 +20,7 @@ native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.de
 cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format docs clean distclean
+.PHONY: help setup demo test check sanitize lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
@@ -36,6 +36,10 @@ test: setup ## all tests
 
 check: setup ## the quick tests: under 3 minutes on 2 cores
 	$(python) -m pytest -rs -m 'not slow' $(PYTEST_ARGS) tests
+
+sanitize: $(stamps)/packages ## the native tests under the address, undefined-behaviour and thread sanitizers
+	@echo "== the engine's tests, ranks as threads of one process, first with address,undefined and then with thread"
+	$(python) -m pytest -v --durations=0 $(PYTEST_ARGS) tests/native/test_native.py -k under_sanitizers
 
 lint: $(stamps)/packages ## ruff, clang-format, mypy
 	$(python) -m ruff check .

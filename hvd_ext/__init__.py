@@ -38,7 +38,10 @@ _NAMES: dict[str, tuple[str, str]] = {
             "gloo_built",
         )
     },
-    **{name: (_COLLECTIVES, name) for name in ("allreduce", "allgather", "broadcast", "barrier")},
+    **{
+        name: (_COLLECTIVES, name)
+        for name in ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier")
+    },
     **{name: ("hvd_ext.objects", name) for name in ("broadcast_object", "allgather_object")},
     **{name: ("hvd_ext.trace.recording", name) for name in ("start_trace", "stop_trace")},
     "broadcast_variables": ("hvd_ext.tensorflow.variables", "broadcast_variables"),
@@ -48,6 +51,7 @@ _NAMES: dict[str, tuple[str, str]] = {
     "MetricAverageCallback": (_CALLBACKS, "MetricAverageCallback"),
     "Average": ("hvd_ext.options", "Average"),
     "Sum": ("hvd_ext.options", "Sum"),
+    "Compression": ("hvd_ext.options", "Compression"),
     "Options": ("hvd_ext.options", "Options"),
     "errors": ("hvd_ext.errors", ""),
 }
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
     )
     from hvd_ext.keras.optimizer import DistributedOptimizer
     from hvd_ext.objects import allgather_object, broadcast_object
-    from hvd_ext.options import Average, Options, Sum
+    from hvd_ext.options import Average, Compression, Options, Sum
     from hvd_ext.process import (
         cross_rank,
         cross_size,
@@ -84,8 +88,10 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.collectives import (
         allgather,
         allreduce,
+        alltoall,
         barrier,
         broadcast,
+        reducescatter,
     )
     from hvd_ext.tensorflow.variables import broadcast_variables
     from hvd_ext.trace.recording import start_trace, stop_trace

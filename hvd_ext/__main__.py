@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan`."""
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | trace`."""
 
 from __future__ import annotations
 
@@ -96,6 +96,12 @@ def bench(context: typer.Context) -> None:
 def plan(context: typer.Context) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan: `plan --help`."""
     importlib.import_module("hvd_ext.commands.plan").app(args=context.args, prog_name="python -m hvd_ext plan")
+
+
+@app.command(context_settings=FORWARD)
+def trace(context: typer.Context) -> None:
+    """Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`."""
+    importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ class BucketSpec:
         dtype: of all its tensors, a key of `DTYPES`.
         op: `Sum` or `Average`.
         plan: from `Engine.add_plan`.
-        segment_nbytes: the grain of pipelining, at least 1.
+        segment_nbytes: the grain of pipelining in bytes sent, at least 1.
         tensors: indices of the channel's tensors, in their order in the buffer.
+        wire: float32 travels as "float16" or "bfloat16"; None: as it is.
     """
 
     dtype: str
@@ -61,6 +62,7 @@ class BucketSpec:
     plan: int
     segment_nbytes: int
     tensors: tuple[int, ...]
+    wire: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Engine:
         """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.
 
         Returns:
-            Whether this rank went down alone: work was cut off, or a peer had not said farewell.
+            Whether this rank went down alone: work was cut off, or the transport was broken.
         """
         alone = ctypes.c_int32()
         _call("hvd_ext_stop", ctypes.byref(alone))
@@ -160,11 +162,13 @@ class Engine:
             _int64s([len(bucket.tensors) for bucket in buckets]),
             _int64s([tensor for bucket in buckets for tensor in bucket.tensors]),
             _int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
+            _int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
             _int32s([int(bucket.op) for bucket in buckets]),
             _int64s([bucket.plan for bucket in buckets]),
             _int64s([bucket.segment_nbytes for bucket in buckets]),
             ctypes.byref(handle),
         )
+        self.channels[1 + (handle.value & 0xFFFFFFFF)] = ChannelSpec(name, tuple(tensors), tuple(buckets))
         return handle.value
 
     def close_channel(self, channel: int) -> None:
@@ -219,6 +223,15 @@ class Engine:
             ]
         finally:
             native.load().hvd_ext_exchange_free(result)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Tell the ranks that make a call which this rank has refused: they get a mismatch instead of waiting.
+
+        Args:
+            name: the call's.
+            why: the words of this rank's refusal.
+        """
+        _call("hvd_ext_refuse", name.encode(), why.encode())
 
     def statistics(self) -> Statistics:
         """Count what the engine has done.

@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
 OPS = DIRECTORY / "libhvd_ext_ops.so"
 
-ABI_VERSION = 1  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 2  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -60,7 +60,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_open": (
         ctypes.c_int,
-        [_text, _i64, ctypes.POINTER(_text), _i64s, _i64, _i64s, _i64s, _i32s, _i32s, _i64s, _i64s, _i64s],
+        [_text, _i64, ctypes.POINTER(_text), _i64s, _i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s, _i64s],
     ),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
@@ -69,6 +69,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         [_text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],
     ),
     "hvd_ext_exchange_free": (None, [_memory]),
+    "hvd_ext_refuse": (ctypes.c_int, [_text, _text]),
     "hvd_ext_statistics": (ctypes.c_int, [_i64s]),
     "hvd_ext_trace_start": (ctypes.c_int, [_i64]),
     "hvd_ext_trace_stop": (ctypes.c_int, []),

@@ -24,6 +24,18 @@ class ReduceOp(enum.IntEnum):
     Average = 1
 
 
+class Compression(enum.Enum):
+    """How float32 travels; the values are its dtype on the way, "" for its own.
+
+    Sums are taken in float32, and what is sent is rounded to nearest. float16 has 11 bits and ends at 65504: a partial
+    sum beyond that becomes infinity. bfloat16 has 8 bits and float32's range.
+    """
+
+    none = ""
+    fp16 = "float16"
+    bf16 = "bfloat16"
+
+
 Sum = ReduceOp.Sum
 Average = ReduceOp.Average
 
@@ -36,6 +48,7 @@ class Options:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
         bucket_nbytes: gradients are sent together in buckets of about so many bytes.
         op: `Average` or `Sum`.
+        compression: how float32 gradients travel, `Compression.none`, `.fp16` or `.bf16`.
         topology: None to find the hosts by itself, the path of a YAML file, or a `Tree`.
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
@@ -49,6 +62,7 @@ class Options:
     algorithm: str = "auto"
     bucket_nbytes: int = 8 * MIB
     op: ReduceOp = Average
+    compression: Compression = Compression.none
     topology: str | Path | Tree | None = None
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
@@ -61,6 +75,7 @@ class Options:
         if not _is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
             raise InvalidError(f"bucket_nbytes ({self.bucket_nbytes!r}): must be a whole number of bytes, at least 1")
         object.__setattr__(self, "op", check_op(self.op))
+        object.__setattr__(self, "compression", check_compression(self.compression))
         for field in ("stall_warn_s", "stall_fatal_s"):
             seconds = getattr(self, field)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
@@ -110,7 +125,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
     ),
-    Setting("HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"),
+    Setting(
+        "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
+    ),
 )
 
 
@@ -150,6 +167,28 @@ def check_op(op: object) -> ReduceOp:
     if not isinstance(op, ReduceOp):
         raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; there are no others")
     return op
+
+
+def check_compression(compression: object) -> Compression:
+    """Check a compression that a user gave.
+
+    Args:
+        compression: a member of `hvd_ext.Compression`, Horovod's class for the same, or None for none.
+
+    Returns:
+        The same, typed.
+
+    Raises:
+        InvalidError: anything else.
+    """
+    if isinstance(compression, Compression):
+        return compression
+    known = {"NoneCompressor": Compression.none, "FP16Compressor": Compression.fp16}
+    name = "NoneCompressor" if compression is None else getattr(compression, "__name__", "")
+    if name not in known:
+        names = ", ".join(f"Compression.{member.name}" for member in Compression)
+        raise InvalidError(f"compression ({compression!r}): must be one of {names}; there are no others")
+    return known[name]
 
 
 def _parsed(setting: Setting, text: str) -> Any:

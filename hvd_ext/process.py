@@ -70,8 +70,13 @@ def shutdown() -> None:
     if job is None:
         return
     runtime.set_current(None)
-    recording.end(job)
-    _exit["failed"] = job.engine.stop() or _exit["failed"]
+    write_trace = recording.end(job)
+    failed = _exit["failed"]
+    if failed:  # the others may end this process soon
+        write_trace()
+    _exit["failed"] = job.engine.stop() or failed
+    if not failed:
+        write_trace()
 
 
 def is_initialized() -> bool:
@@ -176,6 +181,7 @@ def _joined(running: engine.Engine, settings: options.Options) -> runtime.Runtim
                 "algorithm": settings.algorithm,
                 "bucket_nbytes": settings.bucket_nbytes,
                 "op": settings.op.name,
+                "compression": settings.compression.name,
                 "window": settings.window,
                 "topology": "found by itself" if tree is None else repr(tree),
                 "trace": "none" if settings.trace is None else "recorded",
@@ -220,15 +226,19 @@ def _watch_exit() -> None:
 def _at_exit(pid: int) -> None:
     if pid != os.getpid():
         return
-    failed = _exit["failed"]
-    try:
-        shutdown()
-    except CommunicationError:
-        _exit["failed"] = True
-    # An uncaught exception on this rank leaves the others waiting in their next collective: MPI_Finalize would wait
-    # with them for ever, so the job is ended.
+    job = runtime.current_or_none()
+    if _exit["failed"] and _exit["mpi"]:
+        # An uncaught exception leaves the others waiting in their next collective, and MPI_Finalize would wait with
+        # them for ever: the job is ended, at once.
+        if job is not None:
+            recording.end(job)()
+    else:
+        try:
+            shutdown()
+        except CommunicationError:
+            _exit["failed"] = True
     if _exit["mpi"]:
         # MPI_Abort leaves no time for what Python does last.
         sys.stdout.flush()
         sys.stderr.flush()
-        engine.finish_mpi(failed or _exit["failed"])
+        engine.finish_mpi(_exit["failed"])

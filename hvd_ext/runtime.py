@@ -166,6 +166,40 @@ class Runtime:
                 self._prepared[key] = self._made(planner.broadcast_plan(self.tree, root), nbytes)
             return self._prepared[key]
 
+    def reduce_scatter(self, nbytes: int) -> Prepared:
+        """Prepare a reduce-scatter.
+
+        Args:
+            nbytes: the size of the buffer.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("reduce_scatter", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.reduce_scatter_plan(self.tree), nbytes)
+            return self._prepared[key]
+
+    def all_to_all(self, nbytes: int) -> Prepared:
+        """Prepare an all-to-all.
+
+        Args:
+            nbytes: the size of a rank's buffer.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("all_to_all", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.all_to_all_plan(self.tree), nbytes)
+            return self._prepared[key]
+
     def _made(self, plan: LogicalPlan, nbytes: int, chosen: Chosen | None = None) -> Prepared:
         from hvd_ext.planning import ir, planner
 

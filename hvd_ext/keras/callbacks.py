@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizer import Distributed
 from hvd_ext.objects import allgather_object
 from hvd_ext.process import size
 from hvd_ext.tensorflow.variables import broadcast_variables
@@ -41,6 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             return
         if self.root_rank >= size():
             raise InvalidError(f"root_rank ({self.root_rank}): must be below the number of ranks, {size()}")
+        _refuse_plain(self.model)
         optimizers = _optimizers(self.model)
         weights = self.model.weights
         ranks = allgather_object((len(weights), [optimizer.built for optimizer in optimizers]))
@@ -85,6 +87,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """See that the ranks train together."""
+        _refuse_plain(self.model)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics in place, in double precision; all ranks get the same bits."""
         own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
@@ -107,3 +113,16 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, numbers.Number):
         return not isinstance(value, complex)
     return getattr(value, "shape", None) == () and hasattr(value, "dtype")
+
+
+def _refuse_plain(model: keras.Model) -> None:
+    """Refuse Keras' own training step with an optimizer that is not wrapped: each rank would train alone."""
+    optimizer = getattr(model, "optimizer", None)
+    if size() == 1 or optimizer is None or type(model).train_step is not keras.Model.train_step:
+        return
+    candidates = (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
+    if not any(isinstance(candidate, Distributed) for candidate in candidates):
+        raise InvalidError(
+            f"optimizer {optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned and "
+            "copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
+        )

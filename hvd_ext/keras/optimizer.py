@@ -18,7 +18,7 @@ import keras
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.reduction import Reduction
-from hvd_ext.options import Average, Options, ReduceOp
+from hvd_ext.options import Average, Compression, Options, ReduceOp, check_compression
 from hvd_ext.planning import registry
 from hvd_ext.tensorflow.registration import Channel
 
@@ -30,6 +30,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     op: ReduceOp = Average,
     algorithm: str | None = None,
     bucket_nbytes: int | None = None,
+    compression: Compression | None = None,
     **horovod: Any,
 ) -> keras.optimizers.Optimizer:
     """Make an optimizer reduce its gradients over all ranks before every update, in `fit` and in loops of your own.
@@ -45,6 +46,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
         algorithm: "auto" or an allreduce algorithm's name; None for that of `init` (HVD_EXT_ALGORITHM, else "auto").
         bucket_nbytes: gradients travel together in buckets of about so many bytes; None for the one of `init`.
+        compression: `hvd_ext.Compression.fp16` or `.bf16` to send float32 gradients as halves; they are added in
+            float32. With fp16 a sum over the ranks beyond 65504 becomes infinite. None for that of `init`.
         **horovod: the other keywords of Horovod's DistributedOptimizer, at values that change no result.
 
     Returns:
@@ -57,11 +60,12 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     """
     _check_optimizer(optimizer)
     _check_horovod(horovod)
+    compression = None if compression is None else check_compression(compression)
     Options().replace(op=op, algorithm=algorithm, bucket_nbytes=bucket_nbytes)
     if algorithm not in (None, "auto"):
         registry.get(algorithm)
     label = name or type(optimizer).__name__
-    reduction = Reduction(label, op=op, algorithm=algorithm, bucket_nbytes=bucket_nbytes)
+    reduction = Reduction(label, op=op, algorithm=algorithm, bucket_nbytes=bucket_nbytes, compression=compression)
     # past Keras' own __setattr__, which tracks what it is given
     object.__setattr__(optimizer, "_hvd_ext_reduction", reduction)
     object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
@@ -161,10 +165,6 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _is_none_compression(value: Any) -> bool:
-    return value is None or getattr(value, "__name__", "") == "NoneCompressor"
-
-
 def _is_global_process_set(value: Any) -> bool:
     return value is None or getattr(value, "process_set_id", None) == 0
 
@@ -181,7 +181,6 @@ _HOROVOD: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sparse_as_dense": (_anything, ""),  # sparse gradients are always made dense
     "average_aggregated_gradients": (_anything, ""),  # speaks of backward_passes_per_step > 1 only
     "scale_local_gradients": (_anything, ""),  # speaks of local variables, which there are none of
-    "compression": (_is_none_compression, "must be None or Compression.none; gradients travel in their own dtype"),
     "backward_passes_per_step": (
         lambda value: value == 1,
         "must be 1; give the Keras optimizer gradient_accumulation_steps instead, it communicates on update steps only",
@@ -199,7 +198,7 @@ _HOROVOD: dict[str, tuple[Callable[[Any], bool], str]] = {
 def _check_horovod(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in _HOROVOD:
-            known = ["op", "algorithm", "bucket_nbytes", *_HOROVOD]
+            known = ["op", "algorithm", "bucket_nbytes", "compression", *_HOROVOD]
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
             raise TypeError(f"DistributedOptimizer has no keyword {name!r}{hint}")

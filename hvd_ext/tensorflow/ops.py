@@ -21,6 +21,8 @@ _INDEPENDENT = (
     "HvdExt>Allreduce",
     "HvdExt>Allgather",
     "HvdExt>Broadcast",
+    "HvdExt>Reducescatter",
+    "HvdExt>Alltoall",
 )
 # For functions that a user calls while tracing: AutoGraph would rewrite them, and all that they call.
 plain = tf.autograph.experimental.do_not_convert
@@ -74,9 +76,9 @@ def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, t
     return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
 
 
-def allreduce(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, **classes: list[int]) -> tf.Tensor:
+def allreduce(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, wire: str, **classes: list[int]) -> tf.Tensor:
     """Sum or average over the ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_allreduce(name, tensor, average=average, **classes)
+    return library().hvd_ext_allreduce(name, tensor, average=average, wire=wire, **classes)
 
 
 def allgather(name: tf.Tensor | str, tensor: tf.Tensor, **classes: list[int]) -> tf.Tensor:
@@ -87,6 +89,19 @@ def allgather(name: tf.Tensor | str, tensor: tf.Tensor, **classes: list[int]) ->
 def broadcast(name: tf.Tensor | str, tensor: tf.Tensor, root: int, **classes: list[int]) -> tf.Tensor:
     """Give all ranks the root's tensor; see the op's text in tf_ops/ops/collective.cc."""
     return library().hvd_ext_broadcast(name, tensor, root=root, **classes)
+
+
+def reducescatter(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, **classes: list[int]) -> tf.Tensor:
+    """Give each rank its part of the sum; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_reducescatter(name, tensor, average=average, **classes)
+
+
+def alltoall(
+    name: tf.Tensor | str, tensor: tf.Tensor, splits: tf.Tensor, has_splits: bool, **classes: list[int]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Give each rank rows of every rank; see the op's text in tf_ops/ops/collective.cc."""
+    result, received = library().hvd_ext_alltoall(name, tensor, splits, has_splits=has_splits, **classes)
+    return result, received
 
 
 def barrier(name: tf.Tensor | str) -> tf.Operation | None:

@@ -181,7 +181,7 @@ def open(name: str, specs: Sequence[GradientSpec], options: Options | None = Non
     Args:
         name: for messages ("Adam"); several channels may have one name.
         specs: the gradients, in the same order on all ranks.
-        options: algorithm, bucket_nbytes and op; None for those of `init`.
+        options: algorithm, bucket_nbytes, op and compression; None for those of `init`.
 
     Returns:
         The open channel.
@@ -225,7 +225,11 @@ class _Prepared:
         infos = [bucketing.TensorInfo(spec.name, spec.elements, spec.dtype) for spec in self._present()]
         self._buckets = bucketing.by_size(infos, options.bucket_nbytes).buckets if infos else ()
         self.buckets = tuple(tuple(self.included[tensor] for tensor in bucket.tensors) for bucket in self._buckets)
-        self._plans = [owner.allreduce(bucket.nbytes, options.algorithm) for bucket in self._buckets]
+        self._wires = [wire_of(bucket.dtype, options) for bucket in self._buckets]
+        self._plans = [
+            owner.allreduce(bucket.nbytes // 2 if wire else bucket.nbytes, options.algorithm)
+            for bucket, wire in zip(self._buckets, self._wires, strict=True)
+        ]
         self.choices = tuple(plan.chosen for plan in self._plans)
 
     def described(self) -> dict[str, Any]:
@@ -239,13 +243,23 @@ class _Prepared:
             self._name,
             [TensorSpec(spec.name, spec.elements, spec.dtype) for spec in self._present()],
             [
-                BucketSpec(bucket.dtype, self._options.op, plan.plan, plan.segment_nbytes, tuple(bucket.tensors))
-                for bucket, plan in zip(self._buckets, self._plans, strict=True)
+                BucketSpec(bucket.dtype, self._options.op, plan.plan, plan.segment_nbytes, tuple(bucket.tensors), wire)
+                for bucket, plan, wire in zip(self._buckets, self._plans, self._wires, strict=True)
             ],
         )
 
     def _present(self) -> list[GradientSpec]:
         return [self._specs[index] for index in self.included]
+
+
+def wire_of(dtype: str, options: Options) -> str | None:
+    """Give the dtype in which a bucket travels; None for its own: only float32 is compressed.
+
+    Args:
+        dtype: of the bucket.
+        options: its compression counts.
+    """
+    return options.compression.value or None if dtype == "float32" else None
 
 
 def _described(where: str, specs: Sequence[GradientSpec], options: Options) -> dict[str, Any]:
@@ -262,6 +276,7 @@ def _described(where: str, specs: Sequence[GradientSpec], options: Options) -> d
             "algorithm": options.algorithm,
             "bucket_nbytes": options.bucket_nbytes,
             "op": options.op.name,
+            "compression": options.compression.name,
         },
         "tensors": [[spec.name, _text(spec)] for spec in specs],
         "present": [bool(spec.present) for spec in specs],

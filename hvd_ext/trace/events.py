@@ -117,7 +117,10 @@ class _Writer:
 
     def named(self) -> list[Event]:
         where = f"rank {self.book.rank} on {self.book.host}"
-        names = [self._meta("process_name", 0, {"name": where}), self._meta("process_sort_index", 0, {"sort_index": self.book.rank})]
+        names = [
+            self._meta("process_name", 0, {"name": where}),
+            self._meta("process_sort_index", 0, {"sort_index": self.book.rank}),
+        ]
         for track in sorted(self._tracks):
             tid = self._tid(track)
             names.append(self._meta("thread_name", tid, {"name": self._tracks[track]}))

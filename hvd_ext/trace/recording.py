@@ -8,11 +8,12 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, engine as engines, runtime
-from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.errors import InvalidError
 from hvd_ext.trace import clock, events, records
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 # 15 MB of memory: 10 buckets with plans of 10 rounds make about 140 records in a step, so 900 steps.
 CAPACITY = 1 << 17
+UNKNOWN = events.Levels("", (), ())  # a plan that was given to the engine directly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,7 @@ _recording: _Recording | None = None
 
 
 def start_trace(folder: str | os.PathLike[str]) -> None:
-    """Record what the engine does, from now until `stop_trace`, `shutdown` or the end of the process; all ranks call it.
+    """Record what the engine does, until `stop_trace`, `shutdown` or the end of the process; all ranks call it.
 
     Each rank then leaves `rank_R.json` in the folder, for `python -m hvd_ext trace` and for Perfetto. Of a long
     training the newest part is kept.
@@ -64,8 +66,11 @@ def stop_trace() -> Path:
         OSError: the file cannot be written.
     """
     if _recording is None:
-        raise InvalidError("stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first")
-    return _written(runtime.current())
+        raise InvalidError(
+            "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
+        )
+    owner = runtime.current()
+    return _written(owner, *_taken())
 
 
 def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
@@ -98,28 +103,40 @@ def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
     _recording = _Recording(owner.engine, path, job, here, zero, time.monotonic_ns())
 
 
-def end(owner: Runtime) -> None:
-    """Write the file if a trace is being recorded, before the engine stops; never raises, but says what went wrong.
+def end(owner: Runtime) -> Callable[[], None]:
+    """End the recording if there is one, before the engine stops.
 
     Args:
         owner: the job that ends.
+
+    Returns:
+        Writes the file; also after the engine has stopped, as the others wait for this rank's farewell only so long.
+        It never raises, but says what went wrong.
     """
     if _recording is None or _recording.engine is not owner.engine:
-        return
-    try:
-        _written(owner)
-    except (OSError, HvdExtError) as error:
-        print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error}", file=sys.stderr)
+        return lambda: None
+    recording, raw = _taken()
+
+    def finish() -> None:
+        try:
+            _written(owner, recording, raw)
+        except Exception as error:  # whatever it is, it must not stand between a rank and its end
+            print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
+
+    return finish
 
 
-def _written(owner: Runtime) -> Path:
+def _taken() -> tuple[_Recording, records.Raw]:
     global _recording
     recording, _recording = _recording, None
     assert recording is not None
     records.stop()
-    found, dropped = records.read(CAPACITY)
+    return recording, records.read(CAPACITY)
+
+
+def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
     # A wait may have begun in an earlier trace.
-    found = [record for record in found if record.begin_ns >= recording.begun_ns]
+    found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
         "job": recording.job,
@@ -129,7 +146,7 @@ def _written(owner: Runtime) -> Path:
         "clock_offset_us": recording.clock.offset_ns / 1e3,
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
         "records": len(found),
-        "dropped": dropped,
+        "dropped": raw.dropped,
     }
     made = events.events_of(found, _book(owner, recording.zero_ns))
     path = recording.folder / f"rank_{owner.engine.rank}.json"
@@ -164,6 +181,6 @@ def _book(owner: Runtime, zero_ns: int) -> events.Book:
             tensors = [channel.tensors[index] for index in bucket.tensors]
             nbytes = sum(tensor.elements for tensor in tensors) * engines.DTYPES[bucket.dtype].nbytes
             names = tuple(tensor.name for tensor in tensors)
-            buckets.append(events.Bucket(plans[bucket.plan], names, nbytes, bucket.dtype))
+            buckets.append(events.Bucket(plans.get(bucket.plan, UNKNOWN), names, nbytes, bucket.dtype))
         channels[lane] = events.Channel(channel.name, tuple(buckets))
     return events.Book(owner.engine.rank, owner.hosts[owner.engine.rank], zero_ns, channels, plans)

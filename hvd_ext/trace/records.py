@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 from typing import NamedTuple
 
@@ -54,29 +55,43 @@ def stop() -> None:
     native.call("hvd_ext_trace_stop")
 
 
-def read(capacity: int) -> tuple[list[Record], int]:
-    """Read what was recorded.
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """What was read: memory with `count` records in the order in which they came; `dropped` older ones were lost."""
+
+    memory: ctypes.Array[native.TraceRecord]
+    count: int
+    dropped: int
+
+
+def read(capacity: int) -> Raw:
+    """Read what was recorded; quick, so that a rank that leaves keeps nobody waiting.
 
     Args:
         capacity: at most so many records, the newest.
 
     Returns:
-        The records in the order in which they were made, and how many older ones were dropped.
+        The records, for `decoded`.
     """
     memory = (native.TraceRecord * capacity)()
     count, dropped = ctypes.c_int64(), ctypes.c_int64()
     native.call("hvd_ext_trace_read", memory, capacity, ctypes.byref(count), ctypes.byref(dropped))
+    return Raw(memory, count.value, dropped.value)
+
+
+def decoded(raw: Raw) -> list[Record]:
+    """Give what was read as values of Python."""
     return [
         Record(
-            raw.begin_ns,
-            raw.end_ns,
-            raw.id,
-            raw.plan,
-            Kind(raw.kind),
-            raw.lane,
-            raw.part,
-            raw.round,
-            raw.name.decode(errors="replace"),
+            record.begin_ns,
+            record.end_ns,
+            record.id,
+            record.plan,
+            Kind(record.kind),
+            record.lane,
+            record.part,
+            record.round,
+            record.name.decode(errors="replace"),
         )
-        for raw in memory[: count.value]
-    ], dropped.value
+        for record in raw.memory[: raw.count]
+    ]

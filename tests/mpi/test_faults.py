@@ -109,16 +109,16 @@ STAYS_AWAY = """
 def test_a_missing_rank_is_named_and_nothing_else_happens(tmp_path: Path) -> None:
     last = """
     if hvd.rank() == 1:
-        wait_for("'late one'")
+        wait_for("for rank 1 (")
     assert hvd.allgather_object(hvd.rank(), name="late one") == [0, 1, 2]
     print("done", flush=True)
     """
     job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
     assert all(job.says(rank, "done") for rank in range(3)), job.text()
     for rank in (0, 2):
-        warnings = [line for line in job.outputs[rank].splitlines() if "'late one'" in line]
+        # Earlier ones may name a rank that came a second late, too.
+        warnings = [line for line in job.outputs[rank].splitlines() if "'late one'" in line and "for rank 1 (" in line]
         assert warnings, job.text()
-        assert "rank 1 " in warnings[0], job.text()
 
 
 def test_a_missing_rank_is_fatal_when_asked(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_missing_rank_is_fatal_when_asked(tmp_path: Path) -> None:
             print("caught:", error, flush=True)
     """
     # Long enough for slow ranks to come to init() together, which MPI_Init lets them leave together.
-    job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_FATAL_S": "10"})
+    job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_FATAL_S": "20"})
     assert not job.timed_out, job.text()
     for rank in (0, 2):
         assert "caught: " in job.outputs[rank], job.text()
@@ -154,7 +154,7 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
         handle = channel._handle
         ops.begin_step(channel=handle)
         tickets = [ops.submit(tf.fill(3, 1.0), channel=handle, tensor=0)]
-        wait_for("'bias'")
+        wait_for("('bias' not submitted)")
         tickets.append(ops.submit(tf.fill(3, 2.0), channel=handle, tensor=1))
         result = [ops.collect(t, "float32", (3,), channel=handle, tensor=i) for i, t in enumerate(tickets)]
     else:
@@ -164,8 +164,7 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     """
     job = jobs.run(tmp_path, STAYS_AWAY + last, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
-    warnings = [line for line in job.outputs[0].splitlines() if "'bias'" in line]
+    warnings = [line for line in job.outputs[0].splitlines() if "('bias' not submitted)" in line]
     assert warnings, job.text()
     for part in ("hvd_ext: ", "'Adam'", "rank 1 "):
         assert part in warnings[0], job.text()
-    assert "kernel" not in warnings[0], job.text()

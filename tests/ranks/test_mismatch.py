@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext import options, process, runtime
-from hvd_ext.errors import HvdExtError, InvalidError, MismatchError, TopologyError
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError, PlanError, TopologyError
 from hvd_ext.tensorflow import registration
 from hvd_ext.tensorflow.registration import GradientSpec
 from tests.ranks.numbers import total, values
@@ -170,3 +170,25 @@ def test_options_and_topologies_of_init(odd: bool, size: int, alike: Callable[..
     assert f"bucket_nbytes must be the same on all ranks; rank {size - 1} has 7, rank 0 has 8" in words[0]
     assert f"rank {size - 1}: topology file" in words[1]
     assert process.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("collective", "arguments"),
+    [
+        ("allreduce", {"tensor": np.array([1], np.uint8)}),
+        ("allreduce", {"tensor": np.ones(2), "algorithm": "no such"}),
+        ("allgather", {"tensor": 1.0}),
+        ("broadcast", {"tensor": np.ones(2), "root_rank": -1}),
+    ],
+    ids=["dtype", "algorithm", "scalar", "root"],
+)
+def test_a_call_that_one_rank_refuses(odd: bool, size: int, collective: str, arguments: dict[str, object]) -> None:
+    right = {"tensor": tf.ones(2), **({"root_rank": 0} if collective == "broadcast" else {})}
+    if odd:
+        with pytest.raises((InvalidError, PlanError)):
+            getattr(hvd, collective)(**arguments)
+    else:
+        with pytest.raises(MismatchError, match=f"rank {size - 1} has refused it: "):
+            getattr(hvd, collective)(**right)
+    after = getattr(hvd, collective)(**right)  # under the default name that the refused call has counted too
+    assert float(tf.reduce_sum(after)) == (2.0 * size if collective == "allgather" else 2.0)

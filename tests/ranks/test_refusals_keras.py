@@ -79,3 +79,15 @@ def test_variables_that_are_overwritten_with_their_gradient_are_refused() -> Non
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(InvalidError, match="'scale' is overwritten with its gradient"):
         optimizer.apply([tf.ones(3)], [variable])
+
+
+@pytest.mark.parametrize(
+    "callback", [hvd.callbacks.BroadcastGlobalVariablesCallback, hvd.callbacks.MetricAverageCallback]
+)
+def test_callbacks_refuse_an_optimizer_that_is_not_wrapped(callback: type[keras.callbacks.Callback]) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank trains alone, wrapped or not")
+    plain = model()
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(InvalidError, match="not wrapped, so each rank would train alone"):
+        plain.fit(*data(hvd.rank(), 8), batch_size=4, verbose=0, callbacks=[callback()])

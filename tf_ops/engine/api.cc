@@ -195,6 +195,13 @@ int hvd_ext_channel_begin_step(int64_t channel) {
   return Report(engine != nullptr ? engine->BeginStep(channel) : status);
 }
 
+int hvd_ext_refuse(const char* name, const char* why) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine != nullptr) engine->Refuse(name, why);
+  return Report(status);
+}
+
 int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
                      const int64_t** offsets) {
   Status status;

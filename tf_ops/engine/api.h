@@ -45,6 +45,7 @@ int hvd_ext_channel_begin_step(int64_t channel);
 int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
                      const int64_t** offsets);
 void hvd_ext_exchange_free(void* result);
+int hvd_ext_refuse(const char* name, const char* why);  // see Engine::Refuse
 
 // buckets, calls, segments, bytes_sent, bytes_received
 int hvd_ext_statistics(int64_t values[5]);

@@ -1,6 +1,7 @@
 #include "engine/coordinator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "engine/stall.h"
@@ -27,23 +28,64 @@ const char* NameOfKind(Kind kind) {
       return "barrier";
     case Kind::kExchange:
       return "exchange";
+    case Kind::kReducescatter:
+      return "reducescatter";
+    case Kind::kAlltoall:
+      return "alltoall";
   }
   return "unknown call";
 }
 
 std::vector<int64_t> ShapeOf(const Message& a) { return {a.numbers.begin() + kShape, a.numbers.end()}; }
 
+bool AnyFirstDimension(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
+
+std::string ListOf(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (int64_t n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  return "[" + text + "]";
+}
+
+// The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses what does not add up; all
+// ranks hear of it, as they wait for this one.
+Status RowsOf(int rank, const Message& a, int size, std::vector<int64_t>* rows) {
+  int64_t all = a.numbers[kShape];
+  std::string who = NameOfCall(KindOf(a), a.text) + ": rank " + std::to_string(rank) + " has ";
+  std::string ranks = std::to_string(size) + " ranks";
+  if (a.texts.size() < 2) {
+    if (all % size == 0) {
+      rows->insert(rows->end(), static_cast<size_t>(size), all / size);
+      return Status::Ok();
+    }
+    return Invalid(who + std::to_string(all) + " rows and no splits; without splits the rows must divide evenly over " +
+                   ranks);
+  }
+  std::vector<int64_t> splits(a.texts[1].size() / sizeof(int64_t));
+  if (!splits.empty()) std::memcpy(splits.data(), a.texts[1].data(), splits.size() * sizeof(int64_t));
+  int64_t left = all;
+  bool fit = static_cast<int>(splits.size()) == size;
+  for (int64_t n : splits) {
+    fit = fit && n >= 0 && n <= left;
+    if (fit) left -= n;
+  }
+  if (!fit || left != 0) {
+    return Invalid(who + "splits " + ListOf(splits) + " for " + std::to_string(all) + " rows; splits must be " +
+                   std::to_string(size) + " numbers, 0 or more, one for each of the " + ranks +
+                   ", that add up to the rows");
+  }
+  rows->insert(rows->end(), splits.begin(), splits.end());
+  return Status::Ok();
+}
+
 // "float32[3, 4]"
 std::string TensorOf(const Message& a) {
-  std::string text = std::string(NameOf(static_cast<DType>(a.numbers[kDType]))) + "[";
-  for (size_t i = kShape; i < a.numbers.size(); ++i) text += (i > kShape ? ", " : "") + std::to_string(a.numbers[i]);
-  return text + "]";
+  return std::string(NameOf(static_cast<DType>(a.numbers[kDType]))) + ListOf(ShapeOf(a));
 }
 
 bool SameTensor(const Message& a, const Message& b) {
   std::vector<int64_t> shape_a = ShapeOf(a), shape_b = ShapeOf(b);
   if (a.numbers[kDType] != b.numbers[kDType] || shape_a.size() != shape_b.size()) return false;
-  if (KindOf(a) == Kind::kAllgather) shape_a[0] = shape_b[0];
+  if (AnyFirstDimension(KindOf(a))) shape_a[0] = shape_b[0];
   return shape_a == shape_b;
 }
 
@@ -57,8 +99,8 @@ std::string Difference(int rank, const Message& a, const Message& b) {
   }
   if (!SameTensor(a, b)) {
     return differ(TensorOf(a), TensorOf(b),
-                  KindOf(a) == Kind::kAllgather ? "all ranks must give one dtype and one shape, except for dimension 0"
-                                                : "all ranks must give one dtype and one shape");
+                  AnyFirstDimension(KindOf(a)) ? "all ranks must give one dtype and one shape, except for dimension 0"
+                                               : "all ranks must give one dtype and one shape");
   }
   if (a.numbers[kOp] != b.numbers[kOp]) {
     auto name = [](const Message& m) {
@@ -103,6 +145,10 @@ Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
                      spec.wire ? static_cast<int64_t>(*spec.wire) : kNoWire};
   message.numbers.insert(message.numbers.end(), spec.shape.begin(), spec.shape.end());
   message.texts.push_back(std::move(payload));
+  if (spec.splits) {
+    message.texts.emplace_back(reinterpret_cast<const char*>(spec.splits->data()),
+                               spec.splits->size() * sizeof(int64_t));
+  }
   return message;
 }
 
@@ -138,14 +184,17 @@ void Coordinator::Receive(int rank, Message announcement, double now_s, std::vec
 }
 
 void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
+  Message start;
+  start.type = MessageType::kStart;
+  Kind kind = KindOf(entry.announcements[0]);
   Status status = Compare(entry);
+  for (int rank = 0; status.ok() && kind == Kind::kAlltoall && rank < size_; ++rank) {
+    status = RowsOf(rank, entry.announcements[static_cast<size_t>(rank)], size_, &start.numbers);
+  }
   if (!status.ok()) {
     Refuse(entry, status, out);
     return;
   }
-  Message start;
-  start.type = MessageType::kStart;
-  Kind kind = KindOf(entry.announcements[0]);
   for (const Message& a : entry.announcements) {
     if (kind == Kind::kAllgather) start.numbers.push_back(a.numbers[kShape]);
     if (kind == Kind::kExchange) start.texts.push_back(a.texts[0]);
@@ -157,6 +206,14 @@ void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
 }
 
 Status Coordinator::Compare(const Entry& entry) const {
+  for (const Message& a : entry.announcements) {
+    if (a.code == Code::kOk) continue;
+    auto made = std::find_if(entry.announcements.begin(), entry.announcements.end(),
+                             [](const Message& other) { return other.code == Code::kOk; });
+    if (made == entry.announcements.end()) return Mismatch(a.texts[0]);  // all have refused it: nobody waits
+    return Mismatch(NameOfCall(KindOf(*made), made->text) + ": rank " +
+                    std::to_string(&a - entry.announcements.data()) + " has refused it: " + a.texts[0]);
+  }
   const Message& first = entry.announcements[0];
   for (int rank = 1; rank < size_; ++rank) {
     std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first);

@@ -25,7 +25,24 @@ Status CheckConfig(const Config& config) {
   return Status::Ok();
 }
 
-bool NeedsPlan(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kAllgather || kind == Kind::kBroadcast; }
+bool NeedsPlan(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kAllgather || kind == Kind::kBroadcast ||
+         kind == Kind::kReducescatter || kind == Kind::kAlltoall;
+}
+
+bool IsDivided(Kind kind) {
+  return kind == Kind::kAllgather || kind == Kind::kReducescatter || kind == Kind::kAlltoall;
+}
+
+// A plan's units are parts of ranks where ranks have parts.
+Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size) {
+  if (!IsDivided(spec.kind)) return Status::Ok();
+  bool pairs = spec.kind == Kind::kAlltoall;
+  if (units == (pairs ? size * size : size)) return Status::Ok();
+  return Invalid(NameOfCall(spec.kind, spec.name) + ": its plan must have one unit for each of the " +
+                 std::to_string(size) + " ranks" + (pairs ? " and each of their peers" : "") + ", it has " +
+                 std::to_string(units));
+}
 
 Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   if (spec.name.empty()) return Invalid("a collective must have a name, this one's is empty");
@@ -36,14 +53,18 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   }
   if (SizeOf(spec.dtype) == 0)
     return Invalid(name + "dtype (" + std::to_string(static_cast<int>(spec.dtype)) + ") is unknown");
-  if (spec.kind == Kind::kAllreduce && spec.dtype == DType::kBytes) return Invalid(name + "bytes cannot be reduced");
+  if ((spec.kind == Kind::kAllreduce || spec.kind == Kind::kReducescatter) && spec.dtype == DType::kBytes) {
+    return Invalid(name + "bytes cannot be reduced");
+  }
   if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
     return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
   }
   HVD_EXT_RETURN_IF_ERROR(CheckWire(name, spec.dtype, spec.wire));
   if (spec.wire && spec.kind != Kind::kAllreduce) return Invalid(name + "only an allreduce may have a wire dtype");
-  if (spec.kind == Kind::kAllgather && spec.shape.empty()) {
-    return Invalid(name + "the tensor must have a dimension 0 to be joined along, it is a scalar; reshape it to [1]");
+  if (IsDivided(spec.kind) && spec.shape.empty()) {
+    return Invalid(name + "the tensor must have a dimension 0 to be " +
+                   (spec.kind == Kind::kAllgather ? "joined" : "divided") +
+                   " along, it is a scalar; reshape it to [1]");
   }
   if (spec.kind == Kind::kBroadcast && (spec.root < 0 || spec.root >= size)) {
     return Invalid(name + "root rank (" + std::to_string(spec.root) + ") must be in [0, " + std::to_string(size) + ")");
@@ -296,10 +317,7 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
     std::lock_guard<std::mutex> lock(state_->mutex);
     status = state_->Usable();
     if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
-    if (status.ok() && spec.kind == Kind::kAllgather && call->plan->units != size()) {
-      status = Invalid(NameOfCall(spec.kind, spec.name) + ": its plan must have one unit for each of the " +
-                       std::to_string(size()) + " ranks, it has " + std::to_string(call->plan->units));
-    }
+    if (status.ok() && NeedsPlan(spec.kind)) status = CheckUnits(spec, call->plan->units, size());
     if (status.ok() && state_->gone >= 0) {
       status = Communication(NameOfCall(spec.kind, spec.name) + ": " + HasLeft(state_->gone));
     }
@@ -308,7 +326,22 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
       state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
     }
   }
-  if (!status.ok()) done(status);
+  if (status.ok()) return;
+  if (status.code == Code::kInvalid) Refuse(spec.name, status.message);
+  done(status);
+}
+
+void Engine::Refuse(const std::string& name, const std::string& why) {
+  if (name.empty()) return;
+  CallSpec spec;
+  spec.kind = Kind::kBarrier;
+  spec.name = name;
+  Message refusal = Announce(-1, spec, "");  // -1: nobody here waits for the answer
+  refusal.code = Code::kInvalid;
+  refusal.texts = {why};
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  if (!state_->Usable().ok() || state_->gone >= 0) return;
+  state_->Post([state = state_.get(), refusal] { state->Send(0, refusal); });
 }
 
 void Engine::Exchange(std::string name, std::string payload, Exchanged done) {

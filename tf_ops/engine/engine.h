@@ -24,7 +24,15 @@
 
 namespace hvd_ext {
 
-enum class Kind : int32_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 3, kExchange = 4 };
+enum class Kind : int32_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 3,
+  kExchange = 4,
+  kReducescatter = 5,
+  kAlltoall = 6
+};
 enum class ReduceOp : int32_t { kSum = 0, kAverage = 1 };
 
 struct Config {
@@ -59,10 +67,13 @@ struct CallSpec {
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;                // broadcast
-  std::vector<int64_t> shape;  // allgather: dimension 0 may differ from rank to rank
+  std::vector<int64_t> shape;  // allgather, alltoall: dimension 0 may differ from rank to rank
   int64_t plan = 0;            // allreduce, allgather, broadcast; its digest is compared over the ranks
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
+  std::optional<std::vector<int64_t>> splits;  // alltoall: rows for each rank; none: equal parts
+  // alltoall: becomes the rows from each rank, before Allocate; null: unasked
+  std::vector<int64_t>* received = nullptr;
   std::optional<DType> wire;  // allreduce of float32: as in BucketSpec; compared over the ranks
 };
 
@@ -99,7 +110,7 @@ class Engine {
 
   // May be called from a callback: then the thread ends by itself afterwards, and the answer is not yet known.
   // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins
-  // the thread. Idempotent. True if this rank went down alone: work was cut off, or the peers had not said farewell.
+  // the thread. Idempotent. True if this rank went down alone: work was cut off, or the transport was broken.
   bool Stop();
 
   Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
@@ -120,6 +131,9 @@ class Engine {
   // `input` stays valid until `done`.
   void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
   void Exchange(std::string name, std::string payload, Exchanged done);
+  // This rank's use of the name is refused before it was made: the others, who make it, get a mismatch with these
+  // words. Call does so itself where it refuses.
+  void Refuse(const std::string& name, const std::string& why);
 
   Statistics GetStatistics() const;
   // Records from now on, the newest `capacity` of them, what was recorded before is forgotten; and until StopTrace,

@@ -24,6 +24,7 @@ void Engine::State::Watch() {
 
 void Engine::State::WatchLanes() {
   for (const LaneView& view : executor.Views()) {
+    CheckClosed(view.lane);
     LaneWatch& watch = watches_[view.lane];
     if (watch.progress_s != view.progress_s) {
       watch = LaneWatch{};

@@ -69,7 +69,13 @@ bool Engine::State::TakeInbox() {
     std::lock_guard<std::mutex> lock(mutex);
     work.swap(inbox);
   }
-  for (std::function<void()>& item : work) item();
+  for (std::function<void()>& item : work) {
+    try {
+      item();
+    } catch (const std::exception& e) {  // the others must run: each ends what somebody waits for
+      if (broken_.ok()) broken_ = Internal(std::string("the engine's thread: ") + e.what());
+    }
+  }
   return !work.empty();
 }
 
@@ -277,8 +283,10 @@ void Engine::State::Farewell() {
   double begun_s = NowSeconds();
   moved_s_ = begun_s;
   while (static_cast<int>(left_s_.size()) < size - 1 || transport->ControlPending()) {
+    // They go on, perhaps for long: rank 0 may save a model. Our last words reach them, and MPI_Finalize waits for
+    // them.
     if (now_s_ - begun_s > config.farewell_s) {
-      alone = true;
+      if (transport->ControlPending()) alone = true;
       return;
     }
     now_s_ = NowSeconds();

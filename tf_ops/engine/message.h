@@ -11,11 +11,13 @@ namespace hvd_ext {
 
 enum class MessageType : int64_t {
   // Calls. `id` is the receiver's (or announcer's) own number of the call.
-  kAnnounce = 1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, wire dtype, shape...;
-                  // texts = {payload}
-  kStart = 2,     // 0 -> all: run it now; numbers = dimension 0 of every rank (allgather), texts = payloads (exchange)
-  kRefuse = 3,    // 0 -> who has announced it: end it with `code` and `text`
-  kWarn = 4,      // 0 -> those who wait: print `text`
+  kAnnounce =
+      1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, wire dtype, shape...;
+          // texts = {payload}, and where an alltoall has splits, their int64
+  kStart = 2,   // 0 -> all: run it now; numbers = dimension 0 of every rank (allgather) or the
+                // rows from each rank to each (alltoall), texts = payloads (exchange)
+  kRefuse = 3,  // 0 -> who has announced it: end it with `code` and `text`
+  kWarn = 4,    // 0 -> those who wait: print `text`
   // Lanes. `id` is the lane.
   kLaneFailed = 10,  // any -> all: nothing runs on this lane any more; code, text
   kLaneClosed = 11,  // any -> all: the sender takes part in numbers[0] runs of this lane and no more

@@ -161,7 +161,9 @@ class MpiTransport : public Transport {
       arrived_.emplace_back(peer, std::move(text));
       return Status::Ok();
     }
-    auto sending = std::make_unique<Outgoing>(peer, std::move(text));
+    outgoing_.push_back(
+        std::make_unique<Outgoing>(peer, std::move(text)));  // first: MPI reads it for longer than we do
+    Outgoing* sending = outgoing_.back().get();
     int64_t nbytes = static_cast<int64_t>(sending->text.size());
     int64_t at = 0;
     do {
@@ -172,7 +174,6 @@ class MpiTransport : public Transport {
                                   "control message to " + WithPeer(peer, tag, nbytes));
       at += count;
     } while (at < nbytes);
-    outgoing_.push_back(std::move(sending));
     return ReapOutgoing();
   }
 
@@ -326,9 +327,14 @@ Status StartMpi() {
 Status WaitForAll() {
   MPI_Request barrier;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "all ranks");
-  for (int done = 0; !done;) {
+  constexpr int kMillisecondsToWords = 60 * 1000;
+  int waited = 0;
+  for (int done = 0; !done; ++waited) {
     HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Test(&barrier, &done, MPI_STATUS_IGNORE), "all ranks");
     if (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (waited == kMillisecondsToWords) {
+      std::fputs("hvd_ext: init() has waited for a minute for the other ranks: all of them must call it\n", stderr);
+    }
   }
   return Status::Ok();
 }

@@ -1,10 +1,13 @@
-// The collectives that a user calls by name: allreduce, allgather, broadcast, barrier. Their Python face is
-// hvd_ext/tensorflow/collectives.py. All are asynchronous: the engine matches the ranks' calls and ends the op.
+// The collectives that a user calls by name: allreduce, allgather, broadcast, reducescatter, alltoall, barrier. Their
+// Python face is hvd_ext/tensorflow/collectives.py. All are asynchronous: the engine matches the ranks' calls and ends
+// the op.
 //
 // The plan of a call depends on the tensor's size, which a graph may not know when it is built. The ops carry one row
 // per class of sizes (attributes limits, plans, digests, segments) and take the first whose limit is not below the
 // size.
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,9 +58,15 @@ absl::Status AnyFirstDimension(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status AlltoallShape(InferenceContext* c) {
+  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+  return AnyFirstDimension(c);
+}
+
 HVD_EXT_REGISTER("HvdExt>Allreduce")
     .Attr(HVD_EXT_REDUCED)
     .Attr("average: bool")
+    .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(SameShape)
     .Doc(R"doc(
@@ -71,6 +80,7 @@ plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 average: divide the sum by the number of ranks.
+wire: float32 travels in this dtype and is added in float32; other dtypes travel as they are.
 )doc");
 
 HVD_EXT_REGISTER("HvdExt>Allgather").Attr(HVD_EXT_MOVED).SetIsStateful().SetShapeFn(AnyFirstDimension).Doc(R"doc(
@@ -101,6 +111,46 @@ plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 root: the rank whose values all get.
+)doc");
+
+HVD_EXT_REGISTER("HvdExt>Reducescatter")
+    .Attr(HVD_EXT_REDUCED)
+    .Attr("average: bool")
+    .SetIsStateful()
+    .SetShapeFn(AnyFirstDimension)
+    .Doc(R"doc(
+Gives each rank its part of the sum or average of all ranks' tensors, divided along the first dimension.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+tensor: this rank's values, of equal shape and dtype on all ranks.
+result: this rank's rows of the sum or average; the first ranks have one more where they do not divide evenly.
+limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+average: divide the sum by the number of ranks.
+)doc");
+
+HVD_EXT_REGISTER("HvdExt>Alltoall")
+    .Input("splits: int64")
+    .Output("received: int64")
+    .Attr(HVD_EXT_MOVED)
+    .Attr("has_splits: bool")
+    .SetIsStateful()
+    .SetShapeFn(AlltoallShape)
+    .Doc(R"doc(
+Gives each rank rows of every rank's tensor, joined along the first dimension in the order of ranks.
+
+call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+tensor: this rank's rows; the first dimension may differ from rank to rank.
+splits: how many rows go to each rank, from the first row on.
+result: the rows that all ranks have sent here.
+received: how many rows came from each rank.
+limits: sizes in bytes, ascending; the last row takes what is larger.
+plans: the engine's plan for each class of sizes.
+digests: the plans' digests, compared over the ranks.
+segments: the pipelining grain in bytes.
+has_splits: without, `splits` is not looked at and the rows are divided evenly.
 )doc");
 
 REGISTER_OP("HvdExt>Barrier")
@@ -139,6 +189,7 @@ struct SizeClasses {
 struct Running {
   Tensor input;
   Tensor output;
+  std::vector<int64_t> received;  // alltoall
   std::shared_ptr<Pending> pending;
 };
 
@@ -156,12 +207,19 @@ class CallOp : public tensorflow::AsyncOpKernel {
  public:
   CallOp(OpKernelConstruction* construction, Kind kind) : AsyncOpKernel(construction), kind_(kind) {
     OP_REQUIRES_OK(construction, classes_.Read(construction));
-    if (kind == Kind::kAllreduce) {
+    if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       bool average = false;
       OP_REQUIRES_OK(construction, construction->GetAttr("average", &average));
       op_ = average ? ReduceOp::kAverage : ReduceOp::kSum;
+    }
+    if (kind == Kind::kAllreduce) {
+      std::string wire;
+      OP_REQUIRES_OK(construction, construction->GetAttr("wire", &wire));
+      if (!wire.empty()) wire_ = wire == "float16" ? DType::kFloat16 : DType::kBFloat16;
     } else if (kind == Kind::kBroadcast) {
       OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+    } else if (kind == Kind::kAlltoall) {
+      OP_REQUIRES_OK(construction, construction->GetAttr("has_splits", &has_splits_));
     }
   }
 
@@ -171,18 +229,27 @@ class CallOp : public tensorflow::AsyncOpKernel {
     auto running = std::make_shared<Running>();
     running->input = context->input(1);
     const auto bytes = running->input.tensor_data();
-    // The ranks' parts of an allgather differ in size, and their plan must not.
-    const size_t row = kind_ == Kind::kAllgather ? classes_.limits.size() - 1 : classes_.Of(bytes.size());
     CallSpec spec;
     spec.kind = kind_;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
     spec.dtype = FromTensorFlow(running->input.dtype());
     spec.op = op_;
+    if (spec.dtype == DType::kFloat32) spec.wire = wire_;
     spec.root = static_cast<int>(root_);
     for (int64_t dimension : running->input.shape().dim_sizes()) spec.shape.push_back(dimension);
+    const size_t nbytes_each = SizeOf(spec.wire.value_or(spec.dtype));
+    const size_t nbytes = static_cast<size_t>(running->input.NumElements()) * nbytes_each;
+    // The ranks' parts differ in size, and their plan must not.
+    const bool uneven = kind_ == Kind::kAllgather || kind_ == Kind::kAlltoall;
+    const size_t row = uneven ? classes_.limits.size() - 1 : classes_.Of(nbytes);
     spec.plan = classes_.plans[row];
     spec.plan_digest = classes_.digests[row];
     spec.segment_nbytes = classes_.segments[row];
+    if (kind_ == Kind::kAlltoall) {
+      spec.received = &running->received;
+      const auto splits = context->input(2).flat<int64_t>();
+      if (has_splits_) spec.splits.emplace(splits.data(), splits.data() + splits.size());
+    }
     running->pending = Pending::Begin(context, std::move(done));
     engine->Call(
         std::move(spec), bytes.data(),
@@ -193,6 +260,11 @@ class CallOp : public tensorflow::AsyncOpKernel {
           running->pending->End([&](OpKernelContext* c) {
             if (!status.ok()) return c->SetStatus(ToTensorFlow(status));
             c->set_output(0, running->output);
+            if (c->num_outputs() < 2) return;
+            Tensor* received = nullptr;
+            const int64_t ranks = static_cast<int64_t>(running->received.size());
+            OP_REQUIRES_OK(c, c->allocate_output(1, TensorShape({ranks}), &received));
+            std::copy(running->received.begin(), running->received.end(), received->flat<int64_t>().data());
           });
         });
   }
@@ -200,7 +272,9 @@ class CallOp : public tensorflow::AsyncOpKernel {
  private:
   const Kind kind_;
   ReduceOp op_ = ReduceOp::kSum;
+  std::optional<DType> wire_;
   int64_t root_ = 0;
+  bool has_splits_ = false;
   SizeClasses classes_;
 };
 
@@ -236,6 +310,8 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Allreduce").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllreduce>);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Allgather").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllgather>);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Broadcast").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kBroadcast>);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Reducescatter").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kReducescatter>);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Alltoall").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAlltoall>);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Barrier").Device(tensorflow::DEVICE_CPU), BarrierOp);
 
 }  // namespace

@@ -118,10 +118,11 @@ class CollectOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     auto engine = Engine::Current();
     OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
-    const int64_t ticket = context->input(0).scalar<int64_t>()();
+    const int64_t ticket = context->input(0).scalar<int64_t>()(), channel = channel_, tensor = tensor_;
+    const TensorShape shape = shape_;
+    // The kernel may be gone from here on: a cancelled step is done at once.
     auto pending = Pending::Begin(context, std::move(done));
-    // The kernel may be gone when a cancelled step's data arrives.
-    engine->Collect(channel_, tensor_, ticket, [pending, shape = shape_](const Status& status, const void* data) {
+    engine->Collect(channel, tensor, ticket, [pending, shape](const Status& status, const void* data) {
       pending->End([&](OpKernelContext* c) {
         if (!status.ok()) return c->SetStatus(ToTensorFlow(status));
         Tensor* output = nullptr;

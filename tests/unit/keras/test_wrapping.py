@@ -111,10 +111,15 @@ def test_horovods_keywords_are_taken_where_they_change_nothing() -> None:
     assert isinstance(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), "name", **HARMLESS), Distributed)
 
 
+@pytest.mark.parametrize("compression", [hvd.Compression.bf16, type("FP16Compressor", (), {})])
+def test_compressions_of_ours_and_horovods_are_taken(compression: object) -> None:
+    assert isinstance(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), compression=compression), Distributed)
+
+
 @pytest.mark.parametrize(
     ("keyword", "value", "words"),
     [
-        ("compression", type("FP16Compressor", (), {}), "travel in their own dtype"),
+        ("compression", "fp16", "must be one of Compression.none, Compression.fp16, Compression.bf16"),
         ("backward_passes_per_step", 4, "gradient_accumulation_steps"),
         ("gradient_predivide_factor", 2.0, "must be 1.0"),
         ("num_groups", 2, "bucket_nbytes"),

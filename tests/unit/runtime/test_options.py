@@ -26,10 +26,16 @@ def test_every_variable_fills_its_field() -> None:
         "HVD_EXT_TOPOLOGY": "cluster.yaml",
         "HVD_EXT_STALL_WARN_S": "1.5",
         "HVD_EXT_STALL_FATAL_S": "7",
+        "HVD_EXT_TRACE": "traces",
     }
     assert set(environ) == {setting.name for setting in SETTINGS}
     assert from_environment(environ) == Options(
-        algorithm="ring", bucket_nbytes=123, topology="cluster.yaml", stall_warn_s=1.5, stall_fatal_s=7.0
+        algorithm="ring",
+        bucket_nbytes=123,
+        topology="cluster.yaml",
+        stall_warn_s=1.5,
+        stall_fatal_s=7.0,
+        trace="traces",
     )
 
 
@@ -58,6 +64,7 @@ def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: st
         ("bucket_nbytes", 1.5),
         ("bucket_nbytes", True),
         ("op", "Average"),
+        ("compression", "fp16"),
         ("op", 1),
         ("stall_warn_s", -0.1),
         ("stall_fatal_s", True),

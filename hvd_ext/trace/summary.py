@@ -1,0 +1,161 @@
+"""Communication per step from the events of a trace: how much was exposed, how much hidden, who came last; pure.
+
+The words are defined in docs/trace.md. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from hvd_ext.trace.events import Event
+
+_Spans = list[tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a channel, over all ranks of the trace.
+
+    Args:
+        channel: its name.
+        step: its number.
+        communication_us: time in which a bucket was on its way; of the rank with most.
+        exposed_us: time in which, all tensors being submitted, a collect waited; of the rank with most.
+        hidden: the part of all ranks' communication that was not exposed, 0 to 1; None without communication.
+        slowest: the bucket that took longest on any rank; None without communication.
+        slowest_us: how long.
+        last: the rank whose last tensor came last; None on one rank.
+        late_us: how long after that of the first rank.
+    """
+
+    channel: str
+    step: int
+    communication_us: float
+    exposed_us: float
+    hidden: float | None
+    slowest: int | None
+    slowest_us: float
+    last: int | None
+    late_us: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """A figure over all steps."""
+
+    median: float
+    p90: float
+
+
+def steps_of(events: Iterable[Event]) -> list[Step]:
+    """Sum up each step.
+
+    Args:
+        events: of a merged trace. Only steps with an event "step" count: others were cut off by the begin of the trace.
+
+    Returns:
+        The steps in the order of their begin.
+    """
+    begins: dict[tuple[int, int], float] = {}
+    found: dict[tuple[int, int], dict[int, list[Event]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for event in events:
+        about = event.get("args", {})
+        if "step" not in about:
+            continue
+        key = (about["lane"], about["step"])
+        found[key][event["pid"]].append(event)
+        if event.get("cat") == "step":
+            begins[key] = min(begins.get(key, math.inf), event["ts"])
+    order = sorted(begins, key=lambda key: (begins[key], key))
+    return [_step(key[1], found[key]) for key in order]
+
+
+def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
+    whole = {rank: events for rank, events in ranks.items() if _of(events, "step")}
+    busy = {rank: union(_spans(events, "reduce")) for rank, events in whole.items()}
+    exposed = {rank: union(_spans(events, "exposed")) for rank, events in whole.items()}
+    all_busy = sum(length(spans) for spans in busy.values())
+    shown = sum(length(common(busy[rank], exposed[rank])) for rank in whole)
+    buckets = [event for events in whole.values() for event in _of(events, "reduce")]
+    slowest = max(buckets, key=lambda event: event["dur"], default=None)
+    submitted = {rank: _of(events, "submitted")[0]["ts"] for rank, events in whole.items() if _of(events, "submitted")}
+    last = max(submitted, key=lambda rank: (submitted[rank], -rank)) if len(submitted) > 1 else None
+    return Step(
+        channel=next(iter(whole.values()))[0]["args"]["channel"],
+        step=number,
+        communication_us=max(length(spans) for spans in busy.values()),
+        exposed_us=max(length(spans) for spans in exposed.values()),
+        hidden=1 - shown / all_busy if all_busy > 0 else None,
+        slowest=None if slowest is None else slowest["args"]["bucket"],
+        slowest_us=0.0 if slowest is None else slowest["dur"],
+        last=last,
+        late_us=0.0 if last is None else submitted[last] - min(submitted.values()),
+    )
+
+
+def total(values: Sequence[float]) -> Total:
+    """Give the median and the 90th percentile.
+
+    Args:
+        values: at least one.
+
+    Returns:
+        Both, interpolated linearly between the values.
+    """
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    return Total(at(0.5), at(0.9))
+
+
+def stragglers(steps: Iterable[Step]) -> list[tuple[int, int]]:
+    """Count in how many steps each rank came last.
+
+    Args:
+        steps: of a trace.
+
+    Returns:
+        Pairs of rank and steps, the rank with most first.
+    """
+    counts = collections.Counter(step.last for step in steps if step.last is not None)
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def union(spans: Iterable[tuple[float, float]]) -> _Spans:
+    """Join spans that overlap or touch; sorted."""
+    joined: _Spans = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def common(first: _Spans, second: _Spans) -> _Spans:
+    """Give what two unions have in common."""
+    pairs = [(max(a, c), min(b, d)) for a, b in first for c, d in second]
+    return [(begin, end) for begin, end in pairs if begin < end]
+
+
+def length(spans: _Spans) -> float:
+    """Add up the lengths of disjoint spans."""
+    return sum(end - begin for begin, end in spans)
+
+
+def _of(events: Iterable[Event], category: str) -> list[Event]:
+    return [event for event in events if event.get("cat") == category]
+
+
+def _spans(events: Iterable[Event], category: str) -> _Spans:
+    return [(event["ts"], event["ts"] + event["dur"]) for event in _of(events, category)]

@@ -1,0 +1,121 @@
+"""Alltoall: rows from every rank to every rank, even and uneven, for every dtype that is moved, and its gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.tensorflow.collectives import MOVED
+from tests.ranks.numbers import values
+
+WAYS = {"eager": lambda function: function, "traced": tf.function}
+
+
+def splits_of(rank: int, size: int) -> list[int]:
+    """Rows from a rank to each: uneven, some none."""
+    return [(3 * rank + 2 * peer) % 5 for peer in range(size)]
+
+
+def rows(rank: int, size: int) -> npt.NDArray[np.int64]:
+    return values(rank, (sum(splits_of(rank, size)), 3))
+
+
+def received(rank: int, size: int) -> npt.NDArray[np.int64]:
+    parts = [np.split(rows(peer, size), np.cumsum(splits_of(peer, size))[:-1])[rank] for peer in range(size)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", MOVED)
+def test_uneven_rows_are_exchanged_for_every_dtype(dtype: str, way: str, rank: int, size: int) -> None:
+    modulus = 2 if dtype == "bool" else 16
+    function = WAYS[way](lambda x, splits: hvd.alltoall(x, splits, name=f"{dtype} {way}"))
+    result, counts = function(tf.cast(rows(rank, size) % modulus, dtype), splits_of(rank, size))
+    assert result.dtype.name == dtype
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), received(rank, size) % modulus)
+    np.testing.assert_array_equal(counts, [splits_of(peer, size)[rank] for peer in range(size)])
+
+
+def test_without_splits_the_rows_are_divided_evenly_and_only_they_come_back(rank: int, size: int) -> None:
+    x = values(rank, (2 * size, 3)).astype(np.float32)
+    result = hvd.alltoall(x)
+    expected = np.concatenate([values(peer, (2 * size, 3))[2 * rank : 2 * rank + 2] for peer in range(size)])
+    np.testing.assert_array_equal(result, expected)
+    again, counts = hvd.alltoall(x, tf.fill([size], tf.constant(2, tf.int64)))
+    np.testing.assert_array_equal(again, expected)
+    assert counts.dtype == tf.int64
+    assert counts.numpy().tolist() == [2] * size
+
+
+@pytest.mark.parametrize("case", ["all to the last", "nothing", "to nobody but itself", "from the first"])
+def test_ranks_may_send_or_get_nothing(case: str, rank: int, size: int) -> None:
+    def splits(source: int) -> list[int]:
+        return {
+            "all to the last": [0] * (size - 1) + [3],
+            "nothing": [0] * size,
+            "to nobody but itself": [4 * (peer == source) for peer in range(size)],
+            "from the first": [2 * (source == 0)] * size,
+        }[case]
+
+    result, counts = hvd.alltoall(values(rank, (sum(splits(rank)),)).astype(np.float64), splits(rank))
+    parts = [np.split(values(s, (sum(splits(s)),)), np.cumsum(splits(s))[:-1])[rank] for s in range(size)]
+    np.testing.assert_array_equal(result, np.concatenate(parts))
+    assert counts.numpy().tolist() == [splits(source)[rank] for source in range(size)]
+
+
+def test_large_uneven_parts_arrive_whole(rank: int, size: int) -> None:
+    def splits(source: int) -> list[int]:
+        return [40_000 * ((source + peer) % 3) + peer for peer in range(size)]
+
+    result, _ = hvd.alltoall(values(rank, (sum(splits(rank)),)).astype(np.float32), splits(rank))
+    parts = [np.split(values(s, (sum(splits(s)),)), np.cumsum(splits(s))[:-1])[rank] for s in range(size)]
+    np.testing.assert_array_equal(result, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_sends_every_row_back(way: str, rank: int, size: int) -> None:
+    def gradient(x: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result, _ = hvd.alltoall(x, splits)
+            loss = tf.reduce_sum(result * result)
+        return tape.gradient(loss, x)
+
+    x = tf.constant(rows(rank, size), tf.float64)
+    np.testing.assert_array_equal(WAYS[way](gradient)(x, tf.constant(splits_of(rank, size))), 2 * rows(rank, size))
+
+
+def test_splits_that_do_not_add_up_on_one_rank_are_refused_on_all(rank: int, size: int) -> None:
+    last = rank == size - 1
+    good = [1] * size
+    x = np.ones((size, 2), np.float32)
+    for name, bad in {
+        "sum": [2] * size,
+        "length": [*good, 0],
+        "negative": [size + 1] + [0] * (size - 2) + [-1],
+    }.items():
+        if name == "negative" and size == 1:
+            continue
+        with pytest.raises(InvalidError, match=rf"rank {size - 1} has splits \[.*\] for {size} rows; splits must be"):
+            hvd.alltoall(x, bad if last else good, name=name)
+    if size > 1:
+        with pytest.raises(InvalidError, match=rf"rank {size - 1} has {size + 1} rows and no splits"):
+            hvd.alltoall(np.ones(size + last, np.float32), name="rows")
+        with pytest.raises(MismatchError, match=rf"rank {size - 1} has float32\[{size}, 3\], rank 0 has float32"):
+            hvd.alltoall(np.ones((size, 3 if last else 2), np.float32), name="columns")
+    assert hvd.alltoall(np.full(size, rank, np.int64)).numpy().tolist() == list(range(size))
+
+
+def test_arguments_that_cannot_be_are_refused_in_words() -> None:
+    with pytest.raises(InvalidError, match="a scalar has none"):
+        hvd.alltoall(tf.constant(1.0))
+    with pytest.raises(InvalidError, match=r"string.*must be one of"):
+        hvd.alltoall(tf.constant(["text"]))
+    with pytest.raises(InvalidError, match=r"splits \(float32\[1\]\): must be a vector of whole numbers"):
+        hvd.alltoall(tf.constant([1.0]), [1.0])
+    with pytest.raises(InvalidError, match=r"splits \(int32\[\]\): must be a vector"):
+        hvd.alltoall(tf.constant([1.0]), 1)

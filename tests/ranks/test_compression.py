@@ -1,0 +1,149 @@
+"""Compression: float32 travels as halves, is added in float32, and ends as the same bits on all ranks."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext import runtime
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.options import Options
+from hvd_ext.planning import registry
+from hvd_ext.tensorflow import registration
+from hvd_ext.tensorflow.registration import GradientSpec
+from tests.ranks.numbers import total, values
+
+WAYS = {"eager": lambda function: function, "traced": tf.function}
+HALVES = (hvd.Compression.fp16, hvd.Compression.bf16)
+# the distance of two neighbours relative to their size
+UNIT = {hvd.Compression.fp16: 2.0**-11, hvd.Compression.bf16: 2.0**-8}
+ELEMENTS = 5_003
+
+
+def thirds(rank: int) -> npt.NDArray[np.float32]:
+    """Values that no half holds exactly."""
+    return ((values(rank, (ELEMENTS,)) + 1) / 3).astype(np.float32)
+
+
+def assert_same_bits_everywhere(result: tf.Tensor, size: int) -> None:
+    everyone = hvd.allgather(result[tf.newaxis]).numpy()
+    for other in range(1, size):
+        np.testing.assert_array_equal(everyone[other].view(np.uint32), everyone[0].view(np.uint32))
+
+
+def algorithms() -> list[str]:
+    tree = runtime.current().tree
+    return [name for name in registry.names() if registry.get(name).supports(tree) is None]
+
+
+@pytest.mark.parametrize("compression", HALVES)
+def test_every_algorithm_ends_with_equal_bits_near_the_sum_of_float32(
+    compression: hvd.Compression, rank: int, size: int
+) -> None:
+    expected = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
+    for algorithm in algorithms():
+        result = hvd.allreduce(thirds(rank), op=hvd.Sum, compression=compression, algorithm=algorithm)
+        # each rank's number is rounded at most once on each of its ways, and sums of them again
+        np.testing.assert_allclose(result, expected, rtol=(size + 2) * UNIT[compression], err_msg=algorithm)
+        assert_same_bits_everywhere(result, size)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compression", HALVES)
+def test_whole_numbers_that_a_half_holds_are_exact(compression: object, way: str, rank: int, size: int) -> None:
+    function = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum, name=f"whole {way}", compression=compression))
+    np.testing.assert_array_equal(function(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
+
+
+def test_half_of_the_bytes_are_sent(rank: int, size: int) -> None:
+    engine = runtime.current().engine
+
+    def sent(compression: hvd.Compression) -> int:
+        hvd.barrier()
+        before = engine.statistics().bytes_sent
+        hvd.allreduce(np.ones(64_000 * size, np.float32), algorithm="ring", compression=compression)
+        return engine.statistics().bytes_sent - before
+
+    # segments are cut at other places, which moves some units' edges
+    halves, whole = sent(hvd.Compression.fp16), sent(hvd.Compression.none)
+    assert abs(2 * halves - whole) <= whole / 1000
+
+
+def test_fp16_overflows_to_infinity_and_bf16_does_not(rank: int, size: int) -> None:
+    x = np.float32([70_000.0, 1.0])
+    fp16 = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)
+    bf16 = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.bf16)
+    assert np.isinf(fp16[0]) == (size > 1)  # one rank sends nothing
+    assert fp16[1] == size
+    np.testing.assert_allclose(bf16[0], 70_000.0 * size, rtol=3 * UNIT[hvd.Compression.bf16])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int64"])
+def test_other_dtypes_travel_as_they_are(dtype: str, rank: int, size: int) -> None:
+    x = tf.cast(values(rank, (50,)), dtype)
+    result = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.bf16)
+    assert result.dtype.name == dtype
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), total(size, (50,)))
+    big = tf.constant([2**20 + 1], "int64")
+    assert hvd.allreduce(big, op=hvd.Sum, compression=hvd.Compression.bf16)[0] == (2**20 + 1) * size
+
+
+def test_the_gradient_travels_as_the_tensor_did(rank: int, size: int) -> None:
+    x = tf.constant(values(rank, (9,)), tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)
+        loss = tf.reduce_sum(y * float(rank + 1) / 3)
+    exact = sum((other + 1) / 3 for other in range(size))
+    gradient = tape.gradient(loss, x)
+    np.testing.assert_allclose(gradient, np.full(9, exact), rtol=(size + 2) * UNIT[hvd.Compression.fp16])
+    if size > 1:
+        assert np.all(gradient.numpy() == gradient.numpy().astype(np.float16).astype(np.float32))
+
+
+def test_ranks_that_differ_are_told_both_values_and_the_next_call_works(rank: int, size: int) -> None:
+    if size > 1:
+        mine = hvd.Compression.bf16 if rank == size - 1 else hvd.Compression.none
+        with pytest.raises(
+            MismatchError, match=f"rank {size - 1} has compression bfloat16, rank 0 has compression none"
+        ):
+            hvd.allreduce(np.ones(3, np.float32), name="differ", compression=mine)
+        with pytest.raises(MismatchError, match=rf"compression must be the same.*rank {size - 1} has 'bf16'.*'none'"):
+            registration.open("differ", [GradientSpec("g", (3,), "float32")], Options(compression=mine))
+    assert hvd.allreduce(np.ones(1, np.float32), op=hvd.Sum)[0] == size
+    with pytest.raises(InvalidError, match=r"compression \('fp16'\): must be one of"):
+        hvd.allreduce(np.ones(1, np.float32), compression="fp16")
+
+
+def test_a_channel_compresses_its_float32_buckets_only(rank: int, size: int) -> None:
+    specs = [GradientSpec("single", (ELEMENTS,), "float32"), GradientSpec("double", (ELEMENTS,), "float64")]
+    channel = registration.open("compressed", specs, Options(op=hvd.Sum, compression=hvd.Compression.fp16))
+    single, double = channel.reduce([tf.constant(thirds(rank)), tf.constant(thirds(rank), tf.float64)])
+    exact = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
+    np.testing.assert_allclose(double, exact, rtol=1e-14)
+    np.testing.assert_allclose(single, exact, rtol=(size + 2) * UNIT[hvd.Compression.fp16])
+    assert (np.max(np.abs(single - exact)) > 0) == (size > 1)
+    assert_same_bits_everywhere(single, size)
+    channel.close()
+
+
+@pytest.mark.parametrize("compression", HALVES)
+def test_training_keeps_weights_equal_and_near_those_without_compression(
+    compression: hvd.Compression, rank: int, size: int
+) -> None:
+    def trained(how: hvd.Compression) -> npt.NDArray[np.float32]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=how), "mse")
+        x = np.random.default_rng(rank).normal(size=(32, 6)).astype(np.float32)
+        model.fit(x, x.sum(axis=1), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return np.concatenate([weight.flatten() for weight in model.get_weights()])
+
+    plain, halves = trained(hvd.Compression.none), trained(compression)
+    assert_same_bits_everywhere(tf.constant(halves), size)
+    np.testing.assert_allclose(halves, plain, atol=20 * UNIT[compression])
+    assert np.array_equal(halves, plain) == (size == 1)

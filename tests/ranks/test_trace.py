@@ -1,0 +1,146 @@
+"""Tracing a job of any number of ranks: what is in the files, and what must not disturb it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError, NotInitializedError
+from hvd_ext.options import Options
+from hvd_ext.tensorflow import registration
+from hvd_ext.tensorflow.registration import GradientSpec
+from hvd_ext.trace import merge, summary
+from tests.ranks.numbers import total, values
+
+STEPS = 3
+SIZES = (70_001, 5, 0, 3000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One folder for all ranks: rank 0's."""
+    return Path(hvd.broadcast_object(str(tmp_path)))
+
+
+def train(name: str, rank: int, size: int) -> None:
+    """Steps of a channel of several buckets; the sums are checked."""
+    specs = [GradientSpec(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
+    channel = registration.open(name, specs, Options(bucket_nbytes=16_000, op=hvd.Sum))
+    reduce = tf.function(channel.reduce)
+    for step in range(STEPS):
+        sums = reduce([tf.constant(values(rank, (n,), step), tf.float32) for n in SIZES])
+        for n, found in zip(SIZES, sums, strict=True):
+            np.testing.assert_array_equal(found, total(size, (n,), step))
+    channel.close()
+
+
+def events_of(merged: merge.Merged, rank: int, category: str) -> list[dict[str, Any]]:
+    """The events of a category of one rank."""
+    return [event for event in merged.events if event["pid"] == rank and event.get("cat") == category]
+
+
+def test_every_bucket_of_every_rank_is_in_the_merged_trace(folder: Path, rank: int, size: int) -> None:
+    hvd.start_trace(folder)
+    train("traced", rank, size)
+    hvd.allreduce(tf.ones(3), name="loss")
+    path = hvd.stop_trace()
+    assert path == folder / f"rank_{rank}.json"
+    hvd.barrier()
+    merged = merge.read(folder)
+    assert merged.problems == []
+    assert sorted(merged.ranks) == list(range(size))
+    assert merged.uncertainty_us < 1e9
+    for other in range(size):
+        assert len(events_of(merged, other, "step")) == len(events_of(merged, other, "submitted")) == STEPS
+        fills = events_of(merged, other, "fill")
+        tensors = {name for event in events_of(merged, other, "reduce") for name in event["args"]["tensors"]}
+        assert {"g0", "g1", "g3"} <= tensors
+        assert len(fills) == len(events_of(merged, other, "deliver"))
+        for event in events_of(merged, other, "level"):
+            outer = [e for e in events_of(merged, other, "reduce") if _same(e, event)]
+            assert len(outer) == 1
+            assert outer[0]["ts"] <= event["ts"] + 0.01
+            assert event["ts"] + event["dur"] <= outer[0]["ts"] + outer[0]["dur"] + 0.01
+        assert bool(events_of(merged, other, "level")) == (size > 1)
+        calls = [event for event in events_of(merged, other, "call") if event["name"] == "allreduce 'loss'"]
+        assert len(calls) == 1
+    steps = summary.steps_of(merged.events)
+    assert [(step.channel, step.step) for step in steps] == [("traced", 1 + n) for n in range(STEPS)]
+    for step in steps:
+        assert step.communication_us > 0
+        assert step.hidden is not None and 0 <= step.hidden <= 1
+        assert (step.last is None) == (size == 1)
+    hvd.barrier()
+
+
+def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return all(first["args"][key] == second["args"][key] for key in ("lane", "step", "bucket"))
+
+
+def test_a_second_trace_replaces_the_first_and_has_nothing_of_it(folder: Path, rank: int, size: int) -> None:
+    for name in ("first", "second"):
+        hvd.start_trace(folder)
+        train(name, rank, size)
+        path = hvd.stop_trace()
+    seen = json.loads(path.read_text())
+    channels = {event["args"]["channel"] for event in seen["traceEvents"] if "step" in event["args"]}
+    assert channels == {"second"}
+    assert seen["otherData"]["size"] == size
+    hvd.barrier()
+
+
+def test_without_a_trace_there_is_nothing_to_stop(folder: Path) -> None:
+    with pytest.raises(InvalidError, match="no trace is being recorded"):
+        hvd.stop_trace()
+    hvd.start_trace(folder)
+    with pytest.raises(InvalidError, match="a trace is being recorded already"):
+        hvd.start_trace(folder)
+    hvd.stop_trace()
+    hvd.barrier()
+
+
+def test_a_folder_that_cannot_be_made_on_one_rank_is_an_error_on_all(folder: Path, rank: int, size: int) -> None:
+    mine = folder / f"mine{rank}"
+    if rank == size - 1:
+        mine.write_text("a file")
+    with pytest.raises(InvalidError, match="must be writable; File exists"):
+        hvd.start_trace(mine)
+    assert float(hvd.allreduce(tf.ones(()), op=hvd.Sum, name="after")) == size
+
+
+def test_the_setting_traces_from_init_to_shutdown(folder: Path, rank: int, size: int) -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(NotInitializedError):
+        hvd.start_trace(folder)
+    hvd.init(Options(trace=folder))
+    train("whole", rank, size)
+    hvd.barrier()
+    hvd.shutdown()
+    seen = json.loads((folder / f"rank_{rank}.json").read_text())
+    assert sum(event.get("cat") == "step" for event in seen["traceEvents"]) == STEPS
+    if size > 1:
+        with pytest.raises(MismatchError, match="trace must be the same on all ranks"):
+            hvd.init(Options(trace=folder if rank == 0 else None))
+    hvd.init()
+
+
+def test_a_file_that_cannot_be_written_does_not_hinder_a_shutdown(
+    folder: Path, rank: int, size: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hvd.barrier()
+    hvd.shutdown()
+    mine = folder / f"of{rank}"
+    hvd.init(Options(trace=mine))
+    mine.rmdir()
+    hvd.barrier()
+    hvd.shutdown()
+    assert f"hvd_ext: the trace of rank {rank} was not written: FileNotFoundError" in capfd.readouterr().err
+    hvd.init()
+    assert hvd.size() == size
