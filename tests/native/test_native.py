@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # the first run builds for a minute
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_LIMIT_S = 1200
 RUN_LIMIT_S = 600
@@ -101,7 +103,6 @@ def test_the_native_tests_pass():
     must_succeed([str(built() / "tests" / "hvd_ext_native_tests"), "--quiet"], RUN_LIMIT_S)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_the_native_tests_pass_under_sanitizers(sanitize):
     program = built(sanitize) / "tests" / "hvd_ext_native_tests"
