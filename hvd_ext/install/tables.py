@@ -20,7 +20,7 @@ def settings() -> str:
     """Gives the table of environment variables, from `hvd_ext.options.SETTINGS`."""
     from hvd_ext import options
 
-    rows = [[f"`{s.name}`", str(s.type), f"`{s.default}`", s.meaning] for s in options.SETTINGS]
+    rows = [[f"`{s.name}`", s.type.__name__, f"`{s.default}`", s.meaning] for s in options.SETTINGS]
     return markdown(["Variable", "Type", "Default", "Meaning"], rows)
 
 
