@@ -207,15 +207,8 @@ class Engine:
             CommunicationError: a peer is gone, or stays away for longer than `stall_fatal_s`.
         """
         result, data, offsets = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int64)()
-        _call(
-            "hvd_ext_exchange",
-            name.encode(),
-            payload,
-            len(payload),
-            ctypes.byref(result),
-            ctypes.byref(data),
-            ctypes.byref(offsets),
-        )
+        out = [ctypes.byref(pointer) for pointer in (result, data, offsets)]
+        _call("hvd_ext_exchange", name.encode(), payload, len(payload), *out)
         try:
             base = data.value or 0
             return [

@@ -36,7 +36,8 @@ def allreduce(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, with commas.")] = "2,4",
     nbytes: Annotated[str, typer.Option("--bytes", help="Sizes, with commas.")] = "4,4096,65536,1000000,16000000",
     algorithms: Annotated[
-        str, typer.Option(help="Algorithms, with commas; auto is one. The baselines mpi and horovod are always measured.")
+        str,
+        typer.Option(help="Algorithms, with commas; auto is one. The baselines, mpi and horovod, run anyway."),
     ] = "auto",
     repetitions: Annotated[int, typer.Option(help="Timed samples per row.")] = 30,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,

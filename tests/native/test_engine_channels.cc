@@ -1,5 +1,6 @@
 // Channels: several buckets in flight, steps, any order of the tensors, and what a caller can do wrong.
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -290,6 +291,56 @@ TEST("channel: a channel that is not sound is refused with words") {
   refuses("op (5) must be sum (0) or average (1)", [](ChannelSpec* s) { s->buckets[0].op = static_cast<ReduceOp>(5); });
   refuses("tensor 'c': elements (-1) must not be negative", [](ChannelSpec* s) { s->elements[2] = -1; });
   refuses("was never added", [](ChannelSpec* s) { s->buckets[0].plan += 1; });
+}
+
+TEST("channel: a bucket that counts for all ends for all, though a rank has closed the channel and another gave more") {
+  constexpr int kSize = 3;  // a chain: rank 0 gives to 1, and 1 to 2 in two rounds
+  Engines engines(kSize);
+  std::atomic<int> phase{0};
+  engines.Each([&](int rank, Engine* engine) {
+    Rows rows;
+    rows.units = 2;
+    if (rank == 0) rows.Add(0, kSend, 1, 0, 2);
+    if (rank == 1) {
+      rows.Add(0, kRecv, 0, 0, 2);
+      rows.Add(1, kSend, 2, 0, 1);
+      rows.Add(2, kSend, 2, 1, 1);
+    }
+    if (rank == 2) {
+      rows.Add(0, kRecv, 1, 0, 1);
+      rows.Add(1, kRecv, 1, 1, 1);
+    }
+    ChannelSpec spec;
+    spec.name = "SGD";
+    spec.tensor_names = {"kernel"};
+    spec.elements = {64};
+    spec.buckets = {{DType::kFloat32, ReduceOp::kSum, AddPlan(engine, rows), 1 << 20, {0}}};
+    int64_t channel = -1, ticket = 0;
+    CHECK_OK(engine->OpenChannel(spec, &channel));
+    auto step = [&] {
+      CHECK_OK(engine->BeginStep(channel));
+      CHECK_OK(engine->Submit(channel, 0, Input(DType::kFloat32, 64, rank).data(), 256, &ticket));
+      return StartCollect(engine, channel, 0, ticket, 256);
+    };
+    if (rank == 2) Until("more than counts", [&] { return phase == 2; });
+    std::future<Result> first = step();
+    if (rank == 0) {
+      CHECK_OK(Await(std::move(first), "step 1 of rank 0").status);
+      CHECK_OK(engine->CloseChannel(channel));
+      phase = 1;
+      return;
+    }
+    if (rank == 1) {
+      Until("the close", [&] { return phase == 1; });
+      std::future<Result> second = step();
+      phase = 2;
+      CHECK_OK(Await(std::move(first), "step 1 of rank 1").status);
+      CHECK_FAILS(Await(std::move(second), "step 2 of rank 1").status, Code::kCommunication,
+                  "rank 0 has closed the channel after 1 buckets");
+      return;
+    }
+    CHECK_OK(Await(std::move(first), "step 1 of rank 2").status);
+  });
 }
 
 }  // namespace

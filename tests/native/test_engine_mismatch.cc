@@ -57,6 +57,31 @@ TEST("mismatch: kinds that differ under one name fail on all ranks") {
            });
 }
 
+TEST("mismatch: a call that one rank refuses, at once or before it is made, fails on all, and the next call meets") {
+  for (bool by_call : {true, false}) {
+    constexpr int kSize = 3;
+    Engines engines(kSize);
+    engines.Each([&](int rank, Engine* engine) {
+      int64_t plan = AddPlan(engine, RingAllreduce(rank, kSize));
+      CallSpec spec = AllreduceSpec("grad", plan, 4);
+      if (rank == 1 && by_call) {
+        CallSpec wrong = spec;
+        wrong.shape = {-1};
+        CHECK(Call(engine, wrong, Input(DType::kFloat32, 4, rank)).status.code == Code::kInvalid);
+      } else if (rank == 1) {
+        engine->Refuse("grad", "no such algorithm");
+      } else {
+        Result refused = Call(engine, spec, Input(DType::kFloat32, 4, rank));
+        CHECK_FAILS(refused.status, Code::kMismatch, "allreduce 'grad': rank 1 has refused it: ");
+        if (!by_call) CHECK_FAILS(refused.status, Code::kMismatch, "no such algorithm");
+      }
+      Result next = Call(engine, spec, Input(DType::kFloat32, 4, rank));
+      CHECK_OK(next.status);
+      CHECK(next.data == Reduced(DType::kFloat32, ReduceOp::kSum, 4, kSize));
+    });
+  }
+}
+
 TEST("mismatch: an allgather may differ in dimension 0 only") {
   auto gather = [](int rank, CallSpec* spec) {
     spec->kind = Kind::kAllgather;
