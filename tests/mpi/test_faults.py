@@ -121,6 +121,7 @@ def test_a_missing_rank_is_named_and_nothing_else_happens(tmp_path: Path) -> Non
         assert warnings, job.text()
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_fatal_when_asked(tmp_path: Path) -> None:
     last = """
     if hvd.rank() == 1:
