@@ -169,3 +169,18 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     assert warnings, job.text()
     for part in ("hvd_ext: ", "'Adam'", "rank 1 "):
         assert part in warnings[0], job.text()
+
+
+@pytest.mark.slow
+def test_a_rank_may_go_on_alone_long_after_the_others_have_ended(tmp_path: Path) -> None:
+    last = """
+    import time
+    import hvd_ext as hvd
+
+    hvd.init()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+    if hvd.rank() == 0:
+        time.sleep(5)  # it saves the model: longer than the others wait for its farewell
+        print("saved", flush=True)
+    """
+    assert jobs.run(tmp_path, last).must_succeed().says(0, "saved")
