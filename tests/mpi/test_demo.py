@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -99,7 +100,9 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Si
         str(tmp_path),
     ]
     with (tmp_path / "shown").open("w") as shown:
-        child = subprocess.Popen(command, stdout=shown, stderr=shown, env={**os.environ, MARK: value})
+        # A shell that starts the tests in the background has them ignore SIGINT, and what they start too.
+        heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        child = subprocess.Popen(command, stdout=shown, stderr=shown, env={**os.environ, MARK: value}, preexec_fn=heeds)
         try:
             end = time.monotonic() + TIMEOUT_S
             while len([process for process in marked(value) if is_rank(process)]) < 2:
