@@ -228,6 +228,8 @@ TEST("channel: a step left half-way after parts were sent fails the channel on a
     CHECK_OK(engine->OpenChannel(Spec(plan), &channel));
     CHECK_OK(engine->OpenChannel(Spec(plan), &other));
     CHECK_OK(engine->BeginStep(channel));
+    // All have begun before rank 1 fails: its failure would refuse the others' step too.
+    Call(engine, AllreduceSpec("all have begun", plan, 7), Input(DType::kFloat32, 7, rank));
     std::string words =
         "step 1 of 'Adam' was left half-way: 2 of 8 tensors were submitted ('a', 'b', 'c', 'd', 'e' and 1 more";
     if (rank == 1) {
