@@ -3,85 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hvd_ext import native
+from hvd_ext.errors import InvalidError
 from hvd_ext.native import call as _call
-from hvd_ext.options import Options, ReduceOp
+from hvd_ext.options import Options
+from hvd_ext.specs import DTYPES, BucketSpec, ChannelSpec, Statistics, TensorSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-
-@dataclasses.dataclass(frozen=True)
-class DType:
-    """A dtype that the engine reduces: its code (tf_ops/kernels/reduce.h) and bytes per element."""
-
-    code: int
-    nbytes: int
-
-
-DTYPES: dict[str, DType] = {
-    "float32": DType(0, 4),
-    "float64": DType(1, 8),
-    "float16": DType(2, 2),
-    "bfloat16": DType(3, 2),
-    "int32": DType(4, 4),
-    "int64": DType(5, 8),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorSpec:
-    """A tensor of a channel: its name for messages, its number of elements and its dtype (a key of `DTYPES`)."""
-
-    name: str
-    elements: int
-    dtype: str
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketSpec:
-    """Tensors that are sent together.
-
-    Args:
-        dtype: of all its tensors, a key of `DTYPES`.
-        op: `Sum` or `Average`.
-        plan: from `Engine.add_plan`.
-        segment_nbytes: the grain of pipelining in bytes sent, at least 1.
-        tensors: indices of the channel's tensors, in their order in the buffer.
-        wire: float32 travels as "float16" or "bfloat16"; None: as it is.
-    """
-
-    dtype: str
-    op: ReduceOp
-    plan: int
-    segment_nbytes: int
-    tensors: tuple[int, ...]
-    wire: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Statistics:
-    """What the engine has done since it started, on this rank; sizes in bytes."""
-
-    buckets: int
-    calls: int
-    segments: int
-    bytes_sent: int
-    bytes_received: int
-
-
-class ChannelSpec(NamedTuple):
-    """What a channel was opened with."""
-
-    name: str
-    tensors: tuple[TensorSpec, ...]
-    buckets: tuple[BucketSpec, ...]
 
 
 class Engine:
@@ -192,6 +126,43 @@ class Engine:
             InvalidError: the step before was left half-way; the message names the tensors that are missing.
         """
         _call("hvd_ext_channel_begin_step", channel)
+
+    def reduce(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> None:
+        """Do a whole step of a channel with NumPy arrays; waits for all ranks.
+
+        Args:
+            channel: from `open_channel`.
+            inputs: one array per tensor, contiguous, of its dtype and number of elements.
+            outputs: like `inputs`, for the results; may be the same arrays.
+
+        Raises:
+            InvalidError: an array that is not contiguous, or not as its tensor was declared.
+            CommunicationError: the step has failed on some rank.
+        """
+        spec = self.channels[1 + (channel & 0xFFFFFFFF)]
+        if not len(inputs) == len(outputs) == len(spec.tensors):
+            raise InvalidError(
+                f"reduce of {spec.name!r}: it takes {len(spec.tensors)} inputs and as many outputs, got {len(inputs)} "
+                f"and {len(outputs)}"
+            )
+        for tensor, *arrays in zip(spec.tensors, inputs, outputs, strict=True):
+            for array in arrays:
+                if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
+                    raise InvalidError(
+                        f"reduce of {spec.name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
+                        f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
+                    )
+        memories = ctypes.c_void_p * len(inputs)
+        _call(
+            "hvd_ext_channel_reduce",
+            channel,
+            len(inputs),
+            memories(*[array.ctypes.data for array in inputs]),
+            memories(*[array.ctypes.data for array in outputs]),
+            _int64s([array.nbytes for array in inputs]),
+        )
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:
         """Send bytes to all ranks and get everybody's; waits for all ranks.

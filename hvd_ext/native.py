@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
 OPS = DIRECTORY / "libhvd_ext_ops.so"
 
-ABI_VERSION = 2  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 3  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -43,7 +43,7 @@ class TraceRecord(ctypes.Structure):
 
 
 _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
-_i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
+_i32s, _i64s, _memories = ctypes.POINTER(_i32), ctypes.POINTER(_i64), ctypes.POINTER(_memory)
 
 # name -> (result, arguments); a result of None is a C void
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
@@ -64,6 +64,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
     "hvd_ext_exchange": (
         ctypes.c_int,
         [_text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],

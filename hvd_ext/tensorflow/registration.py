@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_ext import agreement, runtime
-from hvd_ext.engine import DTYPES, BucketSpec, TensorSpec
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.options import Options
 from hvd_ext.planning import buckets as bucketing
+from hvd_ext.specs import DTYPES, BucketSpec, TensorSpec
 from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:

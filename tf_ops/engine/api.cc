@@ -74,11 +74,25 @@ struct ExchangeResult {
 
 // What a waiting caller and the engine's thread share.
 struct Waiting {
+  explicit Waiting(int64_t expected) : open(expected) {}
+
   std::mutex mutex;
   std::condition_variable wake;
-  bool ended = false;
-  Status status;
+  int64_t open;   // ends that have not come
+  Status status;  // the first failure
   std::vector<std::string> payloads;
+
+  void End(const Status& s) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (status.ok()) status = s;
+    if (--open == 0) wake.notify_one();
+  }
+
+  Status Wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    wake.wait(lock, [&] { return open == 0; });
+    return status;
+  }
 };
 
 }  // namespace
@@ -195,6 +209,27 @@ int hvd_ext_channel_begin_step(int64_t channel) {
   return Report(engine != nullptr ? engine->BeginStep(channel) : status);
 }
 
+int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
+                           const int64_t* nbytes) {
+  Status status;
+  std::shared_ptr<Engine> engine = Running(&status);
+  if (engine == nullptr) return Report(status);
+  status = engine->BeginStep(channel);
+  int64_t ticket = 0;
+  for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
+    status = engine->Submit(channel, i, inputs[i], nbytes[i], &ticket);
+  }
+  if (!status.ok()) return Report(status);
+  auto waiting = std::make_shared<Waiting>(n_tensors);
+  for (int64_t i = 0; i < n_tensors; ++i) {
+    engine->Collect(channel, i, ticket, [=](const Status& s, const void* data) {
+      if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
+      waiting->End(s);
+    });
+  }
+  return Report(n_tensors > 0 ? waiting->Wait() : Status::Ok());
+}
+
 int hvd_ext_refuse(const char* name, const char* why) {
   Status status;
   std::shared_ptr<Engine> engine = Running(&status);
@@ -207,18 +242,14 @@ int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void
   Status status;
   std::shared_ptr<Engine> engine = Running(&status);
   if (engine == nullptr) return Report(status);
-  auto waiting = std::make_shared<Waiting>();
+  auto waiting = std::make_shared<Waiting>(1);
   engine->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
                    [waiting](const Status& s, const std::vector<std::string>& payloads) {
-                     std::lock_guard<std::mutex> lock(waiting->mutex);
-                     waiting->status = s;
                      waiting->payloads = payloads;
-                     waiting->ended = true;
-                     waiting->wake.notify_one();
+                     waiting->End(s);
                    });
-  std::unique_lock<std::mutex> lock(waiting->mutex);
-  waiting->wake.wait(lock, [&] { return waiting->ended; });
-  if (!waiting->status.ok()) return Report(waiting->status);
+  status = waiting->Wait();
+  if (!status.ok()) return Report(status);
   auto* exchanged = new ExchangeResult;
   exchanged->offsets.push_back(0);
   for (const std::string& part : waiting->payloads) {

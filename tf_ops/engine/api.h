@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 2
+#define HVD_EXT_ABI_VERSION 3
 
 typedef struct {
   double stall_warn_s;
@@ -39,6 +39,10 @@ int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const*
                          const int64_t* segment_nbytes, int64_t* channel);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
+// One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
+// which may be the same memory.
+int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
+                           const int64_t* nbytes);
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
 // [data + offsets[r], data + offsets[r + 1]).
