@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import agreement, engine, launch, options, runtime
+from hvd_ext import agreement, arrival, engine, launch, options, runtime
 from hvd_ext.errors import CommunicationError, InvalidError, TopologyError
 from hvd_ext.trace import recording
 
@@ -45,7 +45,11 @@ def init(settings: options.Options | None = None) -> None:
             f"init ({settings!r}): takes hvd_ext.Options or nothing; communicators and process sets do not exist here"
         )
     plan = launch.examine(os.environ)
-    running = engine.start_mpi(settings) if plan.mpi else engine.start_local(settings)
+    if plan.mpi:
+        with arrival.watch(settings):
+            running = engine.start_mpi(settings)
+    else:
+        running = engine.start_local(settings)
     _exit["mpi"] = _exit["mpi"] or plan.mpi
     _exit["failed"] = False
     _watch_exit()

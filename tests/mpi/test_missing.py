@@ -1,0 +1,90 @@
+"""A rank that never calls init(): the others say who it is, and end when they have waited too long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.arrival import Arrivals
+from tests.mpi import jobs
+
+NEVER = """
+    import os, pathlib, time
+    import hvd_ext as hvd
+
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "MISSING":
+        time.sleep(3600)
+    hvd.init()
+    print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, tmp_path: Path) -> None:
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
+    program = NEVER.replace("MISSING", str(missing))
+    job = jobs.run(tmp_path, program, ranks=3, changes=limits).must_fail()
+    others = [job.outputs[rank] for rank in range(3) if rank != missing]
+    assert f"rank {missing} (local rank {missing}) of host" in "".join(others), job.text()
+    assert any("longer than the limit (8 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
+    assert not any("went on" in text for text in others), job.text()
+
+
+def test_a_rank_that_is_late_is_waited_for(tmp_path: Path) -> None:
+    program = """
+    import os, time
+    import hvd_ext as hvd
+
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        time.sleep(2)
+    hvd.init()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+    """
+    jobs.run(tmp_path, program, changes={"HVD_EXT_STALL_FATAL_S": "100"}).must_succeed()
+
+
+def environment(folder: Path, place: int, size: int, rank: int) -> dict[str, str]:
+    return {
+        "PMIX_SERVER_TMPDIR": str(folder),
+        "PMIX_NAMESPACE": "123/4",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(place),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+    }
+
+
+def test_the_marks_of_a_host_say_who_is_missing(tmp_path: Path) -> None:
+    third = Arrivals(environment(tmp_path, 2, 4, 6))
+    third.mark()
+    assert third.speaks()
+    assert third.words().startswith("rank 4 (local rank 0), rank 5 (local rank 1), rank 7 (local rank 3) of host")
+    for place in (0, 1, 3):
+        Arrivals(environment(tmp_path, place, 4, 4 + place)).mark()
+    assert not third.speaks()
+    assert "all 4 of host" in third.words() and "another host" in third.words()
+
+
+def test_where_ranks_do_not_follow_the_hosts_only_the_place_is_named(tmp_path: Path) -> None:
+    Arrivals(environment(tmp_path, 0, 3, 0)).mark()
+    second = Arrivals(environment(tmp_path, 1, 3, 2))
+    second.mark()
+    assert second.words().startswith("local rank 2 of host")
+
+
+def test_the_marks_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
+    Arrivals(environment(tmp_path, 0, 2, 0), start=1).mark()
+    second = Arrivals(environment(tmp_path, 1, 2, 1), start=2)
+    second.mark()
+    assert second.here() == {1: "1"}
+
+
+@pytest.mark.parametrize("broken", [{}, {"PMIX_SERVER_TMPDIR": "/nowhere"}])
+def test_a_launcher_that_tells_nothing_gives_words_all_the_same(broken: dict[str, str], tmp_path: Path) -> None:
+    alone = Arrivals({"OMPI_COMM_WORLD_RANK": "1", **broken})
+    alone.mark()
+    assert alone.speaks()
+    assert alone.words() == "rank 1 is here; this launcher does not tell which rank is not"
