@@ -1,0 +1,59 @@
+"""The engine with NumPy arrays, without TensorFlow: a whole step of a channel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext import runtime
+from hvd_ext.errors import InvalidError
+from hvd_ext.specs import BucketSpec, TensorSpec
+from tests.ranks.numbers import total, values
+
+SIZES = {"first": 7, "empty": 0, "large": 30_011}
+
+
+@pytest.fixture
+def channel() -> int:
+    job = runtime.current()
+    prepared = job.allreduce(4 * sum(SIZES.values()))
+    tensors = [TensorSpec(name, elements, "float32") for name, elements in SIZES.items()]
+    buckets = [
+        BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (1, 0)),
+        BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (2,)),
+    ]
+    handle = job.engine.open_channel("numpy", tensors, buckets)
+    yield handle
+    job.engine.close_channel(handle)
+
+
+def arrays(rank: int, step: int) -> list[np.ndarray]:
+    return [values(rank, (n,), i + step).astype(np.float32) for i, n in enumerate(SIZES.values())]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_every_step_gives_the_sums(channel: int, in_place: bool, rank: int, size: int) -> None:
+    for step in range(3):
+        inputs = arrays(rank, step)
+        outputs = inputs if in_place else [np.zeros_like(array) for array in inputs]
+        runtime.current().engine.reduce(channel, inputs, outputs)
+        for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
+            np.testing.assert_array_equal(output, total(size, (n,), index + step))
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "size", "strides", "number"])
+def test_arrays_that_are_not_as_declared_are_refused_and_the_next_step_works(
+    channel: int, wrong: str, rank: int, size: int
+) -> None:
+    engine, good = runtime.current().engine, arrays(rank, 0)
+    bad = {
+        "dtype": [good[0].astype(np.float64), *good[1:]],
+        "size": [good[0][1:], *good[1:]],
+        "strides": [np.zeros((7, 2), np.float32)[:, 0], *good[1:]],
+        "number": good[1:],
+    }[wrong]
+    with pytest.raises(InvalidError, match="reduce of 'numpy'"):
+        engine.reduce(channel, bad, good)
+    engine.reduce(channel, good, good)
+    np.testing.assert_array_equal(good[0], total(size, (7,), 0))
