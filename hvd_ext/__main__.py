@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | trace`."""
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | trace | cluster`."""
 
 from __future__ import annotations
 
@@ -102,6 +102,12 @@ def plan(context: typer.Context) -> None:
 def trace(context: typer.Context) -> None:
     """Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`."""
     importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")
+
+
+@app.command(context_settings={**FORWARD, "allow_interspersed_args": False})
+def cluster(context: typer.Context) -> None:
+    """Rehearse a cluster of several hosts on this machine, with limited links: `cluster run --help`."""
+    importlib.import_module("hvd_ext.commands.cluster").app(args=context.args, prog_name="python -m hvd_ext cluster")
 
 
 if __name__ == "__main__":

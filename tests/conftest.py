@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hvd_ext.cluster.tools import obstacle
+
 ROOT = Path(__file__).resolve().parent.parent
-CLUSTER_TOOLS = ("ip", "tc", "unshare", "mount")
 
 
 def _first_on(variable: str, folder: str) -> None:
@@ -28,16 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
 
-def _why_no_cluster() -> str:
-    if os.geteuid() != 0:
-        return "needs root: hosts are network namespaces"
-    missing = [name for name in CLUSTER_TOOLS if not shutil.which(name)]
-    return f"needs {', '.join(missing)}: apt-get install iproute2 util-linux" if missing else ""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests that start processes by their folder, and skips with a reason what this machine cannot run."""
-    no_cluster = _why_no_cluster()
+    no_cluster = obstacle()
     for item in items:
         folders = item.path.relative_to(ROOT).parts
         if folders[:2] == ("tests", "mpi"):

@@ -15,7 +15,7 @@ from hvd_ext.install import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docker/*.md")])
-SETTINGS_OF_THE_SETUP = {"HVD_EXT_NATIVE"}  # setup.py
+OTHER_SETTINGS = {"HVD_EXT_NATIVE", "HVD_EXT_LAUNCHER"}  # of setup.py, of the tools that start jobs
 CMAKE_OPTION = re.compile(r"-D\w+(=\S+)?")
 
 
@@ -73,7 +73,7 @@ def test_every_link_and_every_script_on_a_page_is_there(path):
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_every_setting_on_a_page_is_there(path):
-    known = {setting.name for setting in options.SETTINGS} | SETTINGS_OF_THE_SETUP
+    known = {setting.name for setting in options.SETTINGS} | OTHER_SETTINGS
     text = CMAKE_OPTION.sub("", page(path))
     used = set(re.findall(r"\bHVD_EXT_[A-Z_]+\b(?!\()", text)) - {"HVD_EXT_PLAN_VERSION"}
     assert used - known == set()

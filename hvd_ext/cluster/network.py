@@ -1,0 +1,91 @@
+"""The links of a rehearsed cluster, as commands of iproute2's `ip` and `tc`.
+
+All of it is inside the rehearsal's own network namespace, the switch, so that names and addresses are free and the
+machine's own network is not touched. A host is a namespace with `eth0`; the other end of its cable carries the host's
+name and hangs on the bridge `core`, or on the bridge of its rack, which a cable joins to the core. Each end of a
+limited cable shapes what it sends, so the limit holds each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvd_ext.cluster.spec import QUEUE, Spec
+
+SUBNET = "10.77.0.0/16"
+SWITCH = "switch"
+SWITCH_ADDRESS = "10.77.1.1"
+
+
+def address(number: int) -> str:
+    """Give the address of the host with this number, counted from 1."""
+    return f"10.77.0.{number}"
+
+
+def hosts_file(spec: Spec) -> str:
+    """Give the text of /etc/hosts for the cluster's hosts and its switch."""
+    lines = ["127.0.0.1 localhost", f"{SWITCH_ADDRESS} {SWITCH}"]
+    lines += [f"{address(number)} {name}" for number, name in enumerate(spec.names, 1)]
+    return "\n".join(lines) + "\n"
+
+
+def limit(device: str, rate: str, burst: str, verb: str = "add") -> str:
+    """Give the line for `tc -batch` that limits what a device sends.
+
+    Args:
+        device: its name.
+        rate: as tc takes it.
+        burst: as tc takes it.
+        verb: "add", or "replace" for a device that may have a limit already.
+    """
+    return f"qdisc {verb} dev {device} root tbf rate {rate} burst {burst} limit {QUEUE}"
+
+
+def switch_links(spec: Spec, pids: Mapping[str, int]) -> list[str]:
+    """Give the lines for `ip -batch` inside the switch: bridges, cables, and an address for mpirun.
+
+    Args:
+        spec: the cluster.
+        pids: a process in each host's namespace, by the host's name.
+
+    Returns:
+        The lines.
+    """
+    lines = ["link set lo up", f"link add name core mtu {spec.mtu} type bridge", "link set core up"]
+    lines.append(f"addr add {SWITCH_ADDRESS}/16 dev core")
+    for rack in range(1, len(spec.racks) + 1):
+        up, down = uplink(rack)
+        lines += [
+            f"link add name rack{rack} mtu {spec.mtu} type bridge",
+            f"link set rack{rack} up",
+            f"link add name {up} mtu {spec.mtu} type veth peer name {down} mtu {spec.mtu}",
+            f"link set {up} master rack{rack} up",
+            f"link set {down} master core up",
+        ]
+    for name, rack in zip(spec.names, spec.rack_of_host, strict=True):
+        lines += [
+            f"link add name {name} mtu {spec.mtu} type veth peer name eth0 mtu {spec.mtu} netns {pids[name]}",
+            f"link set {name} master {f'rack{rack}' if rack else 'core'} up",
+        ]
+    return lines
+
+
+def switch_limits(spec: Spec) -> list[str]:
+    """Give the lines for `tc -batch` inside the switch: what hosts and racks receive, and what racks send."""
+    lines = []
+    if spec.rack_rate is not None:
+        devices = [device for rack in range(1, len(spec.racks) + 1) for device in uplink(rack)]
+        lines += [limit(device, spec.rack_rate, spec.burst) for device in devices]
+    if spec.rate is not None:
+        lines += [limit(name, spec.rate, spec.burst) for name in spec.names]
+    return lines
+
+
+def host_links(number: int) -> list[str]:
+    """Give the lines for `ip -batch` inside the host with this number, counted from 1."""
+    return ["link set lo up", f"addr add {address(number)}/16 dev eth0", "link set eth0 up"]
+
+
+def uplink(rack: int) -> tuple[str, str]:
+    """Give the names of the two ends of a rack's cable to the core: the rack's end, the core's end."""
+    return f"rack{rack}-up", f"rack{rack}-core"

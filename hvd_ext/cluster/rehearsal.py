@@ -1,0 +1,252 @@
+"""A rehearsed cluster while it runs: made, changed under the feet of its jobs, and gone afterwards.
+
+    with Cluster(Spec((2, 2), rate="100mbit")) as cluster:
+        status = cluster.mpirun(["python", "train.py"])
+
+The command `python -m hvd_ext cluster run` is this, and so are tests and benchmarks that need several hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from hvd_ext.cluster import folder as folders, holder, launch, network, state as states
+from hvd_ext.cluster.spec import Spec, rate_bits, topology
+from hvd_ext.cluster.state import State
+from hvd_ext.cluster.tools import obstacle, tool, unshare
+from hvd_ext.errors import HvdExtError, InvalidError
+
+STOP_S = 10.0
+# mpirun's remote shell: AGENT HOST COMMAND...
+AGENT = """#!/bin/sh
+holder=$(cat {folder}/holders/"$1") || exit 1
+shift
+exec {nsenter} --target "$holder" --mount --uts --ipc --net -- sh -c "$*"
+"""
+
+
+class ClusterError(HvdExtError):
+    """A cluster that cannot be rehearsed here, or a link of it that cannot be changed; the message says why."""
+
+
+class Cluster:
+    """A rehearsed cluster; it is there inside its `with` block."""
+
+    def __init__(self, spec: Spec) -> None:
+        """Describe a cluster.
+
+        Args:
+            spec: what it looks like.
+        """
+        self.spec = spec
+        self._folder: Path | None = None
+        self._lock: IO[bytes] | None = None
+        self._first: subprocess.Popen[bytes] | None = None
+        self._state: State | None = None
+
+    def __enter__(self) -> Cluster:
+        words = obstacle()
+        if words:
+            raise ClusterError(f"namespaces: making them {words}")
+        launch.find_mpirun()
+        folders.remove_stale()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """What others need to start jobs in it.
+
+        Raises:
+            ClusterError: it is not there.
+        """
+        if self._state is None:
+            raise ClusterError("cluster: it is there only inside its with block")
+        return self._state
+
+    @property
+    def folder(self) -> Path:
+        """A folder of the rehearsal, which goes with it."""
+        return Path(self.state.folder)
+
+    def enter(self, host: str | None = None) -> list[str]:
+        """Give the words that go before a command to run it in the switch (None) or in a host."""
+        return states.enter(self.state, None if host is None else self._known(host))
+
+    def command(self, program: Sequence[str]) -> list[str]:
+        """Give the command that starts a job, for those who start and watch processes themselves.
+
+        Args:
+            program: what each rank runs.
+
+        Returns:
+            The command; its environment is `environment()`.
+
+        Raises:
+            InvalidError: there is no such program.
+        """
+        return launch.mpirun(self.state, launch.resolve(program))
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """Give the environment of a job, with these variables besides."""
+        return {**launch.environment(self.state), **extra}
+
+    def mpirun(
+        self,
+        program: Sequence[str],
+        *,
+        variables: Mapping[str, str] | None = None,
+        output: IO[str] | IO[bytes] | int | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Run a program on all ranks.
+
+        Args:
+            program: what each rank runs.
+            variables: of the environment, besides this process's own.
+            output: takes stdout and stderr of all ranks; None for this process's own.
+            timeout_s: longest time; None for ever.
+
+        Returns:
+            mpirun's exit status.
+
+        Raises:
+            InvalidError: there is no such program.
+            JobError: the job does not end in time; it has been ended then.
+        """
+        environment = self.environment(**(variables or {}))
+        return launch.run(self.command(program), environment, output=output, timeout_s=timeout_s)
+
+    def cut(self, host: str) -> None:
+        """Pull a host's cable: what is under way is lost.
+
+        Args:
+            host: its name.
+        """
+        self._batch("ip", [f"link set {self._known(host)} down"])
+
+    def restore(self, host: str) -> None:
+        """Put a host's cable back.
+
+        Args:
+            host: its name.
+        """
+        self._batch("ip", [f"link set {self._known(host)} up"])
+
+    def set_rate(self, host: str, rate: str) -> None:
+        """Change the rate of a host's link, each way, also while a job runs.
+
+        Args:
+            host: its name.
+            rate: as tc takes it.
+
+        Raises:
+            InvalidError: it is no rate, or there is no such host.
+        """
+        rate_bits(rate)
+        self._batch("tc", [network.limit(self._known(host), rate, self.spec.burst, "replace")])
+        self._batch("tc", [network.limit("eth0", rate, self.spec.burst, "replace")], host)
+
+    def close(self) -> None:
+        """End every process of the cluster, and with them its namespaces; then remove its folder."""
+        self._state = None
+        if self._first is not None:
+            assert self._first.stdin is not None and self._first.stdout is not None
+            self._first.stdin.close()
+            try:
+                self._first.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._first.kill()
+                self._first.wait()
+            self._first.stdout.close()
+            self._first = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _make(self) -> None:
+        folder, self._lock = folders.make()
+        self._folder = folder
+        for name in ("session", "holders"):
+            (folder / name).mkdir()
+        (folder / "hosts").write_text(network.hosts_file(self.spec), encoding="utf-8")
+        (folder / "topology.yaml").write_text(topology(self.spec), encoding="utf-8")
+        pid, holders = self._start(folder)
+        for name, number in holders.items():
+            (folder / "holders" / name).write_text(f"{number}\n", encoding="utf-8")
+        agent = folder / "agent"
+        agent.write_text(AGENT.format(folder=folder, nsenter=tool("nsenter")), encoding="utf-8")
+        agent.chmod(0o755)
+        self._state = State(
+            pid,
+            states.namespaces(pid),
+            str(folder),
+            dict(zip(self.spec.names, self.spec.hosts, strict=True)),
+            holders,
+            dict(self.spec.mca),
+            launch.users_parameters(),
+        )
+        self._batch("ip", network.switch_links(self.spec, holders))
+        self._batch("tc", network.switch_limits(self.spec))
+        for number, name in enumerate(self.spec.names, 1):
+            self._batch("ip", network.host_links(number), name)
+            if self.spec.rate is not None:
+                self._batch("tc", [network.limit("eth0", self.spec.rate, self.spec.burst)], name)
+        self._state.write()
+
+    def _start(self, folder: Path) -> tuple[int, dict[str, int]]:
+        request = {
+            "hosts": self.spec.names,
+            "switch": network.SWITCH,
+            "hosts_file": str(folder / "hosts"),
+            "session": str(folder / "session"),
+        }
+        python = [sys.executable, "-I", "-S", str(Path(holder.__file__).resolve())]
+        log = folder / "holder.log"
+        with log.open("wb") as errors:
+            self._first = subprocess.Popen(
+                [*unshare(), *python, json.dumps(request)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        assert self._first.stdout is not None
+        line = self._first.stdout.readline()
+        if not line:
+            words = " ".join(log.read_text(errors="replace").split())
+            raise ClusterError(f"namespaces: they cannot be made, is a privilege missing? {words}")
+        answer = json.loads(line)
+        return answer["pid"], answer["holders"]
+
+    def _batch(self, name: str, lines: Sequence[str], host: str | None = None) -> None:
+        if not lines:
+            return
+        words = [*self.enter(host), tool(name) or name, "-batch", "-"]
+        done = subprocess.run(words, input="\n".join(lines) + "\n", capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ClusterError(f"network of {host or network.SWITCH}: {name} failed: {' '.join(done.stderr.split())}")
+
+    def _known(self, host: str) -> str:
+        if host not in self.spec.names:
+            raise InvalidError(f"host ({host}): there is none of this name; there are {', '.join(self.spec.names)}")
+        return host

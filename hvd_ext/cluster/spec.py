@@ -1,0 +1,277 @@
+"""What a rehearsed cluster looks like: hosts, ranks, racks and the rates of their links; and its topology file."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import yaml
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.topology.tree import SHARED_MEMORY, Link
+
+MOST_HOSTS = 254
+BURST = "16kb"
+MTU = 1500
+# A queue that drops makes several flows stall in TCP's recovery, which a real switch with its many ports does not.
+QUEUE = "64mb"
+# Bytes of a full Ethernet frame that tc counts, besides those of the IP packet.
+FRAME_NBYTES = 14
+# IPv4 (20) and TCP with the time stamps that Linux sends (32).
+HEADERS_NBYTES = 52
+# Latency of a message between two namespaces, with the wake-ups of both processes on a busy machine.
+HOST_LINK_ALPHA_S = 100e-6
+
+# A unit is written as tc reads it: decimal for rates, binary for sizes (man 8 tc, PARAMETERS).
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_NBYTES = {"b": 1, "k": 1024, "kb": 1024, "m": 1024**2, "mb": 1024**2}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
+
+
+def rate_bits(rate: str) -> float:
+    """Read a rate.
+
+    Args:
+        rate: as tc takes it: "100mbit", "1.5gbit", "500kbit".
+
+    Returns:
+        Bits per second.
+
+    Raises:
+        InvalidError: it is none.
+    """
+    found = _QUANTITY.fullmatch(rate)
+    if found is None or found[2] not in _BITS or float(found[1]) <= 0:
+        raise InvalidError(f"rate ({rate}): must be a number above 0 with bit, kbit, mbit or gbit, as in 100mbit")
+    return float(found[1]) * _BITS[found[2]]
+
+
+def size_nbytes(size: str) -> int:
+    """Read a size.
+
+    Args:
+        size: as tc takes it: "16kb" (16,384 bytes), "1mb".
+
+    Returns:
+        Bytes.
+
+    Raises:
+        InvalidError: it is none.
+    """
+    found = _QUANTITY.fullmatch(size)
+    if found is None or found[2] not in _NBYTES:
+        raise InvalidError(f"burst ({size}): must be a number with b, kb or mb, as in 16kb")
+    return int(float(found[1]) * _NBYTES[found[2]])
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A cluster to rehearse.
+
+    Args:
+        hosts: ranks on each host; the hosts are called h1, h2, ..., and ranks are counted in this order.
+        rate: of each host's link, each way, as tc takes it ("100mbit"); None for no limit.
+        racks: hosts in each rack, in order; empty for no racks.
+        rack_rate: of each rack's link to the core, each way; None for no limit.
+        burst: that a link sends at once after a pause; a larger one flatters small messages.
+        mtu: bytes of an IP packet.
+        mca: further parameters of Open MPI; they replace those that a rehearsal sets.
+
+    Raises:
+        InvalidError: a value breaks the rule named in the message.
+    """
+
+    hosts: tuple[int, ...]
+    rate: str | None = None
+    racks: tuple[int, ...] = ()
+    rack_rate: str | None = None
+    burst: str = BURST
+    mtu: int = MTU
+    mca: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hosts = ",".join(str(count) for count in self.hosts)
+        if not self.hosts or not all(_whole(count, 1) for count in self.hosts):
+            raise InvalidError(f"hosts ({hosts}): must be the numbers of ranks on each host, 1 or more, as in 4,4")
+        if len(self.hosts) > MOST_HOSTS:
+            raise InvalidError(f"hosts ({len(self.hosts)} of them): must be {MOST_HOSTS} at most")
+        racks = ",".join(str(count) for count in self.racks)
+        if not all(_whole(count, 1) for count in self.racks):
+            raise InvalidError(f"racks ({racks}): must be the numbers of hosts in each rack, 1 or more, as in 2,1")
+        if self.racks and sum(self.racks) != len(self.hosts):
+            raise InvalidError(
+                f"racks ({racks}): must hold each of the {len(self.hosts)} hosts once, and hold {sum(self.racks)}"
+            )
+        if self.rack_rate is not None and not self.racks:
+            raise InvalidError(f"rack rate ({self.rack_rate}): there are no racks; say how many with --racks")
+        for rate in (self.rate, self.rack_rate):
+            if rate is not None:
+                rate_bits(rate)
+        if not _whole(self.mtu, 576) or self.mtu > 65535:
+            raise InvalidError(f"mtu ({self.mtu}): must be a whole number of bytes from 576 to 65535")
+        if size_nbytes(self.burst) < self.mtu + FRAME_NBYTES:
+            raise InvalidError(
+                f"burst ({self.burst}): must hold one frame, {self.mtu + FRAME_NBYTES} bytes at an MTU of {self.mtu}, "
+                "or no packet would ever pass"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the hosts, in order."""
+        return tuple(f"h{number}" for number in range(1, len(self.hosts) + 1))
+
+    @property
+    def ranks(self) -> tuple[range, ...]:
+        """Ranks on each host, in order."""
+        ends = list(accumulate(self.hosts))
+        return tuple(range(end - count, end) for end, count in zip(ends, self.hosts, strict=True))
+
+    @property
+    def rack_of_host(self) -> tuple[int, ...]:
+        """Number of each host's rack, counted from 1; 0 without racks."""
+        if not self.racks:
+            return (0,) * len(self.hosts)
+        return tuple(rack for rack, count in enumerate(self.racks, 1) for _ in range(count))
+
+
+def counts(name: str, text: str) -> tuple[int, ...]:
+    """Read a list of numbers.
+
+    Args:
+        name: of the option, for messages.
+        text: "4,4,3".
+
+    Returns:
+        The numbers.
+
+    Raises:
+        InvalidError: it is no such list.
+    """
+    if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
+        raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in 4,4")
+    return tuple(int(part) for part in text.split(","))
+
+
+def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
+    """Read how hosts are dealt to racks.
+
+    Args:
+        text: "2", a number of racks of equal size, or "2,1", the hosts in each of them.
+        hosts: how many there are.
+
+    Returns:
+        Hosts in each rack.
+
+    Raises:
+        InvalidError: it is neither, or the number of racks does not divide the number of hosts.
+    """
+    sizes = counts("racks", text)
+    if len(sizes) > 1:
+        return sizes
+    if hosts % sizes[0]:
+        raise InvalidError(
+            f"racks ({text}): must divide the number of hosts, {hosts}; or list the hosts in each rack, as in 2,1"
+        )
+    return (hosts // sizes[0],) * sizes[0]
+
+
+def parameters(texts: Sequence[str]) -> dict[str, str]:
+    """Read parameters of Open MPI.
+
+    Args:
+        texts: each is "name=value".
+
+    Returns:
+        Values by name.
+
+    Raises:
+        InvalidError: one has no name or no value.
+    """
+    for text in texts:
+        if not re.fullmatch(r"\w+=.+", text):
+            raise InvalidError(f"mca ({text}): must be name=value, as in btl_tcp_links=2")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def describe(spec: Spec) -> list[str]:
+    """Say in words what a rehearsal makes.
+
+    Args:
+        spec: the cluster.
+
+    Returns:
+        Lines of text.
+    """
+    hosts = [
+        f"{name}: {r.start}" + f"-{r.stop - 1}" * (len(r) > 1) for name, r in zip(spec.names, spec.ranks, strict=True)
+    ]
+    shown = ", ".join(hosts[:12]) + ", ..." * (len(hosts) > 12)
+    size = sum(spec.hosts)
+    lines = [f"{size} rank{'s' * (size != 1)} on {len(hosts)} host{'s' * (len(hosts) != 1)} ({shown})"]
+    if spec.racks:
+        sizes = " + ".join(str(count) for count in spec.racks)
+        lines.append(
+            f"{len(spec.racks)} racks of {sizes} hosts; each rack's link to the core: {_limit(spec.rack_rate)}"
+        )
+    lines.append(f"each host's link: {_limit(spec.rate)}")
+    if spec.rate is None and spec.rack_rate is None:
+        lines.append(f"MTU {spec.mtu}")
+    else:
+        share = f"TCP's payload gets {payload_share(spec.mtu):.1%} of a rate"
+        lines.append(f"burst {spec.burst}, queue {QUEUE}, MTU {spec.mtu}: {share}")
+    return lines
+
+
+def _limit(rate: str | None) -> str:
+    return "no limit" if rate is None else f"{rate} each way"
+
+
+def payload_share(mtu: int) -> float:
+    """Give the part of a rate that TCP's payload gets: 1448 of 1514 bytes at an MTU of 1500."""
+    return (mtu - HEADERS_NBYTES) / (mtu + FRAME_NBYTES)
+
+
+def topology(spec: Spec) -> str:
+    """Give the cluster's topology file, with the rates that TCP's payload gets.
+
+    Args:
+        spec: the cluster.
+
+    Returns:
+        YAML text, of the form that hvd_ext/topology/read.py reads.
+    """
+    inside = _link(SHARED_MEMORY)
+    hosts = [
+        {"name": name, "link": inside, "ranks": list(ranks)} for name, ranks in zip(spec.names, spec.ranks, strict=True)
+    ]
+    if len(hosts) == 1:
+        return yaml.safe_dump(hosts[0], sort_keys=False)
+    host_link, rack_link = (_tcp_link(rate, spec.mtu) for rate in (spec.rate, spec.rack_rate))
+    groups = [
+        [host for host, rack in zip(hosts, spec.rack_of_host, strict=True) if rack == number]
+        for number in range(1, len(spec.racks) + 1)
+    ]
+    racks = [{"name": f"rack{n}", "link": host_link, "children": group} for n, group in enumerate(groups, 1)]
+    if len(racks) > 1:
+        root = {"name": "cluster", "link": rack_link, "children": racks}
+    else:
+        root = {"name": "cluster", "link": host_link, "children": hosts}
+    # Its references (&id001) are YAML, but no reader likes them.
+    dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
+    return yaml.dump(root, Dumper=dumper, sort_keys=False)
+
+
+def _tcp_link(rate: str | None, mtu: int) -> dict[str, float]:
+    # Without a limit, two copies through the kernel cost what shared memory costs or more.
+    beta = SHARED_MEMORY.beta_s_per_byte if rate is None else 8 / (rate_bits(rate) * payload_share(mtu))
+    return _link(Link(HOST_LINK_ALPHA_S, beta))
+
+
+def _link(link: Link) -> dict[str, float]:
+    return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}

@@ -1,0 +1,95 @@
+"""What a running rehearsal is, in a file for those who start jobs in it, and the way into its namespaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from hvd_ext.cluster.tools import tool
+from hvd_ext.errors import InvalidError
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What a running rehearsal is, for those who start jobs in it.
+
+    Args:
+        pid: of its first process, outside.
+        namespaces: names of its PID and user namespaces, by kind.
+        folder: with the agent, the session folder and the topology.
+        ranks: on each host, in order.
+        holders: a process of each host, inside.
+        mca: parameters for Open MPI, besides the usual ones.
+        environment: Open MPI's variables that the user had set.
+    """
+
+    pid: int
+    namespaces: dict[str, str]
+    folder: str
+    ranks: dict[str, int]
+    holders: dict[str, int]
+    mca: dict[str, str]
+    environment: dict[str, str]
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it."""
+        return Path(self.folder) / "state.json"
+
+    def write(self) -> None:
+        """Write it to its file."""
+        self.path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: str | Path) -> State:
+    """Read the state of a rehearsal.
+
+    Args:
+        path: of its file.
+
+    Returns:
+        The state.
+
+    Raises:
+        InvalidError: there is no such rehearsal, or no longer.
+    """
+    try:
+        return State(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidError(f"state file ({path}): must be that of a rehearsal that runs: {error}") from error
+
+
+def namespaces(pid: int | str) -> dict[str, str]:
+    """Name the PID and user namespaces of a process.
+
+    Args:
+        pid: its number, or "self".
+
+    Returns:
+        Names by kind, as in {"pid": "pid:[4026531836]"}.
+    """
+    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")}
+
+
+def enter(state: State, host: str | None = None) -> list[str]:
+    """Give the words that go before a command to run it in the switch or in a host.
+
+    Args:
+        state: of the rehearsal.
+        host: its name; None for the switch.
+
+    Returns:
+        The words.
+    """
+    here = namespaces("self")
+    inside = here["pid"] == state.namespaces["pid"]
+    nsenter = tool("nsenter") or "nsenter"
+    flags = ["--mount", "--uts", "--ipc", "--net"]
+    words = [nsenter, "--target", "1" if inside else str(state.pid), *flags]
+    words += [] if inside else ["--pid"]
+    words += [] if here["user"] == state.namespaces["user"] else ["--user", "--preserve-credentials"]
+    if host is not None:
+        words += ["--", nsenter, "--target", str(state.holders[host]), *flags]
+    return [*words, "--"]

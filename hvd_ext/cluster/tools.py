@@ -1,0 +1,43 @@
+"""The tools of the system that make namespaces, and whether they are there and allowed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "util-linux"}
+TOOLS["hostname"] = "hostname"
+
+
+def tool(name: str) -> str | None:
+    """Find a tool of the system; those of root are found by all users too."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+
+
+def obstacle() -> str:
+    """Say why no cluster can be rehearsed here.
+
+    Returns:
+        What is needed, in words; empty where nothing is missing.
+    """
+    missing = [name for name in TOOLS if tool(name) is None]
+    if missing:
+        packages = " ".join(sorted({TOOLS[name] for name in missing}))
+        return f"needs the tools {', '.join(missing)}: apt-get install {packages}"
+    if os.geteuid() == 0:
+        return ""
+    probe = subprocess.run([*unshare(), "true"], capture_output=True, text=True, check=False)
+    if probe.returncode == 0:
+        return ""
+    return (
+        f"needs root (sudo, or a container with --privileged), or a kernel that lets users have namespaces of their "
+        f"own: {probe.stderr.strip()}"
+    )
+
+
+def unshare() -> list[str]:
+    """Give the words that go before a command to run it as process 1 of namespaces of its own; it dies with them."""
+    own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child"]
+    return [tool("unshare") or "unshare", *own, *flags]

@@ -1,0 +1,60 @@
+"""`python -m hvd_ext cluster`: a cluster of several hosts on this machine, to rehearse a job on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hvd_ext.cluster.spec import BURST, MTU, Spec, counts, describe, parameters, rack_sizes
+from hvd_ext.errors import HvdExtError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.callback()
+def cluster() -> None:
+    """Rehearse a cluster of several hosts on this machine."""
+
+
+# What follows the first word of the command is the command's, also where it looks like an option.
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What each rank runs, behind --.", show_default=False)],
+    hosts: Annotated[str, typer.Option(help="Ranks on each host, as in 4,4.")],
+    rate: Annotated[str | None, typer.Option(help="Of each host's link, each way, as in 100mbit.")] = None,
+    racks: Annotated[str | None, typer.Option(help="A number of racks, or the hosts in each, as in 2,1.")] = None,
+    rack_rate: Annotated[str | None, typer.Option(help="Of each rack's link to the core, each way.")] = None,
+    burst: Annotated[str, typer.Option(help="What a link sends at once after a pause.")] = BURST,
+    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = MTU,
+    mca: Annotated[list[str] | None, typer.Option(help="A parameter of Open MPI, as in btl_tcp_links=2.")] = None,
+) -> None:
+    """Run a command with mpirun on hosts that are network namespaces with limited links.
+
+    Needs Linux, iproute2, util-linux, and root or a kernel that lets users have namespaces. Ends with mpirun's status.
+    """
+    from hvd_ext.cluster import launch
+    from hvd_ext.cluster.rehearsal import Cluster
+
+    console = Console(stderr=True)
+    try:
+        ranks = counts("hosts", hosts)
+        sizes = rack_sizes(racks, len(ranks)) if racks is not None else ()
+        spec = Spec(ranks, rate, sizes, rack_rate, burst, mtu, parameters(mca or []))
+        program = launch.resolve(command)
+        with launch.heeding_signals(), Cluster(spec) as running:
+            for line in describe(spec):
+                console.print(f"hvd_ext cluster: {line}", markup=False, highlight=False, soft_wrap=True)
+            status = running.mpirun(program)
+    except HvdExtError as error:
+        console.print(f"hvd_ext cluster: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except launch.Stopped as stopped:
+        console.print("hvd_ext cluster: stopped; nothing of it was left behind")
+        raise typer.Exit(128 + int(stopped.args[0])) from stopped
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m hvd_ext cluster")

@@ -1,0 +1,144 @@
+"""How rehearsed clusters end: their status, what they say, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_ext.cluster import folder as folders, launch, state as states
+from hvd_ext.cluster.rehearsal import Cluster, ClusterError
+from hvd_ext.cluster.spec import Spec
+from tests.mpi.clusters import LIMIT_S, run_command, wait_for
+
+pytestmark = pytest.mark.cluster
+
+MARK = "HVD_EXT_TEST_MARK"
+NOBODY = 65534
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name: the sockets of Open MPI have paths of 107 characters at most."""
+    with tempfile.TemporaryDirectory(prefix="hx") as name:
+        yield Path(name)
+
+
+def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Path) -> None:
+    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "echo", "--rate", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "--rate out\n" * 2
+    assert "hvd_ext cluster: 2 ranks on 2 hosts (h1: 0, h2: 1)" in done.stderr
+    assert "each host's link: 10mbit each way" in done.stderr
+    assert run_command(short, "--hosts", "1,1", "sh", "-c", "exit 7").returncode == 7
+    assert list(short.iterdir()) == []
+
+
+def living(mark: str) -> list[psutil.Process]:
+    """Lists the processes that inherited this mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def members(namespace: str) -> list[Path]:
+    """Lists the processes in a PID namespace."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/ns/pid"):
+        try:
+            if os.readlink(link) == namespace:
+                found.append(link)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_however_it_ends(number: signal.Signals, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    up = f'touch "{short}/up.$OMPI_COMM_WORLD_RANK"; exec sleep 600'
+    command = [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", "1,1", "--rate", "10mbit"]
+    with (short / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--", "sh", "-c", up],
+            env={**os.environ, "TMPDIR": str(short), MARK: mark},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # The shell that runs tests in the background ignores SIGINT, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    try:
+        wait_for(lambda: (short / "up.0").exists() and (short / "up.1").exists(), "both ranks run")
+        state = states.read(next(short.glob(f"{folders.PREFIX}*/state.json")))
+        assert len(members(state.namespaces["pid"])) > 4
+        process.send_signal(number)
+        code = process.wait(LIMIT_S)
+        assert code == (-9 if number == signal.SIGKILL else 128 + number), (short / "log").read_text()
+        wait_for(lambda: not living(mark), "its processes end")
+        assert members(state.namespaces["pid"]) == []
+    finally:
+        for left in living(mark):
+            left.kill()
+        process.wait()
+    text = Path("/proc/self/mounts").read_text()
+    assert str(short) not in text
+    assert not {"core", "h1", "h2"} & set(psutil.net_if_addrs())
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    assert [str(path) for path in folders.remove_stale()] == ([state.folder] if number == signal.SIGKILL else [])
+    assert list(short.glob(f"{folders.PREFIX}*")) == []
+
+
+def test_an_exception_inside_the_block_ends_the_cluster() -> None:
+    cluster = Cluster(Spec((1, 1)))
+    with pytest.raises(ValueError, match="told to fail"), cluster:  # noqa: PT012
+        state = cluster.state
+        raise ValueError("told to fail")
+    assert members(state.namespaces["pid"]) == []
+    assert not Path(state.folder).exists()
+
+
+def test_a_link_that_cannot_be_made_is_an_error_in_words_and_leaves_nothing(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    too_fast = Cluster(Spec((1, 1), rate="99999999999999gbit"))
+    with pytest.raises(ClusterError, match=r"network of switch: tc failed: .*rate"), too_fast:
+        pass
+    assert list(short.iterdir()) == []
+
+
+def test_a_job_that_does_not_end_is_ended_and_the_cluster_is_good_for_another() -> None:
+    with Cluster(Spec((1, 1))) as cluster:
+        with pytest.raises(launch.JobError, match="did not end within 1 s"):
+            cluster.mpirun(["sleep", "600"], timeout_s=1, output=subprocess.DEVNULL)
+        assert cluster.mpirun(["true"], timeout_s=LIMIT_S) == 0
+
+
+def test_without_root_it_works_where_the_kernel_lets_users_have_namespaces(short: Path) -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("needs setpriv of util-linux")
+    # Through a shell: the first program is still run with root's rights.
+    user = (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "sh", "-c", 'exec "$@"', "sh")
+    probe = [*user, sys.executable, "-c", "import hvd_ext.cluster.rehearsal as r, sys; sys.exit(r.obstacle() or 0)"]
+    can = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if can.returncode != 0:
+        pytest.skip(f"another user cannot run this Python, or has no namespaces: {can.stderr.strip()[-200:]}")
+    short.chmod(0o777)
+    done = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--", "sh", "-c", "hostname; exit 5", prefix=user)
+    assert done.returncode == 5, done.stderr
+    assert set(done.stdout.split()) <= {"h1", "h2"}

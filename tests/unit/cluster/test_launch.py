@@ -1,0 +1,158 @@
+"""How a job is started on a rehearsed cluster: words, environment, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.bench.job import JobError
+from hvd_ext.cluster import launch, state as states
+from hvd_ext.cluster.state import State
+from hvd_ext.errors import InvalidError
+from hvd_ext.topology.read import read as read_topology
+
+HERE = states.namespaces("self")
+
+
+def state(folder: Path, *, inside: bool = True, **changes: object) -> State:
+    own = HERE if inside else {**HERE, "pid": "pid:[1]"}
+    parts = {"ranks": {"h1": 2, "h2": 1}, "holders": {"h1": 7, "h2": 8}, "mca": {}, "environment": {}, **changes}
+    return State(123, own, str(folder), **parts)
+
+
+@pytest.fixture
+def _open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
+
+
+def after(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+@pytest.mark.usefixtures("_open_mpi")
+def test_mpirun_gets_the_hosts_and_the_users_parameters_win(tmp_path: Path) -> None:
+    words = launch.mpirun(state(tmp_path, mca={"btl": "tcp,self", "btl_tcp_links": "2"}), ["/bin/true", "-x"])
+    job = words[words.index("/opt/mpirun") :]
+    assert after(job, "-np") == "3"
+    assert after(job, "-H") == "h1:2,h2:1"
+    assert after(job, "btl") == "tcp,self"
+    assert after(job, "btl_tcp_links") == "2"
+    assert after(job, "plm_rsh_agent") == str(tmp_path / "agent")
+    assert after(job, "orte_tmpdir_base") == str(tmp_path / "session")
+    assert after(job, "--wdir") == os.getcwd()
+    assert job[-2:] == ["/bin/true", "-x"]
+
+
+def test_the_way_in_depends_on_where_one_is(tmp_path: Path) -> None:
+    inner = states.enter(state(tmp_path))
+    assert after(inner, "--target") == "1"
+    assert "--pid" not in inner
+    outer = states.enter(state(tmp_path, inside=False), "h2")
+    assert after(outer, "--target") == "123"
+    assert "--pid" in outer
+    assert after(outer[outer.index("--") :], "--target") == "8"
+    other_user = State(5, {"pid": "pid:[1]", "user": "user:[1]"}, str(tmp_path), {}, {}, {}, {})
+    assert {"--user", "--preserve-credentials"} <= set(states.enter(other_user))
+
+
+def test_a_job_inherits_all_but_what_an_outer_job_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess_base_jobid", "PMIX_RANK", "PMI_FD", "PMIX2_X", "ORTE_X"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("MY_SETTING", "kept")
+    monkeypatch.delenv("HVD_EXT_TOPOLOGY", raising=False)
+    variables = launch.environment(state(tmp_path, environment={"OMPI_MCA_btl_tcp_links": "2"}))
+    left = {name for name in variables if name.startswith(("OMPI_", "PMI", "ORTE_"))}
+    assert left == {"OMPI_MCA_btl_tcp_links", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
+    assert variables["MY_SETTING"] == "kept"
+    line = f"{sys.executable} -m hvd_ext.cluster.launch {tmp_path}/state.json --"
+    assert variables["HVD_EXT_LAUNCHER"] == line
+    assert variables["HVD_EXT_TOPOLOGY"] == str(tmp_path / "topology.yaml")
+    monkeypatch.setenv("HVD_EXT_TOPOLOGY", "mine.yaml")
+    assert launch.environment(state(tmp_path))["HVD_EXT_TOPOLOGY"] == "mine.yaml"
+
+
+def test_parameters_of_the_users_environment_are_told_from_a_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_links", "2")
+    assert launch.users_parameters()["OMPI_MCA_btl_tcp_links"] == "2"
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert launch.users_parameters() == {}
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = state(tmp_path, mca={"a": "b"})
+    written.write()
+    assert states.read(written.path) == written
+
+
+@pytest.mark.parametrize("text", [None, "no JSON", "[]", '{"pid": 1}'])
+def test_a_rehearsal_that_is_gone_is_refused_in_words(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "state.json"
+    if text is not None:
+        path.write_text(text)
+    assert launch.main([str(path), "--", "true"]) == 1
+    assert f"hvd_ext cluster: state file ({path}): must be that of a rehearsal that runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["state.json"], ["state.json", "true"]])
+def test_the_launcher_says_how_it_is_called(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(arguments) == 1
+    assert "STATE_FILE -- COMMAND" in capsys.readouterr().err
+
+
+def test_a_program_is_found_on_the_path_beside_this_python_first(tmp_path: Path) -> None:
+    assert launch.resolve([sys.executable, "-c", "1"]) == [os.path.abspath(sys.executable), "-c", "1"]
+    assert os.path.isabs(launch.resolve(["sh"])[0])
+    with pytest.raises(InvalidError, match=r"command \(no-such-program\): it is neither a program on PATH nor a path"):
+        launch.resolve(["no-such-program"])
+    with pytest.raises(InvalidError, match="command: must say what each rank runs"):
+        launch.resolve([])
+
+
+def test_another_mpis_mpirun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho 'HYDRA build details:'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(launch, "find", lambda name: str(program))
+    with pytest.raises(JobError, match=r"needs that of Open MPI 4, this is HYDRA build details:"):
+        launch.find_mpirun()
+    monkeypatch.setattr(launch, "find", lambda name: None)
+    with pytest.raises(JobError, match="neither beside this Python nor on PATH"):
+        launch.find_mpirun()
+
+
+def test_a_job_hands_its_status_on_and_ends_in_time() -> None:
+    assert launch.run(["sh", "-c", "exit 3"], dict(os.environ)) == 3
+    with pytest.raises(JobError, match="did not end within 0.1 s"):
+        launch.run(["sleep", "600"], dict(os.environ), timeout_s=0.1)
+    with pytest.raises(JobError, match="/no-such-program"):
+        launch.run(["/no-such-program"], {})
+
+
+def test_a_signal_ends_in_order_once_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def job() -> None:
+        with launch.heeding_signals():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # a second one does not disturb the clean-up
+
+    with pytest.raises(launch.Stopped) as stopped:
+        job()
+    assert stopped.value.args == (signal.SIGTERM,)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_topology_of_a_state_is_beside_it(tmp_path: Path) -> None:
+    from hvd_ext.cluster.spec import Spec, topology
+
+    (tmp_path / "topology.yaml").write_text(topology(Spec((2, 1), rate="10mbit")))
+    assert read_topology(launch.environment(state(tmp_path))["HVD_EXT_TOPOLOGY"], 3).hosts() == ((0, 1), (2,))
