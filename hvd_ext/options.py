@@ -66,7 +66,7 @@ class Options:
     topology: str | Path | Tree | None = None
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
-    window: int = 8
+    window: int = 4
     trace: str | Path | None = None
 
     def __post_init__(self) -> None:

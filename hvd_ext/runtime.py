@@ -201,9 +201,9 @@ class Runtime:
             return self._prepared[key]
 
     def _made(self, plan: LogicalPlan, nbytes: int, chosen: Chosen | None = None) -> Prepared:
-        from hvd_ext.planning import ir, planner
+        from hvd_ext.planning import grain, ir
 
-        segment_nbytes = planner.segment_nbytes(plan, nbytes)
+        segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
         return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm, chosen)
 
 

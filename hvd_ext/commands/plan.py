@@ -94,6 +94,8 @@ def plan(
             console.print(f"{entry.name}: {entry.note}", markup=False, highlight=False, soft_wrap=True)
     line = f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way"
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+    bound = f"bound: no allreduce of whole buffers can take less than {explanation.bound_s * 1e3:.4g} ms on these links"
+    console.print(bound, markup=False, highlight=False, soft_wrap=True)
     if draw and tree.size > explaining.MOST_DRAWN:
         console.print(
             f"not drawn: a plan of {tree.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"

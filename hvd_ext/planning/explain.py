@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.cost import traffic
+from hvd_ext.planning.cost import allreduce_bound_s, traffic
+from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
 from hvd_ext.topology.tree import Tree
@@ -62,6 +63,7 @@ class Explanation:
         nbytes: of the buffer.
         winner: what "auto" takes.
         pricing: how prices were found.
+        bound_s: what no dense allreduce on the cluster can beat (cost/bounds.py).
         entries: the winner, the others by price, then those that do not apply.
     """
 
@@ -69,6 +71,7 @@ class Explanation:
     nbytes: int
     winner: str
     pricing: str
+    bound_s: float
     entries: tuple[Entry, ...]
 
 
@@ -83,12 +86,13 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
         The explanation.
     """
     chosen = planner.allreduce_plan(tree, "auto", nbytes)
-    prices = {name: price for name, price in chosen.candidates if not isinstance(price, str)}
+    names = [name for name, price in chosen.candidates if not isinstance(price, str)]
+    prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
-    parts = {name: _parts(name, plan, tree, nbytes) for name, plan in plans.items()}
+    parts = {name: _parts(name, plan, tree, nbytes, prices[name]) for name, plan in plans.items()}
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
-        verdict = _verdict(name, chosen.algorithm, prices, parts)
+        verdict = _verdict(name, chosen.algorithm, prices, parts, planner.size_class(nbytes))
         closed_s, rounds = registry.get(name).cost(tree, nbytes), rounds_of(plans[name])
         loads = _loads(plans[name], tree, nbytes)
         entries.append(Entry(name, prices[name], closed_s, rounds, loads, verdict, plans[name].note))
@@ -97,9 +101,16 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
-    by_round = tree.size <= planner.MOST_RANKS
-    pricing = f"the plan as it runs, pipelined, {'round by round' if by_round else 'level by level'}"
-    return Explanation(tree.describe(), nbytes, chosen.algorithm, pricing, tuple(entries))
+    pricing = f"the plan as it runs, pipelined, {_pricing(tree)}"
+    return Explanation(
+        tree.describe(), nbytes, chosen.algorithm, pricing, allreduce_bound_s(tree, nbytes), tuple(entries)
+    )
+
+
+def _pricing(tree: Tree) -> str:
+    if tree.size <= planner.MOST_SIMULATED:
+        return "simulated message by message"
+    return "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
 
 
 def kinds(tree: Tree) -> tuple[str, ...]:
@@ -124,30 +135,37 @@ def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of a price, as Profile.price_s() adds them up; seconds."""
+    """The parts of a price, as Profile.price_s() adds them up, and what a simulation says more; seconds."""
 
     latency_s: float
     first_segment_s: float
     busiest_port_s: float
+    waiting_s: float
 
 
-def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int) -> _Parts:
-    load, grain = planner.profile_of(tree, name), min(planner.segment_nbytes(plan, nbytes), nbytes)
-    return _Parts(load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.busiest_s_per_byte)
+def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float) -> _Parts:
+    load, grain = planner.profile_of(tree, name), min(segment_nbytes(plan, nbytes, tree), nbytes)
+    parts = load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.busiest_s_per_byte
+    return _Parts(*parts, price_s - sum(parts))
 
 
-def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, _Parts]) -> str:
+def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int) -> str:
     if name == winner:
-        tie = any(price < prices[name] for price in prices.values())
-        return f"chosen: within {planner.TIE:.0%} of the cheapest, and simpler" if tie else "chosen: cheapest"
+        least = min(prices.values())
+        if prices[name] > least * (1 + planner.TIE):
+            return f"chosen: cheapest for {size_class} bytes, which stand for all near sizes"
+        tie = prices[name] > least
+        better = "simpler" if name == "ring" else "lighter on the other links"
+        return f"chosen: within {planner.TIE:.0%} of the cheapest, and {better}" if tie else "chosen: cheapest"
     if prices[name] <= prices[winner] * (1 + planner.TIE):
-        return f"a tie within {planner.TIE:.0%}"
+        return f"a tie within {planner.TIE:.0%}" if prices[name] * (1 + planner.TIE) >= prices[winner] else "cheaper"
     times = f"{prices[name] / prices[winner]:.2f} x"
     mine, best = parts[name], parts[winner]
     reasons = {
         "rounds": (mine.latency_s, best.latency_s),
         "first segment": (mine.first_segment_s, best.first_segment_s),
         "busiest port": (mine.busiest_port_s, best.busiest_port_s),
+        "waiting": (mine.waiting_s, best.waiting_s),
     }
     word, (own, other) = max(reasons.items(), key=lambda item: item[1][0] - item[1][1])
     return f"{times}, {word} +{(own - other) * 1e3:.3g} ms"
@@ -167,6 +185,7 @@ def as_json(explanation: Explanation) -> dict[str, object]:
         "nbytes": explanation.nbytes,
         "winner": explanation.winner,
         "pricing": explanation.pricing,
+        "bound_s": explanation.bound_s,
         "algorithms": [
             {
                 "name": entry.name,

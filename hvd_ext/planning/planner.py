@@ -7,21 +7,25 @@ from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import MESSAGE_NBYTES, Profile, level_profile, profile
+from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
+from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
 
 DEFAULT_NBYTES = 8 << 20
-SMALLEST_SEGMENT_NBYTES = 32 << 10
-LARGEST_SEGMENT_NBYTES = 4 << 20
-SEGMENT_ALIGNMENT = 64  # a multiple of every dtype's size, and a cache line
 # A chain moves each byte once over each port but takes d - 1 rounds; above this size a broadcast halves its way
 # instead.
 LONGEST_CHAIN = 16
 # The rows of all ranks are looked at, to price and to prove a plan, in jobs of up to this size.
 MOST_RANKS = 64
-# Prices this near to each other are a tie: then the simplest plan, the ring, wins.
+# Up to this size a plan is simulated: all algorithms at one size of buffer then take some 0.1 s of a processor.
+MOST_SIMULATED = 16
+# Only plans that the quick price has within this factor of the best are simulated for a choice.
+WORTH_SIMULATING = 1.5
+# Prices this near to each other are a tie: then the simplest plan, the ring, wins, else the one that loads its links
+# least in all. Where the network decides, a plan that sends everything through one rank of each host costs no more than
+# one that all ranks share, but that rank has all the work.
 TIE = 0.01
 MOST_NAMED = 3  # losers in the line that explains a choice
 
@@ -34,23 +38,24 @@ class Chosen:
         plan: of an allreduce.
         algorithm: its schedule.
         why: one line.
-        candidates: for every schedule its name and its price in seconds, or the reason why it does not apply.
+        candidates: for every schedule its name and its price in seconds, or the reason why it does not apply; empty
+            where the schedule was asked for by name.
     """
 
     plan: LogicalPlan
     algorithm: str
     why: str
-    candidates: tuple[tuple[str, float | str], ...]
+    candidates: tuple[tuple[str, float | str], ...] = ()
 
 
-@lru_cache(maxsize=1024)
 def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NBYTES) -> Chosen:
     """Chooses the plan of an allreduce.
 
     Args:
         tree: the cluster.
-        algorithm: a schedule's name, or "auto": the cheapest at `nbytes`. The price is that of the plan as it runs,
-            pipelined: up to 64 ranks from the rows of all ranks, above from the calls of its levels.
+        algorithm: a schedule's name, or "auto": the cheapest at size_class(nbytes), so that the buckets of a model,
+            of many similar sizes, take one choice. Prices are those of price(); of schedules that are far from the
+            best, those of Profile.
         nbytes: typical size of a buffer, for example of a bucket.
 
     Returns:
@@ -59,24 +64,75 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
     Raises:
         PlanError: no schedule has that name, or it does not support the cluster.
     """
-    candidates: list[tuple[str, float | str]] = []
-    for name in registry.names():
-        schedule = registry.get(name)
-        reason = schedule.supports(tree)
-        candidates.append((name, _price_s(tree, name, nbytes) if reason is None else reason))
-    if algorithm == "auto":
-        name, why = _cheapest(tree, candidates, nbytes)
-    else:
-        name, why = algorithm, "asked for by name"
-        reason = registry.get(name).supports(tree)
-        if reason is not None:
-            raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")
+    return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _named(tree, algorithm)
+
+
+def size_class(nbytes: int) -> int:
+    """The size of buffer that stands for all similar ones.
+
+    Args:
+        nbytes: 0 or more.
+
+    Returns:
+        The nearest power of two, by ratio.
+    """
+    low = 1 << max(nbytes.bit_length() - 1, 0)
+    return low if nbytes * nbytes < 2 * low * low else 2 * low
+
+
+@lru_cache(maxsize=64)
+def _named(tree: Tree, name: str) -> Chosen:
+    reason = registry.get(name).supports(tree)
+    if reason is not None:
+        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")
     plan = _built(tree, name)
-    return Chosen(plan, name, why + (f"; {plan.note}" if plan.note else ""), tuple(candidates))
+    return Chosen(plan, name, "asked for by name" + (f"; {plan.note}" if plan.note else ""))
 
 
-def _price_s(tree: Tree, name: str, nbytes: int) -> float:
-    return profile_of(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes))
+@lru_cache(maxsize=256)
+def _cheapest(tree: Tree, nbytes: int) -> Chosen:
+    reasons = {name: registry.get(name).supports(tree) for name in registry.names()}
+    prices = {name: _profile_s(tree, name, nbytes) for name, reason in reasons.items() if reason is None}
+    near = [name for name, price_s in prices.items() if price_s <= min(prices.values()) * WORTH_SIMULATING]
+    prices.update({name: price(tree, name, nbytes).seconds for name in near})
+    best = min(prices[name] for name in near)
+    tied = [name for name in near if prices[name] <= best * (1 + TIE)]
+    name = "ring" if "ring" in tied else min(tied, key=lambda other: (_load_s(tree, other), prices[other], other))
+    nearest = sorted(prices, key=lambda other: (other != name, prices[other], other))[: 1 + MOST_NAMED]
+    listed = ", ".join(f"{other} {prices[other] * 1e3:.3g} ms" for other in nearest)
+    plan = _built(tree, name)
+    why = f"cheapest for {nbytes} bytes on {tree.describe()}: {listed}" + (f"; {plan.note}" if plan.note else "")
+    return Chosen(plan, name, why, tuple((other, prices.get(other, reason or "")) for other, reason in reasons.items()))
+
+
+def _load_s(tree: Tree, name: str) -> float:
+    """The busiest port of each kind of link, added up; rounded, as equal plans may differ in the last bit."""
+    return float(f"{sum(found.busiest_s_per_byte for found in traffic(_built(tree, name), tree)):.9g}")
+
+
+@lru_cache(maxsize=1024)
+def price(tree: Tree, name: str, nbytes: int) -> Simulation:
+    """What a schedule's plan takes on a cluster, as it runs: pipelined, in the segments of segment_nbytes().
+
+    Args:
+        tree: the cluster.
+        name: of a schedule that supports it.
+        nbytes: of the buffer.
+
+    Returns:
+        Up to 16 ranks the simulation. Above, the price of the Profile: up to 64 ranks from the rows of all ranks, then
+        from the calls of the plan's levels.
+    """
+    plan = _built(tree, name)
+    if tree.size <= MOST_SIMULATED:
+        return simulate(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree))
+    busiest = bottleneck(plan, tree)
+    load, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
+    return Simulation(_profile_s(tree, name, nbytes), nbytes * load, nbytes * busy_s)
+
+
+def _profile_s(tree: Tree, name: str, nbytes: int) -> float:
+    return profile_of(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
 @lru_cache(maxsize=64)
@@ -88,7 +144,7 @@ def profile_of(tree: Tree, name: str) -> Profile:
         name: of a schedule that supports it.
 
     Returns:
-        The load, as the choice takes it.
+        The load: from the rows of all ranks up to 64 ranks, above from the calls of the levels.
     """
     return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
 
@@ -96,16 +152,6 @@ def profile_of(tree: Tree, name: str) -> Profile:
 @lru_cache(maxsize=64)
 def _built(tree: Tree, name: str) -> LogicalPlan:
     return registry.get(name).build(tree)
-
-
-def _cheapest(tree: Tree, candidates: list[tuple[str, float | str]], nbytes: int) -> tuple[str, str]:
-    prices = {name: price for name, price in candidates if not isinstance(price, str)}
-    best = min(prices.values())
-    tied = [name for name, price in prices.items() if price <= best * (1 + TIE)]
-    name = "ring" if "ring" in tied else min(tied, key=lambda other: (prices[other], other))
-    nearest = sorted(prices, key=lambda other: (other != name, prices[other], other))[: 1 + MOST_NAMED]
-    listed = ", ".join(f"{other} {prices[other] * 1e3:.3g} ms" for other in nearest)
-    return name, f"cheapest for {nbytes} bytes on {tree.describe()}: {listed}"
 
 
 @lru_cache(maxsize=64)
@@ -152,56 +198,6 @@ def _heads(node: Node, root: int) -> Call:
     heads = tuple(root if root in child.ranks else child.ranks[0] for child in node.children)
     head = root if root in heads else heads[0]
     return Call("broadcast", heads, (Span(0, 1),), head, "ring" if len(heads) <= LONGEST_CHAIN else "recursive")
-
-
-def segment_nbytes(plan: LogicalPlan, nbytes: int) -> int:
-    """The grain of pipelining: bytes of a segment such that the plan's messages are about 60,000 bytes.
-
-    A plan has messages of different sizes (large inside a host, small between hosts): their geometric mean counts.
-
-    Args:
-        plan: any plan.
-        nbytes: of the buffer, 0 or more.
-
-    Returns:
-        A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments; the whole buffer where
-        the plan sends nothing.
-    """
-    shares = _message_shares(plan)
-    if shares is None:
-        return _aligned(max(nbytes, 1))
-    wanted = int(MESSAGE_NBYTES / (shares[0] * shares[1]) ** 0.5)
-    grain = min(max(wanted, SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
-    segments = max(-(-nbytes // grain), 1)
-    return min(max(_aligned(-(-nbytes // segments)), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // SEGMENT_ALIGNMENT) * SEGMENT_ALIGNMENT
-
-
-@lru_cache(maxsize=64)
-def _message_shares(plan: LogicalPlan) -> tuple[float, float] | None:
-    """The smallest and the largest level's mean message, as shares of the buffer; None if nothing is sent."""
-    shares = []
-    for level in plan.levels:
-        messages = [_messages(call) for call in level.calls if len(call.ranks) > 1]
-        units, count = (sum(parts) for parts in zip(*messages, strict=True)) if messages else (0, 0)
-        if units:
-            shares.append(units / count / plan.units)
-    return (min(shares), max(shares)) if shares else None
-
-
-def _messages(call: Call) -> tuple[float, int]:
-    """Units and number of the messages of a call, in the mean over its ranks."""
-    spans = [span.count for span in call.spans if span.count]
-    if call.method == "recursive" and call.root < 0:
-        # Halving: ceil(log2 d) messages hold what a ring sends in d - 1.
-        d = len(call.ranks)
-        return sum(spans) * (d - 1) / d, (d - 1).bit_length() if spans else 0
-    if call.kind == "all_to_all":
-        return sum(spans), len(spans) * len(call.ranks)
-    return sum(spans), len(spans)
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ is the busiest in all rounds of a level, as in rings, and else estimated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,15 @@ class Traffic:
         depth: of the branch that the link belongs to; 0 is the root.
         total: over all ports, both ways, as a multiple of the buffer.
         busiest: over the port and direction that carries most, as a multiple of the buffer.
+        busiest_s_per_byte: how long the port and direction is busy that is so for longest, per byte of the buffer.
+        bottleneck: what that port carries in that direction, as a multiple of the buffer.
     """
 
     depth: int
     total: float
     busiest: float
+    busiest_s_per_byte: float
+    bottleneck: float
 
 
 def level_profile(plan: LogicalPlan, tree: Tree) -> Profile:
@@ -74,6 +79,7 @@ def _longest_chain(level: Level) -> int:
     return max(((len(call.ranks) - 1) * call.spans[0].count for call in chains), default=0)
 
 
+@lru_cache(maxsize=64)
 def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
     """Adds up what a plan sends over each kind of link.
 
@@ -90,11 +96,29 @@ def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
         senders, receivers, units = _level(level)
         messages, crossed = ports.crossed(senders, receivers)
         carried += np.bincount(crossed, units[messages] / plan.units, len(carried))
+    betas = np.repeat(ports.beta_s_per_byte, 2)
     found = []
     for depth in range(tree.depth):
-        here = carried[np.repeat(ports.depths == depth, 2)]
-        found.append(Traffic(depth, float(here.sum()), float(here.max())))
+        chosen = np.repeat(ports.depths == depth, 2)
+        here, busy = carried[chosen], (carried * betas)[chosen]
+        longest = int(np.lexsort((here, busy))[-1])
+        shares = float(here.sum()), float(here.max()), float(busy[longest]), float(here[longest])
+        found.append(Traffic(depth, *shares))
     return tuple(found)
+
+
+def bottleneck(plan: LogicalPlan, tree: Tree) -> Traffic | None:
+    """Finds the kind of link whose busiest port is busy for longest.
+
+    Args:
+        plan: of tree.size ranks.
+        tree: the cluster.
+
+    Returns:
+        The traffic over it, of equals that nearest to the root; None where the plan sends nothing.
+    """
+    kinds = [found for found in traffic(plan, tree) if found.total]
+    return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)
 
 
 def _level(level: Level) -> _Messages:

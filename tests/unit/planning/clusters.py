@@ -16,14 +16,14 @@ def one_host(size: int) -> Tree:
     return from_hosts(["a"] * size)
 
 
-def even_tree(*degrees: int, inside: Link = SHARED_MEMORY) -> Tree:
+def even_tree(*degrees: int, inside: Link = SHARED_MEMORY, between: Link = ETHERNET) -> Tree:
     """A symmetric tree; degrees from the root down: even_tree(2, 2, 3) has 12 leaves."""
     ranks = iter(range(1 << 30))
 
     def grow(rest: tuple[int, ...]) -> Node:
         if not rest:
             return leaf(next(ranks))
-        link = inside if len(rest) == 1 else ETHERNET
+        link = inside if len(rest) == 1 else between
         return Node(f"level {len(rest)}", link, tuple(grow(rest[1:]) for _ in range(rest[0])))
 
     return Tree(grow(degrees))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.ir import COUNT, OPCODE, PEER, ROUND, SEND
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, prove, reduce_scatter_plan, segment_nbytes
+from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, prove, reduce_scatter_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Tree
 from tests.unit.planning.clusters import one_host, random_tree, uneven_hosts
@@ -26,7 +27,7 @@ def uneven_begins(units: int) -> list[int]:
 def test_they_are_proven_on_any_tree(tree: Tree) -> None:
     for plan in (reduce_scatter_plan(tree), all_gather_plan(tree), all_to_all_plan(tree)):
         assert prove(plan)
-        assert segment_nbytes(plan, 1 << 20) % 64 == 0
+        assert segment_nbytes(plan, 1 << 20, tree) % 64 == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 13])

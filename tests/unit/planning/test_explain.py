@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from hvd_ext.commands.plan import app, size_of
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.explain import as_json, draw, explain, kinds
-from hvd_ext.topology.tree import from_hosts
+from hvd_ext.planning.planner import Chosen
+from hvd_ext.topology.tree import ETHERNET, from_hosts
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree
 
 YAML = """\
@@ -35,8 +36,12 @@ def test_every_algorithm_is_listed_once_with_the_winner_first() -> None:
     assert sorted(entry.name for entry in found.entries) == list(registry.names())
     chosen = planner.allreduce_plan(from_hosts("aabbb"), "auto", 8 << 20)
     assert found.entries[0].name == found.winner == chosen.algorithm
-    prices = {entry.name: entry.price_s for entry in found.entries if entry.price_s is not None}
-    assert prices == {name: price for name, price in chosen.candidates if not isinstance(price, str)}
+    for entry in found.entries:
+        if entry.price_s is not None:
+            assert entry.price_s == planner.price(from_hosts("aabbb"), entry.name, 8 << 20).seconds
+    assert found.pricing == "the plan as it runs, pipelined, simulated message by message"
+    # Of two hosts each sends the buffer once.
+    assert found.bound_s == pytest.approx((8 << 20) * ETHERNET.beta_s_per_byte)
     losers = [entry.price_s for entry in found.entries[1:] if entry.price_s is not None]
     assert losers == sorted(losers)
 
@@ -50,6 +55,18 @@ def test_each_verdict_says_why() -> None:
     assert "rounds" in small["ring"].verdict
     assert small["torus2d"].verdict.startswith("does not apply: a torus has two dimensions")
     assert small["torus2d"].price_s is None
+
+
+def test_a_choice_for_near_sizes_says_so_where_another_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, nbytes = from_hosts("aabb"), 100_000
+    cheapest = planner.allreduce_plan(tree, "auto", nbytes)
+    assert next(e.verdict for e in explain(tree, nbytes).entries if e.name == cheapest.algorithm).startswith("chosen")
+    worst = planner.allreduce_plan(tree, "recursive_doubling")
+    taken = Chosen(worst.plan, worst.algorithm, "", cheapest.candidates)
+    monkeypatch.setattr(planner, "allreduce_plan", lambda *_: taken)
+    entries = {entry.name: entry.verdict for entry in explain(tree, nbytes).entries}
+    assert entries["recursive_doubling"] == "chosen: cheapest for 131072 bytes, which stand for all near sizes"
+    assert entries[cheapest.algorithm] == "cheaper"
 
 
 def test_bytes_are_told_for_each_kind_of_link() -> None:
@@ -120,6 +137,7 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert status == 0
     assert "allreduce of 8,388,608 bytes on 5 ranks on 2 hosts (2 + 3)" in text
     assert all(name in text for name in registry.names())
+    assert "bound: no allreduce of whole buffers can take less than 6.711 ms" in text
     assert "does not apply: a torus is even" in text
     assert "level 0: reduce" in text
     written = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import pytest
 from hvd_ext.planning import registry
 from hvd_ext.planning.cost import level_profile, profile, traffic
 from hvd_ext.planning.cost.loads import Ports
+from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.ir import COUNT, OPCODE, PEER, SEND
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
@@ -15,7 +16,6 @@ from hvd_ext.planning.planner import (
     all_to_all_plan,
     broadcast_plan,
     reduce_scatter_plan,
-    segment_nbytes,
 )
 from hvd_ext.topology.tree import Tree
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree, uneven_hosts
@@ -44,7 +44,7 @@ def test_the_busiest_port_is_that_of_the_rows(tree: Tree) -> None:
 @pytest.mark.parametrize("tree", CLUSTERS, ids=Tree.describe)
 def test_the_price_is_near_to_that_of_the_rows(tree: Tree) -> None:
     for plan in plans(tree):
-        grain = segment_nbytes(plan, NBYTES)
+        grain = segment_nbytes(plan, NBYTES, tree)
         exact = profile(plan, tree).price_s(NBYTES, grain)
         assert level_profile(plan, tree).price_s(NBYTES, grain) == pytest.approx(exact, rel=0.15), plan.algorithm
 
@@ -77,7 +77,7 @@ def test_on_a_large_uneven_cluster_the_ring_and_trees_across_racks_lose() -> Non
         schedule = registry.get(name)
         if schedule.supports(tree) is None:
             plan = schedule.build(tree)
-            prices[name] = level_profile(plan, tree).price_s(NBYTES, segment_nbytes(plan, NBYTES))
+            prices[name] = level_profile(plan, tree).price_s(NBYTES, segment_nbytes(plan, NBYTES, tree))
     assert min(prices, key=lambda name: prices[name]) in {"flexreduce", "two_level"}
     assert prices["ring"] > 2 * prices["flexreduce"]
     assert prices["tree"] > 2 * prices["flexreduce"]

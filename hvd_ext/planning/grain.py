@@ -1,0 +1,143 @@
+"""The grain of pipelining: into how large segments a buffer is cut, by the kind of link that a plan waits for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from hvd_ext.planning.cost import MESSAGE_NBYTES, Traffic, traffic
+from hvd_ext.planning.cost.loads import Ports
+from hvd_ext.planning.cost.simulate import WINDOW
+from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.topology.tree import Tree
+
+# Inside a host nothing is gained by messages that fit an eager limit, and each message costs a waking.
+HOST_MESSAGE_NBYTES = 512 << 10
+# Between hosts a longer message delays the first and the last segment more, and a shorter one costs more processor
+# time a byte: the best size grows with the root of the rate. Measured on 2 and 3 hosts with 4 to 12 ranks, the best
+# were 5 to 16 kB at 100 Mbit/s and 16 to 32 kB at 1 Gbit/s; it stays below the 60 kB that MPI sends at once.
+MESSAGE_AT_S_PER_BYTE = (8_000, 8 / 100e6)
+SMALLEST_MESSAGE_NBYTES = 4_000
+SMALLEST_SEGMENT_NBYTES = 32 << 10
+LARGEST_SEGMENT_NBYTES = 4 << 20
+SEGMENT_ALIGNMENT = 64  # a multiple of every dtype's size, and a cache line
+# On a tree of three levels and more the stages inside a rack delay those between racks: all segments in flight queue on
+# the links between hosts before the first one gets to the links between racks, and likewise at the end. This part
+# of the whole time may be lost so, but messages are not cut finer than to a half of what they should be.
+FILL_SHARE = 0.03
+FINEST = 0.5
+_SLACK_NBYTES = 64  # units differ by an element: none shall need a second part for it
+
+
+def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
+    """Bytes of a segment such that messages have the right size for the link that the plan waits for.
+
+    On several hosts that link is the one between hosts that is busy for longest. The messages of the calls that cross
+    it are 8,000 bytes at 100 Mbit/s, 25,000 at 1 Gbit/s and at most 60,000, one part. Of messages of several sizes in a
+    level that size counts in which the mean byte travels, and of several levels the geometric mean of the smallest and
+    the largest. On one host all calls count, with messages of 512 KiB. Segments are smaller where many of them in
+    flight would hold each other up on the way to that link (FILL_SHARE).
+
+    Args:
+        plan: any plan.
+        nbytes: of the buffer, 0 or more.
+        tree: the cluster.
+
+    Returns:
+        A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments; the whole buffer where
+        the plan sends nothing.
+    """
+    way = _way(plan, tree)
+    if way is None:
+        return _aligned(max(nbytes, 1))
+    message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else _message_nbytes(way.beta_s_per_byte)
+    wanted = (message - _SLACK_NBYTES) / way.message_share
+    filled = FILL_SHARE * nbytes / (WINDOW * way.fill) if way.fill else wanted
+    wanted = min(wanted, max(filled, FINEST * wanted))
+    grain = min(max(int(wanted), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
+    segments = max(-(-nbytes // grain), 1)
+    return min(max(_aligned(-(-nbytes // segments)), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
+
+
+def _message_nbytes(beta_s_per_byte: float) -> float:
+    """The best size of a message between hosts over a link of this rate."""
+    nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
+    if beta_s_per_byte == 0:
+        return MESSAGE_NBYTES
+    best = nbytes * math.sqrt(at_s_per_byte / beta_s_per_byte)
+    return min(max(best, SMALLEST_MESSAGE_NBYTES), MESSAGE_NBYTES)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SEGMENT_ALIGNMENT) * SEGMENT_ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What a plan sends over the links that it waits for.
+
+    Args:
+        message_share: the size of the messages there, as a share of the buffer.
+        beta_s_per_byte: of those links.
+        fill: how long the links between hosts are busy in the levels that do not use those links, as a share of how
+            long those are.
+    """
+
+    message_share: float
+    beta_s_per_byte: float
+    fill: float
+
+
+@lru_cache(maxsize=64)
+def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
+    """Looks at the links that the plan waits for, of those between hosts if there are several hosts.
+
+    None if nothing is sent over them.
+    """
+    counted = _counted(plan, tree)
+    if not counted:
+        return None
+    busiest = max(counted, key=lambda found: found.busiest_s_per_byte)
+    ports = Ports(tree)
+    ways = ports.ways[:, busiest.depth]
+    crossing: dict[int, bool] = {}  # by the id() of a group: large plans share their tuples
+    shares, others = [], []
+    for level in plan.levels:
+        messages = []
+        for call in level.calls:
+            if id(call.ranks) not in crossing:
+                crossing[id(call.ranks)] = len(np.unique(ways[list(call.ranks)])) > 1
+            if crossing[id(call.ranks)]:
+                messages.append(_messages(call))
+        units, weighted = (sum(parts) for parts in zip(*messages, strict=True)) if messages else (0.0, 0.0)
+        if units:
+            shares.append(weighted / units / plan.units)
+        else:
+            others.append(level)
+    fill_s = max((found.busiest_s_per_byte for found in _counted(replace(plan, levels=tuple(others)), tree)), default=0)
+    fill = fill_s / busiest.busiest_s_per_byte if len(tree.hosts()) > 1 and fill_s else 0.0
+    beta = float(ports.beta_s_per_byte[ports.depths == busiest.depth].max())
+    return _Way((min(shares) * max(shares)) ** 0.5, beta, fill)
+
+
+def _counted(plan: LogicalPlan, tree: Tree) -> list[Traffic]:
+    """What a plan sends over each kind of link between hosts, or on one host over all."""
+    one_host, levels = len(tree.hosts()) == 1, tuple(reversed(tree.levels()))
+    joins_hosts = [any(child.children for node in nodes for child in node.children) for nodes in levels]
+    return [found for found in traffic(plan, tree) if found.total and (one_host or joins_hosts[found.depth])]
+
+
+def _messages(call: Call) -> tuple[float, float]:
+    """Units that a call sends, in the mean over its ranks, and the same weighted with the size of their messages."""
+    spans = [span.count for span in call.spans if span.count]
+    units: float = sum(spans)
+    if call.method == "recursive" and call.root < 0:
+        # Halving: ceil(log2 d) messages hold what a ring sends in d - 1.
+        d = len(call.ranks)
+        units *= (d - 1) / d
+        return units, units * units / max((d - 1).bit_length(), 1)
+    each = len(call.ranks) if call.kind == "all_to_all" else 1
+    return units, sum(count * count / each for count in spans)
