@@ -1,36 +1,48 @@
-"""One rank that measures Horovod: `mpirun ... python -m hvd_ext.bench.horovod_worker TASK.json`."""
+"""One rank that measures Horovod: `LAUNCHER python -m hvd_ext.bench.horovod_worker TASK`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
-from hvd_ext.bench.sampling import Contestant, Task, read_task, run, values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve
+from hvd_ext.bench.values import values_of
+from hvd_ext.bench.worker import topology_text
 
 
-def contestants(elements: int, task: Task) -> list[Contestant]:
-    """Prepare Horovod's ways to sum one float32 buffer: inside `tf.function`, as in training, and eager."""
+def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
+    """Prepare Horovod's ways to sum one float32 buffer.
+
+    Args:
+        elements: length of the buffer.
+        hows: "graph" (inside `tf.function`, as in training) and "eager"; Horovod has no other ways.
+
+    Returns:
+        A contestant for each.
+    """
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     tensor = tf.constant(values_of(hvd.rank(), elements))
     name = f"bench.{elements}"
     step = tf.function(lambda value: hvd.allreduce(value, op=hvd.Sum, name=name), autograph=False)
-    return [
-        Contestant("horovod graph", lambda: step(tensor)),
-        Contestant("horovod eager", lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name)),
-    ]
+    traced = step.get_concrete_function(tensor)
+    calls = {"graph": lambda: traced(tensor), "eager": lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name)}
+    return [Contestant("horovod", how, calls[how]) for how in hows]
 
 
-def main(path: str) -> None:
-    """Measure a task.
+def main(text: str) -> None:
+    """Serve the parent.
 
     Args:
-        path: the task, JSON.
+        text: the task.
     """
     import horovod.tensorflow as hvd
 
+    task = Task.read(text)
     hvd.init()
-    run(contestants, read_task(path))
+    serve(lambda elements, _: contestants(elements, task.hows), task, topology=topology_text(os.environ))
     hvd.shutdown()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -20,12 +22,20 @@ from hvd_ext.errors import HvdExtError
 
 # Every process of a job carries this variable, so that all of them are found even when their parents are gone.
 MARK = "HVD_EXT_JOB"
+# A launcher sets one of these in its ranks, but not in itself and in its daemons.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# What a launcher tells its ranks; a job that a rank starts must not take it for its own.
+_OF_A_LAUNCH = re.compile(r"(OMPI|PMIX|PMI)_(?!ALLOW_)")
 TERMINATE_S = 3.0
 KILL_S = 5.0
 POLL_S = 0.1
 TAIL_LINES = 40
 # Lines that TensorFlow and Open MPI print in a healthy job too; they hide the words that matter.
 _NOISE = re.compile(r"absl::InitializeLog|oneDNN|cpu_feature_guard|rebuild TensorFlow|^\s*$|cuda_|computation_placer")
+
+# Loaded before any fork: between fork and exec little is safe.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
 
 
 class JobError(HvdExtError):
@@ -39,11 +49,14 @@ def job_environment(**extra: str) -> dict[str, str]:
         extra: more variables.
 
     Returns:
-        This process's environment; the tools beside this interpreter are found first, ranks share cores politely.
+        This process's environment, without what a launcher has told this process where it is a rank itself; the tools
+        beside this interpreter are found first, ranks share cores politely.
     """
     folder = str(Path(sys.executable).parent)
     entries = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != folder]
     environment = {**os.environ, "PATH": os.pathsep.join([folder, *entries])}
+    if any(name in environment for name in RANK_VARIABLES):
+        environment = {name: value for name, value in environment.items() if not _OF_A_LAUNCH.match(name)}
     # Where there are more ranks than cores, a rank that waits must let the others run: for MPI, Horovod and us alike.
     defaults = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -140,6 +153,7 @@ class Job:
                     stderr=subprocess.STDOUT,
                     env=marked,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
             except OSError as error:
                 raise JobError(f"job ({command[0]}): it cannot be started: {error.strerror}") from error
@@ -178,8 +192,22 @@ class Job:
         if self.status() != 0:
             raise JobError(f"job failed with status {self.status()}: {self._command}\n{last_words(self.log)}")
 
+    def ranks(self) -> list[psutil.Process]:
+        """The job's ranks on this machine: neither the launcher nor its daemons."""
+        found = []
+        for process in self.processes():
+            try:
+                if any(name in process.environ() for name in RANK_VARIABLES):
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
     def stop(self) -> None:
         """End every process of the job: ask the launcher first, then end what is left."""
+        # a process that is paused does not hear anything but SIGKILL
+        for process in self.processes():
+            _signal(process, signal.SIGCONT)
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             _until(lambda: self._process.poll() is not None and not self.processes(), TERMINATE_S)
@@ -187,10 +215,7 @@ class Job:
         def killed() -> bool:
             left = self.processes()
             for process in left:
-                try:
-                    process.kill()
-                except psutil.Error:
-                    continue
+                _signal(process, signal.SIGKILL)
             return not left
 
         _until(killed, KILL_S)
@@ -206,6 +231,21 @@ class Job:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    # psutil's own names for this (suspend, resume, kill) come to the same
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _end_with_parent() -> None:
+    """Runs in the launcher before its program: it gets SIGTERM when this process dies, however it dies.
+
+    For the kernel the parent is the thread that starts the job, so this is the main thread's to do.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _until(done: Callable[[], bool], timeout_s: float) -> None:

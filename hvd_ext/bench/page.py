@@ -2,54 +2,121 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.table import losses, seconds
+from hvd_ext.bench.results import cluster_name, load, places, ratios
+from hvd_ext.bench.table import faults, losses, ratio, seconds, words_of
 
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+ONE_HOST = (
+    "ranks",
+    "bytes",
+    "no-op",
+    "MPI_Allreduce",
+    "hvd_ext engine",
+    "Horovod graph",
+    "hvd_ext graph",
+    "algorithm",
+    "engine x MPI",
+    "graph x Horovod",
+)
+SEVERAL_HOSTS = (
+    "ranks",
+    "bytes",
+    "what",
+    "median",
+    "bound",
+    "x bound",
+    "price / median",
+    "x MPI",
+    "x Horovod",
+    "saving over ring",
+)
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Mapping[str, Any]) -> str:
     """Write the result of a benchmark as Markdown.
 
     Args:
-        result: what `allreduce.measure` returned.
+        result: as `results.load` returns it.
 
     Returns:
-        Machine, versions, a table with one row per number of ranks and size, and where we are slower.
+        Machine, versions, a table, and where we are slower. On one host the table has a row per number of ranks and
+        size, with the algorithm that "auto" chose; on several hosts every row is shown.
     """
-    machine, versions = result["machine"], result["versions"]
+    run, rows = result["runs"][0], result["rows"]
+    machine, versions = run["machine"], run["versions"]
     named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
-    lines = [
-        f"{result['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['system']}; load before the start {machine['load_before']}. {named}. "
-        f"Medians of {result['request']['repetitions']} samples; hvd_ext with the algorithm that `auto` chose.",
-        "",
-        "| ranks | bytes | no-op | MPI_Allreduce | Horovod graph | hvd_ext graph | algorithm | x MPI | x Horovod |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    by_place: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
-    for row in result["rows"]:
-        if row["algorithm"] in ("", "auto"):
-            by_place.setdefault((row["ranks"], row["nbytes"]), {})[row["what"]] = row
-    for (ranks, nbytes), rows in sorted(by_place.items()):
-        times = [_time(rows.get(what)) for what in ("noop", "mpi", "horovod graph", "channel")]
-        ours = rows.get("channel", {})
-        ratios = [_ratio(ours.get("to_mpi")), _ratio(ours.get("to_horovod"))]
-        cells = [str(ranks), f"{nbytes:,}", *times, ours.get("chosen", ""), *ratios]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in losses(result["rows"]))]) + "\n"
+    counts = sorted({len(row["samples"]) for row in rows})
+    samples = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    one_host = all(row["hosts"] == 1 for row in rows)
+    headings, lines = (ONE_HOST, _one_host(rows)) if one_host else (SEVERAL_HOSTS, _several_hosts(rows))
+    return "\n".join(
+        [
+            f"{run['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+            f"{machine['system']}; load before the start {machine['load_before']}. {named}. Medians of {samples} "
+            "samples.",
+            "",
+            _line(headings),
+            "|" + "---|" * len(headings),
+            *(_line(cells) for cells in lines),
+            "",
+            *(f"- {line}" for line in [*faults(rows), *losses(rows)]),
+            "",
+        ]
+    )
 
 
-def _time(row: dict[str, Any] | None) -> str:
-    return seconds(row["median_s"]) if row else "-"
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell or '-' for cell in cells)} |"
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _one_host(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    lines = []
+    for group in places(rows).values():
+        by_name = {(row["algorithm"], row["how"]): row for row in group}
+
+        def time_of(algorithm: str, how: str, by_name: dict[Any, Any] = by_name) -> str:
+            row = by_name.get((algorithm, how))
+            return seconds(row["seconds_median"]) if row else ""
+
+        engine, graph = by_name.get(("auto", "engine")), by_name.get(("auto", "graph"))
+        times = [
+            time_of(*key)
+            for key in (
+                ("noop", "graph"),
+                ("mpi", "engine"),
+                ("auto", "engine"),
+                ("horovod", "graph"),
+                ("auto", "graph"),
+            )
+        ]
+        beside = [ratio(ratios(row, group)[key]) if row else "" for row, key in ((engine, "mpi"), (graph, "horovod"))]
+        chosen = (graph or engine or {"chosen": ""})["chosen"]
+        lines.append([str(group[0]["ranks"]), f"{group[0]['bytes']:,}", *times, chosen, *beside])
+    return lines
+
+
+def _several_hosts(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    lines = []
+    for group in places(rows).values():
+        for row in group:
+            beside = ratios(row, group)
+            lines.append(
+                [
+                    cluster_name(row),
+                    f"{row['bytes']:,}",
+                    words_of(row),
+                    seconds(row["seconds_median"]),
+                    "" if row["bound_seconds"] is None else seconds(row["bound_seconds"]),
+                    *(ratio(beside[key]) for key in ("bound", "predicted", "mpi", "horovod")),
+                    "" if beside["saving"] is None else f"{beside['saving']:.1%}",
+                ]
+            )
+    return lines
 
 
 def rewritten(page: str, text: str) -> str:
@@ -72,4 +139,4 @@ def rewritten(page: str, text: str) -> str:
 
 if __name__ == "__main__":
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    target.write_text(rewritten(target.read_text(), markdown(json.loads(source.read_text()))))
+    target.write_text(rewritten(target.read_text(), markdown(load(source))))

@@ -1,33 +1,29 @@
-"""The tables of a benchmark and where it says that we are slower."""
+"""The table of a benchmark, and the lines that say where we are slower and what was wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-ORDER = ("noop", "mpi", "horovod graph", "channel", "horovod eager", "eager")
-WORDS = {
-    "noop": "no-op",
-    "mpi": "MPI_Allreduce",
-    "horovod graph": "Horovod graph",
-    "horovod eager": "Horovod eager",
-}
+from hvd_ext.bench.results import cluster_name, places, ratios
 
+NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod"}
 CAPTION = (
-    "graph: inside tf.function, as in training; no-op: an identity inside tf.function, the cost of measuring; "
-    "x: our median over theirs, below 1 is faster"
+    "graph: inside tf.function, as in training; engine: NumPy in and out, no TensorFlow; no-op: an identity inside "
+    "tf.function, the cost of measuring; x: median over theirs, below 1 is faster; price: the planner's over the "
+    "median; saving: of our ring's time"
 )
+HEADINGS = ("cluster", "bytes", "what", "median", "fastest", "x bound", "price", "x MPI", "x Horovod", "saving")
 
 
-def words_of(row: dict[str, Any]) -> str:
-    """Name a row: what was called, with which algorithm, and which one "auto" has chosen."""
-    if row["what"] in WORDS:
-        return WORDS[row["what"]]
+def words_of(row: Mapping[str, Any]) -> str:
+    """Name a row: what was called, how, and which algorithm "auto" has chosen."""
+    if row["algorithm"] in ("noop", "mpi"):
+        return NAMES[row["algorithm"]]
     chosen = f" -> {row['chosen']}" if row["chosen"] not in ("", row["algorithm"]) else ""
-    place = "graph" if row["what"] == "channel" else "eager"
-    return f"hvd_ext {place} {row['algorithm']}{chosen}"
+    return f"{NAMES.get(row['algorithm'], row['algorithm'])} {row['how']}{chosen}"
 
 
 def seconds(value: float) -> str:
@@ -38,57 +34,95 @@ def seconds(value: float) -> str:
     return f"{value / 1e-6:.3g} us"
 
 
-def _ratio(value: float | None) -> str:
-    if value is None:
-        return ""
-    colour = "green" if value <= 1 else "red"
-    return f"[{colour}]{value:.2f}[/{colour}]"
+def ratio(value: float | None) -> str:
+    """Write a ratio with two digits behind the point; nothing for None."""
+    return "" if value is None else f"{value:.2f}"
 
 
-def table(result: dict[str, Any]) -> Table:
+def _coloured(value: float | None) -> str:
+    colour = "green" if value is not None and value <= 1 else "red"
+    return "" if value is None else f"[{colour}]{value:.2f}[/{colour}]"
+
+
+def table(result: Mapping[str, Any]) -> Table:
     """Draw the result of a benchmark.
 
     Args:
-        result: what `allreduce.measure` returned.
+        result: as `results.load` returns it.
 
     Returns:
-        A table with a row per number of ranks, size and contestant; ratios below 1 mean faster.
+        A table with a row per cluster, size and contestant; a wrong result is red.
     """
     drawn = Table(title=result["benchmark"], caption=CAPTION)
-    for heading in ("ranks", "bytes", "what", "median", "fastest", "x MPI", "x Horovod"):
-        drawn.add_column(heading, justify="left" if heading == "what" else "right")
-    rows = sorted(result["rows"], key=lambda row: (row["ranks"], row["nbytes"], ORDER.index(row["what"])))
-    last = None
-    for row in rows:
-        group = (row["ranks"], row["nbytes"])
-        if last not in (None, group):
-            drawn.add_section()
-        shown = ("", "") if last == group else (str(row["ranks"]), f"{row['nbytes']:,}")
-        times = (seconds(row["median_s"]), seconds(row["min_s"]))
-        drawn.add_row(*shown, words_of(row), *times, _ratio(row["to_mpi"]), _ratio(row["to_horovod"]))
-        last = group
+    for heading in HEADINGS:
+        drawn.add_column(heading, justify="left" if heading in ("cluster", "what") else "right", no_wrap=True)
+    last: Any = None
+    for place, rows in places(result["rows"]).items():
+        drawn.add_section()
+        for row in rows:
+            cluster = "" if last is not None and last[:2] == place[:2] else cluster_name(row)
+            size = "" if last == place else f"{row['bytes']:,}"
+            last = place
+            beside = ratios(row, rows)
+            drawn.add_row(
+                cluster,
+                size,
+                words_of(row) + (" WRONG" if row["correct"] is False else ""),
+                seconds(row["seconds_median"]),
+                seconds(row["seconds_min"]),
+                ratio(beside["bound"]),
+                ratio(beside["predicted"]),
+                _coloured(beside["mpi"]),
+                _coloured(beside["horovod"]),
+                "" if beside["saving"] is None else f"{beside['saving']:.1%}",
+                style="bold red" if row["correct"] is False else None,
+            )
     return drawn
 
 
-def losses(rows: Sequence[dict[str, Any]]) -> list[str]:
+def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which results were wrong.
+
+    Args:
+        rows: of a result.
+
+    Returns:
+        A line for each wrong row, with the first wrong element.
+    """
+    return [
+        f"wrong result: {words_of(row)}, {cluster_name(row)} ranks, {row['bytes']:,} bytes: {row['wrong'][0]}"
+        for row in rows
+        if row["correct"] is False
+    ]
+
+
+def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say where we are slower.
 
     Args:
         rows: of a result.
 
     Returns:
-        A line for each opponent of the way that training uses us: how often it wins, and where by most.
+        A line for each opponent: in how many rows it wins, and where by most. MPI is compared with calls of the engine
+        where there are any, Horovod with the same kind of call.
     """
+    engine = any(row["how"] == "engine" and row["algorithm"] not in NAMES for row in rows)
     lines = []
-    for key, name in (("to_mpi", "MPI_Allreduce"), ("to_horovod", "Horovod")):
-        ours = [row for row in rows if row["what"] == "channel" and row[key] is not None]
-        slower = [row for row in ours if row[key] > 1]
+    for key, name in (("mpi", NAMES["mpi"]), ("horovod", NAMES["horovod"])):
+        compared = [
+            (found, row)
+            for group in places(rows).values()
+            for row in group
+            if row["algorithm"] not in NAMES and (key != "mpi" or not engine or row["how"] == "engine")
+            if (found := ratios(row, group)[key]) is not None
+        ]
+        slower = [(found, row) for found, row in compared if found > 1]
         if slower:
-            worst = max(slower, key=lambda row: row[key])
-            where = f"{worst['ranks']} ranks, {worst['nbytes']:,} bytes, {worst['algorithm']}"
+            worst, row = max(slower, key=lambda one: one[0])
+            where = f"{words_of(row)}, {cluster_name(row)} ranks, {row['bytes']:,} bytes"
             lines.append(
-                f"slower than {name} in {len(slower)} of {len(ours)} rows, at worst x{worst[key]:.2f} ({where})"
+                f"slower than {name} in {len(slower)} of {len(compared)} rows, at worst x{worst:.2f} ({where})"
             )
-        elif ours:
-            lines.append(f"slower than {name} in none of {len(ours)} rows")
+        elif compared:
+            lines.append(f"slower than {name} in none of {len(compared)} rows")
     return lines

@@ -1,79 +1,169 @@
-"""One rank that measures hvd_ext and MPI_Allreduce: `mpirun ... python -m hvd_ext.bench.worker TASK.json`."""
+"""One rank that measures hvd_ext and MPI_Allreduce: `LAUNCHER python -m hvd_ext.bench.worker TASK`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hvd_ext.bench.sampling import Contestant, Task, read_task, run, values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve
+from hvd_ext.bench.values import values_of
 
-_open: list[Any] = []
 
+class Buffers:
+    """The ways to sum one float32 buffer, and what they have opened; all ranks do the same in the same order."""
 
-def contestants(elements: int, task: Task) -> list[Contestant]:
-    """Prepare the ways to sum one float32 buffer; all ranks call it together.
+    def __init__(self, hows: Sequence[str]) -> None:
+        """Say how our algorithms are called.
 
-    Args:
-        elements: length of the buffer.
-        task: the algorithms.
+        Args:
+            hows: of "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow)
+                and "eager".
+        """
+        self._hows = hows
+        self._close: list[Callable[[], Any]] = []
 
-    Returns:
-        A no-op, MPI_Allreduce, and for each algorithm a channel, as the optimizer uses it inside `tf.function`; and the
-        eager call with the first algorithm.
-    """
-    import tensorflow as tf
-    from mpi4py import MPI
+    def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
+        """Prepare the ways.
 
-    import hvd_ext as hvd
-    from hvd_ext.tensorflow import registration
+        Args:
+            elements: length of the buffer.
+            algorithms: names of allreduce algorithms, "auto", "mpi".
 
-    buffer = values_of(hvd.rank(), elements)
-    tensor = tf.constant(buffer)
-    received = np.empty_like(buffer)
+        Returns:
+            With "graph" a no-op first; then for each algorithm one per way, in the order of the names.
+        """
+        from hvd_ext import process
 
-    def mpi() -> np.ndarray:
-        MPI.COMM_WORLD.Allreduce(buffer, received, op=MPI.SUM)
-        return received
+        buffer = values_of(process.rank(), elements)
+        result = np.empty_like(buffer)  # of all that want one: a large one fits once rather than ten times
+        found: list[Contestant] = []
+        ours = [name for name in algorithms if name != "mpi"]
+        tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
+        if tensor is not None and "graph" in self._hows:
+            found.append(_noop(tensor))
+        for algorithm in algorithms:
+            if algorithm == "mpi":
+                found.append(_mpi(buffer, result))
+                continue
+            for how in self._hows:
+                if how == "engine":
+                    found.append(self._engine(buffer, result, algorithm))
+                elif how == "graph":
+                    found.append(self._graph(tensor, algorithm))
+                else:
+                    found.append(_eager(tensor, algorithm))
+        return found
 
-    noop = tf.function(tf.identity).get_concrete_function(tf.TensorSpec([elements], tf.float32))
-    found = [Contestant("noop", lambda: noop(tensor), sums=False), Contestant("mpi", mpi)]
-    for algorithm in task.algorithms:
+    def release(self) -> None:
+        """Close the channels that were opened."""
+        while self._close:
+            self._close.pop()()
+
+    def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
+        from hvd_ext import runtime
+        from hvd_ext.engine import BucketSpec, TensorSpec
+        from hvd_ext.options import Sum
+
+        job = runtime.current()
+        prepared = job.allreduce(buffer.nbytes, algorithm)
+        bucket = BucketSpec("float32", Sum, prepared.plan, prepared.segment_nbytes, (0,))
+        tensors = [TensorSpec("buffer", buffer.size, "float32")]
+        channel = job.engine.open_channel(f"bench {algorithm}", tensors, [bucket])
+        self._close.append(lambda: job.engine.close_channel(channel))
+
+        def call() -> NDArray[np.float32]:
+            job.engine.reduce(channel, [buffer], [result])
+            return result
+
+        reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning
+        return Contestant(algorithm, "engine", call, prepared.algorithm, prepared.segment_nbytes, reset=reset)
+
+    def _graph(self, tensor: Any, algorithm: str) -> Contestant:
+        import tensorflow as tf
+
+        import hvd_ext as hvd
+        from hvd_ext import runtime
+        from hvd_ext.tensorflow import registration
+
+        elements = int(tensor.shape[0])
         options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
         specs = [registration.GradientSpec("buffer", (elements,), "float32")]
         channel = registration.open(f"bench {algorithm}", specs, options)
-        _open.append(channel)
+        self._close.append(channel.close)
+        prepared = runtime.current().allreduce(4 * elements, algorithm)
+        step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
+        traced = step.get_concrete_function(tensor)
         chosen = channel.chosen.algorithm if channel.chosen else ""
-        found.append(Contestant("channel", _reduction(channel, tensor), algorithm, chosen))
-    first, name = task.algorithms[0], f"bench.{elements}"
-    eager = Contestant("eager", lambda: hvd.allreduce(tensor, op=hvd.Sum, name=name, algorithm=first), first)
-    return [*found, eager]
+        return Contestant(algorithm, "graph", lambda: traced(tensor), chosen, prepared.segment_nbytes)
 
 
-def _reduction(channel: Any, tensor: Any) -> Any:
+def _tensor(buffer: NDArray[np.float32]) -> Any:
     import tensorflow as tf
 
-    step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
-    return lambda: step(tensor)
+    return tf.constant(buffer)
 
 
-def _release() -> None:
-    while _open:
-        _open.pop().close()
+def _noop(tensor: Any) -> Contestant:
+    import tensorflow as tf
+
+    traced = tf.function(tf.identity).get_concrete_function(tf.TensorSpec(tensor.shape, tf.float32))
+    return Contestant("noop", "graph", lambda: traced(tensor), sums=False)
 
 
-def main(path: str) -> None:
-    """Measure a task.
+def _mpi(buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant:
+    from mpi4py import MPI
+
+    def call() -> NDArray[np.float32]:
+        MPI.COMM_WORLD.Allreduce(buffer, result, op=MPI.SUM)
+        return result
+
+    return Contestant("mpi", "engine", call, reset=lambda: result.fill(np.nan))
+
+
+def _eager(tensor: Any, algorithm: str) -> Contestant:
+    import hvd_ext as hvd
+    from hvd_ext import runtime
+
+    nbytes = 4 * int(tensor.shape[0])
+    # an eager call takes the plan of its class of sizes
+    limit = next((most for most in runtime.SIZE_CLASSES if nbytes <= most), runtime.SIZE_CLASSES[-1])
+    prepared = runtime.current().allreduce(limit, algorithm)
+    name = f"bench.{algorithm}.{nbytes}"  # the ranks' calls are matched by it
+
+    def call() -> Any:
+        return hvd.allreduce(tensor, op=hvd.Sum, name=name, algorithm=algorithm)
+
+    return Contestant(algorithm, "eager", call, prepared.algorithm, prepared.segment_nbytes)
+
+
+def topology_text(environ: Mapping[str, str]) -> str:
+    """Give the YAML text of the topology that the environment names; empty where it names none or it cannot be read."""
+    path = environ.get("HVD_EXT_TOPOLOGY", "")
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else ""
+    except OSError:
+        return ""
+
+
+def main(text: str) -> None:
+    """Serve the parent.
 
     Args:
-        path: the task, JSON.
+        text: the task.
     """
-    import hvd_ext as hvd
+    from hvd_ext import process
 
-    hvd.init()
-    run(contestants, read_task(path), _release)
-    hvd.shutdown()
+    task = Task.read(text)
+    process.init()
+    buffers = Buffers(task.hows)
+    serve(buffers.contestants, task, buffers.release, topology_text(os.environ))
+    process.shutdown()
 
 
 if __name__ == "__main__":

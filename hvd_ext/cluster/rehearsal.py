@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO
 
 from hvd_ext.cluster import folder as folders, holder, launch, network, state as states
-from hvd_ext.cluster.spec import Spec, rate_bits, topology
+from hvd_ext.cluster.spec import Spec, describe, rate_bits, topology
 from hvd_ext.cluster.state import State
 from hvd_ext.cluster.tools import obstacle, tool, unshare
 from hvd_ext.errors import HvdExtError, InvalidError
@@ -189,7 +189,8 @@ class Cluster:
         for name in ("session", "holders"):
             (folder / name).mkdir()
         (folder / "hosts").write_text(network.hosts_file(self.spec), encoding="utf-8")
-        (folder / "topology.yaml").write_text(topology(self.spec), encoding="utf-8")
+        remarks = "".join(f"# {line}\n" for line in describe(self.spec))  # they go into results with the topology
+        (folder / "topology.yaml").write_text(remarks + topology(self.spec), encoding="utf-8")
         pid, holders = self._start(folder)
         for name, number in holders.items():
             (folder / "holders" / name).write_text(f"{number}\n", encoding="utf-8")

@@ -1,44 +1,38 @@
-"""The timing of contestants and the check of their results, with one rank and no MPI."""
+"""The timing of contestants, the check of their results, and the turns of a rank, with one rank and no MPI."""
 
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hvd_ext.bench.sampling import Contestant, Ranks, Task, check, read_task, sample, sum_of, values_of
-from hvd_ext.errors import HvdExtError
+from hvd_ext.bench import sampling
+from hvd_ext.bench.events import Follower, emit
+from hvd_ext.bench.sampling import Contestant, Ranks, Sampler, Task, serve
+from hvd_ext.bench.values import PERIOD, fault_of, sum_of, values_of
 
 
 class OneRank(Ranks):
     """The only rank of a job."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.meetings = 0, 1, 0
+        self.rank, self.size, self.meetings, self.aborted = 0, 1, 0, False
 
-    def meet(self) -> None:
+    def meet(self, longest_s: float = 0.0) -> None:
         self.meetings += 1
 
-    def first(self, value: int) -> int:
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def told(self, value: Any) -> Any:
         return value
 
-    def slowest(self, times: np.ndarray) -> np.ndarray:
-        return times
-
-
-def task(**changes: object) -> Task:
-    values = {
-        "sizes": (4,),
-        "algorithms": ("auto",),
-        "repetitions": 3,
-        "warmup": 1,
-        "sample_s": 1e-4,
-        "output": "",
-        "events": "",
-    }
-    return Task(**{**values, **changes})
+    def abort(self) -> None:
+        self.aborted = True
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
@@ -51,44 +45,154 @@ def test_the_right_sum_is_the_sum_of_the_ranks_and_exact_in_any_order(size: int)
 
 def test_ranks_and_places_have_different_values() -> None:
     assert not np.array_equal(values_of(0, 50), values_of(1, 50))
-    assert len(np.unique(values_of(0, 50))) == 50
+    assert len(np.unique(values_of(0, PERIOD))) == PERIOD
 
 
-def test_a_wrong_result_is_refused_with_its_place_and_both_values() -> None:
-    right = sum_of(2, 100)
-    wrong = right.copy()
-    wrong[42] += 1
-    ring = Contestant("channel", lambda: wrong, "ring")
-    with pytest.raises(HvdExtError, match=f"channel ring of 400 bytes: element 42 is {wrong[42]}, must be {right[42]}"):
-        check(ring, wrong, right)
-    with pytest.raises(HvdExtError, match="shape"):
-        check(ring, right[:-1], right)
-    check(ring, right, right)
+@pytest.mark.parametrize("elements", [1, PERIOD, 100, (PERIOD << 14) + 5, 3 * (PERIOD << 14)])
+def test_a_wrong_result_is_found_wherever_it_is_with_its_place_and_both_values(elements: int) -> None:
+    def right(count: int) -> np.ndarray:
+        return sum_of(2, count)
+
+    whole = right(elements)
+    assert fault_of(whole, elements, right) == ""
+    for place in {0, elements // 2, elements - 1}:
+        wrong = whole.copy()
+        wrong[place] += 1
+        expected = f"element {place} is {wrong[place]}, must be {whole[place]}"
+        assert fault_of(wrong, elements, right) == expected
+    assert "shape" in fault_of(whole[:-1], elements, right)
 
 
-def test_every_contestant_has_its_samples_and_a_turn_begins_with_a_meeting() -> None:
-    value, ranks = values_of(0, 10), OneRank()
-    contestants = [Contestant("noop", lambda: value, sums=False), Contestant("mpi", lambda: value, chosen="x")]
-    rows = sample(contestants, 10, task(), ranks)
-    assert [row["what"] for row in rows] == ["noop", "mpi"]
-    assert all(len(row["samples_s"]) == 3 and min(row["samples_s"]) > 0 and row["nbytes"] == 40 for row in rows)
-    assert ranks.meetings == 2 + 2 * 3
+def test_a_result_that_was_not_written_is_wrong() -> None:
+    result = np.full(10, np.nan, np.float32)
+    assert "element 0 is nan" in fault_of(result, 10, lambda count: sum_of(1, count))
 
 
-def test_a_result_that_goes_wrong_in_the_middle_is_found() -> None:
+def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -> None:
+    class TwoRanks(OneRank):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, (value[0] + 7, "element 3 is 1, must be 2")]
+
+    value = values_of(0, 10)
+    sampler = Sampler([Contestant("mpi", "engine", lambda: value)], 10, ranks := TwoRanks(), True)
+    before = ranks.meetings
+    sample = sampler.sample(0)
+    assert ranks.meetings == before + 2
+    assert sample["seconds"] >= 7
+    assert sample["wrong"] == ["rank 1: element 3 is 1, must be 2"]
+
+
+def test_short_calls_are_repeated_within_a_sample_and_long_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, value = [0.0], values_of(0, 10)
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: now[0])
+
+    def taking(seconds: float) -> Contestant:
+        def call() -> np.ndarray:
+            now[0] += seconds
+            return value
+
+        return Contestant("ring", "engine", call)
+
+    sampler = Sampler([taking(2.0), taking(1.3e-3), taking(1e-7)], 10, OneRank(), True)
+    facts = sampler.facts()
+    assert [one["calls_per_sample"] for one in facts] == [1, 4, sampling.MOST_CALLS]
+    assert facts[0]["sample_seconds"] == pytest.approx(2.0)
+    assert sampler.sample(1)["seconds"] == pytest.approx(1.3e-3)
+    # a long call has one call to warm up and no more
+    assert sampler.first_s[0] == pytest.approx(2.0)
+
+
+def test_a_first_call_that_takes_long_does_not_make_a_call_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, value, calls = [0.0], values_of(0, 10), []
+    monkeypatch.setattr(sampling.time, "perf_counter", lambda: now[0])
+
+    def call() -> np.ndarray:
+        calls.append(1)
+        now[0] += 0.5 if len(calls) == 1 else 1.3e-3
+        return value
+
+    sampler = Sampler([Contestant("ring", "graph", call)], 10, OneRank(), True)
+    assert sampler.facts()[0]["calls_per_sample"] == 4
+
+
+def test_the_last_result_is_spoilt_so_that_a_call_that_does_nothing_is_found() -> None:
+    result = sum_of(1, 10)
+    idle = Contestant("ring", "engine", lambda: result, reset=lambda: result.fill(np.nan))
+    assert "must be" in Sampler([idle], 10, OneRank(), True).sample(0)["wrong"][0]
+
+
+def test_without_the_check_nothing_is_wrong() -> None:
+    sampler = Sampler([Contestant("ring", "graph", lambda: np.zeros(3))], 10, OneRank(), False)
+    assert sampler.sample(0)["wrong"] == []
+
+
+def test_what_goes_wrong_while_warming_up_is_told_too() -> None:
     value, calls = values_of(0, 10), []
 
     def flaky() -> np.ndarray:
         calls.append(1)
-        return value + (len(calls) == 4)
+        return value + (len(calls) == 2)
 
-    with pytest.raises(HvdExtError, match="must be"):
-        sample([Contestant("eager", flaky)], 10, task(sample_s=0.0), OneRank())
+    sampler = Sampler([Contestant("ring", "graph", flaky)], 10, OneRank(), True)
+    assert sampler.sample(0)["wrong"] == []
+    assert ["must be" in words for words in sampler.facts()[0]["wrong"]] == [True]
 
 
-def test_the_task_survives_its_file(tmp_path: Path) -> None:
-    import dataclasses
+def test_a_no_op_must_give_back_what_it_was_given() -> None:
+    value = values_of(0, 10)
+    right = Sampler([Contestant("noop", "graph", lambda: value, sums=False)], 10, OneRank(), True)
+    assert right.sample(0)["wrong"] == []
+    wrong = Sampler([Contestant("noop", "graph", lambda: value + 1, sums=False)], 10, OneRank(), True)
+    assert wrong.sample(0)["wrong"]
 
-    path = tmp_path / "task"
-    path.write_text(json.dumps(dataclasses.asdict(task())))
-    assert read_task(str(path)) == task()
+
+def test_the_task_survives_the_command_line() -> None:
+    task = Task("folder", ("graph", "eager"), False)
+    assert Task.read(task.write()) == task
+
+
+def test_a_rank_answers_each_turn_until_it_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "Ranks", OneRank)
+    made, released = [], []
+
+    def make(elements: int, algorithms: Any) -> list[Contestant]:
+        made.append((elements, algorithms))
+        value = values_of(0, elements)
+        return [Contestant(name, "engine", lambda: value, chosen="ring") for name in algorithms]
+
+    emit(tmp_path / sampling.TURNS, "open", bytes=40, algorithms=["auto", "mpi"])
+    task = Task(str(tmp_path), ("engine",))
+    thread = threading.Thread(target=serve, args=(make, task, lambda: released.append(1), "name: x"))
+    thread.start()
+    follower, events = Follower(tmp_path / sampling.EVENTS), []
+    while "opened" not in [event["kind"] for event in events] and thread.is_alive():
+        events += follower.new()
+    emit(tmp_path / sampling.TURNS, "measure", which=[1, 0])
+    while "measured" not in [event["kind"] for event in events] and thread.is_alive():
+        events += follower.new()
+    emit(tmp_path / sampling.TURNS, "end")
+    thread.join(60)
+    assert not thread.is_alive()
+    hello, opened, measured = (event for event in events if event["kind"] != sampling.ALIVE)
+    assert len(events) == 3 + 2 + 2  # a sign of life for each contestant that is warm and each that is measured
+    assert (hello["kind"], len(hello["hosts"]), hello["topology"]) == ("hello", 1, "name: x")
+    assert [one["algorithm"] for one in opened["contestants"]] == ["auto", "mpi"]
+    assert opened["contestants"][0]["chosen"] == "ring"
+    assert [sample["index"] for sample in measured["samples"]] == [1, 0]
+    assert made == [(10, ["auto", "mpi"])]
+    assert len(released) == 2  # before the size and at the end
+
+
+def test_a_rank_that_does_not_see_the_folder_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = OneRank()
+    monkeypatch.setattr(sampling, "Ranks", lambda: ranks)
+    serve(lambda elements, algorithms: [], Task(str(tmp_path / "none"), ()))
+    assert ranks.aborted
+    assert "TMPDIR" in capfd.readouterr().err
+
+
+def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
+    emit(tmp_path / "x", "open", bytes=4)
+    assert json.loads((tmp_path / "x").read_text()) == {"kind": "open", "bytes": 4}

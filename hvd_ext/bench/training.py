@@ -1,0 +1,266 @@
+"""The training benchmark: a Keras model trained with our algorithms and with Horovod, in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
+from hvd_ext.bench.expected import Cluster, cluster_of
+from hvd_ext.bench.job import Job, JobError, job_environment
+from hvd_ext.bench.launcher import Launcher
+from hvd_ext.bench.training_worker import COMPUTE, Task
+from hvd_ext.bench.turns import Turns, Worker, rotated
+from hvd_ext.errors import InvalidError
+
+WIDTHS = {"mlp": 1024, "cnn": 512}
+HOROVOD = "horovod"
+# By name the parameters of Open MPI; each is a job of its own.
+HOROVODS: dict[str, dict[str, str]] = {HOROVOD: {}, "horovod-links2": {"btl_tcp_links": "2"}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Args:
+        algorithms: names of allreduce algorithms, "auto", "horovod", "horovod-links2"; nothing else is measured.
+        model: "mlp" or "cnn".
+        width: units of a hidden dense layer; 0 for the model's own.
+        batch: digits of a rank's batch.
+        steps: timed steps of each contestant.
+        repetitions: turns in which these are done.
+        ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
+        rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
+        timeout_s: longest time without an answer of a job.
+
+    Raises:
+        InvalidError: a value breaks its rule.
+    """
+
+    algorithms: tuple[str, ...] = ("auto", *HOROVODS)
+    model: str = "mlp"
+    width: int = 0
+    batch: int = 64
+    steps: int = 10
+    repetitions: int = 5
+    ranks: tuple[int, ...] = ()
+    rate: float | None = None
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        from hvd_ext.planning import registry
+
+        known = ("auto", *registry.names(), *HOROVODS)
+        for name, values, valid in (("algorithm", self.algorithms, known), ("model", (self.model,), tuple(WIDTHS))):
+            for value in values:
+                if value not in valid:
+                    raise InvalidError(f"{name} ({value!r}): there is none of this name; there are {', '.join(valid)}")
+                if values.count(value) > 1:
+                    raise InvalidError(f"{name} ({value!r}): must be named once")
+        if not self.algorithms:
+            raise InvalidError("algorithms (none): must name at least one")
+        for name, least, counts in (
+            ("ranks", 1, self.ranks),
+            ("width", 0, (self.width,)),
+            ("batch", 1, (self.batch,)),
+            ("repetitions", 1, (self.repetitions,)),
+            ("steps", self.repetitions, (self.steps,)),
+        ):
+            for count in counts:
+                if count < least:
+                    why = ", one for each repetition" if name == "steps" else ""
+                    raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        if self.timeout_s <= 0:
+            raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
+
+    def steps_of(self, repetition: int) -> int:
+        """The steps of a turn, counted from 0; all turns together have `steps`."""
+        return self.steps * (repetition + 1) // self.repetitions - self.steps * repetition // self.repetitions
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """The names that are no Horovod."""
+        return tuple(name for name in self.algorithms if name not in HOROVODS)
+
+
+def measure(
+    request: Request, launcher: Launcher, tell: Callable[[str, int], None]
+) -> tuple[list[dict[str, Any]], list[str], str]:
+    """Measure what was asked for.
+
+    Args:
+        request: what to measure.
+        launcher: how to start the jobs.
+        tell: takes what runs now, and the number of repetitions that are just done.
+
+    Returns:
+        The rows, what else the user must know, and the YAML text of the topology (empty without one).
+
+    Raises:
+        InvalidError: there is nothing to measure, or scikit-learn with its digits is not installed.
+        JobError: a job failed, or the jobs did not train the same.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise InvalidError("digits (scikit-learn): it is not installed; python -m pip install scikit-learn")
+    theirs = [name for name in request.algorithms if name in HOROVODS and has_horovod()]
+    notes = [NO_HOROVOD] if set(HOROVODS) & set(request.algorithms) and not theirs else []
+    if not request.ours and not theirs:
+        raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
+    rows: list[dict[str, Any]] = []
+    topology = ""
+    for ranks in request.ranks or (None,):
+        with ExitStack() as stack:
+            turns = Turns()
+            jobs = [("hvd_ext", "training_worker", {})] if request.ours else []
+            jobs += [(name, "training_horovod", HOROVODS[name]) for name in theirs]
+            for name, module, mca in jobs:
+                tell(f"{name} starts", 0)
+                turns.join(_start(stack, request, launcher, ranks, name, module, mca))
+            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
+            found, said = _measure(request, cluster, turns, tell)
+            turns.end(lambda job: job.wait(request.timeout_s))
+        rows += found
+        notes += [note for note in said if note not in notes]
+    return rows, notes, topology
+
+
+def _start(
+    stack: ExitStack, request: Request, launcher: Launcher, ranks: int | None, name: str, module: str, mca: Any
+) -> Worker:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_ext-bench-")))
+    task = Task(str(folder), request.model, request.width or WIDTHS[request.model], request.batch, mca)
+    command = launcher.command(ranks, [sys.executable, "-m", f"hvd_ext.bench.{module}", task.write()])
+    job = stack.enter_context(Job(command, folder / "log", job_environment()))
+    return Worker(name, job, folder, request.timeout_s)
+
+
+def _measure(
+    request: Request, cluster: Cluster, turns: Turns, tell: Callable[[str, int], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    refusals = {name: cluster.refusal(name) for name in request.ours}
+    ours = [name for name, why in refusals.items() if why is None]
+    notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refusals.items() if why]
+    if len(cluster.ranks_per_host) > 1 and not cluster.given:
+        notes.append("no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so auto may choose badly")
+    if not turns.stopping and len(turns.workers) > 1:
+        notes.append("not all ranks are on this machine: the job that has not its turn is not stopped, and may disturb")
+    opened = []
+    for worker in turns.workers:
+        names = [worker.name] if worker.name in HOROVODS else ours
+        tell(f"{cluster.tree.describe()}, {worker.name}: first steps", 0)
+        opened.append(turns.give(worker, "open", algorithms=names))
+    check_alike([worker.name for worker in turns.workers], opened)
+    samples = _samples(request, cluster, turns, opened, tell)
+    wrong = [turns.give(worker, "check")["wrong"] for worker in turns.workers]
+    compute = statistics.median(samples[0, 0])
+    rows = []
+    for (job, index), times in samples.items():
+        facts = opened[job]["contestants"][index]
+        faults = [*facts["wrong"], *wrong[job][index]]
+        rows.append(_row(request, cluster, opened[job]["bytes"], facts, times, compute, faults))
+    return against(rows), notes
+
+
+def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
+    """Check that all jobs train the same.
+
+    Args:
+        names: of the jobs.
+        opened: their answers: bytes of the gradients, the digest of the first weights, the first losses by rank.
+
+    Raises:
+        JobError: the models, the weights that they begin with, or the losses of the first step differ.
+    """
+    first = opened[0]
+    for name, other in zip(names[1:], opened[1:], strict=True):
+        for what in ("bytes", "start"):
+            if other[what] != first[what]:
+                raise JobError(f"{name}: its model must begin as that of {names[0]}; {what}: {other[what]}")
+        for rank, (one, two) in enumerate(zip(first["first_losses"], other["first_losses"], strict=True)):
+            if not math.isclose(one, two, rel_tol=1e-5):
+                raise JobError(f"{name}: the loss of the first step of rank {rank} is {two:g}, {names[0]} has {one:g}")
+
+
+def _samples(
+    request: Request,
+    cluster: Cluster,
+    turns: Turns,
+    opened: Sequence[dict[str, Any]],
+    tell: Callable[[str, int], None],
+) -> dict[tuple[int, int], list[float]]:
+    """Let the jobs take turns; the model without communication is measured in the first job only."""
+    places = [range(0 if job == 0 else 1, len(answer["contestants"])) for job, answer in enumerate(opened)]
+    samples: dict[tuple[int, int], list[float]] = {
+        (job, index): [] for job, which in enumerate(places) for index in which
+    }
+    for repetition in range(request.repetitions):
+        for job in rotated(range(len(opened)), repetition):
+            tell(f"{cluster.tree.describe()}, {turns.workers[job].name}", 0)
+            which, steps = rotated(places[job], repetition), request.steps_of(repetition)
+            for index, seconds in turns.give(turns.workers[job], "measure", which=which, steps=steps)["seconds"]:
+                samples[job, index] += seconds
+        tell(cluster.tree.describe(), 1)
+    return samples
+
+
+def _row(
+    request: Request,
+    cluster: Cluster,
+    nbytes: int,
+    facts: dict[str, Any],
+    times: Sequence[float],
+    compute_s: float,
+    wrong: Sequence[str],
+) -> dict[str, Any]:
+    alone = facts["algorithm"] == COMPUTE
+    median = statistics.median(times)
+    row = {
+        "algorithm": facts["algorithm"],
+        "chosen": facts["chosen"] or facts["way"],
+        "model": request.model,
+        "width": request.width or WIDTHS[request.model],
+        "batch": request.batch,
+        "ranks": cluster.ranks,
+        "hosts": len(cluster.ranks_per_host),
+        "ranks_per_host": cluster.ranks_per_host,
+        "bytes": nbytes,
+        "samples_per_second": cluster.ranks * request.batch / median,
+        "step_seconds_median": median,
+        "step_seconds_min": min(times),
+        "compute_seconds": compute_s,
+        "exposed_communication_seconds": None if alone else median - compute_s,
+        "bound_seconds": None if alone else cluster.bound_seconds(facts["chosen"], nbytes),
+        "correct": None if alone else not wrong,
+        "samples": list(times),
+    }
+    if facts["ways"]:
+        row["trial_seconds"] = facts["ways"]
+    return {**row, "wrong": wrong[:1]} if wrong else row
+
+
+def against(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Set the rows of one cluster beside Horovod's.
+
+    Args:
+        rows: of one comparison.
+
+    Returns:
+        The same, each with against_horovod and against_horovod_links2: its samples per second over Horovod's, above 1
+        is faster; None where Horovod was not measured, and for the model that does not communicate.
+    """
+    speeds = {row["algorithm"]: row["samples_per_second"] for row in rows}
+
+    def over(row: dict[str, Any], name: str) -> float | None:
+        return row["samples_per_second"] / speeds[name] if name in speeds and row["algorithm"] != COMPUTE else None
+
+    fields = {name: f"against_{name.replace('-', '_')}" for name in HOROVODS}
+    return [{**row, **{field: over(row, name) for name, field in fields.items()}} for row in rows]

@@ -1,0 +1,88 @@
+"""One rank that trains with Horovod: `LAUNCHER python -m hvd_ext.bench.training_horovod TASK`.
+
+Horovod's own DistributedOptimizer does not synchronise under Keras 3. So the gradients are reduced in a training step
+of our own, in the two ways that Horovod has: all in one group, or each as it becomes ready, which its tensor fusion
+collects. The ranks find out which is faster, and that one is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.bench.training_worker import COMPUTE, Task, serve
+
+WAYS = ("separate", "grouped")
+
+
+def reduced(gradients: Sequence[tf.Tensor], way: str) -> list[tf.Tensor]:
+    """Average gradients over the ranks with Horovod.
+
+    Args:
+        gradients: of one step.
+        way: "separate" or "grouped" calls.
+
+    Returns:
+        The averages, in the same order.
+    """
+    import horovod.tensorflow as hvd
+
+    if way == "grouped":
+        return list(hvd.grouped_allreduce(list(gradients), op=hvd.Average, name="grouped"))
+    return [
+        hvd.allreduce(gradient, op=hvd.Average, name=f"separate.{index}") for index, gradient in enumerate(gradients)
+    ]
+
+
+class HorovodModel(keras.Sequential):
+    """A model whose training step is that of Keras, with the averaging between gradients and update."""
+
+    def __init__(self, layers: list[keras.layers.Layer], way: str) -> None:
+        """Take the layers, and the way to call Horovod."""
+        super().__init__(layers)
+        self._way = way
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Train one batch."""
+        images, labels = data[0], data[1]
+        with tf.GradientTape() as tape:
+            predicted = self(images, training=True)
+            loss = self.compute_loss(x=images, y=labels, y_pred=predicted, training=True)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(images)[0])
+        gradients = reduced(tape.gradient(loss, self.trainable_weights), self._way)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        return self.compute_metrics(images, labels, predicted)
+
+
+def main(text: str) -> None:
+    """Serve the parent.
+
+    Args:
+        text: the task.
+    """
+    task = Task.read(text)
+    task.tell_mpi()
+    import horovod.tensorflow as hvd
+
+    from hvd_ext.bench.training_model import Learner, batches
+
+    hvd.init()
+    data = batches(hvd.rank(), hvd.size(), task.batch)
+
+    def make(algorithm: str) -> dict[str, Learner]:
+        if algorithm == COMPUTE:
+            return {"": Learner(task.model, task.width, data)}
+        kinds = {way: functools.partial(HorovodModel, way=way) for way in WAYS}
+        return {way: Learner(task.model, task.width, data, kind=kind) for way, kind in kinds.items()}
+
+    serve(task, make)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""What the training benchmark trains: Keras models on handwritten digits, the same for every contestant."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+SEED = 1
+RATE = 0.05
+
+
+def layers(model: str, width: int) -> list[keras.layers.Layer]:
+    """Give the layers of a model; images of 8 x 8 pixels go in, logits of 10 digits come out.
+
+    Args:
+        model: "mlp": five hidden dense layers, 4.3 M parameters at a width of 1,024, which are mostly sent. "cnn":
+            three convolutions and a hidden dense layer, 1.3 M parameters at a width of 512, with far more computation
+            for each byte that is sent.
+        width: units of each hidden dense layer.
+
+    Returns:
+        Layers for `keras.Sequential`.
+    """
+    dense = keras.layers.Dense
+    if model == "mlp":
+        hidden = [dense(width, activation="relu") for _ in range(5)]
+        return [keras.Input((8, 8, 1)), keras.layers.Flatten(), *hidden, dense(10)]
+    convolution = keras.layers.Conv2D
+    return [
+        keras.Input((8, 8, 1)),
+        convolution(64, 3, padding="same", activation="relu"),
+        convolution(128, 3, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        convolution(128, 3, padding="same", activation="relu"),
+        keras.layers.Flatten(),
+        dense(width, activation="relu"),
+        dense(10),
+    ]
+
+
+def batches(rank: int, size: int, batch: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Give a rank its batches, in the order in which every contestant takes them, again and again.
+
+    Args:
+        rank: this rank.
+        size: number of ranks; each has digits of its own.
+        batch: digits of a batch.
+
+    Returns:
+        Images float32 [batch, 8, 8, 1] in 0..1 and labels int64 [batch]; the last batch is filled up from the first.
+    """
+    data = load_digits()
+    mine = np.random.default_rng(SEED).permutation(len(data.target))[rank % len(data.target) :: size]
+    images, labels = (data.images[mine, ..., None] / 16).astype(np.float32), data.target[mine]
+    count = -(-len(mine) // batch)
+    places = (np.arange(count * batch) % len(mine)).reshape(count, batch)
+    return [(tf.constant(images[row]), tf.constant(labels[row], tf.int64)) for row in places]
+
+
+class Learner:
+    """A compiled model and its own way through the batches."""
+
+    def __init__(
+        self,
+        model: str,
+        width: int,
+        data: list[tuple[tf.Tensor, tf.Tensor]],
+        *,
+        kind: Callable[[list[keras.layers.Layer]], keras.Model] = keras.Sequential,
+        wrap: Callable[[keras.optimizers.Optimizer], keras.optimizers.Optimizer] = lambda optimizer: optimizer,
+    ) -> None:
+        """Build a model; its first weights depend on nothing but its size.
+
+        Args:
+            model: "mlp" or "cnn".
+            width: see `layers`.
+            data: from `batches`.
+            kind: makes the model of its layers; one with a training step of its own is a subclass of Sequential.
+            wrap: changes the optimizer.
+        """
+        keras.utils.set_random_seed(SEED)
+        self._data, self._steps = data, 0
+        self.model = kind(layers(model, width))
+        self.optimizer = wrap(keras.optimizers.SGD(RATE))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        # without XLA: neither Horovod's operations here nor ours have kernels for it
+        self.model.compile(self.optimizer, loss, jit_compile=False)
+
+    def step(self) -> float:
+        """Train one batch and give its loss."""
+        images, labels = self._data[self._steps % len(self._data)]
+        self._steps += 1
+        return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
+
+    def weights(self) -> NDArray[np.float32]:
+        """The trained weights, float32 [parameters]."""
+        return np.concatenate([np.asarray(weight).ravel() for weight in self.model.trainable_weights])
+
+
+def fingerprint(weights: NDArray[np.float32]) -> str:
+    """Give a digest: equal where the weights are equal to the last bit."""
+    return hashlib.sha256(weights.tobytes()).hexdigest()

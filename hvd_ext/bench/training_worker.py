@@ -1,0 +1,267 @@
+"""One rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker TASK`; and what all do alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.bench.events import Follower, emit
+from hvd_ext.bench.sampling import EVENTS, LONGEST_SLEEP_S, TURNS, Ranks
+from hvd_ext.bench.worker import topology_text
+from hvd_ext.errors import HvdExtError
+
+if TYPE_CHECKING:
+    from hvd_ext.bench.training_model import Learner
+
+# The contestant without communication: what a step takes on its own.
+COMPUTE = "compute"
+TRIAL_STEPS = 3
+# The first update may differ from the average of the ranks' own by so much of its largest element: orders of addition.
+TOLERANCE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What the ranks of a job are told when they start.
+
+    Attributes:
+        folder: rank 0 follows the turns and writes the events there.
+        model: "mlp" or "cnn".
+        width: units of a hidden dense layer.
+        batch: digits of a rank's batch.
+        mca: parameters of Open MPI, set before it starts.
+    """
+
+    folder: str
+    model: str
+    width: int
+    batch: int
+    mca: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        """Read a task that `write` has written."""
+        return cls(**json.loads(text))
+
+    def write(self) -> str:
+        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def tell_mpi(self) -> None:
+        """Set Open MPI's parameters for this process; it reads them when it starts.
+
+        A launcher may keep variables of the environment to itself, so they are set here, in the rank.
+        """
+        for name, value in self.mca.items():
+            os.environ[f"OMPI_MCA_{name}"] = value
+
+
+class AveragingRanks(Ranks):
+    """All ranks, which can average arrays without any of the contestants."""
+
+    def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Give all ranks the average of their arrays, of the same shape; the slow ones are waited for asleep."""
+        from mpi4py import MPI
+
+        total = np.empty_like(values)
+        self.meet()
+        MPI.COMM_WORLD.Allreduce(values, total, op=MPI.SUM)
+        return total / np.float32(self.size)
+
+
+# the ways of a contestant, by name; the fastest is kept
+Make = Callable[[str], "dict[str, Learner]"]
+
+
+class Contest:
+    """The models that train in one job; all ranks use it alike."""
+
+    def __init__(self, plain: Learner, ranks: AveragingRanks) -> None:
+        """Take the first step of the model that does not communicate: it tells what the first update must be.
+
+        Args:
+            plain: the model with the plain optimizer.
+            ranks: all ranks.
+        """
+        self._ranks = ranks
+        self._before = plain.weights()
+        self._first_loss = plain.step()
+        self._first = ranks.average(plain.weights())
+        self._learners, self._finite = [plain], [math.isfinite(self._first_loss)]
+        starts = ranks.gather(_fingerprint(self._before))
+        if len(set(starts)) > 1:
+            raise HvdExtError("weights: must begin alike on all ranks; the ranks run different versions of Keras")
+        self.start, self.first_losses = starts[0], ranks.gather(self._first_loss)
+        self.facts: list[dict[str, Any]] = [{"algorithm": COMPUTE, "chosen": "", "way": "", "ways": {}, "wrong": []}]
+
+    def enter(self, algorithm: str, ways: dict[str, Learner], chosen: Callable[[Learner], str]) -> None:
+        """Take the first steps of a contestant; of several ways the fastest is kept.
+
+        Args:
+            algorithm: its name.
+            ways: models by the name of the way; the first step of each is checked.
+            chosen: tells after the first step which algorithm runs.
+        """
+        wrong = [words for way in ways.values() for words in self._first_step(way)]
+        seconds = dict.fromkeys(ways, 0.0)
+        if len(ways) > 1:
+            for _ in range(TRIAL_STEPS):
+                for name, learner in ways.items():
+                    seconds[name] += sum(self._timed(learner, 1)[0]) / TRIAL_STEPS
+        best = min(ways, key=lambda name: seconds[name])
+        fact = {"algorithm": algorithm, "chosen": chosen(ways[best]), "way": best, "wrong": wrong}
+        self.facts.append({**fact, "ways": seconds if len(ways) > 1 else {}})
+        self._learners.append(ways[best])
+        self._finite.append(True)
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained weights."""
+        return len(self._before)
+
+    def measure(self, index: int, steps: int) -> list[float]:
+        """Let a contestant train.
+
+        Args:
+            index: in the order of entry; 0 is the model that does not communicate.
+            steps: one behind the other, as in an epoch.
+
+        Returns:
+            Seconds of each step, of the rank that was slowest in it.
+        """
+        seconds, losses = self._timed(self._learners[index], steps)
+        self._finite[index] &= all(math.isfinite(loss) for loss in losses)
+        return seconds
+
+    def check(self, index: int) -> list[str]:
+        """Say what is wrong after the last step: all ranks must have the same weights, to the last bit."""
+        weights = self._learners[index].weights()
+        finite = self._finite[index] and bool(np.isfinite(weights).all())
+        answers = self._ranks.gather((_fingerprint(weights), finite))
+        wrong = [f"rank {rank}: a loss or a weight is not finite" for rank, (_, fine) in enumerate(answers) if not fine]
+        others = [rank for rank, (seen, _) in enumerate(answers) if seen != answers[0][0]]
+        if others:
+            wrong.append(f"rank {others[0]}: its weights differ from those of rank 0 after the last step")
+        return wrong
+
+    def _timed(self, learner: Learner, steps: int) -> tuple[list[float], list[float]]:
+        seconds, losses = [], []
+        self._ranks.meet()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            losses.append(learner.step())
+            end = time.perf_counter()
+            seconds.append(end - begin)
+            begin = end
+        return [max(step) for step in zip(*self._ranks.gather(seconds), strict=True)], losses
+
+    def _first_step(self, learner: Learner) -> list[str]:
+        begun = np.array_equal(learner.weights(), self._before)
+        loss = learner.step()
+        near = math.isclose(loss, self._first_loss, rel_tol=1e-5)
+        update = self._first - self._before
+        error = float(np.abs(learner.weights() - self._first).max())
+        right = error <= TOLERANCE * float(np.abs(update).max())
+        found = [
+            (begun, "the model did not begin with the same weights"),
+            (near, f"the loss of the first step is {loss:g}, must be {self._first_loss:g}"),
+            (right, f"the first update is not the average of the ranks' own: a weight is off by {error:g}"),
+        ]
+        answers = self._ranks.gather([words for fine, words in found if not fine])
+        return [f"rank {rank}: {words}" for rank, said in enumerate(answers) for words in said]
+
+
+def _fingerprint(weights: NDArray[np.float32]) -> str:
+    from hvd_ext.bench.training_model import fingerprint
+
+    return fingerprint(weights)
+
+
+def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda learner: "") -> None:
+    """Do what the parent says until it says "end"; MPI must have been started. A failure ends the whole job.
+
+    Args:
+        task: what is known at the start.
+        make: gives the ways of a contestant by its name; "compute" is the plain model, once.
+        chosen: tells after the first step which algorithm runs.
+    """
+    ranks, contest = AveragingRanks(), None
+    try:
+        hosts = ranks.gather(platform.node())
+        if ranks.rank == 0 and not Path(task.folder).is_dir():
+            raise HvdExtError(
+                f"folder ({task.folder}): rank 0 on {hosts[0]} does not see it; start the benchmark on that host, or "
+                "set TMPDIR to a folder that all hosts share"
+            )
+        events = Path(task.folder) / EVENTS if ranks.rank == 0 else None
+        emit(events, "hello", hosts=hosts, topology=topology_text(os.environ))
+        follower = Follower(Path(task.folder) / TURNS)
+        while (turn := ranks.told(_next(follower) if ranks.rank == 0 else None))["kind"] != "end":
+            if turn["kind"] == "open":
+                (plain,) = make(COMPUTE).values()
+                contest = Contest(plain, ranks)
+                for algorithm in turn["algorithms"]:
+                    contest.enter(algorithm, make(algorithm), chosen)
+                told = {"start": contest.start, "first_losses": contest.first_losses}
+                emit(events, "opened", contestants=contest.facts, bytes=4 * contest.parameters, **told)
+            elif contest is not None and turn["kind"] == "measure":
+                seconds = {index: contest.measure(index, turn["steps"]) for index in turn["which"]}
+                emit(events, "measured", seconds=[[index, times] for index, times in seconds.items()])
+            elif contest is not None:
+                emit(events, "checked", wrong=[[], *(contest.check(index) for index in range(1, len(contest.facts)))])
+        ranks.meet()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        ranks.abort()
+
+
+def _next(follower: Follower) -> dict[str, Any]:
+    while not (turns := follower.new()):
+        time.sleep(LONGEST_SLEEP_S)
+    return turns[0]
+
+
+def main(text: str) -> None:
+    """Serve the parent with hvd_ext's own contestants, written as a user writes them.
+
+    Args:
+        text: the task.
+    """
+    task = Task.read(text)
+    task.tell_mpi()
+    import hvd_ext as hvd
+    from hvd_ext.bench.training_model import Learner, batches
+    from hvd_ext.keras.optimizer import channels
+
+    hvd.init()
+    data = batches(hvd.rank(), hvd.size(), task.batch)
+
+    def make(algorithm: str) -> dict[str, Learner]:
+        if algorithm == COMPUTE:
+            return {"": Learner(task.model, task.width, data)}
+        wrapped = lambda optimizer: hvd.DistributedOptimizer(optimizer, algorithm=algorithm)  # noqa: E731
+        return {"": Learner(task.model, task.width, data, wrap=wrapped)}
+
+    def chosen(learner: Learner) -> str:
+        (channel,) = channels(learner.optimizer)
+        return channel.chosen.algorithm if channel.chosen else ""
+
+    serve(task, make, chosen)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
