@@ -1,16 +1,22 @@
-"""The results in benchmarks/README.md; `python -m hvd_ext.bench.page RESULT.json benchmarks/README.md` writes them."""
+"""The results on a page: `python -m hvd_ext.bench.page RESULTS PAGE...` writes the tables between a page's marks.
+
+A mark names a file of the folder RESULTS: `<!-- results: allreduce_one_host.json -->`, up to `<!-- end of results -->`.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.results import cluster_name, load, places, ratios
+from hvd_ext.bench import training_results
+from hvd_ext.bench.results import BENCHMARK, cluster_name, load, places, ratios
 from hvd_ext.bench.table import faults, losses, ratio, seconds, words_of
 
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL)
 ONE_HOST = (
     "ranks",
     "bytes",
@@ -23,6 +29,7 @@ ONE_HOST = (
     "engine x MPI",
     "graph x Horovod",
 )
+TRAINING = ("model", "ranks", "what", "samples/s", "step", "communication", "x Horovod", "x Horovod, 2 links")
 SEVERAL_HOSTS = (
     "ranks",
     "bytes",
@@ -47,26 +54,42 @@ def markdown(result: Mapping[str, Any]) -> str:
         Machine, versions, a table, and where we are slower. On one host the table has a row per number of ranks and
         size, with the algorithm that "auto" chose; on several hosts every row is shown.
     """
-    run, rows = result["runs"][0], result["rows"]
-    machine, versions = run["machine"], run["versions"]
-    named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
-    counts = sorted({len(row["samples"]) for row in rows})
-    samples = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    rows = result["rows"]
     one_host = all(row["hosts"] == 1 for row in rows)
     headings, lines = (ONE_HOST, _one_host(rows)) if one_host else (SEVERAL_HOSTS, _several_hosts(rows))
-    return "\n".join(
-        [
-            f"{run['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-            f"{machine['system']}; load before the start {machine['load_before']}. {named}. Medians of {samples} "
-            "samples.",
-            "",
-            _line(headings),
-            "|" + "---|" * len(headings),
-            *(_line(cells) for cells in lines),
-            "",
-            *(f"- {line}" for line in [*faults(rows), *losses(rows)]),
-            "",
-        ]
+    table = [_line(headings), "|" + "---|" * len(headings), *(_line(cells) for cells in lines)]
+    return "\n".join([_facts(result), "", *table, "", *(f"- {line}" for line in [*faults(rows), *losses(rows)]), ""])
+
+
+def training_markdown(result: Mapping[str, Any]) -> str:
+    """Write the result of the training benchmark as Markdown.
+
+    Args:
+        result: as `training_results.load` returns it.
+
+    Returns:
+        Machine, versions, and a table with every row.
+    """
+    lines = []
+    for row in result["rows"]:
+        exposed = row["exposed_communication_seconds"]
+        times = [seconds(row["step_seconds_median"]), "" if exposed is None else seconds(max(exposed, 0.0))]
+        beside = [ratio(row["against_horovod"]), ratio(row["against_horovod_links2"])]
+        place = [f"{row['model']}, {row['bytes'] / 1e6:.1f} MB", cluster_name(row)]
+        lines.append([*place, training_results.words_of(row), f"{row['samples_per_second']:.4g}", *times, *beside])
+    table = [_line(TRAINING), "|" + "---|" * len(TRAINING), *(_line(cells) for cells in lines)]
+    return "\n".join([_facts(result), "", *table, "", *(f"- {line}" for line in faults(result["rows"])), ""])
+
+
+def _facts(result: Mapping[str, Any]) -> str:
+    run = result["runs"][0]
+    machine, versions = run["machine"], run["versions"]
+    named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
+    counts = sorted({len(row["samples"]) for row in result["rows"]})
+    samples = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return (
+        f"{run['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}; load before the start {machine['load_before']}. {named}. Medians of {samples} samples."
     )
 
 
@@ -119,24 +142,30 @@ def _several_hosts(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return lines
 
 
-def rewritten(page: str, text: str) -> str:
-    """Put a text between the marks of a page.
+def rewritten(page: str, folder: Path) -> str:
+    """Put the results between the marks of a page.
 
     Args:
-        page: Markdown with the two marks.
-        text: what comes between them.
+        page: Markdown.
+        folder: where the files are that the marks name.
 
     Returns:
         The new page.
 
     Raises:
-        ValueError: when the marks are missing.
+        ValueError: the page has no marks.
+        OSError: a file that a mark names is not there.
     """
-    if BEGIN not in page or END not in page:
-        raise ValueError(f"page: it must have the marks {BEGIN.strip()} and {END.strip()}")
-    return page[: page.index(BEGIN) + len(BEGIN)] + text + page[page.index(END) :]
+    if not MARKED.search(page):
+        raise ValueError("page: it must have marks such as <!-- results: allreduce_one_host.json -->")
+    return MARKED.sub(lambda found: found[1] + _markdown_of(folder / found[2]) + found[4], page)
+
+
+def _markdown_of(path: Path) -> str:
+    kind = json.loads(path.read_text(encoding="utf-8"))["benchmark"]
+    return markdown(load(path)) if kind == BENCHMARK else training_markdown(training_results.load(path))
 
 
 if __name__ == "__main__":
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    target.write_text(rewritten(target.read_text(), markdown(load(source))))
+    for name in sys.argv[2:]:
+        Path(name).write_text(rewritten(Path(name).read_text(), Path(sys.argv[1])))

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hvd_ext.bench import results
-from hvd_ext.bench.page import BEGIN, END, markdown, rewritten
+from hvd_ext.bench.page import markdown, rewritten
 from hvd_ext.bench.results import joined, places, ratios, result_of
 from hvd_ext.bench.table import faults, losses, seconds, table
 from hvd_ext.errors import InvalidError
@@ -213,10 +213,10 @@ def test_kept_results_hold_machine_versions_command_and_every_sample() -> None:
             assert not graphs or "noop" in graphs
 
 
-def test_the_page_about_benchmarks_shows_the_kept_result() -> None:
-    kept = results.load(BENCHMARKS / "results" / "allreduce_one_host.json")
-    page = (BENCHMARKS / "README.md").read_text()
-    assert rewritten(page, markdown(kept)) == page, "run: python -m hvd_ext.bench.page"
+@pytest.mark.parametrize("page", ["benchmarks/README.md", "docs/performance.md"])
+def test_the_pages_show_the_kept_results(page: str) -> None:
+    text = (BENCHMARKS.parent / page).read_text()
+    assert rewritten(text, BENCHMARKS / "results") == text, "run: make docs"
 
 
 def test_a_result_without_horovod_makes_a_page_too() -> None:
@@ -234,10 +234,15 @@ def test_a_page_of_several_hosts_shows_every_row_beside_its_bound() -> None:
     assert line in text
 
 
-def test_text_is_put_between_the_marks_of_a_page() -> None:
-    assert rewritten(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}new\n{END}b\n"
+def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(result_of(FACTS, ROWS)))
+    page = "a\n<!-- results: one.json -->\nold\n<!-- end of results -->\nb\n"
+    text = markdown(result_of(FACTS, ROWS))
+    assert rewritten(page, tmp_path) == f"a\n<!-- results: one.json -->\n{text}<!-- end of results -->\nb\n"
     with pytest.raises(ValueError, match="marks"):
-        rewritten("a page without them", "new")
+        rewritten("a page without them", tmp_path)
+    with pytest.raises(OSError, match=r"none\.json"):
+        rewritten(page.replace("one.json", "none.json"), tmp_path)
 
 
 def test_results_are_plain_json() -> None:
