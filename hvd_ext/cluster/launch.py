@@ -9,6 +9,7 @@ It stays in the foreground and ends with mpirun's status.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -16,11 +17,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from hvd_ext.bench.job import JobError, find, job_environment
+from hvd_ext.cluster import remains
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
@@ -162,23 +165,45 @@ def run(
         mpirun's exit status.
 
     Raises:
-        JobError: it cannot be started, or does not end in time.
+        JobError: it cannot be started, does not end in time, or has no ranks any more and mpirun waits all the same.
     """
+    mark = uuid.uuid4().hex
     stdin = subprocess.DEVNULL if sys.stdin is None or os.isatty(0) else None
     errors = None if output is None else subprocess.STDOUT
     try:
         # A session of its own: Ctrl-C reaches this process alone, which then ends the job in order.
         process = subprocess.Popen(
-            words, env=dict(variables), stdin=stdin, stdout=output, stderr=errors, start_new_session=True
+            words,
+            env={**variables, remains.MARK: mark},
+            stdin=stdin,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
         )
     except OSError as error:
         raise JobError(f"job ({words[0]}): it cannot be started: {error.strerror}") from error
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        raise JobError(f"job did not end within {timeout_s:g} s") from None
-    finally:
+        return _wait(process, mark, timeout_s)
+    except BaseException:
         _end(process)
+        remains.end(mark)
+        raise
+
+
+def _wait(process: subprocess.Popen[bytes], mark: str, timeout_s: float | None) -> int:
+    watch = remains.Watch(mark)
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            return process.wait(max(0.0, min(remains.LOOK_S, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise JobError(f"job did not end within {timeout_s:g} s") from None
+        if watch.without_ranks():
+            remains.end(mark)  # mpirun too: it crashes at a signal that it can hear now
+            raise JobError(
+                "job: all its ranks have ended, but mpirun waits for a host that does not answer; it was ended too"
+            )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

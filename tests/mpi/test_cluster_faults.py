@@ -1,0 +1,129 @@
+"""What ends a job on several hosts: a host that is cut off, ranks that are killed or never start, a stuck daemon.
+
+Each job ends by itself with words that name who is missing, and nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.cluster import remains
+from hvd_ext.cluster.spec import Spec
+from tests.mpi.faulty import Faulty, running
+
+pytestmark = pytest.mark.cluster
+
+
+def fails_by_itself(job: Faulty, rank: int) -> bool:
+    return "CommunicationError: " in job.said(rank)
+
+
+def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remains, "PATIENCE_S", 3.0)
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "10"}
+    with running(tmp_path, Spec((2, 1, 1), rate="100mbit"), **limits) as job:
+        job.wait_for_steps(3)
+        job.cluster.cut("h2")
+        job.must_fail()
+        for rank in (0, 1, 3):
+            assert "2 (it does not answer)" in job.said(rank), job.text()
+        assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
+        # The first that fails may end those that it can reach before they have said so too.
+        assert any(fails_by_itself(job, rank) for rank in (0, 1, 3)), job.text()
+        assert fails_by_itself(job, 2), job.text()
+        assert "longer than the limit (10 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()
+        # Here mpirun alone would wait on; where the host comes back before, it ends by itself.
+        assert job.status or "mpirun waits for a host that does not answer" in job.error, job.text()
+
+
+def test_mpirun_itself_names_a_host_that_is_cut_off_where_it_looks_often_enough(tmp_path: Path) -> None:
+    often = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "2"}
+    with running(tmp_path, Spec((2, 2), rate="100mbit", mca=often)) as job:
+        job.wait_for_steps(3)
+        job.cluster.cut("h2")
+        job.must_fail()
+        assert job.status, job.text()
+        assert "on node h2" in job.text(), job.text()
+
+
+@pytest.mark.parametrize("killed", [(3,), (1, 3)], ids=["one", "one on each host"])
+def test_ranks_that_are_killed_end_the_job(killed: tuple[int, ...], tmp_path: Path) -> None:
+    with running(tmp_path, Spec((2, 2), rate="100mbit")) as job:
+        job.wait_for_steps(3)
+        ranks = job.pids()
+        for rank in killed:
+            ranks[rank].send_signal(signal.SIGKILL)
+        begun_s = time.monotonic()
+        job.must_fail()
+        assert job.status, job.text()
+        assert "exited on signal 9 (Killed)" in job.text(), job.text()
+        assert any(f"process rank {rank} " in job.text() for rank in killed), job.text()
+        print(f"mpirun ended {job.ended_s - begun_s:.1f} s after the kill")
+
+
+def test_a_rank_that_never_starts_is_named_with_its_host(tmp_path: Path) -> None:
+    never = """
+    import os, time
+    from hvd_ext import process
+
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "3":
+        print("is here", flush=True)
+        time.sleep(3600)
+    process.init()
+    """
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
+    with running(tmp_path, Spec((2, 2), rate="100mbit"), never, **limits) as job:
+        job.must_fail()
+        said = "".join(job.said(rank) for rank in (0, 1, 2))
+        assert "rank 3 (local rank 1) of host h2 has not called init()" in said, job.text()
+        assert "all 2 of host h1 are here: a rank of another host has not called init()" in said, job.text()
+        assert "longer than the limit (8 s, HVD_EXT_STALL_FATAL_S)" in said, job.text()
+
+
+def test_a_rank_ends_also_where_the_daemon_that_should_end_it_is_stuck(tmp_path: Path) -> None:
+    with running(tmp_path, Spec((1, 2), rate="100mbit")) as job:
+        job.wait_for_steps(3)
+        failing = job.pids()[2]
+        daemon = failing.parent()
+        assert daemon.name() == "orted"
+        daemon.suspend()
+        (tmp_path / "raise2").touch()
+        job.wait(lambda: "told to fail" in job.said(2), "rank 2 fails")
+        job.wait(lambda: not failing.is_running() or failing.status() == "zombie", "rank 2 ends")
+        daemon.resume()
+        job.must_fail()
+        assert job.status, job.text()
+
+
+@pytest.mark.slow
+def test_training_ends_on_all_ranks_when_a_host_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remains, "PATIENCE_S", 3.0)
+    fit = """
+    import keras
+    import numpy as np
+    import hvd_ext as hvd
+
+    hvd.init()
+    x = np.random.default_rng(hvd.rank()).normal(size=(6400, 20)).astype("float32")
+    model = keras.Sequential([keras.layers.Dense(100, "relu"), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print("step", batch, flush=True))
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x, x[:, :1], batch_size=32, epochs=1000, verbose=0, callbacks=[start, told])
+    """
+    # Ranks that import TensorFlow come to init() seconds apart.
+    limits = {"HVD_EXT_STALL_WARN_S": "5", "HVD_EXT_STALL_FATAL_S": "30"}
+    with running(tmp_path, Spec((2, 1), rate="100mbit"), fit, **limits) as job:
+        job.wait_for_steps(3)
+        job.cluster.cut("h2")
+        job.must_fail()
+        for rank in (0, 1):
+            assert "2 (it does not answer)" in job.said(rank), job.text()
+        assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
+        assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()

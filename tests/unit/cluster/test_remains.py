@@ -1,0 +1,98 @@
+"""What is left of a job: a launcher without ranks is ended, with all that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.bench.job import JobError
+from hvd_ext.cluster import launch, remains
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+LIMIT_S = 120
+# A launcher and its daemon wait for ever, its rank ends.
+LAUNCHER = """
+setsid sleep 600 &
+echo $! > "$1/daemon"
+RANK
+echo $? > "$1/rank"
+sleep 600
+"""
+
+
+def job(folder: Path, rank: str) -> list[str]:
+    return ["sh", "-c", LAUNCHER.replace("RANK", rank), "sh", str(folder)]
+
+
+def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remains, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(remains, "LOOK_S", 0.1)
+    rank = f"OMPI_COMM_WORLD_RANK=0 {sys.executable} -c 'import time; time.sleep(2)'"
+    with pytest.raises(JobError, match="all its ranks have ended, but mpirun waits"):
+        launch.run(job(tmp_path, rank), os.environ, timeout_s=LIMIT_S)
+    assert (tmp_path / "rank").exists()
+    daemon = Path("/proc") / (tmp_path / "daemon").read_text().strip()
+    end = time.monotonic() + LIMIT_S
+    while daemon.exists() and " Z " not in (daemon / "stat").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_launcher_whose_ranks_were_never_seen_gets_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remains, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(remains, "LOOK_S", 0.1)
+    assert launch.run(["sh", "-c", "sleep 1; exit 3"], os.environ, timeout_s=LIMIT_S) == 3
+
+
+def test_a_rank_that_becomes_a_program_with_another_environment_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remains, "PATIENCE_S", 0.2)
+    mark = uuid.uuid4().hex
+    watch = remains.Watch(mark)
+    program = f"until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exec env -i sleep 600"
+    variables = {**os.environ, remains.MARK: mark, "OMPI_COMM_WORLD_RANK": "0"}
+    rank = subprocess.Popen(["sh", "-c", program], env=variables)
+    try:
+        assert not watch.without_ranks()
+        (tmp_path / "seen").touch()
+        end = time.monotonic() + LIMIT_S
+        while remains.members(mark):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(0.3)
+        assert not watch.without_ranks()
+        rank.kill()
+        while not watch.without_ranks():  # though nobody has read its status yet
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_members_are_those_with_the_mark_and_ranks_among_them() -> None:
+    mark = uuid.uuid4().hex
+    plain = {**os.environ, remains.MARK: mark}
+    plain.pop("OMPI_COMM_WORLD_RANK", None)
+    kinds = [plain, {**plain, "OMPI_COMM_WORLD_RANK": "3"}, {**plain, remains.MARK: f"{mark}0"}]
+    processes = [subprocess.Popen(["sleep", "600"], env=variables) for variables in kinds]
+    try:
+        assert remains.members(mark) == {processes[0].pid: False, processes[1].pid: True}
+        remains.end(mark)
+        assert [process.wait(LIMIT_S) for process in processes[:2]] == [-9, -9]
+        assert processes[2].poll() is None
+        assert remains.members(mark) == {}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
