@@ -78,7 +78,8 @@ def training_markdown(result: Mapping[str, Any]) -> str:
         place = [f"{row['model']}, {row['bytes'] / 1e6:.1f} MB", cluster_name(row)]
         lines.append([*place, training_results.words_of(row), f"{row['samples_per_second']:.4g}", *times, *beside])
     table = [_line(TRAINING), "|" + "---|" * len(TRAINING), *(_line(cells) for cells in lines)]
-    return "\n".join([_facts(result), "", *table, "", *(f"- {line}" for line in faults(result["rows"])), ""])
+    wrong = [f"- {line}" for line in training_results.faults(result["rows"])]
+    return "\n".join([_facts(result), "", *table, *([""] if wrong else []), *wrong, ""])
 
 
 def _facts(result: Mapping[str, Any]) -> str:

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from hvd_ext.bench import results, training_results
 from hvd_ext.bench.job import JobError
 from hvd_ext.bench.launcher import Launcher
+from hvd_ext.bench.machine import machine
+from hvd_ext.bench.page import training_markdown
 from hvd_ext.bench.training import HOROVODS, Request, against, check_alike, measure
 from hvd_ext.bench.training_cli import register
 from hvd_ext.errors import InvalidError
@@ -120,6 +122,14 @@ def test_the_table_names_every_row_once_and_a_wrong_one_aloud() -> None:
     assert training_results.faults(rows) == ["wrong training: ring, mlp, 2 + 2 ranks: rank 1: its weights differ"]
     (line,) = training_results.trials(rows)
     assert line == "Horovod, 2 + 2 ranks: grouped calls (separate calls 300 ms a step, grouped calls 200 ms a step)"
+
+
+def test_the_page_names_every_row_once_and_a_wrong_one_aloud() -> None:
+    rows = [*against(rows_of(2, 2)), row("ring", correct=False, wrong=["rank 1: inf"], against_horovod=None)]
+    run = {"date": "today", "machine": machine(), "versions": {"keras": "3"}}
+    text = training_markdown({"runs": [run], "rows": [{"against_horovod_links2": None, **one} for one in rows]})
+    assert text.count("\n| mlp, 17.1 MB | 2 + 2 | ") == len(rows)
+    assert "- wrong training: ring, mlp, 2 + 2 ranks: rank 1: inf" in text
 
 
 def test_files_of_other_benchmarks_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+#!/bin/sh
+# Measures again what docs/performance.md shows, on one machine with root: about 45 minutes on two quiet cores.
+#     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
+#     PARTS="nine racks" benchmarks/measure.sh
+set -eu
+cd "$(dirname "$0")/.."
+folder=${1:-benchmarks/results}
+parts=${PARTS:-one_host nine racks sweep training training_nine}
+dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
+mkdir -p "$folder"
+
+hvd_ext() { python -m hvd_ext "$@"; }
+rehearsed() { # HOSTS OPTIONS... -- bench ARGUMENTS...
+    hosts=$1
+    shift
+    hvd_ext cluster run --hosts "$hosts" "$@"
+}
+
+for part in $parts; do
+    file=$folder/allreduce_$part.json
+    case $part in
+    one_host)
+        rm -f "$file"
+        hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536,1000000,16000000 --algorithms auto,ring,mpi,horovod --json "$file"
+        HOROVOD_CYCLE_TIME=0 hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536 --algorithms auto,horovod --how graph \
+            --json "$folder/allreduce_cycle_time_0.json"
+        ;;
+    nine)
+        rm -f "$file"
+        for hosts in 2,2 3,2 3,3 4,3 4,4 3,3,3 4,3,3 4,4,3 4,4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms $dense,mpi,horovod --bytes 16000000 \
+                --how graph --repetitions 5 --json "$file" --append
+        done
+        hvd_ext bench plot "$file" --kind clusters --output "$folder/allreduce_nine.png"
+        ;;
+    racks)
+        rm -f "$file"
+        rehearsed 3,3,3,3 --racks 2 --rate 100mbit --rack-rate 50mbit -- python -m hvd_ext bench allreduce \
+            --algorithms $dense,mpi --bytes 1000000,16000000 --how engine --repetitions 5 --json "$file"
+        ;;
+    sweep)
+        rm -f "$file"
+        rehearsed 2,2 --rate 1gbit --burst 64kb -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi \
+            --how engine --bytes 240000,960000,3840000,15360000,61440000,240000000,480000000 --json "$file" --append
+        rehearsed 3,2 --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi,horovod \
+            --how graph --bytes 240000,960000,3840000,15360000,61440000 --seconds-per-row 4 --json "$file" --append
+        hvd_ext bench plot "$file" --kind sizes --output "$folder/allreduce_sweep.png"
+        ;;
+    training)
+        rm -f "$folder/training_horovod.json"
+        for hosts in 2,2 2,2,1; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --algorithms auto,flexreduce,ring,horovod,horovod-links2 \
+                --json "$folder/training_horovod.json" --append
+        done
+        ;;
+    training_nine)
+        rm -f "$folder/training_nine.json"
+        for hosts in 2,2 3,2 3,3 4,3 4,4 3,3,3 4,3,3 4,4,3 4,4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --algorithms flexreduce,blueconnect,ring --steps 5 \
+                --repetitions 5 --json "$folder/training_nine.json" --append --plot "$folder/training_nine.png"
+        done
+        ;;
+    *)
+        echo "measure.sh: part ($part): must be one_host, nine, racks, sweep, training or training_nine" >&2
+        exit 2
+        ;;
+    esac
+done
