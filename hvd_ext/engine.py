@@ -255,7 +255,7 @@ def finish_mpi(failed: bool, code: int = 1) -> None:
 
 
 def _config(options: Options) -> native.Config:
-    return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window)
+    return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window, options.shared_memory)
 
 
 def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

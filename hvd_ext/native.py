@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
 OPS = DIRECTORY / "libhvd_ext_ops.so"
 
-ABI_VERSION = 3  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 4  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -23,6 +23,7 @@ class Config(ctypes.Structure):
         ("stall_warn_s", ctypes.c_double),
         ("stall_fatal_s", ctypes.c_double),
         ("window", ctypes.c_int64),
+        ("shared_memory", ctypes.c_int64),
     ]
 
 

@@ -42,7 +42,7 @@ Average = ReduceOp.Average
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose; the same on all ranks, except for the two stall times.
+    """What a user may choose; the same on all ranks, except for the two stall times and shared_memory.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -53,6 +53,7 @@ class Options:
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
         window: segments of one bucket or call that are under way at once.
+        shared_memory: ranks of a host read each other's memory; False: what they say to each other goes by MPI too.
         trace: folder for a trace of every bucket; None for none. On all ranks or none.
 
     Raises:
@@ -67,6 +68,7 @@ class Options:
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
     window: int = 4
+    shared_memory: bool = True
     trace: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class Options:
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
         if not _is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
+        if not isinstance(self.shared_memory, bool):
+            raise InvalidError(f"shared_memory ({self.shared_memory!r}): must be True or False")
 
     def replace(self, **changes: Any) -> Options:
         """Give a copy with some fields changed.
@@ -124,6 +128,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
+    ),
+    Setting(
+        "HVD_EXT_SHARED_MEMORY", "shared_memory", bool, "1", "ranks of a host read each other's memory; 0: they use MPI"
     ),
     Setting(
         "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
@@ -193,10 +200,10 @@ def check_compression(compression: object) -> Compression:
 
 def _parsed(setting: Setting, text: str) -> Any:
     try:
-        value = setting.type(text)
+        value = {"0": False, "1": True}[text] if setting.type is bool else setting.type(text)
         Options(**{setting.field: value})
-    except ValueError as error:
-        kind = {int: "a whole number", float: "a number"}.get(setting.type, "text")
+    except (ValueError, KeyError) as error:
+        kind = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(setting.type, "text")
         rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"
         raise InvalidError(f"environment variable {setting.name} ({text!r}): {rule}") from None
     return value

@@ -1,4 +1,5 @@
 // Ranks that leave, fail or are stopped with work under way: words everywhere, and never a hang.
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -192,13 +193,16 @@ TEST("start: engines start again in one process, and old handles are answered wi
 
 TEST("failure: an aborted job fails everything on all ranks with words") {
   Engines engines(3);
+  std::atomic<int> past{0};
   engines.Each([&](int rank, Engine* engine) {
     int64_t plan = AddPlan(engine, RingAllreduce(rank, 3)), channel = -1;
     CHECK_OK(engine->OpenChannel(OneBucket(plan), &channel));
     std::future<Result> waits;
     if (rank != 1) waits = StartCall(engine, AllreduceSpec("x", plan, 5), Input(DType::kFloat32, 5, rank));
     CHECK_OK(Call(engine, BarrierSpec("all"), "").status);
+    ++past;
     if (rank == 1) {
+      Until("the barrier's end on all ranks", [&] { return past == 3; });
       engines.transport(1)->Abort(9);
       return;
     }

@@ -18,6 +18,7 @@ TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLarg
 TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
 TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
+TEST("threads: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
 TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
 TEST("threads: a send ends only when its receive has come") {
@@ -32,6 +33,25 @@ TEST("threads: a send ends only when its receive has come") {
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(done);
   CHECK_EQ(std::strcmp(received, "abc"), 0);
+}
+
+TEST("threads: the send of a lent message ends only when it has been given back") {
+  auto ranks = MakeThreadTransports(2);
+  char sent[4] = "abc";
+  std::unique_ptr<Request> send, receive;
+  bool done = true;
+  CHECK_OK(ranks[0]->Send(1, 5, sent, 4, &send));
+  CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 4, &receive));
+  CHECK_OK(ranks[1]->Test(receive.get(), &done));
+  CHECK(done);
+  CHECK(ranks[1]->View(receive.get()) == sent);
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(!done);
+  uint32_t seen = ranks[0]->doorbell()->Look();
+  receive.reset();
+  CHECK(ranks[0]->doorbell()->Look() != seen);
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(done);
 }
 
 TEST("threads: a request that is dropped is withdrawn") {

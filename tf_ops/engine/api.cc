@@ -1,5 +1,6 @@
 #include "engine/api.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -67,6 +68,15 @@ Status Start(const HvdExtConfig* config, const std::function<Status(std::shared_
   return Status::Ok();
 }
 
+// MPI, with shared memory in front of it between the ranks of a host if it is wanted.
+Status MakeTransport(bool shared_memory, std::shared_ptr<Transport>* transport) {
+  std::shared_ptr<Transport> mpi;
+  HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&mpi));
+  std::shared_ptr<Arena> arena;
+  if (shared_memory && mpi->size() > 1) Arena::Make(Arena::DefaultCapacity(), &arena);  // without one MPI does it all
+  return MakeHostTransport(std::move(mpi), std::move(arena), transport);
+}
+
 struct ExchangeResult {
   std::string data;
   std::vector<int64_t> offsets;
@@ -81,14 +91,18 @@ struct Waiting {
   int64_t open;   // ends that have not come
   Status status;  // the first failure
   std::vector<std::string> payloads;
+  std::atomic<bool> ended{false};
 
   void End(const Status& s) {
     std::lock_guard<std::mutex> lock(mutex);
     if (status.ok()) status = s;
-    if (--open == 0) wake.notify_one();
+    if (--open > 0) return;
+    ended = true;
+    wake.notify_one();
   }
 
-  Status Wait() {
+  Status Wait(Engine::Helper* helper) {
+    helper->Until(ended);
     std::unique_lock<std::mutex> lock(mutex);
     wake.wait(lock, [&] { return open == 0; });
     return status;
@@ -116,7 +130,9 @@ int64_t hvd_ext_plan_version(void) { return HVD_EXT_PLAN_VERSION; }
 const char* hvd_ext_error(void) { return Error().c_str(); }
 
 int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size) {
-  Status status = Start(config, MakeMpiTransport);
+  Status status = Start(config, [config](std::shared_ptr<Transport>* transport) {
+    return MakeTransport(config->shared_memory != 0, transport);
+  });
   std::shared_ptr<Engine> engine = status.ok() ? Running(&status) : nullptr;
   if (engine != nullptr) {
     *rank = engine->rank();
@@ -214,6 +230,7 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   Status status;
   std::shared_ptr<Engine> engine = Running(&status);
   if (engine == nullptr) return Report(status);
+  Engine::Helper helper(engine.get());
   status = engine->BeginStep(channel);
   int64_t ticket = 0;
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
@@ -227,7 +244,7 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
       waiting->End(s);
     });
   }
-  return Report(n_tensors > 0 ? waiting->Wait() : Status::Ok());
+  return Report(n_tensors > 0 ? waiting->Wait(&helper) : Status::Ok());
 }
 
 int hvd_ext_refuse(const char* name, const char* why) {
@@ -243,12 +260,13 @@ int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void
   std::shared_ptr<Engine> engine = Running(&status);
   if (engine == nullptr) return Report(status);
   auto waiting = std::make_shared<Waiting>(1);
+  Engine::Helper helper(engine.get());
   engine->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
                    [waiting](const Status& s, const std::vector<std::string>& payloads) {
                      waiting->payloads = payloads;
                      waiting->End(s);
                    });
-  status = waiting->Wait();
+  status = waiting->Wait(&helper);
   if (!status.ok()) return Report(status);
   auto* exchanged = new ExchangeResult;
   exchanged->offsets.push_back(0);

@@ -8,12 +8,13 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 3
+#define HVD_EXT_ABI_VERSION 4
 
 typedef struct {
   double stall_warn_s;
   double stall_fatal_s;
   int64_t window;
+  int64_t shared_memory;  // 0: messages inside a host go by MPI too
 } HvdExtConfig;
 
 int64_t hvd_ext_abi_version(void);

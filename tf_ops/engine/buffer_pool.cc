@@ -27,13 +27,18 @@ int ClassOf(int64_t nbytes) {
 }  // namespace
 
 struct Buffer::Shelves {
+  explicit Shelves(std::shared_ptr<Arena> memory) : arena(std::move(memory)) {}
+
+  const std::shared_ptr<Arena> arena;
   std::mutex mutex;
   std::vector<std::vector<char*>> free{static_cast<size_t>(kClasses)};
   int64_t allocations = 0;
 
   ~Shelves() {
     for (const std::vector<char*>& shelf : free) {
-      for (char* data : shelf) ::operator delete(data, kAlignment);
+      for (char* data : shelf) {
+        if (arena == nullptr || !arena->Owns(data)) ::operator delete(data, kAlignment);
+      }
     }
   }
 };
@@ -62,16 +67,16 @@ Buffer::~Buffer() {
 void Buffer::KeepForEver() {
   // Reachable from a static that is never destroyed: leak checkers then see memory in use, which it is.
   static std::mutex* mutex = new std::mutex;
-  static auto* kept = new std::vector<char*>;
+  static auto* kept = new std::vector<std::pair<char*, std::shared_ptr<Arena>>>;
   if (data_ == nullptr) return;
   std::lock_guard<std::mutex> lock(*mutex);
-  kept->push_back(data_);
+  kept->emplace_back(data_, shelves_->arena);
   data_ = nullptr;
   nbytes_ = 0;
   shelves_.reset();
 }
 
-BufferPool::BufferPool() : shelves_(std::make_shared<Buffer::Shelves>()) {}
+BufferPool::BufferPool(std::shared_ptr<Arena> arena) : shelves_(std::make_shared<Buffer::Shelves>(std::move(arena))) {}
 
 Buffer BufferPool::Take(int64_t nbytes) {
   Buffer buffer;
@@ -88,8 +93,10 @@ Buffer BufferPool::Take(int64_t nbytes) {
     }
     ++shelves_->allocations;
   }
-  size_t capacity = static_cast<size_t>(CapacityOf(buffer.size_class_));
-  buffer.data_ = static_cast<char*>(::operator new(capacity, kAlignment));
+  int64_t capacity = CapacityOf(buffer.size_class_);
+  if (shelves_->arena != nullptr) buffer.data_ = shelves_->arena->Take(capacity);
+  if (buffer.data_ == nullptr)
+    buffer.data_ = static_cast<char*>(::operator new(static_cast<size_t>(capacity), kAlignment));
   return buffer;
 }
 

@@ -1,9 +1,11 @@
 // Memory for buckets, segments and messages: returned buffers are kept by size, so that a steady state allocates
-// nothing.
+// nothing. With an arena they lie in memory that other ranks map, as long as there is room; else in this process's own.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+
+#include "engine/arena.h"
 
 namespace hvd_ext {
 
@@ -41,7 +43,7 @@ class Buffer {
 // Thread-safe. Holds what was returned to it until it is destroyed.
 class BufferPool {
  public:
-  BufferPool();
+  explicit BufferPool(std::shared_ptr<Arena> arena = nullptr);
 
   // A buffer of at least `nbytes` (0 gives a valid pointer too). Throws std::bad_alloc.
   Buffer Take(int64_t nbytes);

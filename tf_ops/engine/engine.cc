@@ -99,6 +99,7 @@ Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
       generation(g),
       rank(transport->rank()),
       size(transport->size()),
+      pool(transport->arena()),
       executor(transport.get(), &pool, c.window, &trace) {
   if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size);
 }
@@ -138,7 +139,7 @@ Status Engine::State::FindChannel(int64_t handle, std::shared_ptr<Channel>* chan
 
 void Engine::State::Post(std::function<void()> work) {
   inbox.push_back(std::move(work));
-  wake.notify_one();
+  transport->doorbell()->Ring();
 }
 
 Engine::Engine() = default;
@@ -164,7 +165,6 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
   } catch (const std::system_error& e) {
     return Internal(std::string("the engine's thread did not start: ") + e.what());
   }
-  state->thread_id = state->thread.get_id();
   *engine = std::move(started);
   return Status::Ok();
 }
@@ -173,14 +173,12 @@ int Engine::rank() const { return state_->rank; }
 int Engine::size() const { return state_->size; }
 
 bool Engine::Stop() {
-  std::thread::id thread_id;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stopping = true;
-    state_->wake.notify_one();
-    thread_id = state_->thread_id;
   }
-  if (std::this_thread::get_id() == thread_id) return state_->alone;  // from a callback: the loop ends after it
+  state_->transport->doorbell()->Ring();
+  if (state_->IsMover()) return state_->alone;  // from a callback: the loop ends after it
   std::lock_guard<std::mutex> lock(state_->join_mutex);
   if (state_->thread.joinable()) state_->thread.join();
   return state_->alone;
@@ -375,7 +373,7 @@ void Engine::StopTrace() {
   bool waits = false;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    waits = !state_->stopping && std::this_thread::get_id() != state_->thread_id;
+    waits = !state_->stopping && !state_->IsMover();
     if (waits) state_->Post([passed] { passed->set_value(); });
   }
   if (waits) passed->get_future().wait_for(std::chrono::seconds(1));

@@ -10,6 +10,7 @@
 // Both run on lanes: a lane is a sequence of segments with tags of its own, at most `window` of them in flight.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -142,6 +143,11 @@ class Engine {
   void StopTrace();
   const Trace& trace() const;
 
+  // A caller that is going to wait does the engine's work itself, which spares waking two threads. Made before the work
+  // is given to the engine and gone soon after: the engine's thread stands aside meanwhile. Callbacks then come on this
+  // thread. Does nothing where another caller does so already, or in a callback.
+  class Helper;
+
   // The engine that the C ABI (api.h) has started in this process, or null.
   static std::shared_ptr<Engine> Current();
 
@@ -149,6 +155,21 @@ class Engine {
   Engine();
   class State;
   std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread
+};
+
+class Engine::Helper {
+ public:
+  explicit Helper(Engine* engine);
+  ~Helper();
+  Helper(const Helper&) = delete;
+  Helper& operator=(const Helper&) = delete;
+
+  // Returns when `ended`, which a callback sets, or at once or early where it cannot help: the caller then waits.
+  void Until(const std::atomic<bool>& ended);
+
+ private:
+  const std::shared_ptr<State> state_;
+  const bool helps_;
 };
 
 }  // namespace hvd_ext

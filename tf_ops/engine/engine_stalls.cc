@@ -138,7 +138,8 @@ void Engine::State::Answer(int64_t number, const Inquiry& inquiry) {
   verdict.type = MessageType::kVerdict;
   verdict.id = inquiry.lane;
   verdict.numbers = {inquiry.run, number};
-  verdict.text = WaitsForLane(inquiry.what, inquiry.waited_s, inquiry.run, inquiry.reports);
+  double waited_s = inquiry.waited_s + now_s_ - inquiry.since_s;
+  verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports);
   Send(inquiry.asker, verdict);
   if (inquiry.asker != rank) PrintForLane(inquiry.lane, inquiry.run, verdict.text);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
@@ -46,7 +45,6 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
 
   // --- any thread; the mutex guards this group
   std::mutex mutex;
-  std::condition_variable wake;
   std::vector<std::function<void()>> inbox;  // work for the engine's thread
   bool stopping = false;
   Status failure;                                  // everything has failed
@@ -72,12 +70,19 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
 
   std::mutex join_mutex;
   std::thread thread;
-  std::thread::id thread_id;
+  std::atomic<std::thread::id> mover{};  // who has the turn
   std::atomic<bool> alone{false};
 
   int64_t HandleOf(size_t index) const { return generation * (int64_t{1} << 32) + static_cast<int64_t>(index); }
 
-  // --- the engine's thread only (engine_thread.cc)
+  // A caller that waits does the work of the engine's thread meanwhile (Engine::Helper): any thread. Help needs what
+  // BeginHelp has taken.
+  bool BeginHelp();
+  void Help(const std::atomic<bool>& ended);
+  void EndHelp();
+  bool IsMover() const { return mover.load() == std::this_thread::get_id(); }
+
+  // --- the engine's thread only, or rather whoever has the turn (engine_thread.cc)
   void Loop();
   void Send(int peer, const Message& message);
   void SendToOthers(const Message& message);
@@ -120,7 +125,10 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   void Handle(int peer, Message message);
   void HandleLeave(int peer);
   bool Expecting() const;
-  void Sleep(bool moved, bool running);
+  bool TakeTurn(bool wait);
+  void EndTurn();
+  double Pause(bool moved) const;
+  void Sleep(uint32_t seen, double pause_s, Doorbell::Who who);
   bool StopRequested();
   void Drain();
   void Farewell();
@@ -148,7 +156,9 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   void PrintForLane(int64_t lane, int64_t run, const std::string& text);
   void FailByStall(const std::string& text);
 
-  double now_s_ = 0;  // of this pass
+  std::mutex turn_;         // whoever holds it moves the work; taken before `mutex`
+  double now_s_ = 0;        // of this pass
+  uint32_t looked_at_ = 0;  // the doorbell, before this pass
   double moved_s_ = 0, received_s_ = 0, watched_s_ = 0;
   std::deque<Message> to_self_;
   Status broken_;                                            // an error of this pass, for FailEverything

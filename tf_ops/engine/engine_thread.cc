@@ -16,6 +16,9 @@ constexpr double kExpectingSleep_s = 1e-3;  // the longest sleep while messages 
 constexpr double kPatience_s = 5;           // ... for this long; then it is a stall, and no hurry
 // A sleep is this part of the time in which nothing has moved: it delays what comes next by no more than a tenth.
 constexpr double kSleepShare = 0.1;
+// Where all peers ring for what they send, sleeping is for the watches alone.
+constexpr double kRungSleep_s = 10e-3;
+constexpr double kIdleRungSleep_s = 100e-3;
 constexpr double kControl_s = 1e-3;  // between looks at the control plane while no answer is expected
 constexpr double kWatch_s = 10e-3;
 constexpr int kMessagesPerPass = 64;  // data moves in between
@@ -28,11 +31,25 @@ double NowSeconds() {
 }
 
 void Engine::State::Loop() {
+  const double off_duty_s = transport->Rings() ? kIdleRungSleep_s : kLongestSleep_s;
   moved_s_ = received_s_ = watched_s_ = NowSeconds();
-  while (!StopRequested()) Sleep(Pass(true), true);
+  while (!StopRequested()) {
+    Doorbell* bell = transport->doorbell();
+    uint32_t seen = bell->Look();
+    if (TakeTurn(false)) {
+      double pause_s = Pause(Pass(true));
+      seen = looked_at_;
+      EndTurn();
+      Sleep(seen, pause_s, Doorbell::kEngine);
+    } else {
+      bell->Sleep(seen, off_duty_s, Doorbell::kEngine, /*on_duty=*/false);
+    }
+  }
+  TakeTurn(true);
   Drain();
   Farewell();
   transport->Close();
+  EndTurn();
 }
 
 bool Engine::State::StopRequested() {
@@ -42,6 +59,7 @@ bool Engine::State::StopRequested() {
 
 bool Engine::State::Pass(bool running) {
   bool moved = false;
+  looked_at_ = transport->doorbell()->Look();
   now_s_ = NowSeconds();
   try {
     moved = TakeInbox();
@@ -87,7 +105,8 @@ bool Engine::State::ReceiveMessages() {
     Handle(rank, std::move(message));
     moved = true;
   }
-  bool due = !open_calls_.empty() || !inquiries_.empty() || (coordinator_ != nullptr && coordinator_->waiting());
+  bool due = transport->Rings() || !open_calls_.empty() || !inquiries_.empty() ||
+             (coordinator_ != nullptr && coordinator_->waiting());
   if (!due && now_s_ - received_s_ < kControl_s) return moved;
   received_s_ = now_s_;
   for (int i = 0; i < kMessagesPerPass; ++i) {
@@ -245,18 +264,20 @@ bool Engine::State::Expecting() const {
          (coordinator_ != nullptr && coordinator_->waiting());
 }
 
-void Engine::State::Sleep(bool moved, bool running) {
-  if (moved) return;
+// How long to sleep after a pass; 0: look again, negative: at once.
+double Engine::State::Pause(bool moved) const {
+  if (moved) return -1;
   double quiet_s = now_s_ - moved_s_;
   bool expecting = Expecting();
-  if (expecting && quiet_s < kSpin_s) {
-    std::this_thread::yield();
-    return;
-  }
+  if (expecting && quiet_s < kSpin_s) return 0;
+  if (transport->Rings()) return expecting ? kRungSleep_s : kIdleRungSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
-  double sleep_s = std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
-  std::unique_lock<std::mutex> lock(mutex);
-  wake.wait_for(lock, std::chrono::duration<double>(sleep_s), [&] { return !inbox.empty() || (running && stopping); });
+  return std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
+}
+
+void Engine::State::Sleep(uint32_t seen, double pause_s, Doorbell::Who who) {
+  if (pause_s == 0) std::this_thread::yield();
+  if (pause_s > 0) transport->doorbell()->Sleep(seen, pause_s, who);
 }
 
 // Gives work under way its time, then ends what is left.
@@ -268,7 +289,7 @@ void Engine::State::Drain() {
     bool working = executor.busy() || !open_calls_.empty();
     if (!failure.ok() || !working || now_s_ - moved_s_ > config.drain_s) break;
     if (now_s_ - begun_s > kDrainPatience * config.drain_s) break;
-    Sleep(moved, false);
+    Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
   }
   if (failure.ok() && (executor.busy() || !open_calls_.empty())) alone = true;
   // The inbox is empty and stays so: every entry point has seen `stopping` since.
@@ -289,6 +310,7 @@ void Engine::State::Farewell() {
       if (transport->ControlPending()) alone = true;
       return;
     }
+    looked_at_ = transport->doorbell()->Look();
     now_s_ = NowSeconds();
     received_s_ = 0;
     bool moved = ReceiveMessages();
@@ -297,7 +319,7 @@ void Engine::State::Farewell() {
       return;
     }
     if (moved) moved_s_ = now_s_;
-    Sleep(moved, false);
+    Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
   }
 }
 

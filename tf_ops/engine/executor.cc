@@ -1,6 +1,7 @@
 #include "engine/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -129,7 +130,7 @@ Status Executor::StartRound(Segment* segment) {
     // No message where there is nothing to move: the peer finds the same length and leaves it out too.
     for (int64_t piece = 0; piece < elements; piece += piece_elements) {
       int64_t length = std::min(piece_elements, elements - piece);
-      segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer()});
+      segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer(), nullptr});
     }
   }
   segment->next_row = end;
@@ -145,11 +146,24 @@ Status Executor::StartRound(Segment* segment) {
   return Status::Ok();
 }
 
+bool Executor::Combines(const Run& run, const Row& row) {
+  return row.opcode == Opcode::RECV_REDUCE || (run.wire && row.opcode == Opcode::RECV);
+}
+
+// A lent message must be added as soon as it is there: one that waits for sends of this rank would keep the peer's
+// send, which may wait for ours, from ending.
+bool Executor::MayBeLent(const Run& run, const Row& row) const {
+  bool waits = row.after_sends && !run.wire;
+  return Combines(run, row) && !waits && transport_->Lends(row.peer);
+}
+
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   const Run& run = segment->open->run;
   int64_t nbytes = transfer->elements * MessageNbytes(run);
   char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
+  if (MayBeLent(run, row)) {
+    data = nullptr;
+  } else if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
     transfer->scratch = pool_->Take(nbytes);
     // The sender keeps what it sends, so that it and the receiver go on with the same bits.
     if (row.opcode == Opcode::SEND) {
@@ -216,9 +230,23 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
       return status;
     }
     if (!done) continue;
-    transfer.request.reset();
     --segment->waiting;
     *moved = true;
+    if (!Combines(segment->open->run, *transfer.row)) {
+      transfer.request.reset();
+      continue;
+    }
+    bool lent = !transfer.scratch;
+    transfer.message = lent ? transport_->View(transfer.request.get()) : transfer.scratch.data();
+    if (!lent) transfer.request.reset();
+    ReduceInOrder(segment);
+    if (transfer.request == nullptr) continue;
+    // Its turn has not come, and the peer must not wait until it has.
+    int64_t nbytes = transfer.elements * MessageNbytes(segment->open->run);
+    transfer.scratch = pool_->Take(nbytes);
+    std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
+    transfer.message = transfer.scratch.data();
+    transfer.request.reset();
   }
   ReduceInOrder(segment);
   return Status::Ok();
@@ -239,10 +267,12 @@ void Executor::ReduceInOrder(Segment* segment) {
   bool from_scratch = segment->open->run.wire.has_value();  // then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
     Transfer& transfer = segment->transfers[segment->reduced];
-    if (transfer.row->opcode == Opcode::RECV_REDUCE || (from_scratch && transfer.row->opcode == Opcode::RECV)) {
-      if (transfer.request != nullptr) return;
+    if (Combines(segment->open->run, *transfer.row)) {
+      if (transfer.message == nullptr) return;
       if (!from_scratch && transfer.row->after_sends && IsBeingSent(*segment, transfer)) return;
       Combine(*segment, transfer);
+      transfer.message = nullptr;
+      transfer.request.reset();
       transfer.scratch = Buffer();
     }
     ++segment->reduced;
@@ -252,7 +282,7 @@ void Executor::ReduceInOrder(Segment* segment) {
 void Executor::Combine(const Segment& segment, const Transfer& transfer) {
   const Run& run = segment.open->run;
   char* data = segment.buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
-  const char* message = transfer.scratch.data();
+  const char* message = transfer.message;
   if (!run.wire) return Add(run.dtype, data, message, transfer.elements);
   float* floats = reinterpret_cast<float*>(data);
   if (transfer.row->opcode == Opcode::RECV) return Widen(*run.wire, floats, message, transfer.elements);

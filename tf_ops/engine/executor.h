@@ -96,7 +96,8 @@ class Executor {
     const Row* row;
     int64_t begin, elements;
     std::unique_ptr<Request> request;  // null when it has ended
-    Buffer scratch;                    // RECV_REDUCE; with a wire dtype: the message
+    Buffer scratch;                    // RECV_REDUCE that is not lent; with a wire dtype: the message
+    const char* message = nullptr;     // what has come to be added or widened, and not yet been
   };
   struct Segment {
     OpenRun* open;
@@ -125,6 +126,8 @@ class Executor {
   Status TestTransfers(Segment* segment, bool* moved);
   Status Post(Segment* segment, const Row& row, Transfer* transfer);
   void ReduceInOrder(Segment* segment);
+  static bool Combines(const Run& run, const Row& row);
+  bool MayBeLent(const Run& run, const Row& row) const;
   static void Combine(const Segment& segment, const Transfer& transfer);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(int64_t number, Lane* lane);

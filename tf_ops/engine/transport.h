@@ -1,5 +1,6 @@
-// Messages between ranks. Two implementations: MPI (transport_mpi.cc) and the threads of one process
-// (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher.
+// Messages between ranks. Three implementations: MPI (transport_mpi.cc); the threads of one process
+// (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
+// and shared memory inside a host in front of another one between hosts (transport_host.cc).
 //
 // Everything here is called by the engine's thread only, except Abort. Policy (time-outs, tags, retries, statistics) is
 // the engine's. A failing call returns kCommunication with the call, its code's text and the peer.
@@ -10,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/arena.h"
+#include "engine/doorbell.h"
 #include "engine/status.h"
 
 namespace hvd_ext {
@@ -36,6 +39,27 @@ class Transport {
   virtual Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
   virtual Status Test(Request* request, bool* done) = 0;
 
+  // Lending. From such a peer a message may be received with data == nullptr: then it is not copied. When its request
+  // is done, View says where it lies, until the request is destroyed; only then does the peer's send end. So the
+  // receiver must not wait for anything of another rank in between.
+  virtual bool Lends(int peer) const {
+    static_cast<void>(peer);
+    return false;
+  }
+  virtual const char* View(const Request* request) const {
+    static_cast<void>(request);
+    return nullptr;
+  }
+
+  // Memory whose messages are lent to the ranks of this host; null if there is none. It outlives the transport as long
+  // as somebody holds it.
+  virtual std::shared_ptr<Arena> arena() const { return nullptr; }
+
+  // Rung by whoever has work for the engine's thread. Rings: also by all peers, for each message that comes and each
+  // that ends.
+  virtual Doorbell* doorbell() { return &own_doorbell_; }
+  virtual bool Rings() const { return false; }
+
   // Control messages: whole, of any length, in order for each pair of ranks, on a channel of their own; sending never
   // waits. A rank may send to itself. ReceiveControl returns at once; *peer is -1 when nothing has arrived.
   virtual Status SendControl(int peer, std::string message) = 0;
@@ -49,6 +73,9 @@ class Transport {
 
   // After the last message. Waits for nobody. Data requests still under way are cancelled or kept alive, never freed.
   virtual void Close() = 0;
+
+ private:
+  Doorbell own_doorbell_;
 };
 
 // Ranks as threads of one process: element r is rank r's. One rank gives the transport of a job without a launcher.
@@ -59,6 +86,12 @@ std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 // process give a transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see
 // FinishMpi).
 Status MakeMpiTransport(std::shared_ptr<Transport>* transport);
+
+// Puts shared memory in front of another transport, for the peers with which it works both ways; all ranks call it
+// together, before the first message. A rank without arena (null), on another host or in another container, or that
+// cannot map the other's: then all messages of that pair go by `between`.
+Status MakeHostTransport(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena,
+                         std::shared_ptr<Transport>* transport);
 
 // At process exit (Python's atexit): MPI_Finalize if we started MPI and nobody has finalised it. `failed`: this rank is
 // going down alone, so MPI_Abort with `code` instead: MPI_Finalize would wait for the others.

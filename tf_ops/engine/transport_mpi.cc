@@ -18,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,7 @@ namespace {
 // int.
 constexpr int64_t kPartNbytes = 60000;
 constexpr int kPartsPerTest = 64;
+constexpr std::chrono::seconds kAbort(5);  // for MPI_Abort to end this process
 
 Status Failed(const char* call, int code, const std::string& with) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -208,6 +210,13 @@ class MpiTransport : public Transport {
     int over = 0;
     MPI_Finalized(&over);
     int failure = code > 0 && code < 256 ? code : 1;  // an exit status has 8 bits, and 0 would be success
+    try {  // MPI_Abort waits for the launcher's daemon, which may be as stuck as what this rank could not wait for
+      std::thread([failure] {
+        std::this_thread::sleep_for(kAbort);
+        std::_Exit(failure);
+      }).detach();
+    } catch (const std::system_error&) {  // no more threads: MPI_Abort has to do alone
+    }
     if (!over) MPI_Abort(MPI_COMM_WORLD, failure);
     std::_Exit(failure);  // MPICH's MPI_Abort may come back
   }
@@ -327,14 +336,9 @@ Status StartMpi() {
 Status WaitForAll() {
   MPI_Request barrier;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "all ranks");
-  constexpr int kMillisecondsToWords = 60 * 1000;
-  int waited = 0;
-  for (int done = 0; !done; ++waited) {
+  for (int done = 0; !done;) {
     HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Test(&barrier, &done, MPI_STATUS_IGNORE), "all ranks");
     if (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (waited == kMillisecondsToWords) {
-      std::fputs("hvd_ext: init() has waited for a minute for the other ranks: all of them must call it\n", stderr);
-    }
   }
   return Status::Ok();
 }

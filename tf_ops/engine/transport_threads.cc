@@ -1,5 +1,5 @@
 // Ranks as threads of one process. A send ends when its receive has come, never before (MPI may be kinder to short
-// messages): a program that runs here does not lean on MPI's buffers.
+// messages), and a lent one when the receiver has let go of it: a program that runs here does not lean on buffers.
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -19,16 +19,21 @@ struct Inbox;
 // A send or a receive. `inbox` is that of the receiver; what changes is guarded by the inbox's mutex.
 class ThreadRequest : public Request {
  public:
-  ThreadRequest(std::shared_ptr<Inbox> inbox, std::pair<int, int> key, const char* from, char* to, int64_t nbytes)
-      : inbox(std::move(inbox)), key(key), from(from), to(to), nbytes(nbytes) {}
-  ~ThreadRequest() override;  // withdraws what has not been matched
+  ThreadRequest(std::shared_ptr<Inbox> inbox, std::shared_ptr<Inbox> other, std::pair<int, int> key, const char* from,
+                char* to, int64_t nbytes)
+      : inbox(std::move(inbox)), other(std::move(other)), key(key), from(from), to(to), nbytes(nbytes) {}
+  ~ThreadRequest() override;  // withdraws what has not been matched, gives back what was lent
+
+  bool sends() const { return from != nullptr; }
 
   const std::shared_ptr<Inbox> inbox;
-  const std::pair<int, int> key;  // sender, tag
-  const char* const from;
-  char* const to;
+  const std::shared_ptr<Inbox> other;  // of the sender, for its bell
+  const std::pair<int, int> key;       // sender, tag
+  const char* const from;              // null for a receive
+  char* const to;                      // null for a receive that borrows
   const int64_t nbytes;
   bool done = false;
+  ThreadRequest* partner = nullptr;  // while the message is lent: the other side
   std::string error;
 };
 
@@ -41,6 +46,7 @@ struct Inbox {
   std::mutex mutex;
   std::map<std::pair<int, int>, Waiting> data;
   std::deque<std::pair<int, std::string>> control;  // sender, message
+  Doorbell bell;                                    // of this rank's engine
 };
 
 void Withdraw(std::deque<ThreadRequest*>* queue, const ThreadRequest* request) {
@@ -54,9 +60,17 @@ void Withdraw(std::deque<ThreadRequest*>* queue, const ThreadRequest* request) {
 
 ThreadRequest::~ThreadRequest() {
   std::lock_guard<std::mutex> lock(inbox->mutex);
+  if (partner != nullptr) {
+    partner->partner = nullptr;
+    if (!sends()) {
+      partner->done = true;
+      other->bell.Ring();
+    }
+    return;
+  }
   if (done) return;
   Inbox::Waiting& waiting = inbox->data[key];
-  Withdraw(from != nullptr ? &waiting.sends : &waiting.receives, this);
+  Withdraw(sends() ? &waiting.sends : &waiting.receives, this);
 }
 
 struct World {
@@ -76,15 +90,19 @@ class ThreadTransport : public Transport {
 
   Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     HVD_EXT_RETURN_IF_ERROR(Check("send to", peer, nbytes));
-    Post(std::make_unique<ThreadRequest>(world_->inboxes[peer], std::pair(rank_, tag), Bytes(data), nullptr, nbytes),
+    static const char nothing = 0;  // a pointer says which side a request is; with 0 bytes it may be null
+    const char* from = data == nullptr ? &nothing : static_cast<const char*>(data);
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[peer], world_->inboxes[rank_], std::pair(rank_, tag), from,
+                                         nullptr, nbytes),
          request);
     return Status::Ok();
   }
 
   Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     HVD_EXT_RETURN_IF_ERROR(Check("receive from", peer, nbytes));
-    char* to = const_cast<char*>(Bytes(data));
-    Post(std::make_unique<ThreadRequest>(world_->inboxes[rank_], std::pair(peer, tag), nullptr, to, nbytes), request);
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[rank_], world_->inboxes[peer], std::pair(peer, tag), nullptr,
+                                         static_cast<char*>(data), nbytes),
+         request);
     return Status::Ok();
   }
 
@@ -101,6 +119,7 @@ class ThreadTransport : public Transport {
     Inbox& inbox = *world_->inboxes[peer];
     std::lock_guard<std::mutex> lock(inbox.mutex);
     inbox.control.emplace_back(rank_, std::move(message));
+    inbox.bell.Ring();
     return Status::Ok();
   }
 
@@ -115,22 +134,29 @@ class ThreadTransport : public Transport {
     return Status::Ok();
   }
 
+  bool Lends(int) const override { return true; }
+
+  const char* View(const Request* request) const override {
+    auto* posted = static_cast<const ThreadRequest*>(request);
+    std::lock_guard<std::mutex> lock(posted->inbox->mutex);
+    return posted->partner == nullptr ? nullptr : posted->partner->from;
+  }
+
+  Doorbell* doorbell() override { return &world_->inboxes[rank_]->bell; }
+  bool Rings() const override { return true; }
+
   bool ControlPending() override { return false; }
 
   void Abort(int code) override {
     int64_t nobody = -1;
     int64_t me = (int64_t{rank_} << 32) | static_cast<uint32_t>(code);
     world_->aborted.compare_exchange_strong(nobody, me);
+    for (const std::shared_ptr<Inbox>& inbox : world_->inboxes) inbox->bell.Ring();
   }
 
   void Close() override {}
 
  private:
-  static const char* Bytes(const void* data) {
-    static const char nothing = 0;  // a pointer says which side a request is; with 0 bytes it may be null
-    return data == nullptr ? &nothing : static_cast<const char*>(data);
-  }
-
   Status CheckAborted(const std::string& what) const {
     int64_t aborted = world_->aborted.load();
     if (aborted < 0) return Status::Ok();
@@ -148,7 +174,7 @@ class ThreadTransport : public Transport {
   }
 
   static void Post(std::unique_ptr<ThreadRequest> mine, std::unique_ptr<Request>* request) {
-    bool sends = mine->from != nullptr;
+    bool sends = mine->sends();
     if (mine->nbytes == 0) {
       mine->done = true;
     } else {
@@ -166,15 +192,23 @@ class ThreadTransport : public Transport {
   }
 
   static void Move(ThreadRequest* send, ThreadRequest* receive) {
-    send->done = receive->done = true;
+    bool lends = receive->to == nullptr;
+    receive->done = true;
+    send->done = !lends;
     if (send->nbytes != receive->nbytes) {
+      send->done = true;
       send->error = receive->error = "message from rank " + std::to_string(send->key.first) + " with tag " +
                                      std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +
                                      " bytes were sent and " + std::to_string(receive->nbytes) +
                                      " expected, must be the same";
-      return;
+    } else if (lends) {
+      send->partner = receive;
+      receive->partner = send;
+    } else {
+      std::memcpy(receive->to, send->from, static_cast<size_t>(send->nbytes));
     }
-    std::memcpy(receive->to, send->from, static_cast<size_t>(send->nbytes));
+    receive->inbox->bell.Ring();
+    if (send->done) receive->other->bell.Ring();
   }
 
   const std::shared_ptr<World> world_;

@@ -26,6 +26,7 @@ def test_every_variable_fills_its_field() -> None:
         "HVD_EXT_TOPOLOGY": "cluster.yaml",
         "HVD_EXT_STALL_WARN_S": "1.5",
         "HVD_EXT_STALL_FATAL_S": "7",
+        "HVD_EXT_SHARED_MEMORY": "0",
         "HVD_EXT_TRACE": "traces",
     }
     assert set(environ) == {setting.name for setting in SETTINGS}
@@ -35,6 +36,7 @@ def test_every_variable_fills_its_field() -> None:
         topology="cluster.yaml",
         stall_warn_s=1.5,
         stall_fatal_s=7.0,
+        shared_memory=False,
         trace="traces",
     )
 
@@ -48,6 +50,7 @@ def test_every_variable_fills_its_field() -> None:
         ("HVD_EXT_STALL_FATAL_S", "-1", "0 for never"),
         ("HVD_EXT_STALL_FATAL_S", "inf", "0 for never"),
         ("HVD_EXT_STALL_FATAL_S", "nan", "0 for never"),
+        ("HVD_EXT_SHARED_MEMORY", "no", "must be 0 or 1"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: str, rule: str) -> None:
@@ -70,6 +73,7 @@ def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: st
         ("stall_fatal_s", True),
         ("window", 0),
         ("window", 1025),
+        ("shared_memory", 1),
     ],
 )
 def test_a_bad_field_is_named_with_its_value(field: str, value: Any) -> None:

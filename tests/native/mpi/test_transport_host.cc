@@ -1,0 +1,92 @@
+// Shared memory between the processes of a job, run by mpirun on any number of ranks.
+#include <dirent.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engines.h"
+#include "harness.h"
+#include "ranks.h"
+#include "transport_contract.h"
+
+namespace hvd_ext::test {
+namespace {
+
+std::shared_ptr<Transport> Fresh(int64_t capacity) {
+  std::shared_ptr<Transport> mpi, transport;
+  std::shared_ptr<Arena> arena;
+  CHECK_OK(MakeMpiTransport(&mpi));
+  if (capacity > 0) CHECK_OK(Arena::Make(capacity, &arena));
+  CHECK_OK(MakeHostTransport(mpi, arena, &transport));
+  return transport;
+}
+
+// One for most tests: each transport takes two communicators for good.
+Transport* Shared() {
+  static auto* transport = new std::shared_ptr<Transport>(Fresh(Arena::DefaultCapacity()));
+  return transport->get();
+}
+
+int OpenFiles() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  CHECK(folder != nullptr);
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+TEST("host mpi: the ranks of one host share memory") {
+  for (int peer = 0; peer < Shared()->size(); ++peer) CHECK_EQ(Shared()->Lends(peer), peer != Shared()->rank());
+  CHECK_EQ(Shared()->Rings(), Shared()->size() > 1);
+}
+
+TEST("host mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
+TEST("host mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
+TEST("host mpi: tags are independent") { TagsAreIndependent(Shared()); }
+TEST("host mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
+TEST("host mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
+TEST("host mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
+TEST("host mpi: lent messages stay until they are given back") { LentMessagesStayUntilTheyAreGivenBack(Shared()); }
+TEST("host mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
+
+TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
+  int last = Shared()->size() - 1;
+  std::shared_ptr<Transport> mixed = Fresh(Shared()->rank() == last ? 0 : 64 << 20);
+  for (int peer = 0; peer < last && mixed->rank() < last; ++peer) CHECK_EQ(mixed->Lends(peer), peer != mixed->rank());
+  CHECK(!mixed->Lends(last));
+  MessagesOfOneTagKeepTheirOrder(mixed.get());
+  ControlMessagesKeepTheirOrder(mixed.get());
+  LentMessagesStayUntilTheyAreGivenBack(mixed.get());
+}
+
+TEST("host mpi: engines start and stop again and again, and leave no file open") {
+  int before = -1;
+  for (int64_t generation = 1; generation <= 4; ++generation) {
+    // The second one has room for nearly nothing.
+    std::shared_ptr<Engine> engine;
+    CHECK_OK(Engine::Start(Fresh(generation == 2 ? 200 << 10 : 256 << 20), QuickConfig(), generation, &engine));
+    int rank = engine->rank(), size = engine->size();
+    int64_t ring = AddPlan(engine.get(), RingAllreduce(rank, size)),
+            star = AddPlan(engine.get(), StarAllreduce(rank, size));
+    for (int64_t elements : {0, 1, size - 1, size + 1, 100003, 5000001}) {
+      for (int64_t plan : {ring, star}) {
+        for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt64}) {
+          CallSpec spec = AllreduceSpec("x", plan, elements, dtype, ReduceOp::kAverage);
+          spec.segment_nbytes = elements > 1000000 ? 0 : 65536;
+          Result result = Call(engine.get(), spec, Input(dtype, elements, rank));
+          CHECK_OK(result.status);
+          CHECK(result.data == Reduced(dtype, ReduceOp::kAverage, elements, size));
+        }
+      }
+    }
+    CHECK(!engine->Stop());
+    engine.reset();
+    if (before < 0) before = OpenFiles();
+    CHECK_EQ(OpenFiles(), before);
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

@@ -1,0 +1,171 @@
+// Memory that ranks share, and the bell that they wake each other with.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/arena.h"
+#include "engine/buffer_pool.h"
+#include "engine/doorbell.h"
+#include "harness.h"
+#include "ranks.h"
+
+namespace hvd_ext::test {
+namespace {
+
+std::shared_ptr<Arena> Made(int64_t capacity) {
+  std::shared_ptr<Arena> arena;
+  CHECK_OK(Arena::Make(capacity, &arena));
+  return arena;
+}
+
+TEST("arena: it hands out aligned zeros that do not overlap, until it is full") {
+  std::shared_ptr<Arena> arena = Made(10 << 20);
+  char* before = arena->Take(0);
+  CHECK(before != nullptr);
+  for (int64_t nbytes : {1, 64, 65, 100000, 5000000}) {
+    char* data = arena->Take(nbytes);
+    CHECK(data != nullptr);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0u);
+    CHECK(data > before);
+    for (int64_t i = 0; i < nbytes; i += 4096) CHECK_EQ(data[i], 0);
+    std::memset(before, 'x', static_cast<size_t>(data - before));
+    before = data;
+    CHECK(arena->Owns(data) && arena->Owns(data + nbytes - 1));
+  }
+  CHECK(arena->Take(6 << 20) == nullptr);
+  CHECK(arena->Take(1 << 20) != nullptr);  // what is smaller may still fit
+  char other = 0;
+  CHECK(!arena->Owns(&other));
+}
+
+TEST("arena: another one's memory is mapped where its address is right, and refused in words where not") {
+  std::shared_ptr<Arena> arena = Made(1 << 20);
+  char* data = arena->Take(100);
+  std::shared_ptr<MappedArena> mapped;
+  CHECK_OK(MappedArena::Open(arena->address(), &mapped));
+  std::memcpy(data, "hello", 6);
+  CHECK_EQ(std::string(mapped->At(arena->OffsetOf(data), 100)), "hello");
+  CHECK(mapped->At(1 << 20, 0) != nullptr);
+  CHECK(mapped->At((1 << 20) - 3, 4) == nullptr);
+  CHECK(mapped->At(-1, 1) == nullptr);
+  CHECK(mapped->At(1, -1) == nullptr);
+
+  ArenaAddress wrong = arena->address();
+  wrong.token[1] ^= 1;
+  CHECK_FAILS(MappedArena::Open(wrong, &mapped), Code::kInternal, "is another rank's arena");
+  wrong.capacity += 4096;
+  CHECK_FAILS(MappedArena::Open(wrong, &mapped), Code::kInternal, "has 1048576 bytes, must have 1052672");
+  wrong.fd = 0;
+  CHECK_FAILS(MappedArena::Open(wrong, &mapped), Code::kInternal, "must be an arena of hvd_ext");
+  wrong.fd = 1 << 20;
+  CHECK_FAILS(MappedArena::Open(wrong, &mapped), Code::kInternal, "readlink of /proc/");
+}
+
+TEST("arena: what is mapped stays when its owner lets go of it") {
+  std::shared_ptr<Arena> arena = Made(1 << 20);
+  std::shared_ptr<MappedArena> mapped;
+  CHECK_OK(MappedArena::Open(arena->address(), &mapped));
+  char* data = arena->Take(8);
+  int64_t offset = arena->OffsetOf(data);
+  data[0] = 'x';
+  arena.reset();
+  CHECK_EQ(mapped->At(offset, 8)[0], 'x');
+}
+
+TEST("arena: a pool takes from it while there is room, and from elsewhere after that") {
+  std::shared_ptr<Arena> arena = Made(1 << 20);
+  BufferPool pool(arena);
+  std::vector<Buffer> buffers;
+  int shared = 0;
+  for (int i = 0; i < 20; ++i) {
+    buffers.push_back(pool.Take(100000));
+    std::memset(buffers.back().data(), i, 100000);
+    shared += arena->Owns(buffers.back().data());
+  }
+  CHECK(shared >= 5 && shared < 20);
+  buffers.clear();
+  int64_t before = pool.allocations();
+  for (int i = 0; i < 20; ++i) buffers.push_back(pool.Take(100000));
+  CHECK_EQ(pool.allocations(), before);
+}
+
+TEST("arena: a buffer keeps it alive, also one that is kept for ever") {
+  Buffer buffer;
+  char* kept = nullptr;
+  {
+    std::shared_ptr<Arena> arena = Made(1 << 20);
+    BufferPool pool(arena);
+    buffer = pool.Take(1000);
+    Buffer other = pool.Take(1000);
+    kept = other.data();
+    other.KeepForEver();
+  }
+  std::memset(buffer.data(), 1, 1000);
+  buffer = Buffer();
+  std::memset(kept, 2, 1000);
+}
+
+TEST("doorbell: a ring since the look ends the sleep, one before it does not") {
+  Doorbell bell;
+  bell.Ring();
+  uint32_t seen = bell.Look();
+  auto begin = std::chrono::steady_clock::now();
+  bell.Sleep(seen, 0.02);
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(20));
+  bell.Ring();
+  bell.Sleep(seen, 1e6);
+  CHECK_EQ(bell.Look(), seen + 1);
+}
+
+TEST("doorbell: whoever sleeps on duty is woken, the other is not") {
+  Doorbell bell;
+  std::atomic<bool> engine_woke{false}, helper_woke{false};
+  uint32_t seen = bell.Look();
+  std::thread engine([&] {
+    bell.Sleep(seen, 1e6);
+    engine_woke = true;
+  });
+  Until("the engine's sleep", [&] { return bell.Asleep(Doorbell::kEngine); });
+  bell.Relieve();
+  std::thread helper([&] {
+    while (bell.Look() == seen) bell.Sleep(seen, 1e6, Doorbell::kHelper);
+    helper_woke = true;
+  });
+  Until("the helper's sleep", [&] { return bell.Asleep(Doorbell::kHelper); });
+  bell.Ring();
+  Until("the helper", [&] { return helper_woke.load(); });
+  CHECK(!engine_woke);
+  helper.join();
+  bell.Resume(bell.Look());  // nothing is new since
+  bell.Ring();
+  Until("the engine", [&] { return engine_woke.load(); });
+  engine.join();
+}
+
+TEST("doorbell: no ring is lost, however the two sides meet") {
+  Doorbell there, back;
+  constexpr int kRounds = 20000;
+  std::atomic<int> balls{0};
+  auto play = [&](Doorbell* mine, Doorbell* other, int turn) {
+    for (int i = 0; i < kRounds; ++i) {
+      while (true) {
+        uint32_t seen = mine->Look();
+        if (balls.load() == 2 * i + turn) break;
+        mine->Sleep(seen, 1e6);
+      }
+      ++balls;
+      other->Ring();
+    }
+  };
+  std::thread first([&] { play(&there, &back, 0); });
+  play(&back, &there, 1);
+  first.join();
+  CHECK_EQ(balls.load(), 2 * kRounds);
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

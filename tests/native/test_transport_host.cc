@@ -1,0 +1,186 @@
+// Shared memory between ranks of one process. What needs processes of their own is in mpi/test_transport_host.cc.
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/buffer_pool.h"
+#include "harness.h"
+#include "hosts.h"
+#include "ranks.h"
+#include "transport_contract.h"
+
+namespace hvd_ext::test {
+namespace {
+
+using Transports = std::vector<std::shared_ptr<Transport>>;
+
+void Run(const Transports& transports, void (*contract)(Transport*)) {
+  RunThreads(
+      static_cast<int>(transports.size()), [&](int rank) { contract(transports[rank].get()); },
+      [&] { transports[0]->Abort(1); });
+}
+
+void OnRanks(void (*contract)(Transport*)) {
+  for (int size : {2, 3, 5}) Run(MakeHostTransports<kRoomyArena>(size), contract);
+  Run(MakeHostTransports<kSmallArena>(4), contract);
+}
+
+TEST("host: messages arrive whole") { OnRanks(MessagesArriveWhole); }
+TEST("host: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("host: tags are independent") { OnRanks(TagsAreIndependent); }
+TEST("host: opposing large messages do not block") { OnRanks(OpposingLargeMessagesDoNotBlock); }
+TEST("host: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
+TEST("host: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
+TEST("host: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
+TEST("host: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("host: short messages are reported") { OnRanks(ShortMessagesAreReported); }
+
+const std::vector<void (*)(Transport*)> kContracts = {MessagesArriveWhole,     MessagesOfOneTagKeepTheirOrder,
+                                                      TagsAreIndependent,      ControlMessagesKeepTheirOrder,
+                                                      DataAndControlDoNotMeet, LentMessagesStayUntilTheyAreGivenBack,
+                                                      ShortMessagesAreReported};
+
+TEST("host: ranks without shared memory and those with it are one job") {
+  auto arenas = Arenas(4, kRoomyArena);
+  arenas[1] = nullptr;
+  Transports transports = ShareMemory(MakeThreadTransports(4), arenas);
+  CHECK(transports[0]->Lends(2) && transports[3]->Lends(0));
+  CHECK(transports[2]->arena() == arenas[2]);
+  CHECK(!transports[0]->Rings());  // rank 1 does not
+  for (auto contract : kContracts) Run(transports, contract);
+}
+
+TEST("host: a job that shares no memory keeps its transport") {
+  auto between = MakeThreadTransports(3);
+  std::vector<std::shared_ptr<Arena>> arenas(3);
+  CHECK_OK(Arena::Make(kRoomyArena, &arenas[1]));
+  CHECK(ShareMemory(between, arenas) == between);
+}
+
+// What rank 0 hears of rank 1's arena is wrong, in bytes [begin, end) of the first message.
+class Liar : public Transport {
+ public:
+  Liar(std::shared_ptr<Transport> inner, size_t begin, size_t end)
+      : inner_(std::move(inner)), begin_(begin), end_(end) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (peer == 0 && !std::exchange(lied_, true)) {
+      lie_.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
+      for (size_t i = begin_; i < end_; ++i) lie_[i] = static_cast<char>(lie_[i] ^ 0x15);
+      data = lie_.data();
+    }
+    return inner_->Send(peer, tag, data, nbytes, request);
+  }
+  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return inner_->Recv(peer, tag, data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
+  Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
+  Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
+  bool ControlPending() override { return inner_->ControlPending(); }
+  void Abort(int code) override { inner_->Abort(code); }
+  void Close() override { inner_->Close(); }
+
+ private:
+  std::shared_ptr<Transport> inner_;
+  const size_t begin_, end_;
+  bool lied_ = false;
+  std::string lie_;
+};
+
+TEST("host: a rank that cannot map another's memory agrees with it on the way around") {
+  // Bytes of the card: layout and host (8 each), then the arena's process, file, capacity (8 each) and token (16).
+  for (auto [begin, end] : std::vector<std::pair<size_t, size_t>>{{16, 20}, {24, 25}, {32, 36}, {40, 56}}) {
+    auto between = MakeThreadTransports(3);
+    Transports lying = between;
+    lying[1] = std::make_shared<Liar>(between[1], begin, end);
+    Transports transports = ShareMemory(lying, Arenas(3, kRoomyArena));
+    bool wrong_token = begin == 40;  // ranks of one process find an arena by its token alone
+    CHECK_EQ(transports[0]->Lends(1), !wrong_token);
+    CHECK_EQ(transports[1]->Lends(0), !wrong_token);
+    CHECK(transports[0]->Lends(2) && transports[2]->Lends(1));
+    for (auto contract : kContracts) Run(transports, contract);
+  }
+}
+
+TEST("host: a message of the arena is not copied, and its send ends when it has been taken") {
+  Transports ranks = MakeHostTransports<kRoomyArena>(2);
+  BufferPool pool(ranks[0]->arena());
+  Buffer sent = pool.Take(1000);
+  std::memset(sent.data(), 'a', 1000);
+  std::unique_ptr<Request> send, receive;
+  bool done = true;
+  uint32_t seen = ranks[1]->doorbell()->Look();
+  CHECK_OK(ranks[0]->Send(1, 5, sent.data(), 1000, &send));
+  CHECK(ranks[1]->doorbell()->Look() != seen);
+  CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 1000, &receive));
+  CHECK_OK(ranks[1]->Test(receive.get(), &done));
+  CHECK(done);
+  const char* view = ranks[1]->View(receive.get());
+  CHECK_EQ(view[0], 'a');
+  sent.data()[0] = 'b';
+  CHECK_EQ(view[0], 'b');
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(!done);
+  seen = ranks[0]->doorbell()->Look();
+  receive.reset();
+  CHECK(ranks[0]->doorbell()->Look() != seen);
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(done);
+}
+
+TEST("host: requests that are dropped are forgotten, and may outlive the transports") {
+  Transports ranks = MakeHostTransports<kRoomyArena>(2);
+  BufferPool pool(ranks[0]->arena());
+  Buffer sent = pool.Take(500);
+  std::string received(500, '\0');
+  std::unique_ptr<Request> send, receive, lent;
+  CHECK_OK(ranks[0]->Recv(1, 5, received.data(), 500, &receive));
+  receive.reset();
+  CHECK_OK(ranks[0]->Send(1, 6, sent.data(), 500, &send));
+  send.reset();  // the peer may still read it
+  CHECK_OK(ranks[1]->Recv(0, 6, received.data(), 500, &receive));
+  bool done = false;
+  CHECK_OK(ranks[1]->Test(receive.get(), &done));
+  CHECK(done);
+  CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the one before was taken
+  CHECK_OK(ranks[0]->Test(send.get(), &done));
+  CHECK(!done);
+  CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &lent));
+  CHECK_OK(ranks[1]->Test(lent.get(), &done));
+  const char* view = ranks[1]->View(lent.get());
+  for (auto& rank : ranks) rank->Close();
+  ranks.clear();
+  CHECK_EQ(view[499], sent.data()[499]);
+}
+
+TEST("host: more messages than the ring holds wait, and the sender is rung for when there is room") {
+  constexpr int kMessages = 500;
+  Transports ranks = MakeHostTransports<kRoomyArena>(2);
+  std::vector<std::unique_ptr<Request>> sends(kMessages), receives(kMessages);
+  std::vector<int> received(kMessages, -1);
+  for (int i = 0; i < kMessages; ++i) CHECK_OK(ranks[0]->Send(1, 3, &i, sizeof(i), &sends[i]));
+  CHECK(ranks[0]->ControlPending());
+  for (int i = 0; i < kMessages; ++i) CHECK_OK(ranks[1]->Recv(0, 3, &received[i], sizeof(int), &receives[i]));
+  uint32_t seen = ranks[0]->doorbell()->Look();
+  for (int i = 0; i < kMessages;) {
+    bool done = false;
+    CHECK_OK(ranks[1]->Test(receives[i].get(), &done));
+    if (done) {
+      CHECK_EQ(received[i], i);
+      ++i;
+      continue;
+    }
+    CHECK(ranks[0]->doorbell()->Look() != seen);
+    seen = ranks[0]->doorbell()->Look();
+    CHECK_OK(ranks[0]->Test(sends[0].get(), &done));  // writes what there is room for
+  }
+  CHECK(!ranks[0]->ControlPending());
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

@@ -1,0 +1,171 @@
+#include "engine/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace hvd_ext {
+namespace {
+
+constexpr const char* kName = "hvd_ext";         // seen in /proc only
+constexpr const char* kLink = "/memfd:hvd_ext";  // ... so
+constexpr int64_t kStep = 4 << 20;               // pages are reserved in steps of at least so many bytes
+constexpr int64_t kLargest = int64_t{64} << 30;  // 128 ranks of a host map 8 TiB of 128
+constexpr int64_t kAlignment = 64;               // a cache line, and the widest vector
+
+int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+Status Failed(const std::string& call) {
+  return Internal("shared memory: " + call + ": " + std::strerror(errno) + " (code " + std::to_string(errno) + ")");
+}
+
+// The arenas of this process by token, for MappedArena. Never destroyed: an arena may end late.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::array<uint64_t, 2>, std::weak_ptr<Arena>> arenas;
+};
+
+Registry& TheRegistry() {
+  static Registry* registry = new Registry;
+  return *registry;
+}
+
+}  // namespace
+
+int64_t Arena::DefaultCapacity() {
+  int64_t page = sysconf(_SC_PAGESIZE);
+  int64_t memory = sysconf(_SC_PHYS_PAGES) * page;
+  return memory > 0 ? std::min(RoundUp(memory, page), kLargest) : kLargest;
+}
+
+Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
+  ArenaAddress address;
+  address.pid = getpid();
+  address.capacity = RoundUp(capacity, sysconf(_SC_PAGESIZE));
+  if (getrandom(address.token.data(), sizeof(address.token), 0) != static_cast<ssize_t>(sizeof(address.token))) {
+    return Failed("getrandom");
+  }
+  int fd = memfd_create(kName, MFD_CLOEXEC);
+  if (fd < 0) return Failed("memfd_create");
+  address.fd = fd;
+  void* base = MAP_FAILED;
+  Status status;
+  if (ftruncate(fd, address.capacity) != 0) {
+    status = Failed("ftruncate");
+  } else {
+    base =
+        mmap(nullptr, static_cast<size_t>(address.capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED) status = Failed("mmap of " + std::to_string(address.capacity) + " bytes");
+  }
+  if (!status.ok()) {
+    close(fd);
+    return status;
+  }
+  madvise(base, static_cast<size_t>(address.capacity), MADV_HUGEPAGE);  // a hint: most systems refuse it here
+  std::shared_ptr<Arena> made(new Arena(static_cast<char*>(base), address));
+  char* begin = made->Take(sizeof(address.token));
+  if (begin == nullptr) return Failed("reserving its first pages");
+  std::memcpy(begin, address.token.data(), sizeof(address.token));
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.arenas[address.token] = made;
+  *arena = std::move(made);
+  return Status::Ok();
+}
+
+Arena::Arena(char* base, const ArenaAddress& address) : base_(base), address_(address), used_(0) {}
+
+Arena::~Arena() {
+  {
+    Registry& registry = TheRegistry();
+    std::lock_guard<std::mutex> lock(registry.mutex);
+    registry.arenas.erase(address_.token);
+  }
+  munmap(base_, static_cast<size_t>(address_.capacity));
+  close(static_cast<int>(address_.fd));
+}
+
+char* Arena::Take(int64_t nbytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t rounded = RoundUp(std::max<int64_t>(nbytes, 1), kAlignment);
+  if (rounded > address_.capacity - used_) return nullptr;
+  int64_t end = used_ + rounded;
+  if (end > reserved_) {
+    // Pages that are not there when they are touched would end the process with SIGBUS: reserved here, they are an
+    // answer.
+    int64_t more = std::min(RoundUp(end - reserved_, kStep), address_.capacity - reserved_);
+    int failed = -1;
+    do {
+      failed = fallocate(static_cast<int>(address_.fd), 0, reserved_, more);
+    } while (failed != 0 && errno == EINTR);
+    if (failed != 0) return nullptr;
+#ifdef MADV_POPULATE_WRITE
+    madvise(base_ + reserved_, static_cast<size_t>(more),
+            MADV_POPULATE_WRITE);  // spares the first step its page faults
+#endif
+    reserved_ += more;
+  }
+  return base_ + std::exchange(used_, end);
+}
+
+MappedArena::MappedArena(char* base, int64_t capacity, std::shared_ptr<Arena> own)
+    : base_(base), capacity_(capacity), own_(std::move(own)) {}
+
+MappedArena::~MappedArena() {
+  if (own_ == nullptr) munmap(base_, static_cast<size_t>(capacity_));
+}
+
+Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped) {
+  {
+    Registry& registry = TheRegistry();
+    std::lock_guard<std::mutex> lock(registry.mutex);
+    auto found = registry.arenas.find(address.token);
+    std::shared_ptr<Arena> own = found == registry.arenas.end() ? nullptr : found->second.lock();
+    if (own != nullptr) {
+      char* base = own->base_;
+      mapped->reset(new MappedArena(base, address.capacity, std::move(own)));
+      return Status::Ok();
+    }
+  }
+  std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
+  // Opened only if it is such a file: with another container's number it may be anything, a device even.
+  char link[64] = "";
+  if (readlink(path.c_str(), link, sizeof(link) - 1) < 0) return Failed("readlink of " + path);
+  if (std::strncmp(link, kLink, std::strlen(kLink)) != 0) {
+    return Internal("shared memory: " + path + " is '" + link + "', must be an arena of hvd_ext");
+  }
+  int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return Failed("open of " + path);
+  struct stat seen{};
+  void* base = MAP_FAILED;
+  Status status;
+  if (fstat(fd, &seen) != 0) {
+    status = Failed("fstat of " + path);
+  } else if (seen.st_size != address.capacity) {
+    status = Internal("shared memory: " + path + " has " + std::to_string(seen.st_size) + " bytes, must have " +
+                      std::to_string(address.capacity));
+  } else {
+    base =
+        mmap(nullptr, static_cast<size_t>(address.capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED) status = Failed("mmap of " + path);
+  }
+  close(fd);
+  if (!status.ok()) return status;
+  std::shared_ptr<MappedArena> opened(new MappedArena(static_cast<char*>(base), address.capacity, nullptr));
+  if (std::memcmp(base, address.token.data(), sizeof(address.token)) != 0) {
+    return Internal("shared memory: " + path + " is another rank's arena");
+  }
+  *mapped = std::move(opened);
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,39 @@
+#include "engine/doorbell.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <ctime>
+
+namespace hvd_ext {
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4,
+              "the kernel and other processes see the plain word");
+
+void Doorbell::Ring() {
+  // In one order with the sleeper's two steps: it has either said that it sleeps, or finds that it has rung.
+  word_->rings.fetch_add(1, std::memory_order_seq_cst);
+  uint32_t asleep = word_->asleep.load(std::memory_order_seq_cst);
+  if (asleep != 0) syscall(SYS_futex, &word_->rings, FUTEX_WAKE_BITSET, 1, nullptr, nullptr, asleep);
+}
+
+void Doorbell::Sleep(uint32_t seen, double seconds, Who who, bool on_duty) {
+  timespec until{};  // this kind of waiting takes a point in time
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  int64_t nanoseconds = until.tv_nsec + static_cast<int64_t>(seconds * 1e9);
+  until.tv_sec += static_cast<time_t>(nanoseconds / 1000000000);
+  until.tv_nsec = static_cast<long>(nanoseconds % 1000000000);
+  if (on_duty) word_->asleep.fetch_or(who, std::memory_order_seq_cst);
+  if (Look() == seen) syscall(SYS_futex, &word_->rings, FUTEX_WAIT_BITSET, seen, &until, nullptr, who);
+  if (on_duty) word_->asleep.fetch_and(~static_cast<uint32_t>(who), std::memory_order_seq_cst);
+}
+
+void Doorbell::Relieve() { word_->asleep.fetch_and(~static_cast<uint32_t>(kEngine), std::memory_order_seq_cst); }
+
+void Doorbell::Resume(uint32_t seen) {
+  word_->asleep.fetch_or(kEngine, std::memory_order_seq_cst);
+  if (Look() != seen) Ring();
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,133 @@
+#include "engine/host_peers.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace hvd_ext {
+namespace {
+
+constexpr int kTag = 0;
+constexpr uint64_t kLayout = 1;  // of what lies in shared memory; ranks with another one do not share
+
+// What every rank says to all.
+struct Card {
+  uint64_t layout = kLayout;
+  uint64_t host = 0;
+  ArenaAddress arena;
+  int64_t bell = 0;  // where it lies in the arena
+};
+
+// What the ranks of one host say to each other.
+struct Answer {
+  int64_t opened = 0;
+  int64_t ring = 0;  // where the ring lies into which the other one writes
+};
+
+void Hash(const std::string& text, uint64_t* hash) {  // FNV-1a
+  for (unsigned char c : text) *hash = (*hash ^ c) * 1099511628211u;
+}
+
+// Ranks of one machine in other containers or network namespaces count as other hosts: they were separated on purpose.
+uint64_t HostHash() {
+  uint64_t hash = 14695981039346656037u;
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  Hash(boot, &hash);
+  for (const char* name : {"ipc", "net", "pid"}) {
+    char link[64] = "";
+    if (readlink((std::string("/proc/self/ns/") + name).c_str(), link, sizeof(link) - 1) > 0) Hash(link, &hash);
+  }
+  utsname names{};
+  if (uname(&names) == 0) Hash(names.nodename, &hash);
+  return hash;
+}
+
+Status Await(Transport* transport, std::vector<std::unique_ptr<Request>>* requests) {
+  constexpr int kEagerLooks = 1000;
+  int looks = 0;
+  for (const std::unique_ptr<Request>& request : *requests) {
+    for (bool done = false; !done; ++looks) {
+      HVD_EXT_RETURN_IF_ERROR(transport->Test(request.get(), &done));
+      if (!done && looks > kEagerLooks) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  requests->clear();
+  return Status::Ok();
+}
+
+// Gives (*mine)[r] to each rank r of `ranks` and gets (*theirs)[r].
+template <typename T>
+Status Swap(Transport* transport, const std::vector<int>& ranks, const std::vector<T>& mine, std::vector<T>* theirs) {
+  std::vector<std::unique_ptr<Request>> requests;
+  for (int rank : ranks) {
+    T* to = &(*theirs)[static_cast<size_t>(rank)];
+    HVD_EXT_RETURN_IF_ERROR(transport->Recv(rank, kTag, to, sizeof(T), &requests.emplace_back()));
+  }
+  for (int rank : ranks) {
+    const T* from = &mine[static_cast<size_t>(rank)];
+    HVD_EXT_RETURN_IF_ERROR(transport->Send(rank, kTag, from, sizeof(T), &requests.emplace_back()));
+  }
+  return Await(transport, &requests);
+}
+
+}  // namespace
+
+Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell,
+                     std::vector<std::unique_ptr<HostPeer>>* peers) {
+  const size_t size = static_cast<size_t>(between->size());
+  peers->clear();
+  peers->resize(size);
+  std::vector<int> others;
+  for (int rank = 0; rank < between->size(); ++rank) {
+    if (rank != between->rank()) others.push_back(rank);
+  }
+  Card mine;
+  mine.host = HostHash();
+  if (arena != nullptr) {
+    mine.arena = arena->address();
+    mine.bell = arena->OffsetOf(bell);
+  }
+  std::vector<Card> cards(size);
+  HVD_EXT_RETURN_IF_ERROR(Swap(between, others, std::vector<Card>(size, mine), &cards));
+
+  // Both ranks of a pair come here or neither.
+  std::vector<int> near;
+  std::vector<Answer> answers(size), heard(size);
+  for (int rank : others) {
+    const Card& card = cards[static_cast<size_t>(rank)];
+    if (arena == nullptr || card.arena.fd < 0 || card.layout != kLayout || card.host != mine.host) continue;
+    near.push_back(rank);
+    char* ring = arena->Take(sizeof(HostRing::Memory));
+    auto peer = std::make_unique<HostPeer>();
+    if (ring == nullptr || !MappedArena::Open(card.arena, &peer->memory).ok()) continue;
+    peer->in = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
+    answers[static_cast<size_t>(rank)] = {1, arena->OffsetOf(ring)};
+    (*peers)[static_cast<size_t>(rank)] = std::move(peer);
+  }
+  HVD_EXT_RETURN_IF_ERROR(Swap(between, near, answers, &heard));
+  for (int rank : near) {
+    std::unique_ptr<HostPeer>& peer = (*peers)[static_cast<size_t>(rank)];
+    const Answer& answer = heard[static_cast<size_t>(rank)];
+    if (peer == nullptr || !answer.opened) {
+      peer.reset();
+      continue;
+    }
+    char* ring = peer->memory->At(answer.ring, sizeof(HostRing::Memory));
+    char* word = peer->memory->At(cards[static_cast<size_t>(rank)].bell, sizeof(Doorbell::Word));
+    if (ring == nullptr || word == nullptr) {
+      return Internal("shared memory with rank " + std::to_string(rank) + ": its ring lies outside of its arena");
+    }
+    peer->out = HostRing(reinterpret_cast<HostRing::Memory*>(ring));
+    peer->bell = std::make_unique<Doorbell>(reinterpret_cast<Doorbell::Word*>(word));
+  }
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext

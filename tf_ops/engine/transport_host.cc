@@ -1,0 +1,380 @@
+// Shared memory inside a host, another transport between hosts. A message is not moved by its sender: it says where the
+// message lies, and the receiver copies it to its place, or adds it to its own, straight from the sender's memory. The
+// send ends when the receiver says that it has done so.
+//
+// Only memory of the arena can be lent so. A message from anywhere else goes by the transport between hosts, and its
+// place in the order is held in the ring, so that messages still match as they were sent.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/host_peers.h"
+#include "engine/transport.h"
+
+namespace hvd_ext {
+namespace {
+
+class Host;
+
+class HostRequest : public Request {
+ public:
+  HostRequest(std::shared_ptr<Host> host, int peer, int tag, char* data, int64_t nbytes)
+      : host(std::move(host)), peer(peer), tag(tag), data(data), nbytes(nbytes) {}
+  ~HostRequest() override;
+
+  const std::shared_ptr<Host> host;
+  const int peer, tag;
+  char* const data;  // a receive's; null: it is lent
+  const int64_t nbytes;
+  bool done = false;
+  std::string error;
+  std::unique_ptr<Request> between;  // the transport between hosts carries it
+  int64_t id = -1;                   // a send under way, or a receive that holds the peer's message
+  bool waits = false;                // a receive that has found no message yet
+  const char* view = nullptr;
+  std::unique_ptr<char[]> own;  // of a lent receive whose message was not the peer's arena's
+};
+
+// What this rank shares with its peers; outlives the transport as long as requests are kept.
+class Host : public std::enable_shared_from_this<Host> {
+ public:
+  Host(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena, Doorbell::Word* word,
+       std::vector<std::unique_ptr<HostPeer>> peers)
+      : between_(std::move(between)), arena_(std::move(arena)), bell_(word) {
+    for (std::unique_ptr<HostPeer>& peer : peers) {
+      if (peer == nullptr) continue;
+      places_.resize(peers.size());
+      size_t rank = static_cast<size_t>(&peer - peers.data());
+      places_[rank] = std::make_unique<Peer>();
+      places_[rank]->shared = std::move(*peer);
+      near_.push_back({static_cast<int>(rank), places_[rank].get()});
+    }
+    places_.resize(peers.size());
+    all_near_ = static_cast<int>(near_.size()) == between_->size() - 1;
+  }
+
+  Transport* between() const { return between_.get(); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  Doorbell* bell() { return &bell_; }
+  bool all_near() const { return all_near_; }
+  bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
+
+  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = NewRequest(peer, tag, nullptr, nbytes);
+    if (nbytes == 0) {
+      mine->done = true;
+    } else if (nbytes <= HostEntry::kBytes) {
+      HostEntry entry = EntryOf(HostEntry::kInline, tag, -1, 0, nbytes);
+      std::memcpy(entry.bytes, data, static_cast<size_t>(nbytes));
+      Tell(Find(peer), entry);
+      mine->done = true;
+    } else if (arena_->Owns(data)) {
+      mine->id = next_id_++;
+      sends_[mine->id] = mine.get();
+      Tell(Find(peer), EntryOf(HostEntry::kLent, tag, mine->id, arena_->OffsetOf(data), nbytes));
+    } else {
+      HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, tag, data, nbytes, &mine->between));
+      Tell(Find(peer), EntryOf(HostEntry::kBetween, tag, -1, 0, nbytes));
+    }
+    *request = std::move(mine);
+    return Status::Ok();
+  }
+
+  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = NewRequest(peer, tag, static_cast<char*>(data), nbytes);
+    if (nbytes == 0) {
+      mine->done = true;
+    } else {
+      Waiting& waiting = Find(peer)->waiting[tag];
+      if (waiting.messages.empty()) {
+        mine->waits = true;
+        waiting.receives.push_back(mine.get());
+      } else {
+        HostEntry entry = waiting.messages.front();
+        waiting.messages.pop_front();
+        HVD_EXT_RETURN_IF_ERROR(Match(mine.get(), entry));
+      }
+    }
+    *request = std::move(mine);
+    return Status::Ok();
+  }
+
+  Status Test(HostRequest* request, bool* done) {
+    HVD_EXT_RETURN_IF_ERROR(Read());
+    if (!request->error.empty()) return Internal(request->error);
+    if (request->between != nullptr) {
+      HVD_EXT_RETURN_IF_ERROR(between_->Test(request->between.get(), done));
+      if (*done) request->between.reset();
+      request->done = *done;
+    }
+    *done = request->done;
+    return Status::Ok();
+  }
+
+  void SendControl(int peer, const std::string& message) {
+    size_t at = 0;
+    do {
+      size_t part = std::min(message.size() - at, static_cast<size_t>(HostEntry::kBytes));
+      bool goes_on = at + part < message.size();
+      HostEntry entry = EntryOf(HostEntry::kControl, goes_on ? 1 : 0, -1, 0, static_cast<int64_t>(part));
+      std::memcpy(entry.bytes, message.data() + at, part);
+      Tell(Find(peer), entry);
+      at += part;
+    } while (at < message.size());
+  }
+
+  // False when none has arrived.
+  bool TakeControl(int* peer, std::string* message) {
+    if (controls_.empty()) return false;
+    *peer = controls_.front().first;
+    *message = std::move(controls_.front().second);
+    controls_.pop_front();
+    return true;
+  }
+  void AddControl(int peer, std::string message) { controls_.emplace_back(peer, std::move(message)); }
+
+  bool Pending() const {
+    return std::any_of(near_.begin(), near_.end(), [](const auto& near) { return !near.second->unwritten.empty(); });
+  }
+
+  // Takes what the peers have said since it was last called, and says what the rings had no room for. Each peer rings
+  // when it has written, or has made room.
+  Status Read() {
+    uint32_t rings = bell_.Look();
+    if (rings == read_at_) return Status::Ok();
+    read_at_ = rings;
+    for (auto& [rank, peer] : near_) {
+      while (const HostEntry* entry = peer->shared.in.Front()) {
+        HVD_EXT_RETURN_IF_ERROR(Take(rank, peer, *entry));
+        if (peer->shared.in.Pop()) peer->shared.bell->Ring();
+      }
+      bool wrote = false;
+      while (!peer->unwritten.empty() && peer->shared.out.Write(peer->unwritten.front())) {
+        peer->unwritten.pop_front();
+        wrote = true;
+      }
+      if (wrote) peer->shared.bell->Ring();
+    }
+    return Status::Ok();
+  }
+
+  // The end of a request, whatever has become of it.
+  void Forget(HostRequest* request) {
+    if (request->waits) {
+      std::deque<HostRequest*>& receives = Find(request->peer)->waiting[request->tag].receives;
+      receives.erase(std::find(receives.begin(), receives.end(), request));
+    } else if (request->view != nullptr && request->id >= 0) {
+      Tell(Find(request->peer), EntryOf(HostEntry::kTaken, 0, request->id, 0, 0));
+    } else if (request->id >= 0) {
+      sends_.erase(request->id);
+    }
+  }
+
+ private:
+  // Of one tag; at most one of the two holds anything.
+  struct Waiting {
+    std::deque<HostEntry> messages;
+    std::deque<HostRequest*> receives;
+  };
+  struct Peer {
+    HostPeer shared;
+    std::deque<HostEntry> unwritten;  // the ring is full
+    std::unordered_map<int, Waiting> waiting;
+    std::string control;  // of a message whose parts have not all come
+  };
+
+  static HostEntry EntryOf(HostEntry::Kind kind, int tag, int64_t id, int64_t offset, int64_t nbytes) {
+    HostEntry entry;
+    entry.kind = kind;
+    entry.tag = tag;
+    entry.id = id;
+    entry.offset = offset;
+    entry.nbytes = nbytes;
+    return entry;
+  }
+
+  Peer* Find(int peer) const { return places_[static_cast<size_t>(peer)].get(); }
+
+  std::unique_ptr<HostRequest> NewRequest(int peer, int tag, char* data, int64_t nbytes) {
+    return std::make_unique<HostRequest>(shared_from_this(), peer, tag, data, nbytes);
+  }
+
+  static void Tell(Peer* peer, const HostEntry& entry) {
+    if (!peer->unwritten.empty() || !peer->shared.out.Write(entry)) {
+      peer->unwritten.push_back(entry);
+    } else {
+      peer->shared.bell->Ring();
+    }
+  }
+
+  Status Take(int rank, Peer* peer, const HostEntry& entry) {
+    switch (entry.kind) {
+      case HostEntry::kLent:
+      case HostEntry::kInline:
+      case HostEntry::kBetween: {
+        Waiting& waiting = peer->waiting[entry.tag];
+        if (waiting.receives.empty()) {
+          waiting.messages.push_back(entry);
+          return Status::Ok();
+        }
+        HostRequest* request = waiting.receives.front();
+        waiting.receives.pop_front();
+        request->waits = false;
+        return Match(request, entry);
+      }
+      case HostEntry::kTaken: {
+        auto found = sends_.find(entry.id);
+        if (found == sends_.end()) return Status::Ok();  // the request has been dropped
+        found->second->done = true;
+        found->second->id = -1;
+        sends_.erase(found);
+        return Status::Ok();
+      }
+      case HostEntry::kControl:
+        peer->control.append(entry.bytes, static_cast<size_t>(entry.nbytes));
+        if (entry.tag == 0) controls_.emplace_back(rank, std::exchange(peer->control, std::string()));
+        return Status::Ok();
+    }
+    return Internal("shared memory: rank " + std::to_string(rank) + " has written an entry of kind " +
+                    std::to_string(static_cast<int>(entry.kind)) + ", there is none such");
+  }
+
+  Status Match(HostRequest* request, const HostEntry& entry) {
+    Peer* peer = Find(request->peer);
+    char* to = request->data;
+    if (entry.nbytes != request->nbytes) {
+      request->error = "message from rank " + std::to_string(request->peer) + " with tag " +
+                       std::to_string(request->tag) + ": " + std::to_string(entry.nbytes) + " bytes were sent and " +
+                       std::to_string(request->nbytes) + " expected, must be the same";
+      if (entry.kind == HostEntry::kLent) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
+      return Status::Ok();
+    }
+    if (entry.kind == HostEntry::kLent) {
+      const char* from = peer->shared.memory->At(entry.offset, entry.nbytes);
+      if (from == nullptr) {
+        return Internal("shared memory: a message of rank " + std::to_string(request->peer) + " (" +
+                        std::to_string(entry.nbytes) + " bytes at " + std::to_string(entry.offset) +
+                        ") must lie in its arena");
+      }
+      request->done = true;
+      if (to == nullptr) {
+        request->view = from;
+        request->id = entry.id;
+        return Status::Ok();
+      }
+      std::memcpy(to, from, static_cast<size_t>(entry.nbytes));
+      Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
+      return Status::Ok();
+    }
+    if (to == nullptr) {
+      request->own.reset(new char[static_cast<size_t>(entry.nbytes)]);
+      to = request->own.get();
+      request->view = to;
+    }
+    if (entry.kind == HostEntry::kBetween) {
+      return between_->Recv(request->peer, request->tag, to, entry.nbytes, &request->between);
+    }
+    std::memcpy(to, entry.bytes, static_cast<size_t>(entry.nbytes));
+    request->done = true;
+    return Status::Ok();
+  }
+
+  const std::shared_ptr<Transport> between_;
+  const std::shared_ptr<Arena> arena_;
+  Doorbell bell_;
+  std::vector<std::unique_ptr<Peer>> places_;  // by rank
+  std::vector<std::pair<int, Peer*>> near_;
+  bool all_near_ = false;
+  uint32_t read_at_ = 0;
+  int64_t next_id_ = 0;
+  std::unordered_map<int64_t, HostRequest*> sends_;  // under way, by id
+  std::deque<std::pair<int, std::string>> controls_;
+};
+
+HostRequest::~HostRequest() { host->Forget(this); }
+
+class HostTransport : public Transport {
+ public:
+  explicit HostTransport(std::shared_ptr<Host> host) : host_(std::move(host)) {}
+
+  int rank() const override { return between()->rank(); }
+  int size() const override { return between()->size(); }
+
+  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (host_->IsNear(peer)) return host_->Send(peer, tag, data, nbytes, request);
+    return between()->Send(peer, tag, data, nbytes, Far(peer, tag, nbytes, request));
+  }
+  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (host_->IsNear(peer)) return host_->Recv(peer, tag, data, nbytes, request);
+    return between()->Recv(peer, tag, data, nbytes, Far(peer, tag, nbytes, request));
+  }
+  Status Test(Request* request, bool* done) override { return host_->Test(static_cast<HostRequest*>(request), done); }
+
+  Status SendControl(int peer, std::string message) override {
+    if (peer == rank()) {
+      host_->AddControl(peer, std::move(message));
+      host_->bell()->Ring();
+    } else if (host_->IsNear(peer)) {
+      host_->SendControl(peer, message);
+    } else {
+      return between()->SendControl(peer, std::move(message));
+    }
+    return Status::Ok();
+  }
+  Status ReceiveControl(int* peer, std::string* message) override {
+    *peer = -1;
+    HVD_EXT_RETURN_IF_ERROR(host_->Read());
+    if (host_->TakeControl(peer, message) || host_->all_near()) return Status::Ok();
+    return between()->ReceiveControl(peer, message);
+  }
+  bool ControlPending() override {
+    host_->Read();
+    return host_->Pending() || between()->ControlPending();
+  }
+
+  bool Lends(int peer) const override { return host_->IsNear(peer); }
+  const char* View(const Request* request) const override { return static_cast<const HostRequest*>(request)->view; }
+  std::shared_ptr<Arena> arena() const override { return host_->arena(); }
+  Doorbell* doorbell() override { return host_->bell(); }
+  bool Rings() const override { return host_->all_near(); }
+
+  void Abort(int code) override { between()->Abort(code); }
+  void Close() override { between()->Close(); }
+
+ private:
+  Transport* between() const { return host_->between(); }
+
+  // A request that is carried by the other transport.
+  std::unique_ptr<Request>* Far(int peer, int tag, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = std::make_unique<HostRequest>(host_, peer, tag, nullptr, nbytes);
+    std::unique_ptr<Request>* carried = &mine->between;
+    *request = std::move(mine);
+    return carried;
+  }
+
+  const std::shared_ptr<Host> host_;
+};
+
+}  // namespace
+
+Status MakeHostTransport(std::shared_ptr<Transport> between, std::shared_ptr<Arena> arena,
+                         std::shared_ptr<Transport>* transport) {
+  char* memory = arena == nullptr ? nullptr : arena->Take(sizeof(Doorbell::Word));
+  if (memory == nullptr) arena = nullptr;
+  auto* word = reinterpret_cast<Doorbell::Word*>(memory);
+  std::vector<std::unique_ptr<HostPeer>> peers;
+  HVD_EXT_RETURN_IF_ERROR(FindHostPeers(between.get(), arena, word, &peers));
+  bool alone = std::all_of(peers.begin(), peers.end(), [](const auto& peer) { return peer == nullptr; });
+  if (alone) {
+    *transport = std::move(between);
+    return Status::Ok();
+  }
+  auto host = std::make_shared<Host>(std::move(between), std::move(arena), word, std::move(peers));
+  *transport = std::make_shared<HostTransport>(std::move(host));
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext
