@@ -184,3 +184,35 @@ def test_a_rank_may_go_on_alone_long_after_the_others_have_ended(tmp_path: Path)
         print("saved", flush=True)
     """
     assert jobs.run(tmp_path, last).must_succeed().says(0, "saved")
+
+
+def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) -> None:
+    program = """
+    import os
+    import numpy as np
+    import hvd_ext as hvd
+    from hvd_ext import runtime
+    from hvd_ext.errors import HvdExtError
+    from hvd_ext.specs import BucketSpec, TensorSpec
+
+    hvd.init()
+    job = runtime.current()
+    prepared = job.allreduce(4000)
+    bucket = BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (0,))
+    channel = job.engine.open_channel("fork", [TensorSpec("x", 1000, "float32")], [bucket])
+    data = np.full(1000, hvd.rank() + 1, np.float32)
+    job.engine.reduce(channel, [data], [data])
+    child = os.fork()
+    if child == 0:
+        code = 7
+        try:
+            job.engine.reduce(channel, [data], [data])
+        except HvdExtError as error:
+            code = 0 if "forked from a rank" in str(error) else 8
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    data = np.full(1000, hvd.rank() + 1, np.float32)
+    job.engine.reduce(channel, [data], [data])
+    np.testing.assert_array_equal(data, np.full(1000, 3, np.float32))
+    """
+    jobs.run(tmp_path, program).must_succeed()

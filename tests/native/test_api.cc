@@ -1,6 +1,8 @@
 // The C ABI on a job of one rank.
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/api.h"
@@ -10,7 +12,7 @@
 namespace hvd_ext::test {
 namespace {
 
-constexpr HvdExtConfig kConfig = {60, 0, 8};
+constexpr HvdExtConfig kConfig = {60, 0, 8, 1};
 
 int Code_(Code code) { return static_cast<int>(code); }
 
@@ -86,6 +88,27 @@ TEST("api: a job of one rank starts, works and stops, twice in one process") {
   }
 }
 
+TEST("api: a stop ends a step that a caller waits for, however far the caller is") {
+  for (int milliseconds : {0, 1, 20}) {
+    CHECK_EQ(hvd_ext_start_local(&kConfig), 0);
+    int64_t plan = 0, channel = 0;
+    CHECK_EQ(hvd_ext_plan_add(nullptr, 0, 1, &plan), 0);
+    CHECK_EQ(Open(plan, &channel), 0);
+    std::thread caller([&] {
+      double two[] = {1.5, 2.5};
+      const void* inputs[] = {two};
+      void* outputs[] = {two};
+      int64_t nbytes[] = {16};
+      // The other tensor of its bucket never comes.
+      CHECK_EQ(hvd_ext_channel_reduce(channel, 1, inputs, outputs, nbytes), Code_(Code::kStopped));
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    int32_t alone = 7;
+    CHECK_EQ(hvd_ext_stop(&alone), 0);
+    caller.join();
+  }
+}
+
 TEST("api: versions, kernels and the decoder") {
   CHECK_EQ(hvd_ext_abi_version(), HVD_EXT_ABI_VERSION);
   CHECK(hvd_ext_plan_version() >= 1);
@@ -99,7 +122,7 @@ TEST("api: versions, kernels and the decoder") {
   int64_t row[] = {0, 1, 1, 0, 1};
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 0, 2), 0);
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 1, 2), Code_(Code::kInvalid));
-  HvdExtConfig config = {-1, 0, 8};
+  HvdExtConfig config = {-1, 0, 8, 1};
   Fails(hvd_ext_start_local(&config), Code::kInvalid, "must not be negative");
 }
 

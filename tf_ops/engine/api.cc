@@ -1,5 +1,7 @@
 #include "engine/api.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -25,11 +27,19 @@ struct Process {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Transport> transport;
   int64_t generation = 0;
+  pid_t started_by = 0;  // the process
 };
 
 Process& TheProcess() {
   static Process* process = new Process;
   return *process;
+}
+
+// A forked child has the parent's memory and none of its threads: it would write into what the parent shares with the
+// other ranks.
+bool IsForked() {
+  const Process& process = TheProcess();
+  return process.started_by != 0 && process.started_by != getpid();
 }
 
 std::string& Error() {
@@ -42,16 +52,20 @@ int Report(const Status& status) {
   return static_cast<int>(status.code);
 }
 
+constexpr const char* kForked =
+    "this process was forked from a rank and has no engine: only the rank itself can take part in its job";
+
 // The engine that runs, or null with *status set.
 std::shared_ptr<Engine> Running(Status* status) {
   std::shared_ptr<Engine> engine = Engine::Current();
-  if (engine == nullptr) *status = Stopped("no engine runs; call init() first");
+  if (engine == nullptr) *status = Stopped(IsForked() ? kForked : "no engine runs; call init() first");
   return engine;
 }
 
 Status Start(const HvdExtConfig* config, const std::function<Status(std::shared_ptr<Transport>*)>& make) {
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
+  if (IsForked()) return Invalid(kForked);
   if (Engine::Current() != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
   std::shared_ptr<Transport> transport;
   HVD_EXT_RETURN_IF_ERROR(make(&transport));
@@ -63,6 +77,7 @@ Status Start(const HvdExtConfig* config, const std::function<Status(std::shared_
   HVD_EXT_RETURN_IF_ERROR(Engine::Start(transport, native, process.generation + 1, &engine));
   std::lock_guard<std::mutex> lock(process.mutex);
   ++process.generation;
+  process.started_by = getpid();
   process.engine = std::move(engine);
   process.transport = std::move(transport);
   return Status::Ok();
@@ -73,7 +88,8 @@ Status MakeTransport(bool shared_memory, std::shared_ptr<Transport>* transport) 
   std::shared_ptr<Transport> mpi;
   HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&mpi));
   std::shared_ptr<Arena> arena;
-  if (shared_memory && mpi->size() > 1) Arena::Make(Arena::DefaultCapacity(), &arena);  // without one MPI does it all
+  int64_t capacity = Arena::DefaultCapacity();
+  if (shared_memory && capacity > 0 && mpi->size() > 1) Arena::Make(capacity, &arena);  // without one MPI does it all
   return MakeHostTransport(std::move(mpi), std::move(arena), transport);
 }
 
@@ -112,6 +128,7 @@ struct Waiting {
 }  // namespace
 
 std::shared_ptr<Engine> Engine::Current() {
+  if (IsForked()) return nullptr;
   Process& process = TheProcess();
   std::lock_guard<std::mutex> lock(process.mutex);
   return process.engine;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +29,9 @@ Status Failed(const std::string& call) {
   return Internal("shared memory: " + call + ": " + std::strerror(errno) + " (code " + std::to_string(errno) + ")");
 }
 
+// A core dump would make a page of every hole, up to all of the host's memory.
+void NotDumped(void* base, int64_t nbytes) { madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP); }
+
 // The arenas of this process by token, for MappedArena. Never destroyed: an arena may end late.
 struct Registry {
   std::mutex mutex;
@@ -44,6 +48,8 @@ Registry& TheRegistry() {
 int64_t Arena::DefaultCapacity() {
   int64_t page = sysconf(_SC_PAGESIZE);
   int64_t memory = sysconf(_SC_PHYS_PAGES) * page;
+  rlimit addresses{};
+  if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY) return 0;
   return memory > 0 ? std::min(RoundUp(memory, page), kLargest) : kLargest;
 }
 
@@ -71,6 +77,7 @@ Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
     return status;
   }
   madvise(base, static_cast<size_t>(address.capacity), MADV_HUGEPAGE);  // a hint: most systems refuse it here
+  NotDumped(base, address.capacity);
   std::shared_ptr<Arena> made(new Arena(static_cast<char*>(base), address));
   char* begin = made->Take(sizeof(address.token));
   if (begin == nullptr) return Failed("reserving its first pages");
@@ -160,6 +167,7 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
   }
   close(fd);
   if (!status.ok()) return status;
+  NotDumped(base, address.capacity);
   std::shared_ptr<MappedArena> opened(new MappedArena(static_cast<char*>(base), address.capacity, nullptr));
   if (std::memcmp(base, address.token.data(), sizeof(address.token)) != 0) {
     return Internal("shared memory: " + path + " is another rank's arena");

@@ -26,7 +26,7 @@ class Arena {
  public:
   // Of at most `capacity` bytes, no page of which is reserved yet. Fails where the system has no such memory.
   static Status Make(int64_t capacity, std::shared_ptr<Arena>* arena);
-  // As large as this host's memory, up to 64 GiB; addresses cost nothing.
+  // As large as this host's memory, up to 64 GiB; addresses cost nothing. 0, so no arena, where they are limited.
   static int64_t DefaultCapacity();
   ~Arena();
 

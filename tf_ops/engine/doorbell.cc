@@ -15,7 +15,8 @@ void Doorbell::Ring() {
   // In one order with the sleeper's two steps: it has either said that it sleeps, or finds that it has rung.
   word_->rings.fetch_add(1, std::memory_order_seq_cst);
   uint32_t asleep = word_->asleep.load(std::memory_order_seq_cst);
-  if (asleep != 0) syscall(SYS_futex, &word_->rings, FUTEX_WAKE_BITSET, 1, nullptr, nullptr, asleep);
+  // Both where both have said so: who is on duty may have changed since.
+  if (asleep != 0) syscall(SYS_futex, &word_->rings, FUTEX_WAKE_BITSET, 2, nullptr, nullptr, asleep);
 }
 
 void Doorbell::Sleep(uint32_t seen, double seconds, Who who, bool on_duty) {

@@ -101,6 +101,7 @@ Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
       size(transport->size()),
       pool(transport->arena()),
       executor(transport.get(), &pool, c.window, &trace) {
+  moved_s_ = received_s_ = watched_s_ = NowSeconds();
   if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size);
 }
 

@@ -169,7 +169,7 @@ class Engine::Helper {
 
  private:
   const std::shared_ptr<State> state_;
-  const bool helps_;
+  bool helps_;
 };
 
 }  // namespace hvd_ext

@@ -32,7 +32,6 @@ double NowSeconds() {
 
 void Engine::State::Loop() {
   const double off_duty_s = transport->Rings() ? kIdleRungSleep_s : kLongestSleep_s;
-  moved_s_ = received_s_ = watched_s_ = NowSeconds();
   while (!StopRequested()) {
     Doorbell* bell = transport->doorbell();
     uint32_t seen = bell->Look();

@@ -1,5 +1,7 @@
 // Who moves the work: the engine's thread, or a caller that would only wait for it. One at a time has the turn; all
 // that is "on the engine's thread" is with it.
+#include <utility>
+
 #include "engine/engine_state.h"
 
 namespace hvd_ext {
@@ -45,8 +47,12 @@ Engine::Helper::~Helper() {
   if (helps_) state_->EndHelp();
 }
 
+// The help ends here and not with the helper: a caller that waits on, because the engine stops, must not keep the turn
+// from the thread that ends what it waits for.
 void Engine::Helper::Until(const std::atomic<bool>& ended) {
-  if (helps_) state_->Help(ended);
+  if (!std::exchange(helps_, false)) return;
+  state_->Help(ended);
+  state_->EndHelp();
 }
 
 }  // namespace hvd_ext

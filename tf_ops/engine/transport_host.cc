@@ -60,6 +60,8 @@ class Host : public std::enable_shared_from_this<Host> {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Doorbell* bell() { return &bell_; }
   bool all_near() const { return all_near_; }
+  // Every message is rung for. Not so once the arena of a rank was full: what is outside of it comes without a ring.
+  bool rings() const { return all_near_ && !silent_; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
   Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
@@ -76,6 +78,7 @@ class Host : public std::enable_shared_from_this<Host> {
       sends_[mine->id] = mine.get();
       Tell(Find(peer), EntryOf(HostEntry::kLent, tag, mine->id, arena_->OffsetOf(data), nbytes));
     } else {
+      silent_ = true;
       HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, tag, data, nbytes, &mine->between));
       Tell(Find(peer), EntryOf(HostEntry::kBetween, tag, -1, 0, nbytes));
     }
@@ -275,6 +278,7 @@ class Host : public std::enable_shared_from_this<Host> {
       request->view = to;
     }
     if (entry.kind == HostEntry::kBetween) {
+      silent_ = true;
       return between_->Recv(request->peer, request->tag, to, entry.nbytes, &request->between);
     }
     std::memcpy(to, entry.bytes, static_cast<size_t>(entry.nbytes));
@@ -287,7 +291,7 @@ class Host : public std::enable_shared_from_this<Host> {
   Doorbell bell_;
   std::vector<std::unique_ptr<Peer>> places_;  // by rank
   std::vector<std::pair<int, Peer*>> near_;
-  bool all_near_ = false;
+  bool all_near_ = false, silent_ = false;
   uint32_t read_at_ = 0;
   int64_t next_id_ = 0;
   std::unordered_map<int64_t, HostRequest*> sends_;  // under way, by id
@@ -339,7 +343,7 @@ class HostTransport : public Transport {
   const char* View(const Request* request) const override { return static_cast<const HostRequest*>(request)->view; }
   std::shared_ptr<Arena> arena() const override { return host_->arena(); }
   Doorbell* doorbell() override { return host_->bell(); }
-  bool Rings() const override { return host_->all_near(); }
+  bool Rings() const override { return host_->rings(); }
 
   void Abort(int code) override { between()->Abort(code); }
   void Close() override { between()->Close(); }
