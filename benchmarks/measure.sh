@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine racks sweep training training_nine}
+parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 mkdir -p "$folder"
 
@@ -32,6 +32,13 @@ for part in $parts; do
                 --how graph --repetitions 5 --json "$file" --append
         done
         hvd_ext bench plot "$file" --kind clusters --output "$folder/allreduce_nine.png"
+        ;;
+    nine_1mb)
+        rm -f "$file"
+        for hosts in 2,2 3,2 3,3 4,3 4,4 3,3,3 4,3,3 4,4,3 4,4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms $dense,mpi --bytes 1000000 \
+                --how engine --repetitions 10 --json "$file" --append
+        done
         ;;
     racks)
         rm -f "$file"
@@ -61,7 +68,7 @@ for part in $parts; do
         done
         ;;
     *)
-        echo "measure.sh: part ($part): must be one_host, nine, racks, sweep, training or training_nine" >&2
+        echo "measure.sh: part ($part): must be one_host, nine, nine_1mb, racks, sweep, training or training_nine" >&2
         exit 2
         ;;
     esac

@@ -31,7 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests that start processes by their folder, and skips with a reason what this machine cannot run."""
-    no_cluster = obstacle()
+    # It starts processes, so only where a test wants to know.
+    no_cluster = obstacle() if any(item.get_closest_marker("cluster") for item in items) else ""
     for item in items:
         folders = item.path.relative_to(ROOT).parts
         if folders[:2] == ("tests", "mpi"):

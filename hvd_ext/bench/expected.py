@@ -10,7 +10,7 @@ from hvd_ext.cluster.spec import MTU, payload_share
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost.bounds import bound_s
 from hvd_ext.topology.read import parse
-from hvd_ext.topology.tree import Tree, from_hosts
+from hvd_ext.topology.tree import SHARED_MEMORY, Tree, from_hosts
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,17 @@ class Cluster:
             nbytes: of the buffer, n.
 
         Returns:
-            Seconds; None where no rate is known: on one host, and where nobody has told the topology.
+            Seconds; None where no rate is known: on one host, where nobody has told the topology, and where its hosts
+            have no limit.
         """
         hosts = len(self.ranks_per_host)
         if self.rate is not None:
             # on one host it is the rate of a rank
             members = self.ranks if algorithm == "ring" or hosts == 1 else hosts
             return 2 * (members - 1) / members * nbytes / self.rate
-        if not self.given or hosts == 1:
+        if not self.given or hosts == 1 or self.tree.root.link.beta_s_per_byte <= SHARED_MEMORY.beta_s_per_byte:
             return None
-        # a topology tells the rates of the payload
+        # a topology tells the rates of the payload, for an MTU of 1500
         return bound_s(self.tree, nbytes, algorithm) * payload_share(MTU)
 
     def predicted(self, algorithm: str, nbytes: int) -> tuple[float | None, float | None]:

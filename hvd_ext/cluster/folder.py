@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from hvd_ext.errors import InvalidError
+
 PREFIX = "hvd_ext-cluster-"
 # A folder that is not locked is stale, unless its owner has just made it and comes to lock it.
 YOUNG_S = 60.0
@@ -19,7 +21,13 @@ def make() -> tuple[Path, IO[bytes]]:
 
     Returns:
         The folder, and the open file that holds the lock; closing it frees the lock.
+
+    Raises:
+        InvalidError: the temporary folder's name has a blank, at which mpirun would part the path of its agent.
     """
+    place = tempfile.gettempdir()
+    if any(letter.isspace() for letter in place):
+        raise InvalidError(f"temporary folder ({place}): must have a name without blanks; set TMPDIR to another")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = (folder / "lock").open("ab")
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -209,11 +209,15 @@ def _wait(process: subprocess.Popen[bytes], mark: str, timeout_s: float | None) 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
-    # The group: nsenter, which would end alone, and mpirun, which ends its ranks.
     for number in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + STOP_S
         try:
-            os.killpg(process.pid, number)
+            children = _of_nsenter(process.pid) if number == signal.SIGTERM else []
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, number)
+            if not children:
+                os.killpg(process.pid, number)
             while time.monotonic() < end:
                 process.poll()
                 os.killpg(process.pid, 0)
@@ -221,6 +225,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             break
     process.wait()
+
+
+def _of_nsenter(number: int) -> list[int]:
+    """List the children of a process that is nsenter: it would end at a signal and leave mpirun's end to nobody."""
+    try:
+        if Path(f"/proc/{number}/comm").read_text() != "nsenter\n":
+            return []  # inside the cluster nsenter has become mpirun
+        return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+    except OSError:
+        return []  # it has ended, or this kernel does not list children
 
 
 @contextlib.contextmanager

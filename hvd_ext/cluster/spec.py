@@ -34,7 +34,7 @@ def rate_bits(rate: str) -> float:
     """Read a rate.
 
     Args:
-        rate: as tc takes it: "100mbit", "1.5gbit", "500kbit".
+        rate: as tc takes it: "100mbit", "1.5gbit", "500Kbit".
 
     Returns:
         Bits per second.
@@ -42,7 +42,7 @@ def rate_bits(rate: str) -> float:
     Raises:
         InvalidError: it is none.
     """
-    found = _QUANTITY.fullmatch(rate)
+    found = _QUANTITY.fullmatch(rate.lower())
     if found is None or found[2] not in _BITS or float(found[1]) <= 0:
         raise InvalidError(f"rate ({rate}): must be a number above 0 with bit, kbit, mbit or gbit, as in 100mbit")
     return float(found[1]) * _BITS[found[2]]
@@ -140,12 +140,13 @@ class Spec:
         return tuple(rack for rack, count in enumerate(self.racks, 1) for _ in range(count))
 
 
-def counts(name: str, text: str) -> tuple[int, ...]:
+def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
     """Read a list of numbers.
 
     Args:
         name: of the option, for messages.
         text: "4,4,3".
+        example: of a right one, for messages.
 
     Returns:
         The numbers.
@@ -154,7 +155,7 @@ def counts(name: str, text: str) -> tuple[int, ...]:
         InvalidError: it is no such list.
     """
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
-        raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in 4,4")
+        raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in {example}")
     return tuple(int(part) for part in text.split(","))
 
 
@@ -171,7 +172,7 @@ def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
     Raises:
         InvalidError: it is neither, or the number of racks does not divide the number of hosts.
     """
-    sizes = counts("racks", text)
+    sizes = counts("racks", text, "2 or 2,1")
     if len(sizes) > 1:
         return sizes
     if hosts % sizes[0]:
@@ -215,16 +216,17 @@ def describe(spec: Spec) -> list[str]:
     size = sum(spec.hosts)
     lines = [f"{size} rank{'s' * (size != 1)} on {len(hosts)} host{'s' * (len(hosts) != 1)} ({shown})"]
     if spec.racks:
-        sizes = " + ".join(str(count) for count in spec.racks)
-        lines.append(
-            f"{len(spec.racks)} racks of {sizes} hosts; each rack's link to the core: {_limit(spec.rack_rate)}"
-        )
+        sizes = " + ".join(str(count) for count in spec.racks) + f" host{'s' * (len(hosts) != 1)}"
+        racks = f"{len(spec.racks)} rack{'s' * (len(spec.racks) != 1)} of {sizes}"
+        lines.append(f"{racks}; each rack's link to the core: {_limit(spec.rack_rate)}")
     lines.append(f"each host's link: {_limit(spec.rate)}")
     if spec.rate is None and spec.rack_rate is None:
         lines.append(f"MTU {spec.mtu}")
     else:
         share = f"TCP's payload gets {payload_share(spec.mtu):.1%} of a rate"
         lines.append(f"burst {spec.burst}, queue {QUEUE}, MTU {spec.mtu}: {share}")
+    if spec.mca:
+        lines.append("Open MPI: " + ", ".join(f"{name}={value}" for name, value in spec.mca.items()))
     return lines
 
 

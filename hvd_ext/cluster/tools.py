@@ -25,15 +25,29 @@ def obstacle() -> str:
     if missing:
         packages = " ".join(sorted({TOOLS[name] for name in missing}))
         return f"needs the tools {', '.join(missing)}: apt-get install {packages}"
-    if os.geteuid() == 0:
-        return ""
-    probe = subprocess.run([*unshare(), "true"], capture_output=True, text=True, check=False)
+    probe = subprocess.run([*unshare(), "sh", "-exc", _probe()], capture_output=True, text=True, check=False)
     if probe.returncode == 0:
         return ""
+    # The shell shows each command; the last one is that which failed.
+    seen = ": ".join(probe.stderr.strip().rpartition("+ ")[2].splitlines())
+    if os.geteuid() == 0:
+        return (
+            f"needs root with all its rights (a container with --privileged), and a kernel with bridges, veth and tbf; "
+            f"this root was refused: {seen}"
+        )
     return (
         f"needs root (sudo, or a container with --privileged), or a kernel that lets users have namespaces of their "
-        f"own: {probe.stderr.strip()}"
+        f"own: {seen}"
     )
+
+
+def _probe() -> str:
+    """Give the shell commands that try, inside new namespaces, each thing that a rehearsal makes there."""
+    ip, tc = tool("ip"), tool("tc")
+    return f"""{tool("mount")} -t proc proc /proc
+{ip} link add name core type bridge
+{ip} link add name left type veth peer name right
+{tc} qdisc add dev left root tbf rate 1mbit burst 16kb limit 64kb"""
 
 
 def unshare() -> list[str]:

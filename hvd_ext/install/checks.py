@@ -239,13 +239,10 @@ def cmake() -> Finding:
 
 
 def cluster_tools() -> Finding:
-    """Root and the tools that make hosts of network namespaces, for the tests on several hosts."""
-    part = "cluster tests"
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])  # not on every user's PATH
-    missing = [name for name in ("ip", "tc", "unshare", "mount") if not shutil.which(name, path=path)]
-    if missing:
-        seen = f"{', '.join(missing)} not found; only tests on several hosts need them"
-        return Finding(part, State.OPTIONAL, seen, "apt-get install iproute2 util-linux (as root)")
-    if os.geteuid() != 0:
-        return Finding(part, State.OPTIONAL, "no root: tests on several hosts are skipped", "sudo make test")
-    return Finding(part, State.OK, "root, ip, tc, unshare, mount")
+    """What makes hosts of network namespaces, for `cluster run` and the tests on several hosts."""
+    from hvd_ext.cluster import tools
+
+    part, words = "rehearsed clusters", tools.obstacle()
+    if words:
+        return Finding(part, State.OPTIONAL, words, "only `cluster run` and the tests on several hosts need it")
+    return Finding(part, State.OK, f"namespaces can be made; {', '.join(tools.TOOLS)}")

@@ -203,9 +203,8 @@ def members(namespace: str) -> list[str]:
 
 
 def machine() -> set[str]:
-    """What a rehearsal might leave on the machine: shared memory of its hosts, interfaces, named namespaces, mounts."""
+    """What a rehearsal might leave on the machine: shared memory of its hosts, interfaces, mounts."""
     mounts = {line for line in read(Path("/proc/self/mounts")).splitlines() if "hvd_ext" in line}
-    named = set(os.listdir("/run/netns")) if Path("/run/netns").exists() else set()
     # Open MPI's files are named after the host; other jobs of this machine come and go meanwhile.
-    memory = {name for name in os.listdir("/dev/shm") if re.search(r"\.(h\d|switch)\.|hvd_ext", name)}
-    return mounts | named | memory | ({"core", "h1", "h2", "h3"} & set(psutil.net_if_addrs()))
+    memory = {name for name in os.listdir("/dev/shm") if re.search(r"\.(h\d|switch)\.", name)}
+    return mounts | memory | ({"core", "h1", "h2", "h3"} & set(psutil.net_if_addrs()))

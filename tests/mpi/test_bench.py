@@ -202,7 +202,11 @@ def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
 
 def test_a_launcher_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*ALLREDUCE, "--launcher", "/no-such-launcher -np 2"], capture_output=True, text=True, timeout=60, check=False
+        [*ALLREDUCE, "--launcher", "/no-such-launcher -np 2"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 1
     assert "/no-such-launcher" in done.stderr

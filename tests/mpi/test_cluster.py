@@ -18,28 +18,36 @@ from tests.mpi.clusters import LIMIT_S, run_command, wait_for
 
 pytestmark = pytest.mark.cluster
 
+# A rate is measured anew where it is too low, for a busy machine may have kept the processes waiting.
+TRIES = 5
 # Each rank writes to a file of its own: lines of several ranks mix.
 RANK = """
 import os, pathlib, sys
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 out = open(pathlib.Path(sys.argv[1]) / f"rank{rank}.txt", "w")
 """
-# Argument: the sender's host, or nothing for the receiver. Prints bits per second of what comes after the first packet.
+# Argument: the receiver's host, or nothing for the receiver. The receiver prints bits per second since the sender's
+# begin (all hosts have one clock), without the bursts of the two ends of a link: never more than the limit, and less
+# where either of them was kept waiting.
 FLOW = """
-import socket, sys, time
-NBYTES = 1_500_000
+import socket, struct, sys, time
+NBYTES, BURST_NBYTES, WAIT_S = 1_500_000, 16384, 100
 if len(sys.argv) > 1:
-    socket.create_connection((sys.argv[1], 5001), timeout=60).sendall(bytes(NBYTES))
+    begin_s = time.monotonic()
+    with socket.create_connection((sys.argv[1], 5001), timeout=WAIT_S) as receiver:
+        receiver.sendall(struct.pack("d", begin_s) + bytes(NBYTES))
 else:
     with socket.create_server(("", 5001)) as server:
+        server.settimeout(WAIT_S)
         print("ready", flush=True)
-        peer = server.accept()[0]
-    first = len(peer.recv(65536))
-    start, got = time.perf_counter(), 0
-    while data := peer.recv(65536):
-        got += len(data)
-    assert first + got == NBYTES
-    print(8 * got / (time.perf_counter() - start))
+        sender = server.accept()[0]
+    sender.settimeout(WAIT_S)
+    got = bytearray()
+    while data := sender.recv(65536):
+        got += data
+    now_s = time.monotonic()
+    assert len(got) == 8 + NBYTES
+    print(8 * (len(got) - 2 * BURST_NBYTES) / (now_s - struct.unpack("d", got[:8])[0]))
 """
 REACHES = """
 import socket, sys
@@ -66,18 +74,21 @@ def bits_per_second(cluster: Cluster, source: str, target: str) -> float:
     python = [sys.executable, "-c", FLOW]
     receiver = subprocess.Popen([*cluster.enter(target), *python], stdout=subprocess.PIPE, text=True)
     with receiver:
-        assert receiver.stdout.readline() == "ready\n"
-        subprocess.run([*cluster.enter(source), *python, target], check=True, timeout=LIMIT_S)
-        return float(receiver.stdout.readline())
+        try:
+            assert receiver.stdout.readline() == "ready\n"
+            subprocess.run([*cluster.enter(source), *python, target], check=True, timeout=LIMIT_S)
+            return float(receiver.stdout.readline())
+        finally:
+            receiver.kill()
 
 
 def check_rate(cluster: Cluster, source: str, target: str, limit: float) -> None:
-    """Checks that a link carries less than its limit always, and most of it unless the machine was busy elsewhere."""
-    seen = []
-    while not seen or (seen[-1] < 0.7 * limit and len(seen) < 5):
+    """Checks that a link carries its limit at most always, and most of it unless the machine was busy elsewhere."""
+    seen: list[float] = []
+    while len(seen) < TRIES and max(seen, default=0.0) <= 0.7 * limit:
         seen.append(bits_per_second(cluster, source, target))
-        assert seen[-1] < limit
-    assert seen[-1] > 0.7 * limit, seen
+    assert max(seen) <= limit, seen
+    assert max(seen) > 0.7 * limit, seen
 
 
 def reached(cluster: Cluster, source: str, target: str) -> bool:
@@ -110,6 +121,7 @@ print(os.uname().nodename, world.size, *files, os.environ["MY_SETTING"], os.getc
     assert not {name for name in set(os.listdir("/dev/shm")) - outside if name.startswith("of_rank_")}
 
 
+@pytest.mark.slow
 def test_limits_hold_between_hosts_and_racks_and_change_while_it_runs() -> None:
     spec = Spec((1, 1, 1, 1), rate="40mbit", racks=(2, 2), rack_rate="20mbit")
     with Cluster(spec) as cluster:
@@ -120,22 +132,23 @@ def test_limits_hold_between_hosts_and_racks_and_change_while_it_runs() -> None:
         cluster.set_rate("h2", "10mbit")
         check_rate(cluster, "h1", "h2", 10e6)
         check_rate(cluster, "h2", "h1", 10e6)
-        assert reached(cluster, "h1", "h2")
+        wait_for(lambda: reached(cluster, "h1", "h2"), "a host is reached")
         cluster.cut("h2")
         assert not reached(cluster, "h1", "h2")
         assert not reached(cluster, "h2", "h1")
-        assert reached(cluster, "h1", "h3")
+        wait_for(lambda: reached(cluster, "h1", "h3"), "another host is reached")
         cluster.restore("h2")
         wait_for(lambda: reached(cluster, "h1", "h2"), "the cable is back")
 
 
 def test_without_a_rate_there_is_no_limit_until_it_is_set() -> None:
     with Cluster(Spec((1, 1))) as cluster:
-        assert bits_per_second(cluster, "h1", "h2") > 40e6
+        assert any(bits_per_second(cluster, "h1", "h2") > 40e6 for _ in range(TRIES))
         cluster.set_rate("h1", "20mbit")
         check_rate(cluster, "h1", "h2", 20e6)
 
 
+@pytest.mark.slow
 def test_two_rehearsals_at_once_do_not_meet(tmp_path: Path) -> None:
     # Each rank waits for the other rehearsal's, so both jobs run at the same time.
     program = f"""{RANK}
@@ -173,6 +186,7 @@ def test_a_rank_starts_jobs_of_its_own_with_the_launcher_it_was_given(short: Pat
     assert [(short / f"inner.{rank}").read_text() for rank in range(3)] == ["h1 0\n", "h2 1\n", "h2 2\n"]
 
 
+@pytest.mark.slow
 def test_the_launcher_works_from_outside(short: Path) -> None:
     with Cluster(Spec((1, 1))) as cluster:
         line = cluster.environment()["HVD_EXT_LAUNCHER"]

@@ -20,14 +20,14 @@ NEVER = """
 """
 
 
-@pytest.mark.parametrize("missing", [0, 2])
+@pytest.mark.parametrize("missing", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, tmp_path: Path) -> None:
-    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "20"}
     program = NEVER.replace("MISSING", str(missing))
     job = jobs.run(tmp_path, program, ranks=3, changes=limits).must_fail()
     others = [job.outputs[rank] for rank in range(3) if rank != missing]
-    assert f"rank {missing} (local rank {missing}) of host" in "".join(others), job.text()
-    assert any("longer than the limit (8 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
+    assert f"rank {missing} (local rank {missing})" in "".join(others), job.text()
+    assert any("longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
     assert not any("went on" in text for text in others), job.text()
 
 

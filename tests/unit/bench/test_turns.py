@@ -37,9 +37,9 @@ while True:
         if turn["kind"] == "end":
             sys.exit(0)
         if turn["kind"] == "slow":
-            for _ in range(70):
+            for _ in range(350):
                 emit(folder / "events", "alive")
-                time.sleep(0.05)
+                time.sleep(0.01)
         if rank == 0 and turn["kind"] != "nothing":
             emit(folder / "events", "answer", to=turn["kind"])
     time.sleep(0.002)

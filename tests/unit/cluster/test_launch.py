@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from hvd_ext.cluster.state import State
 from hvd_ext.errors import InvalidError
 from hvd_ext.topology.read import read as read_topology
 
+LIMIT_S = 120
 HERE = states.namespaces("self")
 
 
@@ -133,6 +136,20 @@ def test_a_job_hands_its_status_on_and_ends_in_time() -> None:
         launch.run(["sleep", "600"], dict(os.environ), timeout_s=0.1)
     with pytest.raises(JobError, match="/no-such-program"):
         launch.run(["/no-such-program"], {})
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="needs a kernel that lists children")
+def test_nsenter_is_left_to_read_the_status_of_what_it_started(tmp_path: Path) -> None:
+    program = tmp_path / "nsenter"
+    program.write_text('#!/bin/sh\nsh -c \'touch "$0/up"; exec sleep 600\' "$1"\necho $? > "$1/status"\n')
+    program.chmod(0o755)
+    process = subprocess.Popen([str(program), str(tmp_path)], start_new_session=True)
+    end = time.monotonic() + LIMIT_S
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    launch._end(process)
+    assert (tmp_path / "status").read_text() == f"{128 + signal.SIGTERM}\n"
 
 
 def test_a_signal_ends_in_order_once_and_handlers_come_back() -> None:

@@ -15,6 +15,7 @@ from hvd_ext.__main__ import app
 from hvd_ext.cluster import folder as folders, rehearsal, tools
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec
+from hvd_ext.errors import InvalidError
 
 
 @pytest.fixture
@@ -79,6 +80,26 @@ def test_without_root_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert words.endswith("unshare: unshare failed: Operation not permitted")
 
 
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("unshare: unshare failed: Operation not permitted\n", "unshare: unshare failed: Operation not permitted"),
+        ("+ mount x\n+ tc y\nError: Unknown qdisc.\n", "tc y: Error: Unknown qdisc."),
+    ],
+)
+def test_root_without_its_rights_is_found_out(seen: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(command: list[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
+        assert "--user" not in command
+        return subprocess.CompletedProcess(command, 1, "", seen)
+
+    monkeypatch.setattr(tools, "tool", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(tools.subprocess, "run", refused)
+    said = tools.obstacle()
+    assert said.startswith("needs root with all its rights (a container with --privileged)")
+    assert said.endswith(f"this root was refused: {words}")
+
+
 def test_a_cluster_is_there_only_inside_its_block() -> None:
     outside = Cluster(Spec((1, 1)))
     with pytest.raises(ClusterError, match="only inside its with block"):
@@ -95,6 +116,17 @@ def test_namespaces_that_the_kernel_refuses_are_an_error_in_its_words_and_leave_
     with pytest.raises(ClusterError, match="a privilege missing\\? unshare failed: not permitted"), Cluster(Spec((1,))):
         pass
     assert list(temporary.iterdir()) == []
+
+
+def test_a_temporary_folder_with_a_blank_in_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "with blank"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with pytest.raises(InvalidError, match=r"temporary folder \(.*with blank\): must have a name without blanks"):
+        folders.make()
+    assert list(place.iterdir()) == []
 
 
 def test_folders_of_killed_rehearsals_go_and_those_in_use_stay(temporary: Path) -> None:

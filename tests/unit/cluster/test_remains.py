@@ -34,9 +34,18 @@ def job(folder: Path, rank: str) -> list[str]:
 def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    members = remains.members
+
+    def seen(mark: str) -> dict[int, bool]:
+        found = members(mark)
+        if any(found.values()):
+            (tmp_path / "seen").touch()
+        return found
+
+    monkeypatch.setattr(remains, "members", seen)
     monkeypatch.setattr(remains, "PATIENCE_S", 0.5)
     monkeypatch.setattr(remains, "LOOK_S", 0.1)
-    rank = f"OMPI_COMM_WORLD_RANK=0 {sys.executable} -c 'import time; time.sleep(2)'"
+    rank = 'OMPI_COMM_WORLD_RANK=0 sh -c \'until [ -e "$0/seen" ]; do sleep 0.05; done\' "$1"'
     with pytest.raises(JobError, match="all its ranks have ended, but mpirun waits"):
         launch.run(job(tmp_path, rank), os.environ, timeout_s=LIMIT_S)
     assert (tmp_path / "rank").exists()

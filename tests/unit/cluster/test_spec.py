@@ -12,7 +12,7 @@ from hvd_ext.topology.tree import SHARED_MEMORY
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"), [("100mbit", 1e8), ("1.5gbit", 1.5e9), ("500kbit", 5e5), ("8000bit", 8000.0)]
+    ("text", "bits"), [("100mbit", 1e8), ("1.5gbit", 1.5e9), ("500kbit", 5e5), ("8000bit", 8000.0), ("100Mbit", 1e8)]
 )
 def test_a_rate_is_read_as_tc_reads_it(text: str, bits: float) -> None:
     assert specs.rate_bits(text) == bits
@@ -46,6 +46,8 @@ def test_racks_are_a_number_that_divides_the_hosts_or_a_list() -> None:
     assert specs.rack_sizes("2,1", 3) == (2, 1)
     with pytest.raises(InvalidError, match=r"racks \(2\): must divide the number of hosts, 3"):
         specs.rack_sizes("2", 3)
+    with pytest.raises(InvalidError, match=r"racks \(0\): must be whole numbers .* as in 2 or 2,1"):
+        specs.rack_sizes("0", 3)
 
 
 def test_parameters_have_a_name_and_a_value() -> None:
@@ -95,6 +97,10 @@ def test_what_is_made_is_said_in_words() -> None:
     assert "1 rank on 1 host (h1: 0)" in unlimited
     assert "each host's link: no limit" in unlimited
     assert "burst" not in unlimited
+    assert "Open MPI" not in unlimited
+    assert "1 rack of 2 hosts;" in "\n".join(specs.describe(Spec((1, 1), racks=(2,))))
+    assert "1 rack of 1 host;" in "\n".join(specs.describe(Spec((1,), racks=(1,))))
+    assert specs.describe(Spec((1,), mca={"btl_tcp_links": "2", "a": "b"}))[-1] == "Open MPI: btl_tcp_links=2, a=b"
 
 
 def test_the_topology_has_the_rates_that_payload_gets() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hvd_ext.options import Options
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost import simulate
+from hvd_ext.planning.cost.simulate import WINDOW
 from hvd_ext.planning.grain import (
     FINEST,
     HOST_MESSAGE_NBYTES,
@@ -93,3 +95,7 @@ def test_the_buffer_of_a_single_rank_is_one_segment() -> None:
     plan = planner.allreduce_plan(one_host(1)).plan
     assert segment_nbytes(plan, 100_000_000, one_host(1)) >= 100_000_000
     assert segment_nbytes(plan, 0, one_host(1)) == 64
+
+
+def test_the_planner_and_the_engine_have_the_same_window_in_mind() -> None:
+    assert Options().window == WINDOW
