@@ -3,7 +3,9 @@
 // send ends when the receiver says that it has done so.
 //
 // Only memory of the arena can be lent so. A message from anywhere else goes by the transport between hosts, and its
-// place in the order is held in the ring, so that messages still match as they were sent.
+// place in the order is held in the ring, so that messages still match as they were sent. From the first such message
+// on the other transport is looked after as if it carried everything: it may owe the peer an answer for a message that
+// has ended here.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -59,7 +61,6 @@ class Host : public std::enable_shared_from_this<Host> {
   Transport* between() const { return between_.get(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Doorbell* bell() { return &bell_; }
-  bool all_near() const { return all_near_; }
   // Every message is rung for. Not so once the arena of a rank was full: what is outside of it comes without a ring.
   bool rings() const { return all_near_ && !silent_; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
@@ -114,6 +115,15 @@ class Host : public std::enable_shared_from_this<Host> {
       request->done = *done;
     }
     *done = request->done;
+    return *done || !silent_ ? Status::Ok() : LookAfterBetween();
+  }
+
+  // Moves the other transport on; a control message that it has comes to ours.
+  Status LookAfterBetween() {
+    int peer = -1;
+    std::string message;
+    HVD_EXT_RETURN_IF_ERROR(between_->ReceiveControl(&peer, &message));
+    if (peer >= 0) AddControl(peer, std::move(message));
     return Status::Ok();
   }
 
@@ -331,7 +341,7 @@ class HostTransport : public Transport {
   Status ReceiveControl(int* peer, std::string* message) override {
     *peer = -1;
     HVD_EXT_RETURN_IF_ERROR(host_->Read());
-    if (host_->TakeControl(peer, message) || host_->all_near()) return Status::Ok();
+    if (host_->TakeControl(peer, message) || host_->rings()) return Status::Ok();
     return between()->ReceiveControl(peer, message);
   }
   bool ControlPending() override {
