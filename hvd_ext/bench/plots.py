@@ -42,7 +42,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: st
         path: of the file.
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
             the bound by cluster, a panel for each size; "auto": the first where a cluster has several sizes.
-        how: which of our calls: "graph", "engine", "eager"; "auto": the first of these that is there.
+        how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
 
     Raises:
         InvalidError: an unknown kind or way, nothing to draw, or no matplotlib.
@@ -87,17 +87,17 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: st
 
 
 def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any]]:
-    ours = {row["how"] for row in rows if row["algorithm"] not in NAMES}
-    way = next((name for name in HOWS[1:] if name in ours), "") if how == "auto" else how
-    theirs = {row["how"] for row in rows if row["algorithm"] == "horovod"}
-    horovod = way if way in theirs else "graph"
-    wanted = {"mpi": "engine", "horovod": horovod}
-    # measured again, the later row counts
-    found = {
-        (cluster_name(row), row["bytes"], row["algorithm"]): row
-        for row in rows
-        if row["algorithm"] != "noop" and row["how"] == wanted.get(row["algorithm"], way)
-    }
+    """Of each cluster the rows of one way to call, so that bars and lines of it can be compared."""
+    found: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for cluster in dict.fromkeys(cluster_name(row) for row in rows):
+        here = [row for row in rows if cluster_name(row) == cluster]
+        ours = {row["how"] for row in here if row["algorithm"] not in NAMES}
+        way = next((name for name in HOWS[1:] if name in ours), "") if how == "auto" else how
+        theirs = {row["how"] for row in here if row["algorithm"] == "horovod"}
+        wanted = {"mpi": "engine", "horovod": way if way in theirs else "graph"}
+        for row in here:
+            if row["algorithm"] != "noop" and row["how"] == wanted.get(row["algorithm"], way):
+                found[cluster, row["bytes"], row["algorithm"]] = row  # measured again, the later row counts
     return list(found.values())
 
 

@@ -121,3 +121,17 @@ def test_the_command_refuses_a_file_that_is_no_result(tmp_path: Path) -> None:
     done = CliRunner().invoke(hvd_ext.bench.app, arguments)
     assert done.exit_code == 1
     assert "must be a result" in done.output
+
+
+def test_clusters_that_were_measured_in_different_ways_are_drawn_side_by_side() -> None:
+    one = [
+        {**row("ring", "engine", 1.0), "ranks_per_host": [2, 2]},
+        {**row("mpi", "engine", 2.0), "ranks_per_host": [2, 2]},
+    ]
+    two = [{**row("ring", how, 1.0), "ranks_per_host": [3, 2]} for how in ("engine", "graph")]
+    chosen = plots._of_one_kind([*one, *two], "auto")
+    assert [(found["ranks_per_host"], found["algorithm"], found["how"]) for found in chosen] == [
+        ([2, 2], "ring", "engine"),
+        ([2, 2], "mpi", "engine"),
+        ([3, 2], "ring", "graph"),
+    ]
