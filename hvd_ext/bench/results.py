@@ -71,11 +71,13 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     return {**before, "runs": [*before["runs"], *after["runs"]], "rows": [*before["rows"], *later]}
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, benchmark: str = BENCHMARK, command: str = "bench allreduce") -> dict[str, Any]:
     """Read a file.
 
     Args:
         path: of the file.
+        benchmark: what the file must be of.
+        command: that writes such files, for messages.
 
     Returns:
         Its content.
@@ -86,11 +88,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidError(
-            f"file ({path}): it must be a result of bench allreduce; it cannot be read: {error}"
-        ) from error
-    if not isinstance(result, dict) or result.get("benchmark") != BENCHMARK:
-        raise InvalidError(f"file ({path}): it must be a result of bench allreduce, and is something else")
+        raise InvalidError(f"file ({path}): it must be a result of {command}; it cannot be read: {error}") from error
+    if not isinstance(result, dict) or result.get("benchmark") != benchmark:
+        raise InvalidError(f"file ({path}): it must be a result of {command}, and is something else")
     return result
 
 

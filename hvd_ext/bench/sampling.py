@@ -237,7 +237,7 @@ def serve(make: Make, task: Task, release: Callable[[], None] = lambda: None, to
             emit(events, ALIVE)
 
         follower = Follower(folder / TURNS)
-        while (turn := ranks.told(_next(follower) if ranks.rank == 0 else None))["kind"] != "end":
+        while (turn := ranks.told(next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             if turn["kind"] == "open":
                 # the buffers of the last size go before those of the next one come
                 sampler = None
@@ -259,7 +259,8 @@ def serve(make: Make, task: Task, release: Callable[[], None] = lambda: None, to
         ranks.abort()
 
 
-def _next(follower: Follower) -> dict[str, Any]:
+def next_turn(follower: Follower) -> dict[str, Any]:
+    """Wait for what the parent says next, asleep."""
     while not (turns := follower.new()):
         time.sleep(LONGEST_SLEEP_S)
     return turns[0]

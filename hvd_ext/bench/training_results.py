@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from hvd_ext.bench import results
 from hvd_ext.bench.plots import DPI, STYLES
 from hvd_ext.bench.results import cluster_name, result_of
 from hvd_ext.bench.table import ratio, seconds
@@ -56,15 +56,7 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         InvalidError: it cannot be read, or is no result of this benchmark.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidError(
-            f"file ({path}): it must be a result of bench training; it cannot be read: {error}"
-        ) from error
-    if not isinstance(found, dict) or found.get("benchmark") != BENCHMARK:
-        raise InvalidError(f"file ({path}): it must be a result of bench training, and is something else")
-    return found
+    return results.load(path, BENCHMARK, "bench training")
 
 
 def words_of(row: Mapping[str, Any]) -> str:

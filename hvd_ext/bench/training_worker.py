@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.sampling import EVENTS, LONGEST_SLEEP_S, TURNS, Ranks
+from hvd_ext.bench.sampling import EVENTS, TURNS, Ranks, next_turn
 from hvd_ext.bench.worker import topology_text
 from hvd_ext.errors import HvdExtError
 
@@ -208,7 +208,7 @@ def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda lear
         events = Path(task.folder) / EVENTS if ranks.rank == 0 else None
         emit(events, "hello", hosts=hosts, topology=topology_text(os.environ))
         follower = Follower(Path(task.folder) / TURNS)
-        while (turn := ranks.told(_next(follower) if ranks.rank == 0 else None))["kind"] != "end":
+        while (turn := ranks.told(next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
             if turn["kind"] == "open":
                 (plain,) = make(COMPUTE).values()
                 contest = Contest(plain, ranks)
@@ -226,12 +226,6 @@ def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda lear
         traceback.print_exc()
         sys.stderr.flush()
         ranks.abort()
-
-
-def _next(follower: Follower) -> dict[str, Any]:
-    while not (turns := follower.new()):
-        time.sleep(LONGEST_SLEEP_S)
-    return turns[0]
 
 
 def main(text: str) -> None:
