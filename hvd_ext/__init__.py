@@ -12,47 +12,73 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_PROCESS = "hvd_ext.process"
-_COLLECTIVES = "hvd_ext.tensorflow.collectives"
-_CALLBACKS = "hvd_ext.keras.callbacks"
+# module -> the public names that it has
+_MODULES: dict[str, tuple[str, ...]] = {
+    "hvd_ext.process": (
+        "init",
+        "shutdown",
+        "is_initialized",
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "cross_rank",
+        "cross_size",
+        "is_homogeneous",
+        "mpi_enabled",
+        "mpi_built",
+        "mpi_threads_supported",
+        "gloo_enabled",
+        "gloo_built",
+        "nccl_built",
+        "ddl_built",
+        "ccl_built",
+        "cuda_built",
+        "rocm_built",
+    ),
+    "hvd_ext.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvd_ext.tensorflow.collectives": (
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "reducescatter",
+        "alltoall",
+        "barrier",
+    ),
+    "hvd_ext.tensorflow.grouped": ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
+    "hvd_ext.tensorflow.places": (
+        "rank_op",
+        "size_op",
+        "local_rank_op",
+        "local_size_op",
+        "process_set_included_op",
+    ),
+    "hvd_ext.tensorflow.variables": ("broadcast_variables", "broadcast_global_variables", "broadcast_"),
+    "hvd_ext.tensorflow.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
+    "hvd_ext.tensorflow.devices": ("pin_gpu",),
+    "hvd_ext.objects": ("broadcast_object", "allgather_object"),
+    "hvd_ext.trace.recording": ("start_trace", "stop_trace"),
+    "hvd_ext.keras.optimizer": ("DistributedOptimizer",),
+    "hvd_ext.keras.partial": ("PartialDistributedOptimizer",),
+    "hvd_ext.keras.saving": ("load_model",),
+    "hvd_ext.keras.sync_batch_norm": ("SyncBatchNormalization",),
+    "hvd_ext.keras.learning_rate": ("scale_learning_rate",),
+    "hvd_ext.keras.callbacks": (
+        "BroadcastGlobalVariablesCallback",
+        "MetricAverageCallback",
+        "LearningRateScheduleCallback",
+        "LearningRateWarmupCallback",
+        "BestModelCheckpoint",
+    ),
+    "hvd_ext.data": ("shard",),
+    "hvd_ext.options": ("Average", "Sum", "Compression", "Options"),
+    "hvd_ext.refused": ("Adasum", "Min", "Max", "Product", "join", "elastic", "start_timeline", "stop_timeline"),
+}
 
 # public name -> the module that has it; an empty name in a pair (module, "") stands for the module itself
 _NAMES: dict[str, tuple[str, str]] = {
-    **{
-        name: (_PROCESS, name)
-        for name in (
-            "init",
-            "shutdown",
-            "is_initialized",
-            "rank",
-            "size",
-            "local_rank",
-            "local_size",
-            "cross_rank",
-            "cross_size",
-            "is_homogeneous",
-            "mpi_enabled",
-            "mpi_built",
-            "mpi_threads_supported",
-            "gloo_enabled",
-            "gloo_built",
-        )
-    },
-    **{
-        name: (_COLLECTIVES, name)
-        for name in ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier")
-    },
-    **{name: ("hvd_ext.objects", name) for name in ("broadcast_object", "allgather_object")},
-    **{name: ("hvd_ext.trace.recording", name) for name in ("start_trace", "stop_trace")},
-    "broadcast_variables": ("hvd_ext.tensorflow.variables", "broadcast_variables"),
-    "DistributedOptimizer": ("hvd_ext.keras.optimizer", "DistributedOptimizer"),
-    "callbacks": (_CALLBACKS, ""),
-    "BroadcastGlobalVariablesCallback": (_CALLBACKS, "BroadcastGlobalVariablesCallback"),
-    "MetricAverageCallback": (_CALLBACKS, "MetricAverageCallback"),
-    "Average": ("hvd_ext.options", "Average"),
-    "Sum": ("hvd_ext.options", "Sum"),
-    "Compression": ("hvd_ext.options", "Compression"),
-    "Options": ("hvd_ext.options", "Options"),
+    **{name: (module, name) for module, names in _MODULES.items() for name in names},
+    "callbacks": ("hvd_ext.keras.callbacks", ""),
     "errors": ("hvd_ext.errors", ""),
 }
 
