@@ -86,17 +86,28 @@ __all__ = ["__version__", *_NAMES]
 
 if TYPE_CHECKING:
     from hvd_ext import errors
+    from hvd_ext.data import shard
     from hvd_ext.keras import callbacks
     from hvd_ext.keras.callbacks import (
+        BestModelCheckpoint,
         BroadcastGlobalVariablesCallback,
+        LearningRateScheduleCallback,
+        LearningRateWarmupCallback,
         MetricAverageCallback,
     )
+    from hvd_ext.keras.learning_rate import scale_learning_rate
     from hvd_ext.keras.optimizer import DistributedOptimizer
+    from hvd_ext.keras.partial import PartialDistributedOptimizer
+    from hvd_ext.keras.saving import load_model
+    from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization
     from hvd_ext.objects import allgather_object, broadcast_object
     from hvd_ext.options import Average, Compression, Options, Sum
     from hvd_ext.process import (
+        ccl_built,
         cross_rank,
         cross_size,
+        cuda_built,
+        ddl_built,
         gloo_built,
         gloo_enabled,
         init,
@@ -107,25 +118,29 @@ if TYPE_CHECKING:
         mpi_built,
         mpi_enabled,
         mpi_threads_supported,
+        nccl_built,
         rank,
+        rocm_built,
         shutdown,
         size,
     )
-    from hvd_ext.tensorflow.collectives import (
-        allgather,
-        allreduce,
-        alltoall,
-        barrier,
-        broadcast,
-        reducescatter,
-    )
-    from hvd_ext.tensorflow.variables import broadcast_variables
+    from hvd_ext.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+    from hvd_ext.refused import Adasum, Max, Min, Product, elastic, join, start_timeline, stop_timeline
+    from hvd_ext.tensorflow.collectives import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
+    from hvd_ext.tensorflow.devices import pin_gpu
+    from hvd_ext.tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
+    from hvd_ext.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+    from hvd_ext.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+    from hvd_ext.tensorflow.variables import broadcast_, broadcast_global_variables, broadcast_variables
     from hvd_ext.trace.recording import start_trace, stop_trace
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
-        raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}")
+        from hvd_ext.refused import ABSENT
+
+        instead = f" as Horovod has it: {ABSENT[name]}" if name in ABSENT else ""
+        raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}{instead}")
     module_name, attribute = _NAMES[name]
     module = importlib.import_module(module_name)
     value = getattr(module, attribute) if attribute else module

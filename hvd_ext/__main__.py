@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -20,17 +21,31 @@ FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 @app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    limit_s: Annotated[float, typer.Option(help="under a launcher: the ranks have so many seconds to come")] = 120,
 ) -> None:
-    """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work."""
-    from hvd_ext.install import doctor as checks
+    """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work.
+
+    Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look at themselves, rank 0 reports.
+    """
+    from hvd_ext.install import doctor as checks, job_doctor
 
     console = Console(stderr=json)
-    with console.status("asking the parts that are installed"):
-        findings = checks.examine()
+    title = f"hvd_ext on {sys.executable}"
+    if job_doctor.under_launcher(os.environ):
+        report = job_doctor.examine(os.environ, limit_s)
+        if report.findings is None:
+            job_doctor.output(report)
+            raise typer.Exit(1 if report.linger_s else 0)
+        findings = report.findings
+        console = Console(stderr=json, width=job_doctor.console_width(os.environ))
+        title = "hvd_ext in this job"
+    else:
+        with console.status("asking the parts that are installed"):
+            findings = checks.examine()
     if json:
         typer.echo(checks.as_json(findings))
     else:
-        console.print(checks.as_table(findings))
+        console.print(checks.as_table(findings, title))
         console.print(checks.verdict(findings), markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if checks.can_train(findings) else 1)
 

@@ -6,6 +6,7 @@ Inside a running `tf.function` TensorFlow raises its own exception with our word
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "CommunicationError",
     "HvdExtError",
     "InvalidError",
@@ -44,6 +45,10 @@ class CommunicationError(HvdExtError):
 
 class NotInitializedError(HvdExtError):
     """`init()` has not been called, or what is used belongs to an engine that has been shut down."""
+
+
+class CheckpointError(HvdExtError):
+    """A checkpoint that cannot be written, or a file that cannot be read; older checkpoints are as they were."""
 
 
 class NativeLibraryError(HvdExtError, ImportError):

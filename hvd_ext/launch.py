@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 
+from hvd_ext import horovod_variables
 from hvd_ext.errors import CommunicationError, InvalidError
+
+logger = logging.getLogger("hvd_ext")
+_said: set[str] = set()  # what this process has been warned of
 
 # variable with the number of ranks -> who sets it
 _SIZES = {
@@ -78,6 +83,19 @@ def check_size(launch: Launch, size: int) -> None:
             f"{size}: they are of different MPIs; use the mpirun that belongs to the MPI of the build (python -m "
             "hvd_ext doctor names both), or build again: python -m hvd_ext build"
         )
+
+
+def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
+    """Warn of Horovod's variables that have no effect here: rank 0 of the job, once for each variable in a process.
+
+    Args:
+        environ: the environment.
+        rank: this process's rank.
+    """
+    for setting, why in horovod_variables.unheeded(environ) if rank == 0 else ():
+        if setting not in _said:
+            _said.add(setting)
+            logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
 
 
 def _mpi_launch(environ: Mapping[str, str]) -> Launch:

@@ -1,87 +1,160 @@
-"""Python objects from rank to rank; needs no TensorFlow."""
+"""Python objects from rank to rank. Small ones need no TensorFlow; large ones travel as tensors."""
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvd_ext import agreement, runtime
+from hvd_ext import agreement, process_sets
 from hvd_ext.errors import HvdExtError, InvalidError
 
-_OBJECT, _ERROR, _NOTHING = b"o", b"e", b"n"
+if TYPE_CHECKING:
+    from hvd_ext.process_sets import ProcessSet
+    from hvd_ext.runtime import Runtime
+
+_OBJECT, _ERROR, _NOTHING, _LARGE = b"o", b"e", b"n", b"l"
+
+# Objects from this size on do not pass through rank 0 but by a broadcast or an allgather of their bytes.
+LARGE_NBYTES = 4 << 20
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
     """Give all ranks the object that one rank has; all ranks call it.
 
     Args:
         obj: anything that pickles (with cloudpickle where it is installed); only the root's counts.
-        root_rank: whose object all get.
+        root_rank: whose object all get: a rank of the job, also in a process set.
+        session: must be None; there are no sessions in TensorFlow 2.
         name: for messages; the same on all ranks. None: "broadcast_object".
+        process_set: the ranks that take part; None for all.
 
     Returns:
         The root's object: a copy on every rank, and the object itself on the root.
 
     Raises:
-        InvalidError: the root is not a rank.
+        InvalidError: the root is not one of the ranks.
         MismatchError: the ranks name different roots.
         HvdExtError: the root's object does not pickle; on all ranks.
         CommunicationError: a peer is gone or stayed away.
     """
-    job = runtime.current()
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < job.engine.size:
-        raise InvalidError(f"root_rank ({root_rank!r}): must be a rank, 0 to {job.engine.size - 1}")
+    job = process_sets.member(process_set, "broadcast_object")
+    _check_session("broadcast_object", session)
+    root = _place(job, root_rank, process_set)
     name = name or "broadcast_object"
-    own = _dumped(obj) if job.engine.rank == root_rank else _NOTHING
-    # One byte of kind, then the root in decimal digits and a space, then the object.
-    answers = job.engine.exchange(name, own[:1] + b"%d " % root_rank + own[1:])
-    kinds, roots, payloads = zip(*(_parsed(answer) for answer in answers), strict=True)
-    agreement.check_same(name, [{"root_rank": root} for root in roots])
-    _raise_failed(name, kinds, payloads)
-    return obj if job.engine.rank == root_rank else pickle.loads(payloads[root_rank])
+    own = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
+    kinds, roots, payloads = _exchanged(job, name, own, root_rank)
+    agreement.check_same(name, [{"root_rank": one} for one in roots])
+    _raise_failed(name, kinds, payloads, process_set)
+    if kinds[root] == _LARGE:
+        payloads[root] = _large(job, name, own[1] or bytes(int(payloads[root])), root_rank, process_set)
+    return obj if job.engine.rank == root else pickle.loads(payloads[root])
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, session: None = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Any]:
     """Give all ranks the objects of all; all ranks call it.
 
     Args:
         obj: anything that pickles (with cloudpickle where it is installed).
+        session: must be None; there are no sessions in TensorFlow 2.
         name: for messages; the same on all ranks. None: "allgather_object".
+        process_set: the ranks that take part; None for all.
 
     Returns:
-        The objects, by rank.
+        The objects, by rank; in a process set in the order of its ranks.
 
     Raises:
         HvdExtError: an object does not pickle; on all ranks.
         CommunicationError: a peer is gone or stayed away.
     """
-    job = runtime.current()
+    job = process_sets.member(process_set, "allgather_object")
+    _check_session("allgather_object", session)
     name = name or "allgather_object"
     own = _dumped(obj)
-    answers = job.engine.exchange(name, own[:1] + b"0 " + own[1:])
-    kinds, _, payloads = zip(*(_parsed(answer) for answer in answers), strict=True)
-    _raise_failed(name, kinds, payloads)
+    kinds, _, payloads = _exchanged(job, name, own, 0)
+    _raise_failed(name, kinds, payloads, process_set)
+    if _LARGE in kinds:
+        sizes = [int(payload) if kind == _LARGE else 0 for kind, payload in zip(kinds, payloads, strict=True)]
+        everything = memoryview(_large(job, name, own[1] if own[0] == _LARGE else b"", None, process_set))
+        for place, nbytes in enumerate(sizes):
+            if kinds[place] == _LARGE:
+                payloads[place], everything = bytes(everything[:nbytes]), everything[nbytes:]
     return [pickle.loads(payload) for payload in payloads]
 
 
-def _dumped(obj: Any) -> bytes:
+def _check_session(where: str, session: Any) -> None:
+    if session is not None:
+        raise InvalidError(
+            f"{where}: session ({session!r}): must be None, there are no sessions in TensorFlow 2; a name is given as "
+            "name=..."
+        )
+
+
+def _place(job: Runtime, root_rank: Any, process_set: ProcessSet | None) -> int:
+    """The place of a root of the user's among the ranks that take part."""
+    given = process_set is not None and process_set is not process_sets.global_process_set
+    ranks = process_set.ranks if given and process_set is not None else tuple(range(job.engine.size))
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
+        words = f"one of the ranks {', '.join(map(str, ranks))} of its process set"
+        raise InvalidError(
+            f"root_rank ({root_rank!r}): must be {words if given else f'a rank, 0 to {job.engine.size - 1}'}"
+        )
+    return ranks.index(root_rank)
+
+
+def _dumped(obj: Any) -> tuple[bytes, bytes]:
     try:
         import cloudpickle as pickler
     except ImportError:
         pickler = pickle
     try:
-        return _OBJECT + bytes(pickler.dumps(obj))
+        payload = bytes(pickler.dumps(obj))
     except Exception as error:
         # The other ranks must hear of it, whatever it is, or they would wait for ever.
-        return _ERROR + f"{type(error).__name__}: {error}".encode()
+        return _ERROR, f"{type(error).__name__}: {error}".encode()
+    return (_LARGE if len(payload) >= LARGE_NBYTES else _OBJECT), payload
 
 
-def _parsed(answer: bytes) -> tuple[bytes, int, bytes]:
-    header, _, payload = answer.partition(b" ")
-    return header[:1], int(header[1:]), payload
+def _exchanged(
+    job: Runtime, name: str, own: tuple[bytes, bytes], root: int
+) -> tuple[list[bytes], list[int], list[bytes]]:
+    """One byte of kind, the root in decimal digits and a space, and the object, or its size where it is large."""
+    kind, payload = own
+    message = b"%d" % len(payload) if kind == _LARGE else payload
+    kinds, roots, payloads = [], [], []
+    for answer in job.engine.exchange(name, kind + b"%d " % root + message):
+        header, _, payload = answer.partition(b" ")
+        kinds.append(header[:1])
+        roots.append(int(header[1:]))
+        payloads.append(payload)
+    return kinds, roots, payloads
 
 
-def _raise_failed(name: str, kinds: tuple[bytes, ...], payloads: tuple[bytes, ...]) -> None:
-    for rank, (kind, payload) in enumerate(zip(kinds, payloads, strict=True)):
+def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, process_set: ProcessSet | None) -> bytes:
+    """Broadcast bytes from a root, or join those of all ranks."""
+    import numpy as np
+    import tensorflow as tf
+
+    from hvd_ext.tensorflow import collectives
+
+    with tf.init_scope():
+        tensor = tf.constant(np.frombuffer(payload, np.uint8))
+        if root_rank is None:
+            result = collectives.allgather(tensor, name=f"{name} (large)", process_set=process_set)
+        else:
+            result = collectives.broadcast(tensor, root_rank, name=f"{name} (large)", process_set=process_set)
+        return result.numpy().tobytes()
+
+
+def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], process_set: ProcessSet | None) -> None:
+    for place, (kind, payload) in enumerate(zip(kinds, payloads, strict=True)):
         if kind == _ERROR:
+            rank = place if process_set is None else process_set.ranks[place]
             raise HvdExtError(f"{name}: the object of rank {rank} does not pickle: {payload.decode()}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_ext import horovod_variables
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -138,8 +139,12 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 
+# What users of Horovod have set: the heeded rows fill the same fields, unless a variable of ours does.
+HOROVOD_VARIABLES = horovod_variables.VARIABLES
+
+
 def from_environment(environ: Mapping[str, str] | None = None) -> Options:
-    """Read the options from the environment.
+    """Read the options from the environment: Horovod's variables where they have a meaning here, and ours before them.
 
     Args:
         environ: the environment; None for that of the process. A variable that is unset or empty leaves its default.
@@ -152,6 +157,16 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Options:
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
+    for variable in HOROVOD_VARIABLES:
+        text = environ.get(variable.name, "")
+        if text and variable.read is not None:
+            try:
+                value = variable.read(text)
+            except ValueError:
+                rule = f"must be {variable.rule}"
+                raise InvalidError(f"environment variable {variable.name} ({text!r}): {rule}") from None
+            if value is not None:
+                values[variable.field] = value
     for setting in SETTINGS:
         text = environ.get(setting.name, "")
         if text:
@@ -172,7 +187,8 @@ def check_op(op: object) -> ReduceOp:
         InvalidError: anything else; Horovod's own constants are plain numbers with other meanings and are refused too.
     """
     if not isinstance(op, ReduceOp):
-        raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; there are no others")
+        instead = getattr(op, "instead", "there are no others")  # of hvd_ext.Adasum and its like
+        raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {instead}")
     return op
 
 

@@ -50,9 +50,9 @@ def can_train(findings: Sequence[Finding]) -> bool:
     return all(finding.state is not State.WRONG for finding in findings)
 
 
-def as_table(findings: Sequence[Finding]) -> Table:
-    """Gives the findings as a table: part, state, what was seen."""
-    table = Table(title=f"hvd_ext on {sys.executable}", title_justify="left", title_style="bold", expand=False)
+def as_table(findings: Sequence[Finding], title: str = "") -> Table:
+    """Gives the findings as a table: part, state, what was seen; the title is that of the interpreter by default."""
+    table = Table(title=title or f"hvd_ext on {sys.executable}", title_justify="left", title_style="bold", expand=False)
     for name in ("part", "state", "what was seen"):
         table.add_column(name, overflow="fold")
     for finding in findings:

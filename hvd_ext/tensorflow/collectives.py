@@ -1,82 +1,101 @@
 """The collectives that a user calls: allreduce, allgather, broadcast, reducescatter, alltoall, barrier.
 
 All work eagerly and in `tf.function`. The ranks' calls are matched by name: the n-th use of a name on one rank meets
-the n-th use on the others, so they may come in any order. Default names count the calls of a kind, so ranks that make
-the same calls need no names.
+the n-th use on the others, so they may come in any order; two uses at once are an error, because nobody can tell which
+is which. Default names count the calls of a kind, so ranks that make the same calls in one thread need no names.
+
+The arguments are Horovod's, in its order. `device_dense`, `device_sparse` and `ignore_name_scope` choose nothing here:
+tensors go through the host's memory, and names do not depend on name scopes.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from hvd_ext import runtime
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import Average, Compression, ReduceOp, Sum, check_compression, check_op
-from hvd_ext.tensorflow import gradients, ops
+from hvd_ext.options import Average, Compression, ReduceOp
+from hvd_ext.process_sets import ProcessSet
+from hvd_ext.tensorflow import calls, dtypes, gradients, ops
+from hvd_ext.tensorflow.calls import Call
+from hvd_ext.tensorflow.dtypes import ALLREDUCED, MOVED, REDUCED
 from hvd_ext.tensorflow.ops import plain
-
-# The dtypes that are reduced, and those that are moved: in themselves, or in a wider one where the engine has none.
-REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-CARRIER = {"bool": "uint8", "int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
-MOVED = (*REDUCED, "uint8", *CARRIER)
+from hvd_ext.tensorflow.reductions import Reduction
 
 
 @plain
 def allreduce(
     tensor: Any,
     average: bool | None = None,
-    *,
-    op: ReduceOp = Average,
-    name: str | None = None,
-    algorithm: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
     compression: Compression | None = None,
-) -> tf.Tensor:
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    ignore_name_scope: bool = False,
+    *,
+    algorithm: str | None = None,
+) -> tf.Tensor | tf.IndexedSlices:
     """Sum or average a tensor over the ranks; all ranks call it and get the same bits. Differentiable.
 
     Args:
         tensor: of equal shape and dtype on all ranks; a tensor, a variable, NumPy or what TensorFlow converts. float32,
-            float64, float16, bfloat16, int32 or int64. Averages of integers are cut toward zero.
+            float64, float16, bfloat16, int32, int64; int8, int16, uint8, uint16 and uint32 where the sum fits. Averages
+            of whole numbers are cut toward zero. Or `tf.IndexedSlices`, whose rows are joined.
         average: Horovod's older way to say `op`: True for `Average`, False for `Sum`.
-        op: `hvd_ext.Average` or `hvd_ext.Sum`.
-        name: matches the ranks' calls; None for a counted name.
-        algorithm: the name of an algorithm, "auto", or None for the options'.
+        device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
+        device_sparse: see device_dense.
         compression: `hvd_ext.Compression.fp16` or `.bf16`: float32 travels as halves, is added in float32, and comes
             back rounded, or infinite beyond 65504 with fp16; other dtypes travel as they are. None: no compression.
+        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        name: matches the ranks' calls; None for a counted name.
+        process_set: the ranks that take part; None for all.
+        ignore_name_scope: see device_dense.
+        algorithm: the name of an algorithm, "auto", or None for the options'.
 
     Returns:
-        The sum or average, of the tensor's shape and dtype.
+        The sum or average, of the tensor's shape and dtype. IndexedSlices come back as such, each index once.
 
     Raises:
-        MismatchError: shape, dtype, op, compression or plan differ between ranks; on all ranks, and the next
-            collective works.
-        InvalidError: an argument that cannot be.
+        MismatchError: shape, dtype, op, compression, a factor or the plan differ between ranks; on all ranks, and the
+            next collective works.
+        InvalidError: an argument that cannot be, or a sum that does not fit into a narrow dtype.
         PlanError: the algorithm is unknown or cannot run on the topology.
         CommunicationError: a peer is gone or stayed away.
     """
-    with _preparing("allreduce", name) as name:
-        op = check_op(op) if average is None else (Average if average else Sum)
-        wire = check_compression(compression).value
-        tensor = _converted("allreduce", tensor, REDUCED)
+    with calls.preparing("allreduce", name, process_set) as call:
+        request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
         if algorithm is not None:
-            runtime.current().allreduce(runtime.SIZE_CLASSES[0], algorithm)
-    with ops.translated():
-        return gradients.summed(name, tensor, op, algorithm, wire)
+            call.job.allreduce(runtime.SIZE_CLASSES[0], algorithm)
+        if isinstance(tensor, tf.IndexedSlices):
+            from hvd_ext.tensorflow import grouped
+
+            return grouped.sparse(request, tensor, algorithm)
+        tensor = dtypes.converted("allreduce", tensor, ALLREDUCED)
+    return request.allreduced(tensor, algorithm)
 
 
 @plain
-def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet | None = None
+) -> tf.Tensor:
     """Join the tensors of all ranks along the first dimension, in the order of ranks; all ranks call it.
 
     Differentiable.
 
     Args:
-        tensor: this rank's part, of at least one dimension; all but the first are equal on all ranks. Of the dtypes of
-            `allreduce`, or bool, uint8, int8, int16, uint16, uint32.
+        tensor: this rank's part, of at least one dimension; all but the first are equal on all ranks. float32, float64,
+            float16, bfloat16, bool, or whole numbers of 8 to 64 bits.
         name: matches the ranks' calls; None for a counted name.
+        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
+        process_set: the ranks that take part; None for all.
 
     Returns:
         The joined parts, of the same dtype.
@@ -86,80 +105,127 @@ def allgather(tensor: Any, name: str | None = None) -> tf.Tensor:
         InvalidError: a scalar, or a dtype that cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
-    with _preparing("allgather", name) as name:
-        tensor = _with_rows("allgather", _converted("allgather", tensor, MOVED), "joined")
-    carrier = CARRIER.get(tensor.dtype.name, tensor.dtype.name)
+    with calls.preparing("allgather", name, process_set) as call:
+        tensor = dtypes.with_rows("allgather", dtypes.converted("allgather", tensor, MOVED), "joined")
+    return gathered(call, tensor)
+
+
+def gathered(call: Call, tensor: tf.Tensor, terms: Any = "") -> tf.Tensor:
+    """Join the parts of a checked call.
+
+    Args:
+        call: from `calls.preparing`.
+        tensor: of a dtype of `MOVED`.
+        terms: from `calls.terms`.
+
+    Returns:
+        The joined parts.
+    """
+    carrier, dtype = dtypes.carried(tensor)
+    classes = gradients.gather_classes(call.job)
     with ops.translated():
-        gathered = ops.allgather(name, tf.cast(tensor, carrier), **gradients.gather_classes())
-    return tf.cast(gathered, tensor.dtype)
+        result = ops.allgather(call.name, carrier, terms, dtype=dtype, counted=call.counted, **classes)
+    return dtypes.unpacked(result, tensor.dtype)
 
 
 @plain
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
     """Give all ranks the tensor of one rank; all ranks call it. Differentiable.
 
     Args:
         tensor: of equal shape and dtype on all ranks; its values count on the root only. Of the dtypes of `allgather`.
-        root_rank: whose values all get.
+        root_rank: whose values all get: a rank of the job, also in a process set.
         name: matches the ranks' calls; None for a counted name.
+        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
+        process_set: the ranks that take part; None for all.
 
     Returns:
         The root's tensor.
 
     Raises:
         MismatchError: shape, dtype or root differ between ranks; on all ranks.
-        InvalidError: the root is not a rank, or a dtype that cannot be moved.
+        InvalidError: the root is not one of the ranks, or a dtype that cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
-    with _preparing("broadcast", name) as name:
-        size = runtime.current().engine.size
-        if isinstance(root_rank, bool) or not isinstance(root_rank, int) or not 0 <= root_rank < size:
-            raise InvalidError(f"root_rank ({root_rank!r}): must be a rank, 0 to {size - 1}")
-        tensor = _converted("broadcast", tensor, MOVED)
-    carrier = CARRIER.get(tensor.dtype.name, tensor.dtype.name)
+    with calls.preparing("broadcast", name, process_set) as call:
+        root = calls.root_in(call.job, root_rank, process_set)
+        tensor = dtypes.converted("broadcast", tensor, MOVED)
+        carrier, dtype = dtypes.carried(tensor)
+        classes = gradients.broadcast_classes(call.job, root)
     with ops.translated():
-        result = ops.broadcast(name, tf.cast(tensor, carrier), root_rank, **gradients.broadcast_classes(root_rank))
-    return tf.cast(result, tensor.dtype)
+        result = ops.broadcast(call.name, carrier, root, dtype=dtype, counted=call.counted, **classes)
+    return dtypes.unpacked(result, tensor.dtype)
 
 
 @plain
-def reducescatter(tensor: Any, op: ReduceOp = Average, name: str | None = None) -> tf.Tensor:
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Compression | None = None,
+    op: ReduceOp | None = Average,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
     """Sum or average a tensor over the ranks and keep one part on each rank; all ranks call it. Differentiable.
 
     The rows (the first dimension) are divided over the ranks in their order; where they do not divide evenly, the first
     ranks have one more, and where there are fewer rows than ranks, the last ones have none.
 
     Args:
-        tensor: of equal shape and dtype on all ranks, of at least one dimension. Of the dtypes of `allreduce`.
-        op: `hvd_ext.Average` or `hvd_ext.Sum`.
+        tensor: of equal shape and dtype on all ranks, of at least one dimension; float32, float64, float16, bfloat16,
+            int32 or int64.
+        device_dense: accepted for Horovod's sake, like ignore_name_scope.
+        compression: as in `allreduce`.
+        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
         name: matches the ranks' calls; None for a counted name.
+        process_set: the ranks that take part; None for all.
+        ignore_name_scope: see device_dense.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
 
     Returns:
         This rank's rows of the sum or average, of the same dtype.
 
     Raises:
-        MismatchError: shape, dtype or op differ between ranks; on all ranks, and the next collective works.
+        MismatchError: shape, dtype, op, compression or a factor differ between ranks; on all ranks, and the next
+            collective works.
         InvalidError: a scalar, or a dtype that cannot be reduced.
         CommunicationError: a peer is gone or stayed away.
     """
-    with _preparing("reducescatter", name) as name:
-        op = check_op(op)
-        tensor = _with_rows("reducescatter", _converted("reducescatter", tensor, REDUCED), "divided")
-    with ops.translated():
-        return ops.reducescatter(name, tensor, average=op != Sum, **gradients.scatter_classes())
+    with calls.preparing("reducescatter", name, process_set) as call:
+        request = Reduction.of(call, op, None, compression, prescale_factor, postscale_factor)
+        tensor = dtypes.with_rows("reducescatter", dtypes.converted("reducescatter", tensor, REDUCED), "divided")
+    return request.scattered(tensor)
 
 
 @plain
-def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Send rows to every rank and join the rows from every rank, in the order of ranks; all ranks call it.
 
     Differentiable.
 
     Args:
         tensor: of at least one dimension; all but the first are equal on all ranks. Of the dtypes of `allgather`.
-        splits: how many rows go to each rank, the first ones to rank 0: whole numbers, one for each rank, that add up
-            to the rows. None: equal parts.
+        splits: how many rows go to each rank, the first ones to the first rank: whole numbers, one for each rank, that
+            add up to the rows. None: equal parts.
         name: matches the ranks' calls; None for a counted name.
+        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
+        process_set: the ranks that take part; None for all.
 
     Returns:
         The received rows, of the same dtype. With splits also how many rows came from each rank, in the dtype of
@@ -171,33 +237,30 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None) -> tf.Ten
             a scalar, or a dtype that cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
-    with _preparing("alltoall", name) as name:
-        tensor = _with_rows("alltoall", _converted("alltoall", tensor, MOVED), "divided")
+    with calls.preparing("alltoall", name, process_set) as call:
+        tensor = dtypes.with_rows("alltoall", dtypes.converted("alltoall", tensor, MOVED), "divided")
         counts = tf.zeros(0, tf.int64) if splits is None else tf.convert_to_tensor(splits)
         if not counts.dtype.is_integer or counts.shape.rank != 1:
             raise InvalidError(
                 f"alltoall: splits ({counts.dtype.name}{list(counts.shape)}): must be a vector of whole numbers, one "
                 "for each rank"
             )
-    carrier = CARRIER.get(tensor.dtype.name, tensor.dtype.name)
+        carrier, dtype = dtypes.carried(tensor)
+        attributes = {"dtype": dtype, "counted": call.counted, **gradients.alltoall_classes(call.job)}
     with ops.translated():
-        result, received = ops.alltoall(
-            name,
-            tf.cast(tensor, carrier),
-            tf.cast(counts, tf.int64),
-            has_splits=splits is not None,
-            **gradients.alltoall_classes(),
-        )
-    result = tf.cast(result, tensor.dtype)
+        given = splits is not None
+        result, received = ops.alltoall(call.name, carrier, tf.cast(counts, tf.int64), has_splits=given, **attributes)
+    result = dtypes.unpacked(result, tensor.dtype)
     return result if splits is None else (result, tf.cast(received, counts.dtype))
 
 
 @plain
-def barrier(name: str | None = None) -> tf.Operation | None:
+def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> tf.Operation | None:
     """Wait until all ranks have come here. In a `tf.function` it keeps its place among the ops with side effects.
 
     Args:
         name: matches the ranks' calls; None for a counted name.
+        process_set: the ranks that take part; None for all.
 
     Returns:
         The operation while a function is traced, else None.
@@ -205,37 +268,5 @@ def barrier(name: str | None = None) -> tf.Operation | None:
     Raises:
         CommunicationError: a peer is gone or stayed away.
     """
-    runtime.current()
-    with ops.translated():
-        return ops.barrier(ops.call_name("barrier", name))
-
-
-@contextlib.contextmanager
-def _preparing(kind: str, name: str | None) -> Iterator[str]:
-    """Name a call before anything can refuse it; the ranks that make the call hear of a refusal on this one."""
-    job = runtime.current()
-    name = ops.call_name(kind, name)
-    try:
-        yield name
-    except Exception as error:
-        if tf.executing_eagerly():
-            job.engine.refuse(name, str(error))
-        raise
-
-
-def _converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
-    if isinstance(value, tf.IndexedSlices):
-        raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
-    tensor = tf.convert_to_tensor(value)
-    if tensor.dtype.name not in dtypes:
-        raise InvalidError(f"{kind} ({tensor.dtype.name}): the dtype must be one of {', '.join(dtypes)}; cast it")
-    return tensor
-
-
-def _with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
-    if tensor.shape.rank == 0:
-        raise InvalidError(
-            f"{kind} ({tensor.dtype.name} scalar): tensors are {verb} along their first dimension and a scalar has "
-            "none; give it one: tf.expand_dims(tensor, 0)"
-        )
-    return tensor
+    with calls.preparing("barrier", name, process_set) as call, ops.translated():
+        return ops.barrier(call.name, counted=call.counted, engine=call.job.engine.generation)

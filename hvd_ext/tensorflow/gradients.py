@@ -3,70 +3,89 @@
 With L the sum of all ranks' losses and y = collective(x): rank i's dL/dx_i is the reduction over ranks r of dL/dy_r,
 taken where x_i went. So an allreduce's gradient is an allreduce of the same op, an allgather's is the rank's own part
 of the summed gradient, and a broadcast's is the summed gradient on the root and zero elsewhere. A reducescatter's is
-the allgather of the parts' gradients, and an alltoall's is the alltoall that sends every row back.
+the allgather of the parts' gradients, and an alltoall's is the alltoall that sends every row back. In a process set
+the ranks are its members.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from hvd_ext import runtime
 from hvd_ext.options import ReduceOp, Sum
+from hvd_ext.runtime import Runtime
 from hvd_ext.tensorflow import ops
 
 # The ranks' parts of an allgather or alltoall differ in size, so its grain cannot follow them: that of a middling size.
 _GATHER_NBYTES = 1 << 20
 
+# By the generation of their engine, which every handle of a plan begins with: a gradient finds its forward call's ranks.
+_jobs: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
-def summed(name: Any, tensor: tf.Tensor, op: ReduceOp, algorithm: str | None = None, wire: str = "") -> tf.Tensor:
+
+def summed(
+    job: Runtime, name: Any, tensor: tf.Tensor, op: ReduceOp, algorithm: str | None = None, wire: str = "", **more: Any
+) -> tf.Tensor:
     """Allreduce a tensor; the caller translates errors.
 
     Args:
+        job: the runtime of the ranks that take part.
         name: the call's final name.
         tensor: of a dtype that the engine reduces.
         op: `Sum` or `Average`.
         algorithm: None for the options'.
         wire: the dtype in which float32 travels, "" for its own.
+        **more: what else the op takes.
 
     Returns:
         The reduced tensor.
     """
-    job = runtime.current()
-    rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
-    return ops.allreduce(name, tensor, average=op != Sum, wire=wire, **rows)
+    rows = _rows(job, [job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
+    return ops.allreduce(name, tensor, average=op != Sum, wire=wire, **rows, **more)
 
 
-def gather_classes() -> dict[str, list[int]]:
-    """Give the op's attributes for an allgather; one class only, whatever the parts' sizes."""
-    prepared = runtime.current().all_gather(_GATHER_NBYTES)
-    return {**_rows([prepared]), "limits": [_GATHER_NBYTES]}
+def gather_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for an allgather; one class only, whatever the parts' sizes.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows(job, [job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
-def scatter_classes() -> dict[str, list[int]]:
-    """Give the op's attributes for a reducescatter."""
-    prepared = runtime.current().reduce_scatter(_GATHER_NBYTES)
-    return {**_rows([prepared]), "limits": [_GATHER_NBYTES]}
+def scatter_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for a reducescatter.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows(job, [job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
-def alltoall_classes() -> dict[str, list[int]]:
-    """Give the op's attributes for an alltoall."""
-    prepared = runtime.current().all_to_all(_GATHER_NBYTES)
-    return {**_rows([prepared]), "limits": [_GATHER_NBYTES]}
+def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for an alltoall.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows(job, [job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
-def broadcast_classes(root: int) -> dict[str, list[int]]:
+def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
     """Give the op's attributes for a broadcast.
 
     Args:
-        root: the rank whose tensor all get.
+        job: the runtime of the ranks that take part.
+        root: the place among them of the rank whose tensor all get.
     """
-    job = runtime.current()
-    return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
+    return _rows(job, [job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
 
 
-def _rows(prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
+def _rows(job: Runtime, prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
+    _jobs[job.engine.generation] = job
     return {
         "limits": list(runtime.SIZE_CLASSES),
         "plans": [one.plan for one in prepared],
@@ -75,39 +94,51 @@ def _rows(prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
     }
 
 
+def _job(op: Any) -> Runtime:
+    return _jobs.get(op.get_attr("plans")[0] >> 32) or runtime.current()
+
+
+def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    """The gradient of an op's inputs: only its second, the tensor, has one."""
+    return [gradient if index == 1 else None for index in range(len(op.inputs))]
+
+
 @tf.RegisterGradient("HvdExt>Allreduce")
 def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     rows = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
-    average, wire = bool(op.get_attr("average")), op.get_attr("wire")
-    return [None, ops.allreduce(_name(op), gradient, average=average, wire=tf.compat.as_str(wire), **rows)]
+    average, wire = bool(op.get_attr("average")), tf.compat.as_str(op.get_attr("wire"))
+    return _to_tensor(op, ops.allreduce(_name(op), gradient, average=average, wire=wire, **rows))
 
 
 @tf.RegisterGradient("HvdExt>Allgather")
 def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    job = _job(op)
     own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
-    sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes())
-    begin = tf.reduce_sum(sizes[: runtime.current().engine.rank])
-    return [None, summed(_name(op), gradient, Sum)[begin : begin + own[0]]]
+    sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes(job))
+    begin = tf.reduce_sum(sizes[: job.engine.rank])
+    return _to_tensor(op, summed(job, _name(op), gradient, Sum)[begin : begin + own[0]])
 
 
 @tf.RegisterGradient("HvdExt>Broadcast")
 def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    total = summed(_name(op), gradient, Sum)
-    return [None, total if op.get_attr("root") == runtime.current().engine.rank else tf.zeros_like(total)]
+    job = _job(op)
+    total = summed(job, _name(op), gradient, Sum)
+    return _to_tensor(op, total if op.get_attr("root") == job.engine.rank else tf.zeros_like(total))
 
 
 @tf.RegisterGradient("HvdExt>Reducescatter")
 def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    gathered = ops.allgather(_name(op), gradient, **gather_classes())
+    job = _job(op)
+    gathered = ops.allgather(_name(op), gradient, **gather_classes(job))
     if op.get_attr("average"):
-        gathered /= tf.cast(runtime.current().engine.size, gathered.dtype)
-    return [None, gathered]
+        gathered /= tf.cast(job.engine.size, gathered.dtype)
+    return _to_tensor(op, gathered)
 
 
 @tf.RegisterGradient("HvdExt>Alltoall")
 def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor | None]:
-    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **alltoall_classes())
-    return [None, result, None]
+    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **alltoall_classes(_job(op)))
+    return _to_tensor(op, result)
 
 
 # A reduced gradient is a constant to a tape: its way goes through tickets, which are whole numbers.
@@ -121,4 +152,4 @@ def _name(op: Any, suffix: str = "") -> Any:
     if name is None:
         return tf.strings.join([op.inputs[0], ".gradient", suffix])
     text = name if isinstance(name, bytes) else name.item()
-    return ops.call_name("gradient", text.decode() + ".gradient" + suffix)
+    return ops.call_name("gradient", text.decode() + ".gradient" + suffix, _job(op))

@@ -58,7 +58,7 @@ def library() -> Any:
             f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
         ) from None
     _keep_independent()
-    return module
+    return _shim(module)
 
 
 def begin_step(channel: int) -> tf.Operation | None:
@@ -76,37 +76,39 @@ def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, t
     return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
 
 
-def allreduce(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, wire: str, **classes: list[int]) -> tf.Tensor:
+def allreduce(name: Any, tensor: tf.Tensor, average: bool, wire: str, terms: Any = "", **attributes: Any) -> tf.Tensor:
     """Sum or average over the ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_allreduce(name, tensor, average=average, wire=wire, **classes)
+    return library().hvd_ext_allreduce(name, tensor, terms, average=average, wire=wire, **attributes)
 
 
-def allgather(name: tf.Tensor | str, tensor: tf.Tensor, **classes: list[int]) -> tf.Tensor:
+def allgather(name: Any, tensor: tf.Tensor, terms: Any = "", **attributes: Any) -> tf.Tensor:
     """Join all ranks' tensors; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_allgather(name, tensor, **classes)
+    return library().hvd_ext_allgather(name, tensor, terms, **attributes)
 
 
-def broadcast(name: tf.Tensor | str, tensor: tf.Tensor, root: int, **classes: list[int]) -> tf.Tensor:
+def broadcast(name: Any, tensor: tf.Tensor, root: int, terms: Any = "", **attributes: Any) -> tf.Tensor:
     """Give all ranks the root's tensor; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_broadcast(name, tensor, root=root, **classes)
+    return library().hvd_ext_broadcast(name, tensor, terms, root=root, **attributes)
 
 
-def reducescatter(name: tf.Tensor | str, tensor: tf.Tensor, average: bool, **classes: list[int]) -> tf.Tensor:
+def reducescatter(
+    name: Any, tensor: tf.Tensor, average: bool, wire: str = "", terms: Any = "", **attributes: Any
+) -> tf.Tensor:
     """Give each rank its part of the sum; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_reducescatter(name, tensor, average=average, **classes)
+    return library().hvd_ext_reducescatter(name, tensor, terms, average=average, wire=wire, **attributes)
 
 
 def alltoall(
-    name: tf.Tensor | str, tensor: tf.Tensor, splits: tf.Tensor, has_splits: bool, **classes: list[int]
+    name: Any, tensor: tf.Tensor, splits: tf.Tensor, has_splits: bool, terms: Any = "", **attributes: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Give each rank rows of every rank; see the op's text in tf_ops/ops/collective.cc."""
-    result, received = library().hvd_ext_alltoall(name, tensor, splits, has_splits=has_splits, **classes)
+    result, received = library().hvd_ext_alltoall(name, tensor, terms, splits, has_splits=has_splits, **attributes)
     return result, received
 
 
-def barrier(name: tf.Tensor | str) -> tf.Operation | None:
+def barrier(name: Any, terms: Any = "", **attributes: Any) -> tf.Operation | None:
     """Wait for all ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_barrier(name)
+    return library().hvd_ext_barrier(name, terms, **attributes)
 
 
 @contextlib.contextmanager
@@ -138,22 +140,25 @@ def memory_of_graph() -> dict[Any, Any]:
     return {} if tf.executing_eagerly() else _memory(tf.compat.v1.get_default_graph())
 
 
-def call_name(kind: str, name: str | None) -> str:
+def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -> str:
     """Name a call such that all ranks give it the same name, though they trace at different times.
 
     Args:
-        kind: "allreduce", ...; default names count per kind: in the process when eager, else in the outermost function.
+        kind: "allreduce", ...; default names count per kind: in the job when eager, else in the outermost function.
         name: what the user gave, or None.
+        job: the runtime of the ranks that take part; None for all ranks.
 
     Returns:
         The name. In one function, a second call of the same name gets "#2" and so on: its calls have no order.
     """
+    job = runtime.current() if job is None else job
     if tf.executing_eagerly():
-        return f"{kind}.{runtime.current().count(kind)}" if name is None else name
+        return f"{kind}.{job.count(kind)}" if name is None else name
     graph = tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
         graph = graph.outer_graph
-    counts: dict[str, int] = _memory(graph).setdefault("counts", {})
+    # Each process set counts for itself: its members need not be in the same other sets.
+    counts: dict[str, int] = _memory(graph).setdefault(f"counts {job.engine.generation}", {})
     if name is None:
         # TensorFlow numbers the names of some graphs per process.
         function = re.sub(r"_\d+$", "", getattr(graph, "name", "graph"))
@@ -183,3 +188,23 @@ def _keep_independent() -> None:
             "hvd_ext needs one of the versions that its README names"
         )
     dependencies.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | set(_INDEPENDENT)
+
+
+def _shim(module: Any) -> Any:
+    import inspect
+    import types
+
+    if "terms" in inspect.signature(module.hvd_ext_allreduce).parameters:
+        return module
+    made = types.SimpleNamespace(**vars(module))
+    for kind in ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier"):
+        op = getattr(module, f"hvd_ext_{kind}")
+
+        def call(*inputs: Any, _op: Any = op, _kind: str = kind, **attributes: Any) -> Any:
+            for key in ("counted", "dtype", *(("wire",) if _kind != "allreduce" else ()), *(("engine",) if "engine" not in inspect.signature(_op).parameters else ())):
+                attributes.pop(key, None)
+            at = 1 if _kind == "barrier" else 2
+            return _op(*inputs[:at], *inputs[at + 1 :], **attributes)
+
+        setattr(made, f"hvd_ext_{kind}", call)
+    return made

@@ -1,187 +1,50 @@
-"""Channels: the gradients of one optimizer, agreed over the ranks once and then reduced every step without negotiation.
+"""Registration: the ranks agree on the gradients of a channel, once, and then reduce them without negotiation.
 
 A channel is opened by all ranks together. What must agree (names, shapes, dtypes, options, plans) is compared then; a
-difference is the same `MismatchError` on all ranks and leaves nothing behind. Afterwards a step is `reduce`: one op
-that begins the step, one `submit` per gradient and one `collect` per gradient, so that buckets travel while
-back-propagation still runs (docs/design.md, "two ops per gradient").
+difference is the same `MismatchError` on all ranks and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import tensorflow as tf
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hvd_ext import agreement, runtime
-from hvd_ext.errors import InvalidError, NotInitializedError
+from hvd_ext.errors import InvalidError
 from hvd_ext.options import Options
 from hvd_ext.planning import buckets as bucketing
 from hvd_ext.specs import DTYPES, BucketSpec, TensorSpec
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.channel import Channel, GradientSpec
 
-if TYPE_CHECKING:
-    from hvd_ext.planning.planner import Chosen
+__all__ = ["Channel", "GradientSpec", "open", "wire_of"]
 
-
-@dataclasses.dataclass(frozen=True)
-class GradientSpec:
-    """One gradient of a channel.
-
-    Args:
-        name: the variable's path; it should be the same on all ranks and is compared.
-        shape: the gradient's shape, fully known.
-        dtype: NumPy's name of its dtype ("float32", "bfloat16", ...).
-        present: whether this rank has the gradient (its variable is used by the loss).
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    present: bool = True
-
-    @property
-    def elements(self) -> int:
-        """The number of elements."""
-        product = 1
-        for dimension in self.shape:
-            product *= dimension
-        return product
-
-
-class Channel:
-    """The gradients of one optimizer, ready to be reduced every step; made by `open`.
-
-    Attributes:
-        name: the channel's name, for messages.
-        specs: the agreed gradients; `present` now says whether any rank has it.
-        options: the options it was opened with.
-        buckets: which gradients travel together: tuples of indices into `specs`, in the order in which they travel.
-        choices: for each bucket the chosen plan with its algorithm and the reason (`planning.planner.Chosen`).
-    """
-
-    def __init__(
-        self,
-        name: str,
-        specs: tuple[GradientSpec, ...],
-        options: Options,
-        owner: runtime.Runtime,
-        prepared: _Prepared,
-    ) -> None:
-        """Use `open`."""
-        self.name = name
-        self.specs = specs
-        self.options = options
-        self.buckets = prepared.buckets
-        self.choices = prepared.choices
-        self._owner = owner
-        self._handle: int | None = prepared.open(owner)
-        self._tensor_of = {index: tensor for tensor, index in enumerate(prepared.included)}
-
-    @property
-    def chosen(self) -> Chosen | None:
-        """The choice for the largest bucket (algorithm, why); None where no rank has any gradient."""
-        if not self.choices:
-            return None
-        sizes = [sum(_nbytes(self.specs[index]) for index in bucket) for bucket in self.buckets]
-        return self.choices[sizes.index(max(sizes))]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the channel can reduce: not closed, and its engine still runs."""
-        return self._handle is not None and runtime.current_or_none() is self._owner
-
-    @ops.plain
-    def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
-
-        Every rank calls it once per step. Gradients that are None here but present elsewhere count as zeros. A tape
-        takes the results for constants: use `hvd_ext.allreduce` for what shall be differentiated.
-
-        Args:
-            gradients: one dense tensor or None per spec, of the spec's shape and dtype.
-
-        Returns:
-            The sums or averages, bit-identical on all ranks; None where no rank has the gradient.
-
-        Raises:
-            InvalidError: a wrong number of gradients, a wrong shape or dtype, or a gradient that no rank had when the
-                channel was opened.
-            NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
-            CommunicationError: a peer is gone or stayed away. In a running `tf.function`: `tf.errors.UnavailableError`.
-        """
-        handle = self._checked_handle()
-        if len(gradients) != len(self.specs):
-            raise InvalidError(
-                f"channel {self.name!r}: reduce takes one gradient or None for each of its {len(self.specs)} tensors; "
-                f"got {len(gradients)}"
-            )
-        tensors = {index: self._ready(index, gradient) for index, gradient in enumerate(gradients)}
-        order = [index for bucket in self.buckets for index in bucket]
-        reduced: list[tf.Tensor | None] = [None] * len(self.specs)
-        if not order:
-            return reduced
-        with ops.translated(), tf.name_scope("hvd_ext_reduce"):
-            # Two steps in one graph: the second begins after the first, which nothing else would order.
-            last = ops.memory_of_graph().setdefault(("last step", handle), [])
-            with tf.control_dependencies(list(last)):
-                begin = ops.begin_step(channel=handle)
-            with tf.control_dependencies([begin] if begin is not None else []):
-                tickets = [ops.submit(tensors[index], channel=handle, tensor=self._tensor_of[index]) for index in order]
-            for index, ticket in zip(order, tickets, strict=True):
-                spec = self.specs[index]
-                reduced[index] = ops.collect(
-                    ticket, spec.dtype, shape=spec.shape, channel=handle, tensor=self._tensor_of[index]
-                )
-            last[:] = [reduced[index] for index in order]
-        return reduced
-
-    def close(self) -> None:
-        """Give the channel's buffers back; collects that still wait fail. All ranks close it. Again: nothing."""
-        if self.is_open:
-            assert self._handle is not None
-            self._owner.engine.close_channel(self._handle)
-        self._handle = None
-
-    def _checked_handle(self) -> int:
-        if self._handle is None:
-            raise NotInitializedError(f"channel {self.name!r}: it is closed; open it again")
-        if not self.is_open:
-            raise NotInitializedError(
-                f"channel {self.name!r}: hvd_ext was shut down after it was opened; open it again after init()"
-            )
-        return self._handle
-
-    def _ready(self, index: int, gradient: tf.Tensor | None) -> tf.Tensor | None:
-        spec = self.specs[index]
-        if gradient is None:
-            return tf.zeros(spec.shape, spec.dtype) if spec.present else None
-        if not spec.present:
-            raise InvalidError(
-                f"gradient of {spec.name!r}: no rank had it when channel {self.name!r} was opened, and now there is "
-                "one; open the channel again on all ranks"
-            )
-        if isinstance(gradient, tf.IndexedSlices):
-            raise InvalidError(
-                f"gradient of {spec.name!r}: it is an IndexedSlices; make it dense: tf.convert_to_tensor(gradient)"
-            )
-        if gradient.dtype.name != spec.dtype or not gradient.shape.is_compatible_with(spec.shape):
-            raise InvalidError(
-                f"gradient of {spec.name!r}: it is {gradient.dtype.name}{list(gradient.shape)}, "
-                f"but it was registered as {_text(spec)}"
-            )
-        return gradient
+Groups = int | Sequence[Sequence[int]] | None
 
 
 @ops.plain
-def open(name: str, specs: Sequence[GradientSpec], options: Options | None = None) -> Channel:
-    """Open a channel; all ranks call it, with equal arguments except for `present`. Runs eagerly, also while tracing.
+def open(
+    name: str,
+    specs: Sequence[GradientSpec],
+    options: Options | None = None,
+    *,
+    owner: runtime.Runtime | None = None,
+    groups: Groups = None,
+    facts: Callable[[], dict[str, Any]] | None = None,
+) -> Channel:
+    """Open a channel; all ranks call it, with equal arguments except for `present` and `sparse`.
+
+    It runs eagerly, also while a function is traced.
 
     Args:
         name: for messages ("Adam"); several channels may have one name.
         specs: the gradients, in the same order on all ranks.
-        options: algorithm, bucket_nbytes, op and compression; None for those of `init`.
+        options: algorithm, bucket_nbytes, op and compression; None for those of the owner.
+        owner: the runtime of the ranks that take part; None for that of all ranks.
+        groups: a number of groups, or lists of indices into the specs: what travels together
+            (`planning.buckets.by_groups`); None: buckets of bucket_nbytes.
+        facts: gives what else must be the same on all ranks, by name; what it raises is raised on all ranks.
 
     Returns:
         The open channel.
@@ -193,37 +56,67 @@ def open(name: str, specs: Sequence[GradientSpec], options: Options | None = Non
         PlanError: the algorithm cannot run on the topology.
         NotInitializedError: before `init()`.
     """
-    owner = runtime.current()
+    owner = runtime.current() if owner is None else owner
     options = owner.options if options is None else options
-    where = f"channel {name!r}"
-    values = agreement.exchange(owner.engine, where, lambda: _described(where, specs, options))
+    where = subject(name)
+
+    def mine() -> dict[str, Any]:
+        given = facts() if facts is not None else {}
+        return {"facts": given, **_described(where, specs, options, groups)}
+
+    values = agreement.exchange(owner.engine, where, mine)
+    agreement.check_same(name, [value["facts"] for value in values])
     agreement.check_same(where, [value["options"] for value in values])
     agreement.check_tensors(where, [value["tensors"] for value in values])
-    present = [any(value["present"][index] for value in values) for index in range(len(specs))]
-    agreed = tuple(dataclasses.replace(spec, present=here) for spec, here in zip(specs, present, strict=True))
-    prepared, digests = None, []
+    kinds = joint([value["kinds"] for value in values])
+    agreed = tuple(
+        dataclasses.replace(spec, present=kind != "-", sparse=kind == "s")
+        for spec, kind in zip(specs, kinds, strict=True)
+    )
+    prepared = None
 
     def prepare() -> dict[str, Any]:
         nonlocal prepared
-        prepared = _Prepared(name, agreed, options, owner)
+        prepared = _Prepared(name, agreed, options, owner, groups)
         return prepared.described()
 
-    digests = agreement.exchange(owner.engine, f"{where} plans", prepare)
-    agreement.check_same(where, digests)
+    agreement.check_same(where, agreement.exchange(owner.engine, f"{where} plans", prepare))
     assert prepared is not None
-    return Channel(name, agreed, options, owner, prepared)
+    return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)
+
+
+def subject(name: str) -> str:
+    """Name a channel in messages and exchanges.
+
+    Args:
+        name: the channel's.
+    """
+    return f"channel {name!r}"
+
+
+def joint(ranks: Sequence[str]) -> str:
+    """Give what the ranks have together of each gradient.
+
+    Args:
+        ranks: for each rank one letter per gradient, `GradientSpec.kind`.
+
+    Returns:
+        Per gradient "-" where no rank has it, "s" where all that have it have it sparse, else "d".
+    """
+    return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
 
 class _Prepared:
     """The buckets of a channel and their plans, before it is opened."""
 
-    def __init__(self, name: str, specs: tuple[GradientSpec, ...], options: Options, owner: runtime.Runtime) -> None:
-        self.included = tuple(index for index, spec in enumerate(specs) if spec.present)
+    def __init__(
+        self, name: str, specs: tuple[GradientSpec, ...], options: Options, owner: runtime.Runtime, groups: Groups
+    ) -> None:
+        self.included = tuple(index for index, spec in enumerate(specs) if spec.kind == "d")
         self._name = name
         self._specs = specs
         self._options = options
-        infos = [bucketing.TensorInfo(spec.name, spec.elements, spec.dtype) for spec in self._present()]
-        self._buckets = bucketing.by_size(infos, options.bucket_nbytes).buckets if infos else ()
+        self._buckets = self._planned(groups)
         self.buckets = tuple(tuple(self.included[tensor] for tensor in bucket.tensors) for bucket in self._buckets)
         self._wires = [wire_of(bucket.dtype, options) for bucket in self._buckets]
         self._plans = [
@@ -241,14 +134,25 @@ class _Prepared:
     def open(self, owner: runtime.Runtime) -> int:
         return owner.engine.open_channel(
             self._name,
-            [TensorSpec(spec.name, spec.elements, spec.dtype) for spec in self._present()],
+            [TensorSpec(spec.name, spec.elements, spec.dtype) for spec in self._reduced()],
             [
                 BucketSpec(bucket.dtype, self._options.op, plan.plan, plan.segment_nbytes, tuple(bucket.tensors), wire)
                 for bucket, plan, wire in zip(self._buckets, self._plans, self._wires, strict=True)
             ],
         )
 
-    def _present(self) -> list[GradientSpec]:
+    def _planned(self, groups: Groups) -> tuple[bucketing.Bucket, ...]:
+        infos = [bucketing.TensorInfo(spec.name, spec.elements, spec.dtype) for spec in self._reduced()]
+        if not infos:
+            return ()
+        if groups is None:
+            return bucketing.by_size(infos, self._options.bucket_nbytes).buckets
+        if not isinstance(groups, int):
+            place = {index: tensor for tensor, index in enumerate(self.included)}
+            groups = [[place[index] for index in group if index in place] for group in groups]
+        return bucketing.by_groups(infos, groups, self._options.bucket_nbytes).buckets
+
+    def _reduced(self) -> list[GradientSpec]:
         return [self._specs[index] for index in self.included]
 
 
@@ -262,7 +166,7 @@ def wire_of(dtype: str, options: Options) -> str | None:
     return options.compression.value or None if dtype == "float32" else None
 
 
-def _described(where: str, specs: Sequence[GradientSpec], options: Options) -> dict[str, Any]:
+def _described(where: str, specs: Sequence[GradientSpec], options: Options, groups: Groups) -> dict[str, Any]:
     for spec in specs:
         if spec.dtype not in DTYPES:
             raise InvalidError(
@@ -277,15 +181,8 @@ def _described(where: str, specs: Sequence[GradientSpec], options: Options) -> d
             "bucket_nbytes": options.bucket_nbytes,
             "op": options.op.name,
             "compression": options.compression.name,
+            "groups": groups if isinstance(groups, int) or groups is None else [list(group) for group in groups],
         },
-        "tensors": [[spec.name, _text(spec)] for spec in specs],
-        "present": [bool(spec.present) for spec in specs],
+        "tensors": [[spec.name, spec.text] for spec in specs],
+        "kinds": "".join(spec.kind for spec in specs),
     }
-
-
-def _text(spec: GradientSpec) -> str:
-    return f"{spec.dtype}{list(spec.shape)}"
-
-
-def _nbytes(spec: GradientSpec) -> int:
-    return spec.elements * DTYPES[spec.dtype].nbytes

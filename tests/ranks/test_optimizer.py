@@ -14,48 +14,15 @@ from hvd_ext import runtime
 from hvd_ext.errors import HvdExtError, InvalidError, NotInitializedError, PlanError
 from hvd_ext.keras.optimizer import channels
 from hvd_ext.planning import registry
-from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, fill, values
+from tests.ranks.steps import assert_equals_plain_training, averaged, gradients, variables
+from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, values
 
-SHAPES = ((3, 5), (5,), (4, 4))
-STEPS = 3
 OTHERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # no update step of their own
 OPTIMIZERS = sorted(
     name
     for name, value in vars(keras.optimizers).items()
     if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer) and name not in OTHERS
 )
-
-
-def variables(dtype: str = "float32") -> list[keras.Variable]:
-    result = [keras.Variable(np.zeros(shape), dtype=dtype, name=f"v{n}") for n, shape in enumerate(SHAPES)]
-    fill(result)
-    return result
-
-
-def gradients(rank: int, step: int, dtype: str = "float32") -> list[tf.Tensor]:
-    """Eighths, so that sums over ranks are exact in every dtype."""
-    return [
-        tf.cast((np.arange(np.prod(shape)).reshape(shape) * 3 + rank * 5 + step * 7) % 16 - 7, dtype) / 8
-        for shape in SHAPES
-    ]
-
-
-def averaged(step: int, dtype: str = "float32") -> list[tf.Tensor]:
-    every = [gradients(rank, step, dtype) for rank in range(hvd.size())]
-    return [tf.add_n(list(parts)) / hvd.size() for parts in zip(*every, strict=True)]
-
-
-def assert_equals_plain_training(
-    optimizer: keras.optimizers.Optimizer, plain: keras.optimizers.Optimizer, dtype: str = "float32", rtol: float = 2e-5
-) -> None:
-    """Apply the ranks' gradients to one, their averages to the other."""
-    ours, reference = variables(dtype), variables(dtype)
-    for step in range(STEPS):
-        optimizer.apply(gradients(hvd.rank(), step, dtype), ours)
-        plain.apply(averaged(step, dtype), reference)
-    for got, expected in zip(values(ours), values(reference), strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol, atol=rtol / 10)
-    assert_same_bits_on_all_ranks(ours)
 
 
 @pytest.mark.parametrize(
@@ -149,29 +116,6 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zero_and_missing_on_all_leav
     np.testing.assert_allclose(second, start[1] - averaged(0)[1].numpy(), rtol=1e-6)
     np.testing.assert_array_equal(third, start[2])
     assert_same_bits_on_all_ranks(ours)
-
-
-def test_a_gradient_that_comes_after_the_first_step_is_refused() -> None:
-    ours = variables()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([*gradients(hvd.rank(), 0)[:2], None], ours)
-    with pytest.raises(InvalidError, match=r"gradient of 'v2' was None on all ranks in the first step"):
-        optimizer.apply(gradients(hvd.rank(), 1), ours)
-
-
-@pytest.mark.parametrize("shape_known", [True, False])
-def test_sparse_gradients_are_made_dense_and_repeated_rows_add_up(shape_known: bool) -> None:
-    table = keras.Variable(np.zeros((6, 2), np.float32), name="table")
-    rows = tf.constant([hvd.rank() % 6, 5, 5])
-    parts = tf.ones((3, 2)) * [[1.0], [2.0], [4.0]]
-    gradient = tf.IndexedSlices(parts, rows, tf.constant([6, 2]) if shape_known else None)
-    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum).apply([gradient], [table])
-    expected = np.zeros((6, 2), np.float32)
-    for rank in range(hvd.size()):
-        expected[rank % 6] -= 1
-        expected[5] -= 6
-    np.testing.assert_array_equal(table.numpy(), expected)
 
 
 def test_parts_of_the_variables_may_be_applied_in_turn() -> None:

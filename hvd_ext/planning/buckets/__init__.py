@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvd_ext.errors import PlanError
+from hvd_ext.planning.buckets.by_groups import by_groups
 from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
 from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
 
-__all__ = ["DEFAULT_BUCKET_NBYTES", "NBYTES_OF", "Bucket", "BucketPlan", "TensorInfo", "by_size", "make", "names"]
+__all__ = [
+    "DEFAULT_BUCKET_NBYTES",
+    "NBYTES_OF",
+    "Bucket",
+    "BucketPlan",
+    "TensorInfo",
+    "by_groups",
+    "by_size",
+    "make",
+    "names",
+]
 
 _PLANNERS: dict[str, Callable[[Sequence[TensorInfo], int], BucketPlan]] = {"by_size": by_size}
 

@@ -1,0 +1,65 @@
+"""Arrays by section and name in one file, without pickle: reading a file runs nothing that is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import BinaryIO
+
+import numpy as np
+
+from hvd_ext.errors import CheckpointError
+
+Sections = dict[str, dict[str, np.ndarray]]
+
+# The entry that says what the others are: [section, name, dtype, shape] for "0", "1", ...
+_INDEX = "index"
+
+
+def write(file: BinaryIO, sections: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Write arrays into a file, as the bytes that they are: every dtype comes back, bfloat16 too.
+
+    Args:
+        file: open for writing.
+        sections: arrays by section and name.
+
+    Raises:
+        OSError: the disk is full, or does not work.
+    """
+    index, entries = [], {}
+    for section, arrays in sections.items():
+        for name, array in arrays.items():
+            entries[str(len(index))] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+            index.append([section, name, _dtype_text(array.dtype), list(array.shape)])
+    text = json.dumps({"sections": list(sections), "arrays": index})
+    entries[_INDEX] = np.frombuffer(text.encode(), np.uint8)
+    np.savez(file, **entries)
+
+
+def read(file: BinaryIO) -> Sections:
+    """Read what `write` has written.
+
+    Args:
+        file: open for reading.
+
+    Returns:
+        The arrays by section and name, writable.
+
+    Raises:
+        CheckpointError: it is no such file.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as entries:
+            index = json.loads(entries[_INDEX].tobytes())
+            sections: Sections = {section: {} for section in index["sections"]}
+            for place, (section, name, dtype, shape) in enumerate(index["arrays"]):
+                flat = np.frombuffer(bytearray(entries[str(place)].tobytes()), np.dtype(dtype))
+                sections[section][name] = flat.reshape(shape)
+    except Exception as error:  # NumPy, zip and JSON each have their own for a file that is not theirs
+        raise CheckpointError(f"no file of a rank's state: {type(error).__name__}: {error}") from error
+    return sections
+
+
+def _dtype_text(dtype: np.dtype) -> str:
+    # NumPy shows dtypes that others have added (bfloat16) as raw bytes; their names bring them back
+    return dtype.name if dtype.kind == "V" else dtype.str

@@ -1,0 +1,26 @@
+"""Callbacks for `fit`: Horovod's, on Keras 3, and what makes Keras' own right on several ranks.
+
+`synchronized([...])` makes a whole list right; docs/training.md tells which faults it prevents.
+"""
+
+from __future__ import annotations
+
+from hvd_ext.keras.callbacks.best import BestModelCheckpoint
+from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metrics
+from hvd_ext.keras.callbacks.progress import verbose
+from hvd_ext.keras.callbacks.stopping import StopTogether
+from hvd_ext.keras.callbacks.together import synchronized
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "StopTogether",
+    "joined_metrics",
+    "synchronized",
+    "verbose",
+]

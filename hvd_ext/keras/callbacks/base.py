@@ -1,0 +1,150 @@
+"""What the callbacks share: a base class that Keras 2 takes too, the model's optimizers, and two refusals."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import keras
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizer import Distributed
+from hvd_ext.process import size
+
+
+class Callback(keras.callbacks.Callback):
+    """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well.
+
+    Attributes:
+        works_on_batches: whether it has something to do before or after a training step.
+    """
+
+    works_on_batches = False
+
+    # The three questions that a list of callbacks asks each of its members in Keras 2.
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self.works_on_batches
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+def optimizers(model: Any) -> list[Any]:
+    """List the model's optimizers: the compiled one, and those that a training step of one's own keeps as attributes.
+
+    Args:
+        model: of Keras 3 or Keras 2.
+
+    Returns:
+        Each optimizer once.
+    """
+    found: dict[int, Any] = {}
+    for value in (getattr(model, "optimizer", None), *vars(model).values()):
+        if _is_optimizer(value):
+            found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def variables(optimizer: Any) -> list[Any]:
+    """List an optimizer's variables; in Keras 2 some have a method for it.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2.
+
+    Returns:
+        Its variables, in the optimizer's order.
+    """
+    own = optimizer.variables
+    return list(own() if callable(own) and not isinstance(own, list) else own)
+
+
+def is_built(optimizer: Any) -> bool:
+    """Tell whether an optimizer has its slots.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2.
+
+    Returns:
+        Whether it has.
+    """
+    built = getattr(optimizer, "built", None)
+    return bool(getattr(optimizer, "_built", False) if built is None else built)
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value of the logs can be averaged.
+
+    Args:
+        value: anything that a training step returns.
+
+    Returns:
+        Whether it is a real number, or a tensor or array without dimensions.
+    """
+    if isinstance(value, numbers.Number):
+        return not isinstance(value, complex)
+    return getattr(value, "shape", None) == () and hasattr(value, "dtype")
+
+
+def trains_together(model: Any) -> bool:
+    """Tell whether each of the model's steps is one step of all ranks: Keras' own training step, a wrapped optimizer.
+
+    Args:
+        model: with the optimizer that it trains with.
+
+    Returns:
+        Whether it is; False where nobody can know.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or type(model).train_step is not keras.Model.train_step:
+        return False
+    return any(isinstance(candidate, Distributed) for candidate in _layers_of(optimizer))
+
+
+def refuse_plain(model: Any) -> None:
+    """Refuse Keras' own training step with an optimizer that is not wrapped: each rank would train alone.
+
+    Args:
+        model: with the optimizer that it will train with.
+
+    Raises:
+        InvalidError: the optimizer is not wrapped, and there are several ranks.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if size() == 1 or optimizer is None or type(model).train_step is not keras.Model.train_step:
+        return
+    if not trains_together(model):
+        raise InvalidError(
+            f"optimizer {optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned and "
+            "copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
+        )
+
+
+def check_rank(root_rank: Any) -> int:
+    """Check that an argument may be a rank.
+
+    Args:
+        root_rank: what the user gave.
+
+    Returns:
+        The same number.
+
+    Raises:
+        InvalidError: it is no whole number from 0.
+    """
+    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank < 0:
+        raise InvalidError(f"root_rank ({root_rank!r}): must be a rank, a whole number from 0")
+    return root_rank
+
+
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, keras.optimizers.Optimizer):
+        return True
+    return type(value).__module__.startswith(("tf_keras", "keras.")) and hasattr(value, "apply_gradients")
+
+
+def _layers_of(optimizer: Any) -> tuple[Any, ...]:
+    return (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))

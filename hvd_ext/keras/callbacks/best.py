@@ -1,0 +1,72 @@
+"""The best model so far, saved once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.process import rank
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the model whenever a metric is better than ever, on rank 0 only.
+
+    Put it behind `MetricAverageCallback`, so that the metric is that of all ranks.
+
+    Args:
+        monitor: the metric's name in the logs.
+        verbose: 1 to say when the model is saved.
+        save_weights_only: the weights instead of the model.
+        mode: "min", "max" or "auto".
+        save_freq: "epoch", or a number of batches.
+        filepath: a file ending in ".keras", or ".weights.h5" with save_weights_only. Horovod's has no such argument: as
+            there, the attribute `filepath` may be set before `fit` instead.
+
+    Raises:
+        InvalidError: when `fit` begins, there is no file path.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: Any = None,
+    ) -> None:
+        # Keras checks the path when it makes the callback, Horovod's users set it later
+        placeholder = "best.weights.h5" if save_weights_only else "best.keras"
+        super().__init__(
+            placeholder if filepath is None else filepath,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """See that there is a path."""
+        if self.filepath is None:
+            raise InvalidError(
+                "BestModelCheckpoint: no file to save to; pass filepath='best.keras', or set the attribute `filepath` "
+                "before fit"
+            )
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where save_freq says so."""
+        if rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save on rank 0, where the metric is better than ever."""
+        if rank() == 0:
+            super().on_epoch_end(epoch, logs)

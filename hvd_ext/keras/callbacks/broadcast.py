@@ -1,0 +1,145 @@
+"""Equal variables at the start of `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.callbacks.progress import one_bar
+from hvd_ext.objects import allgather_object
+from hvd_ext.process import size
+from hvd_ext.tensorflow.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(base.Callback):
+    """Gives all ranks the variables of one rank when `fit` begins: the model's weights and the optimizers' variables.
+
+    What exists when training begins is sent before the first step; what the first batch builds is sent after it. Seed
+    generators keep their own state, so that dropout differs from rank to rank; metrics are not sent. Where Keras shows
+    a progress bar without being asked for `verbose=2`, only rank 0 keeps it.
+
+    Args:
+        root_rank: the rank whose values all get.
+        device: accepted for Horovod's sake; it changes nothing.
+        local_variables: a variable, or several, that each rank keeps to itself; their slots in the optimizer too.
+
+    Raises:
+        InvalidError: there is no such rank; local_variables are no variables; or, when `fit` begins, the ranks have
+            unequal numbers of steps in an epoch, so that some would wait for the others for ever.
+    """
+
+    works_on_batches = True
+
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = base.check_rank(root_rank)
+        self._local: dict[int, Any] = {}
+        self._sent: set[int] = set()
+        self._done = False
+        for variable in _listed(local_variables):
+            self.register_local_var(variable)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keep a variable out of the broadcast: each rank has its own.
+
+        Args:
+            variable: of Keras or TensorFlow.
+
+        Raises:
+            InvalidError: it is no variable.
+        """
+        if not hasattr(variable, "assign"):
+            raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
+        self._local[id(variable)] = variable  # kept: an id is only good while its object lives
+
+    def set_params(self, params: dict[str, Any] | None) -> None:
+        """Take the parameters of `fit`; on ranks other than 0 its bar is switched off in them."""
+        one_bar(params)
+        super().set_params(params)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Send what exists on all ranks."""
+        if self.root_rank >= size():
+            raise InvalidError(f"root_rank ({self.root_rank}): must be below the number of ranks, {size()}")
+        base.refuse_plain(self.model)
+        optimizers = base.optimizers(self.model)
+        weights = self._weights()
+        steps = self.params.get("steps") if base.trains_together(self.model) else None
+        ranks = allgather_object((len(weights), [base.is_built(optimizer) for optimizer in optimizers], steps))
+        check_steps([steps for _, _, steps in ranks])
+        if self._done:
+            return
+        if any((count, len(built)) != (len(weights), len(optimizers)) for count, built, _ in ranks):
+            return  # some rank has built or loaded the model and another has not: after the first batch all have
+        self._send(weights)
+        for optimizer, *built in zip(optimizers, *(flags for _, flags, _ in ranks), strict=True):
+            if built[self.root_rank] and optimizer is self.model.optimizer:
+                if not base.is_built(optimizer):
+                    optimizer.build(self.model.trainable_variables)
+                self._send(self._slots(optimizer))
+            elif len(set(built)) == 1:
+                self._send(self._slots(optimizer))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """After the first batch, send what it has built."""
+        if self._done:
+            return
+        self._done = True
+        late = [weight for weight in self._weights() if id(weight) not in self._sent]
+        self._send(late)
+        for optimizer in base.optimizers(self.model):
+            slots = self._slots(optimizer)
+            # slots that the first step made from unequal weights may be unequal too
+            if late or any(id(variable) not in self._sent for variable in slots):
+                self._send(slots)
+
+    def _weights(self) -> list[Any]:
+        try:
+            weights = self.model.weights
+        except ValueError:  # Keras 2, before the model is built
+            return []
+        return [weight for weight in weights if id(weight) not in self._local]
+
+    def _slots(self, optimizer: Any) -> list[Any]:
+        own = base.variables(optimizer)
+        ids = {id(variable) for variable in own}
+        trained = list(getattr(optimizer, "_trainable_variables", ()))
+        local = {index for index, variable in enumerate(trained) if id(variable) in self._local}
+        kept: set[int] = set()
+        # an optimizer keeps its slots in lists, in the order of the variables it trains
+        for slots in vars(optimizer).values() if local else ():
+            if isinstance(slots, list) and len(slots) == len(trained):
+                kept |= {id(slots[index]) for index in local} & ids
+        return [variable for variable in own if id(variable) not in kept]
+
+    def _send(self, variables: list[Any]) -> None:
+        if variables:
+            broadcast_variables(variables, root_rank=self.root_rank)
+            self._sent.update(id(variable) for variable in variables)
+
+
+def check_steps(ranks: list[int | None]) -> None:
+    """Check that all ranks that know their number of steps have the same.
+
+    Args:
+        ranks: steps in an epoch, by rank; None where a rank cannot know.
+
+    Raises:
+        InvalidError: two ranks differ; the message names them.
+    """
+    known = [(rank, steps) for rank, steps in enumerate(ranks) if steps is not None]
+    for rank, steps in known[1:]:
+        if steps != known[0][1]:
+            raise InvalidError(
+                f"steps in an epoch: all ranks need equally many, or some wait for ever; rank {rank} has {steps}, "
+                f"rank {known[0][0]} has {known[0][1]}; hvd_ext.shard(data, batch_size) divides data evenly, and "
+                "steps_per_epoch cuts what is uneven"
+            )
+
+
+def _listed(variables: Any) -> Iterable[Any]:
+    if variables is None:
+        return []
+    return [variables] if hasattr(variables, "assign") else list(variables)

@@ -1,0 +1,154 @@
+"""The learning rate during `fit`: schedules by epoch, and a warm-up to the rate of many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks import base, momentum
+from hvd_ext.keras.learning_rate import check_settable
+from hvd_ext.process import rank, size
+
+
+class LearningRateScheduleCallback(base.Callback):
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` from one epoch to another.
+
+    With steps_per_execution above 1, a rate holds for that many steps. Each epoch's logs get the rate as `lr`.
+
+    Args:
+        initial_lr: the rate that the multiplier is applied to.
+        multiplier: a function of the epoch; or a number m, for m ** (epoch - start_epoch).
+        start_epoch: the first epoch in which the rate is set, from 0.
+        end_epoch: the epoch before which that ends; None: never.
+        staircase: True: once in an epoch, and the multiplier gets whole numbers; False: before every step, and it gets
+            epoch + batch / steps_per_epoch.
+        momentum_correction: with SGD's and RMSprop's momentum, whose velocities contain the rates of steps gone by,
+            scale the velocities by new rate / old rate (Goyal et al. 2017, section 3, remark 2).
+        steps_per_epoch: training steps of one rank in an epoch; None: as Keras knows it. Needed with staircase=False.
+
+    Raises:
+        InvalidError: an argument breaks its rule; or, when `fit` begins, the optimizer's rate cannot be set, or nobody
+            knows the number of steps or where the optimizer keeps its momentum.
+    """
+
+    works_on_batches = True
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not base.is_number(initial_lr):
+            raise InvalidError(
+                f"initial_lr ({initial_lr!r}): must be a number, the rate that training would begin with"
+            )
+        if not callable(multiplier) and not base.is_number(multiplier):
+            raise InvalidError(f"multiplier ({multiplier!r}): must be a number or a function of the epoch")
+        self.initial_lr = float(initial_lr)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier = multiplier if callable(multiplier) else _powers(float(multiplier), start_epoch)
+        self._epoch = 0
+        self._velocities: momentum.Velocities | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """See that the rate can be set, and how many steps an epoch has."""
+        optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
+        self._velocities = momentum.Velocities(optimizer) if self.momentum_correction else None
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise InvalidError(
+                    f"{type(self).__name__}: steps_per_epoch must be given, because this data set's length is not "
+                    "known before it has been read: the number of training steps of one rank in an epoch"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the rate, where it is time to."""
+        if self._epoch < self.start_epoch or (self.end_epoch is not None and self._epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._set(self._epoch + batch / float(self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._set(self._epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Write the rate into the logs."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(self.model.optimizer.learning_rate)
+
+    def _set(self, epoch: float) -> None:
+        old = self._rate()
+        self.model.optimizer.learning_rate = self.initial_lr * float(self.multiplier(epoch))
+        new = self._rate()
+        if self._velocities is not None and old != 0 and new != old:
+            self._velocities.scale(new / old)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size` to `initial_lr`, step by step over the first epochs.
+
+    After `e` epochs, e counted in steps, the rate is initial_lr / size * (1 + e * (size - 1) / warmup_epochs), so that
+    it is initial_lr with the last step of the warm-up (Goyal et al. 2017, section 2.2).
+
+    Args:
+        initial_lr: the rate at the end of the warm-up: usually that of one rank times the number of ranks, see
+            `hvd_ext.scale_learning_rate`.
+        warmup_epochs: over so many epochs; 0: none.
+        momentum_correction: see `LearningRateScheduleCallback`.
+        steps_per_epoch: see `LearningRateScheduleCallback`.
+        verbose: 1 to say on rank 0 when the warm-up has ended.
+
+    Raises:
+        InvalidError: see `LearningRateScheduleCallback`.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            done = epoch + 1 / float(self.steps_per_epoch or 1)  # the step that begins counts as done
+            return (1 + done * (size() - 1) / warmup_epochs) / size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Write the rate into the logs, and say that the warm-up has ended."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
+            print(f"\nepoch {epoch + 1}: the warm-up has ended; the learning rate is {self._rate():g}")
+
+
+def _powers(factor: float, start: int) -> Callable[[float], float]:
+    return lambda epoch: factor ** (epoch - start)

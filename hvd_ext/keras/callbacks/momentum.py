@@ -1,0 +1,74 @@
+"""Momentum's velocities when the learning rate changes.
+
+SGD's velocity is v = momentum * v - rate * g: a sum of old gradients times *old* rates. The optimizers of Keras 3 trace
+`momentum` into the training step as a constant, so that setting it for one step, as Horovod does, changes nothing; and
+the product momentum * new / old is the same as the velocity scaled by new / old, which is what is done here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+
+# Where optimizers keep velocities that contain the learning rate. Muon applies the rate after its momentum: nothing to
+# correct.
+_VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": ""}
+
+
+class Velocities:
+    """The velocities of an optimizer.
+
+    Args:
+        optimizer: of Keras 3, or a new one (not "legacy") of Keras 2, without a loss-scale optimizer around it.
+
+    Raises:
+        InvalidError: it has momentum, but nobody knows where.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._attribute = ""
+        self._of: list[Any] = []
+        self._scale: Any = None
+        if not getattr(optimizer, "momentum", None):
+            return
+        known = [_VELOCITIES[kind.__name__] for kind in type(optimizer).__mro__ if _is_known(kind)]
+        if not known:
+            raise InvalidError(
+                f"momentum_correction (True): where optimizer {type(optimizer).__name__!r} keeps its momentum is not "
+                "known; pass momentum_correction=False"
+            )
+        self._attribute = known[0]
+
+    def scale(self, ratio: float) -> None:
+        """Multiply all velocities.
+
+        Args:
+            ratio: the new learning rate over the old one.
+        """
+        slots = list(getattr(self._optimizer, self._attribute, ())) if self._attribute else []
+        if not slots:
+            return
+        if [id(slot) for slot in slots] != [id(slot) for slot in self._of]:
+            self._of, self._scale = slots, _scaling([getattr(slot, "value", slot) for slot in slots])
+        self._scale(tf.constant(ratio, tf.float64))
+
+
+def _is_known(kind: type) -> bool:
+    return (
+        kind.__name__ in _VELOCITIES
+        and kind.__module__.startswith(("keras.", "tf_keras."))
+        and "legacy" not in kind.__module__
+    )
+
+
+def _scaling(slots: list[tf.Variable]) -> Any:
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.float64)])
+    def scale(ratio: tf.Tensor) -> None:
+        for slot in slots:
+            slot.assign(slot * tf.cast(ratio, slot.dtype), read_value=False)
+
+    return scale

@@ -1,0 +1,96 @@
+"""Stopping together: a rank that leaves `fit` alone leaves the others waiting for its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.callbacks.broadcast import check_steps
+from hvd_ext.objects import allgather_object
+
+_NAME = "fit"
+
+
+class StopTogether(base.Callback):
+    """Makes all ranks stop as soon as one rank's callbacks want to (`model.stop_training`), after the same step.
+
+    Put it behind all callbacks that may stop. At the end of each epoch the ranks agree, in one small exchange. A wish
+    to stop within an epoch is held back until the ranks agree next. All ranks need it in their lists.
+
+    Args:
+        every: also agree after every so many steps; None: at the ends of epochs only. The smallest of all ranks counts.
+        restored: whether rank 0 may begin with a later epoch (`keras.callbacks.BackupAndRestore`), which the others
+            then take over.
+
+    Raises:
+        InvalidError: `every` is no number of steps; or, when `fit` begins, the ranks have unequal numbers of steps or
+            epochs.
+        MismatchError: when the ranks agree, they are not after the same step: they had unequal data.
+    """
+
+    works_on_batches = True
+
+    def __init__(self, every: int | None = None, *, restored: bool = False) -> None:
+        super().__init__()
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise InvalidError(f"every ({every!r}): must be a number of steps, a whole number from 1, or None")
+        self.every = every
+        self.restored = restored
+        self._every = every
+        self._epoch = 0
+        self._steps = 0
+        self._wanted = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Compare what `fit` was called with, and agree on how often to agree."""
+        base.refuse_plain(self.model)
+        first = getattr(self.model, "_initial_epoch", None) if self.restored else None
+        ranks = allgather_object((self.params.get("steps"), self.params.get("epochs"), self.every, first), _NAME)
+        check_steps([steps for steps, _, _, _ in ranks])
+        for rank, (_, epochs, _, _) in enumerate(ranks):
+            if epochs != ranks[0][1]:
+                raise InvalidError(
+                    f"fit: epochs must be the same on all ranks, or some wait for ever; rank {rank} has {epochs}, "
+                    f"rank 0 has {ranks[0][1]}"
+                )
+        self._every = min((every for _, _, every, _ in ranks if every is not None), default=None)
+        self._wanted = False
+        if self.restored:
+            self.model._initial_epoch = ranks[0][3]
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the epoch's steps from 0."""
+        self._epoch, self._steps = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Hold a wish to stop back, and agree where it is time to."""
+        self._steps += 1
+        self._hold_back()
+        if self._every and self._steps % self._every == 0:
+            self._agree("is after")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Agree."""
+        self._hold_back()
+        self._agree("has ended with")
+
+    def _hold_back(self) -> None:
+        self._wanted = self._wanted or bool(self.model.stop_training)
+        self.model.stop_training = False
+
+    def _agree(self, where: str) -> None:
+        ranks = allgather_object((where, self._epoch, self._steps, self._wanted), _NAME)
+        for rank, (*place, _) in enumerate(ranks):
+            if place != list(ranks[0][:3]):
+                raise MismatchError(
+                    f"fit: all ranks must make the same steps; rank {rank} {_told(place)}, rank 0 "
+                    f"{_told(ranks[0][:3])}; hvd_ext.shard(data, batch_size) gives all ranks equally many, and "
+                    "steps_per_epoch cuts what is uneven"
+                )
+        self.model.stop_training = any(wanted for *_, wanted in ranks)
+
+
+def _told(place: Any) -> str:
+    where, epoch, steps = place
+    return f"{where} step {steps} of epoch {epoch + 1}"

@@ -1,0 +1,135 @@
+"""A list of Keras' callbacks, made right for a job of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
+from hvd_ext.keras.callbacks.stopping import StopTogether
+from hvd_ext.process import rank
+
+# Keras' callbacks that write files or to the screen: on several ranks they would write the same, into one place.
+_WRITERS = (
+    "ModelCheckpoint",
+    "BackupAndRestore",
+    "TensorBoard",
+    "CSVLogger",
+    "RemoteMonitor",
+    "OrbaxCheckpoint",
+    "ProgbarLogger",
+)
+_STEPS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+def synchronized(
+    callbacks: Iterable[Any] | Any = (),
+    *,
+    root_rank: int = 0,
+    only_on_root: Iterable[type] = (),
+    stop_every: int | str | None = "auto",
+) -> list[Any]:
+    """Make a list of callbacks right for several ranks; every rank hands the same ones over and gives `fit` the result.
+
+    First all ranks get one rank's variables, then each epoch's metrics become those of all ranks' data, then come the
+    callbacks, which therefore decide alike (early stopping, learning rates); callbacks that write files are on rank 0
+    only; and all ranks stop as soon as one wants to, after the same step. `BackupAndRestore` restores on rank 0, and
+    the others get weights, optimizer and epoch from it. Only rank 0 has a progress bar.
+
+    Args:
+        callbacks: those of Keras, of hvd_ext and of your own; a `BroadcastGlobalVariablesCallback`,
+            `MetricAverageCallback` or `StopTogether` among them takes the place of the one that would be made.
+        root_rank: whose variables all get; 0 where something is restored.
+        only_on_root: classes of your own callbacks that belong on rank 0 only, because they write.
+        stop_every: how often the ranks agree on stopping within an epoch, in steps; None: at the ends of epochs only.
+            "auto": after every step where a callback may stop within an epoch (`TerminateOnNaN`, or one of your own
+            that works on batches), else at the ends of epochs. One exchange takes about as long as an allreduce of a
+            few bytes.
+
+    Returns:
+        The list for `fit`.
+
+    Raises:
+        InvalidError: the root is no rank, or something restores and the root is not rank 0.
+        NotInitializedError: before `init()`.
+    """
+    given = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
+    start = _taken(given, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
+    average = _taken(given, MetricAverageCallback) or MetricAverageCallback(exact=True)
+    restoring = [callback for callback in given if _is(callback, ("BackupAndRestore",))]
+    if restoring and start.root_rank != 0:
+        raise InvalidError(
+            f"root_rank ({start.root_rank}): must be 0 with BackupAndRestore, which restores on rank 0; or use "
+            "hvd_ext.callbacks.Checkpoint"
+        )
+    if any(not isinstance(callback, keras.callbacks.Callback) for callback in restoring):
+        raise InvalidError(
+            "BackupAndRestore of tf_keras: it cannot tell the other ranks its epoch; use that of Keras 3"
+        )
+    if stop_every == "auto":
+        stop_every = 1 if any(map(_may_stop_within_an_epoch, given)) else None
+    stop = _taken(given, StopTogether) or StopTogether(stop_every, restored=bool(restoring))  # type: ignore[arg-type]
+    stop.restored = stop.restored or bool(restoring)
+    writers = tuple(only_on_root)
+    kept = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]
+    for callback in kept:
+        if rank() != 0 and _is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
+            callback.verbose = 0
+    first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
+    return [*first, start, average, *kept, stop]
+
+
+class _RestoreFirst(base.Callback):
+    """Lets another callback of the list restore before the broadcast, wherever it stands; it restores again then."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self._other = other
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._other.on_train_begin(logs)
+
+
+def _taken(given: list[Any], kind: type) -> Any:
+    """Take the callback of a kind out of the list."""
+    for index, callback in enumerate(given):
+        if isinstance(callback, kind):
+            return given.pop(index)
+    return None
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, list | tuple):
+        return [one for part in callbacks for one in _flat(part)]
+    return [callbacks] if _is_callback(callbacks) else _flat(list(callbacks))
+
+
+def _is_callback(value: Any) -> bool:
+    return hasattr(value, "on_epoch_end")
+
+
+def _is_keras(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("keras", "tf_keras")
+
+
+def _is(callback: Any, names: tuple[str, ...]) -> bool:
+    """Tell whether a callback is one of Keras', or derived from one: of Keras 3 or Keras 2."""
+    return any(kind.__name__ in names and _is_keras(kind) for kind in type(callback).__mro__)
+
+
+def _may_stop_within_an_epoch(callback: Any) -> bool:
+    if _is(callback, ("TerminateOnNaN",)) or any(name in vars(callback) for name in _STEPS):  # LambdaCallback
+        return True
+    for kind in type(callback).__mro__:
+        if _is_keras(kind) or kind.__module__.split(".")[0] == "hvd_ext":
+            return False
+        if any(name in vars(kind) for name in _STEPS):
+            return True
+    return False

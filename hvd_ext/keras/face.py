@@ -1,0 +1,87 @@
+"""The collectives in the argument order of `horovod.keras`, for scripts that call `hvd.allreduce(value, name)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_ext.options import Average, Compression, ReduceOp
+from hvd_ext.tensorflow import collectives
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: ReduceOp | None = None,
+    compression: Compression | None = None,
+) -> Any:
+    """Reduce a value over all ranks; see `hvd_ext.allreduce`, which has another order of arguments.
+
+    Args:
+        value: a tensor or what becomes one, of equal shape on all ranks.
+        name: its name in messages.
+        average: False for `hvd_ext.Sum`; as in Horovod, `op` is the newer way to say so.
+        prescale_factor: multiplies the value before the reduction.
+        postscale_factor: multiplies the result.
+        op: `hvd_ext.Average` (the default) or `hvd_ext.Sum`.
+        compression: how float32 travels.
+
+    Returns:
+        The reduced tensor.
+
+    Raises:
+        InvalidError: an argument breaks its rule.
+        MismatchError: the ranks have different values for one; on all ranks.
+    """
+    return collectives.allreduce(
+        value,
+        average=average,
+        op=op,
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        compression=compression,
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Join the values of all ranks along their first axis; see `hvd_ext.allgather`.
+
+    Args:
+        value: a tensor or what becomes one; only the first axis may differ between ranks.
+        name: its name in messages.
+
+    Returns:
+        The joined tensor.
+    """
+    return collectives.allgather(value, name=name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Give all ranks the value of one; see `hvd_ext.broadcast`.
+
+    Args:
+        value: a tensor or what becomes one, of equal shape on all ranks.
+        root_rank: the rank whose value all get.
+        name: its name in messages.
+
+    Returns:
+        The root's tensor.
+    """
+    return collectives.broadcast(value, root_rank, name=name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Any:
+    """Reduce a value over all ranks and give each its rows of the result; see `hvd_ext.reducescatter`.
+
+    Args:
+        value: a tensor or what becomes one, of equal shape on all ranks.
+        name: its name in messages.
+        op: `hvd_ext.Average` or `hvd_ext.Sum`.
+
+    Returns:
+        This rank's rows.
+    """
+    return collectives.reducescatter(value, op=op, name=name)

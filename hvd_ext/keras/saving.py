@@ -1,0 +1,160 @@
+"""`load_model`: a model from a file on all ranks, its optimizer wrapped again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from hvd_ext import agreement, runtime
+from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.keras.optimizer import DistributedOptimizer
+from hvd_ext.objects import broadcast_object
+
+_LOG = logging.getLogger("hvd_ext")
+
+# A file goes from rank 0 to ranks that lack it in pieces of so many bytes.
+_PIECE_NBYTES = 32 << 20
+# Stands for the digest of a folder, which each rank reads by itself.
+_FOLDER = "a folder"
+
+
+def load_model(
+    filepath: str | os.PathLike[str],
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    compile: bool = True,
+    safe_mode: bool = True,
+    **options: Any,
+) -> keras.Model:
+    """Load a model that was saved with or without the wrapper, and wrap its optimizer; all ranks call it.
+
+    Slots, iterations, loss scale and averages of weights are those of the file. Every rank reads its own file where it
+    is the same as rank 0's; rank 0 sends its file to the others, so that it needs to be on rank 0's disk only.
+
+    Args:
+        filepath: a `.keras` or `.h5` file; on ranks where rank 0's file lies elsewhere, or not at all, any path.
+        custom_optimizers: classes of optimizers of your own.
+        custom_objects: classes and functions of your own, by name, as `keras.models.load_model` takes them.
+        compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
+        safe_mode: as `keras.models.load_model` takes it.
+        **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
+
+    Returns:
+        The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
+
+    Raises:
+        CheckpointError: rank 0 has no such file, or it cannot be read; on all ranks.
+        InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
+    """
+    job = runtime.current()
+    where = f"load_model ({os.fspath(filepath)})"
+    objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
+    with tempfile.TemporaryDirectory(prefix="hvd_ext-") as folder:
+        path = _shared(job, Path(filepath), Path(folder), where)
+
+        def load() -> None:
+            nonlocal model
+            model = _loaded(path, objects, compile, safe_mode, where)
+            if getattr(model, "optimizer", None) is not None:
+                model.optimizer = DistributedOptimizer(model.optimizer, **options)
+            elif options:
+                raise InvalidError(
+                    f"{where}: the model has no optimizer that {', '.join(options)} could be for; compile it with "
+                    "hvd_ext.DistributedOptimizer"
+                )
+
+        model: Any = None
+        agreement.exchange(job.engine, "load_model", load)
+    return model
+
+
+def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str) -> Path:
+    """Give the path of a file with the bytes of rank 0's: this rank's own, or a copy in the folder."""
+    seen = agreement.exchange(job.engine, "load_model: file", lambda: _digest(path, job.engine.rank, where))
+    lacking = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
+    if not lacking:
+        return path
+    differing = [rank for rank in lacking if seen[rank] is not None]
+    if differing and job.engine.rank == 0:
+        _LOG.warning("%s: rank %d has another file of this name; all take that of rank 0", where, differing[0])
+    if seen[0] == _FOLDER:
+        raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} has not")
+    copy = folder / path.name
+    pieces = _pieces(path) if job.engine.rank == 0 else iter(())
+    with contextlib.ExitStack() as stack:
+        failed: OSError | None = None
+        target = None
+        while isinstance(piece := broadcast_object(next(pieces, None), 0, "load_model: bytes"), bytes):
+            if job.engine.rank in lacking and failed is None:
+                try:
+                    target = target or stack.enter_context(copy.open("wb", buffering=0))
+                    target.write(piece)
+                except OSError as error:  # the others go on sending: they hear of it at the end
+                    failed = error
+
+    def outcome() -> None:
+        if isinstance(piece, str) or failed is not None:
+            raise CheckpointError(f"{where}: its bytes could not be passed on: {piece or failed}")
+
+    agreement.exchange(job.engine, "load_model: passed on", outcome)
+    return copy if job.engine.rank in lacking else path
+
+
+def _pieces(path: Path) -> Iterator[bytes | str]:
+    """Yield a file's bytes in pieces, and the words of an error instead of the rest."""
+    try:
+        with path.open("rb") as source:
+            while piece := source.read(_PIECE_NBYTES):
+                yield piece
+    except OSError as error:
+        yield str(error)
+
+
+def _digest(path: Path, rank: int, where: str) -> str | None:
+    if path.is_dir():
+        return _FOLDER
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        if rank == 0:
+            raise CheckpointError(f"{where}: rank 0 must have it; it cannot be read: {error.strerror}") from error
+        return None
+
+
+def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:
+    try:
+        model = keras.models.load_model(path, custom_objects=objects, compile=compile, safe_mode=safe_mode)
+    except Exception as error:  # Keras, zip and HDF5 each have their own for a file that is not theirs
+        raise CheckpointError(f"{where}: Keras cannot load it: {type(error).__name__}: {error}") from error
+    if path.suffix in (".h5", ".hdf5") and getattr(model, "optimizer", None) is not None:
+        _mend_slots(model, path)
+    return model
+
+
+def _mend_slots(model: keras.Model, path: Path) -> None:
+    """Give the optimizer of an HDF5 file its slots: Keras 3 writes them there, and builds it without variables."""
+    import h5py
+
+    plain = type(model.optimizer).from_config(model.optimizer.get_config())
+    model.optimizer = plain
+    plain.build(model.trainable_variables)
+    with h5py.File(path, "r") as file:
+        group = file.get("optimizer_weights")
+        names = [] if group is None else [_text(name) for name in group.attrs["weight_names"]]
+        if len(names) == len(plain.variables):
+            for variable, name in zip(plain.variables, names, strict=True):
+                variable.assign(group[name][()])
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

@@ -1,0 +1,135 @@
+"""One row of the table of migration, a short way to write many, and their Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+SAME, OTHER, REFUSED = "same", "other", "refused"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one thing of Horovod is here.
+
+    Args:
+        section: the table of the page in which it stands.
+        horovod: its name there; `allreduce(op)` for the argument op of allreduce, `ProcessSet.size` for a member.
+        ours: its name here; "" where it has none. Of what is refused: what happens, "" for an error in words.
+        status: "same" (same name, same meaning), "other" (another name or meaning) or "refused".
+        note: what the reader must know.
+    """
+
+    section: str
+    horovod: str
+    ours: str
+    status: str
+    note: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The callable of an argument; the name itself otherwise."""
+        return self.horovod.split("(")[0]
+
+    @property
+    def argument(self) -> str:
+        """The argument's name, or ""."""
+        return self.horovod.partition("(")[2].rstrip(")")
+
+
+def same(section: str, names: str, note: str = "") -> Iterator[Row]:
+    """Give rows for names that are the same here.
+
+    Args:
+        section: their table.
+        names: with blanks between them.
+        note: for each.
+    """
+    for name in names.split():
+        yield Row(section, name, name, SAME, note)
+
+
+def callable_rows(
+    section: str, name: str, arguments: str = "", note: str = "", other: dict[str, str] | None = None
+) -> Iterator[Row]:
+    """Give the rows of a callable that is the same here, and of its arguments.
+
+    Args:
+        section: their table.
+        name: of the callable.
+        arguments: names with blanks between them, in Horovod's order.
+        note: for the callable.
+        other: what is to be said about an argument that is not quite the same; "!" in front of it: refused.
+    """
+    yield Row(section, name, name, SAME, note)
+    said = other or {}
+    for argument in arguments.split():
+        words = said.get(argument, "")
+        status = SAME if not words else REFUSED if words.startswith("!") else OTHER
+        ours = "" if status == REFUSED else argument
+        yield Row(section, f"{name}({argument})", ours, status, words.lstrip("!"))
+
+
+def table_of(rows: Iterable[Row]) -> str:
+    """Give one Markdown table a section; arguments that are the same and need no word share a line.
+
+    Args:
+        rows: of the table of migration, sections together.
+
+    Returns:
+        The tables, each under its title.
+    """
+    parts = []
+    for section, members in itertools.groupby(rows, lambda row: row.section):
+        lines = [f"### {section}", "", "| Horovod | here | |", "| --- | --- | --- |"]
+        lines += [_line(*group) for group in _folded(members)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _folded(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+    """Give lines: a callable with the arguments that need no word, other arguments by note, plain names by note."""
+    for (owner, takes), members in itertools.groupby(_marked(rows), lambda pair: pair[0]):
+        group = [row for _, row in members]
+        if takes:
+            head = group[0]
+            plain = [row.argument for row in group[1:] if (row.status, row.note) == (SAME, "")]
+            yield f"`{owner}({', '.join(plain)})`", "the same", head.note
+            group = [row for row in group[1:] if (row.status, row.note) != (SAME, "")]
+        for _, alike in itertools.groupby(group, _kind_of_argument if takes else _kind_of_name):
+            yield _cells(list(alike))
+
+
+def _marked(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, bool], Row]]:
+    """Give every row with its owner if that takes arguments; plain names have none, so that they stand together."""
+    listed = list(rows)
+    callables = {row.owner for row in listed if row.argument}
+    for row in listed:
+        yield ((row.owner, True) if row.owner in callables else ("", False)), row
+
+
+def _kind_of_argument(row: Row) -> tuple[str, ...]:
+    return row.status, row.note
+
+
+def _kind_of_name(row: Row) -> tuple[str, ...]:
+    return row.status, row.note, row.ours if row.status == OTHER else ""
+
+
+def _cells(alike: list[Row]) -> tuple[str, str, str]:
+    first = alike[0]
+    if first.argument:
+        horovod = f"`{first.owner}({', '.join(row.argument for row in alike)})`"
+    else:
+        horovod = ", ".join(f"`{row.horovod}`" for row in alike)
+    if first.status == SAME:
+        return horovod, "the same", first.note
+    if first.status == REFUSED:
+        return horovod, first.ours or "refused", first.note
+    ours = dict.fromkeys(row.ours for row in alike if row.ours)
+    return horovod, ", ".join(f"`{name}`" for name in ours) or "nothing", first.note
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

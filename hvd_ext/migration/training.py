@@ -1,0 +1,152 @@
+"""The rows of what trains: optimizers, tapes, callbacks, models."""
+
+from __future__ import annotations
+
+from hvd_ext import refused
+from hvd_ext.migration.row import REFUSED, Row, callable_rows, same
+
+_OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, layers"
+
+_PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
+_COMPRESSION = "Compression.none, .fp16 and also .bf16; sums are taken in float32"
+_GROUPS = "as there; groups of several dtypes and variables of equal names work"
+_NUM_GROUPS = "accepted, as `groups=N`"
+
+_REDUCTION = {"device_dense": _PLACED, "device_sparse": _PLACED, "num_groups": _NUM_GROUPS}
+
+_OPTIMIZER_ROWS = (
+    *callable_rows(
+        _OPTIMIZERS,
+        "DistributedOptimizer",
+        "optimizer name use_locking device_dense device_sparse compression sparse_as_dense backward_passes_per_step op "
+        "gradient_predivide_factor average_aggregated_gradients num_groups groups process_set scale_local_gradients",
+        "for optimizers of Keras 3 and of tf_keras (Keras 2), not of tf.compat.v1; all after `name` by keyword, since "
+        "Horovod's own modules differ in the order; `apply` and `apply_gradients` in a loop of your own reduce too",
+        {
+            **_REDUCTION,
+            "use_locking": "accepted; changes nothing: it is of tf.compat.v1",
+            "op": "Average or Sum, in every front end; Horovod's `tensorflow.DistributedOptimizer` averages in silence",
+            "backward_passes_per_step": "the same mechanism as Keras' gradient_accumulation_steps: one of the two",
+            "gradient_predivide_factor": "with op=Sum it is refused; Horovod's Keras face ignores it in silence",
+        },
+    ),
+    *callable_rows(
+        _OPTIMIZERS,
+        "PartialDistributedOptimizer",
+        "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op groups "
+        "process_set local_layers scale_local_gradients",
+        "",
+        {key: words for key, words in _REDUCTION.items() if key != "num_groups"},
+    ),
+    *same(_OPTIMIZERS, "DistributedOptimizer.register_local_var", "its gradient stays local"),
+    *same(_OPTIMIZERS, "Average Sum"),
+    *(
+        Row(_OPTIMIZERS, op.name, "", REFUSED, op.instead)
+        for op in (refused.Adasum, refused.Min, refused.Max, refused.Product)
+    ),
+    *same(_OPTIMIZERS, "Compression.none Compression.fp16", _COMPRESSION),
+)
+
+_TAPE_ARGUMENTS = (
+    "gradtape device_dense device_sparse compression sparse_as_dense op gradient_predivide_factor num_groups groups "
+    "process_set scale_local_gradients"
+)
+
+_TAPE_ROWS = (
+    *callable_rows(
+        _TAPES,
+        "DistributedGradientTape",
+        _TAPE_ARGUMENTS,
+        "with a plain optimizer; sources may be keras.Variable",
+        _REDUCTION,
+    ),
+    *callable_rows(
+        _TAPES,
+        "PartialDistributedGradientTape",
+        _TAPE_ARGUMENTS.replace("scale_local", "local_layers scale_local"),
+        "",
+        _REDUCTION,
+    ),
+    *callable_rows(
+        _TAPES,
+        "DistributedGradientTape.gradient",
+        "target sources output_gradients use_generic_names",
+        "",
+        {"use_generic_names": "accepted; changes nothing: gradients are known by their place"},
+    ),
+    *same(_TAPES, "DistributedGradientTape.register_local_source"),
+    *callable_rows(
+        _TAPES,
+        "DistributedGradientTape.get_local_and_global_gradients",
+        "target sources output_gradients use_generic_names",
+        "",
+        {"use_generic_names": "accepted; changes nothing: gradients are known by their place"},
+    ),
+)
+
+_CALLBACK_ROWS = (
+    *callable_rows(
+        _CALLBACKS,
+        "callbacks.BroadcastGlobalVariablesCallback",
+        "root_rank device local_variables",
+        "also sends what exists before the first step",
+        {"device": "accepted; changes nothing"},
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "callbacks.MetricAverageCallback",
+        "device",
+        "",
+        {"device": "accepted; changes nothing"},
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "callbacks.LearningRateScheduleCallback",
+        "initial_lr multiplier start_epoch end_epoch staircase momentum_correction steps_per_epoch",
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "callbacks.LearningRateWarmupCallback",
+        "initial_lr warmup_epochs momentum_correction steps_per_epoch verbose",
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "callbacks.BestModelCheckpoint",
+        "monitor verbose save_weights_only mode save_freq",
+        "Horovod asks that `filepath` is set later",
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "load_model",
+        "filepath custom_optimizers custom_objects compression legacy_opts",
+        "wraps the optimizer of every file; Horovod leaves `.keras` files unwrapped in silence",
+        {"legacy_opts": "accepted; changes nothing: legacy optimizers are those of tf_keras"},
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "SyncBatchNormalization",
+        "fused",
+        "a layer of Keras 3",
+        {"fused": "must be False, as in Horovod"},
+    ),
+    *callable_rows(
+        _CALLBACKS,
+        "broadcast_variables",
+        "variables root_rank process_set inplace",
+        "variables of Keras and of TensorFlow, mixed",
+    ),
+    *callable_rows(_CALLBACKS, "broadcast_", "variables root_rank name process_set"),
+    Row(
+        _CALLBACKS,
+        "broadcast_global_variables",
+        "",
+        REFUSED,
+        "TensorFlow 2 has no collection of all variables: hvd_ext.broadcast_variables(model.variables, root_rank)",
+    ),
+)
+
+_ELASTIC_ROWS = tuple(
+    Row("Elastic", f"elastic.{name}", "", REFUSED, refused.INSTEAD["elastic"]) for name in refused.Elastic.NAMES
+)
+
+ROWS = (*_OPTIMIZER_ROWS, *_TAPE_ROWS, *_CALLBACK_ROWS, *_ELASTIC_ROWS)

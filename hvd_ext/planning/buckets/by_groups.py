@@ -1,0 +1,76 @@
+"""Buckets that the user names: so many, or lists of tensors that travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
+from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+
+
+def by_groups(
+    tensors: Sequence[TensorInfo],
+    groups: int | Sequence[Sequence[int]],
+    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
+) -> BucketPlan:
+    """Makes one bucket of each group, or one for each of its dtypes.
+
+    Args:
+        tensors: in the order of the model's layers.
+        groups: how many groups of consecutive tensors there shall be, of about equal bytes; fewer if there are fewer
+            tensors. Or the groups: lists of indices into the tensors, of any sizes and dtypes; an empty one is left
+            out.
+        bucket_nbytes: what is in no group travels in buckets of this size.
+
+    Returns:
+        One dtype per bucket; the buckets in the order in which their last tensor is ready.
+
+    Raises:
+        PlanError: an index that is not there or is there twice, a number of groups below 1, or tensors that `by_size`
+            refuses.
+    """
+    by_size(tensors)  # it checks them
+    nbytes = [tensor.elements * NBYTES_OF[tensor.dtype] for tensor in tensors]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise PlanError(f"groups {groups}: there is at least one group")
+        groups = _divided(nbytes, groups)
+    grouped = [index for group in groups for index in group]
+    for index in grouped:
+        if not 0 <= index < len(tensors):
+            raise PlanError(f"groups: tensor {index} is not there; there are {len(tensors)} tensors")
+    if len(set(grouped)) < len(grouped):
+        twice = next(index for index in grouped if grouped.count(index) > 1)
+        raise PlanError(f"groups: tensor {tensors[twice].name!r} is in two places; each tensor is in one group at most")
+    buckets = [bucket for group in groups for bucket in _by_dtype(tensors, group)]
+    rest = sorted(set(range(len(tensors))) - set(grouped))
+    for bucket in by_size([tensors[index] for index in rest], bucket_nbytes).buckets:
+        buckets.append(Bucket(bucket.dtype, tuple(rest[index] for index in bucket.tensors), bucket.nbytes))
+    # back-propagation makes the last tensors first: a bucket is full when its first tensor of the model is there
+    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))
+
+
+def _by_dtype(tensors: Sequence[TensorInfo], group: Sequence[int]) -> list[Bucket]:
+    found: dict[str, list[int]] = {}
+    for index in sorted(group, reverse=True):
+        found.setdefault(tensors[index].dtype, []).append(index)
+    return [
+        Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * NBYTES_OF[dtype])
+        for dtype, indices in found.items()
+    ]
+
+
+def _divided(nbytes: Sequence[int], count: int) -> list[list[int]]:
+    """Cut the tensors into `count` runs: one ends where its share of the bytes is reached, and none is empty."""
+    count = min(count, len(nbytes))
+    runs: list[list[int]] = [[]]
+    done, total = 0, sum(nbytes)
+    for index, size in enumerate(nbytes):
+        left, runs_left = len(nbytes) - index, count - len(runs)
+        share_reached = done * count >= total * len(runs)
+        if runs[-1] and runs_left > 0 and (left == runs_left or (share_reached and left > runs_left)):
+            runs.append([])
+        runs[-1].append(index)
+        done += size
+    return [run for run in runs if run]

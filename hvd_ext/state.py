@@ -1,0 +1,144 @@
+"""State that a rank keeps for itself between steps: who has some says so here, and checkpoints hold it.
+
+What belongs to one rank alone - residuals, momenta of a compressor, the place of a reader - is never put among the
+optimizer's variables: those are equal on all ranks, and plain Keras must be able to read them.
+`hvd_ext.callbacks.Checkpoint` writes what is registered here into each rank's own file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hvd_ext.errors import InvalidError
+
+Save = Callable[[], dict[str, np.ndarray]]
+Load = Callable[[dict[str, np.ndarray]], None]
+
+# owner -> how to get its state and how to set it; each a function that gives the function, or None when it is gone
+_owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | None]]] = {}
+# what was restored before its owner was there
+_waiting: dict[str, dict[str, np.ndarray]] = {}
+
+
+def register(owner_key: str, save: Save, load: Load) -> None:
+    """Make the state of an owner part of every checkpoint from now on.
+
+    An owner that registers after a checkpoint was restored gets its part of it at once, by `load`. Methods of an object
+    do not keep it alive: when the object is gone, so is its entry.
+
+    Args:
+        owner_key: names the owner; the same in the job that resumes.
+        save: gives a copy of the state, arrays of numbers, booleans or text by name.
+        load: takes what `save` gave in an earlier job.
+
+    Raises:
+        InvalidError: the key is no text or is taken, or `save` or `load` cannot be called.
+    """
+    if not isinstance(owner_key, str) or not owner_key:
+        raise InvalidError(f"state.register, owner_key ({owner_key!r}): must be a text that is not empty")
+    if not callable(save) or not callable(load):
+        raise InvalidError(f"state.register, {owner_key!r}: save and load must be functions")
+    if _functions(owner_key) is not None:
+        raise InvalidError(
+            f"state.register, owner_key ({owner_key!r}): it is taken; take another, or `unregister` the first"
+        )
+    _owners[owner_key] = (_reference(save), _reference(load))
+    if owner_key in _waiting:
+        load(_waiting.pop(owner_key))
+
+
+def unregister(owner_key: str) -> None:
+    """Leave an owner's state out of checkpoints from now on; an owner that is not there is no error.
+
+    Args:
+        owner_key: as given to `register`.
+    """
+    _owners.pop(owner_key, None)
+
+
+def collect() -> dict[str, dict[str, np.ndarray]]:
+    """Take the state of all owners that are alive.
+
+    Returns:
+        The arrays by owner and name.
+
+    Raises:
+        InvalidError: an owner gave something other than arrays by name; the message says which.
+    """
+    collected = {}
+    for owner in list(_owners):
+        functions = _functions(owner)
+        if functions is not None:
+            collected[owner] = _checked(owner, functions[0]())
+    return collected
+
+
+def restore(states: Mapping[str, dict[str, np.ndarray]]) -> tuple[str, ...]:
+    """Give all owners their state; what belongs to nobody yet waits for its owner's `register`.
+
+    Args:
+        states: from `collect`. What waited before is forgotten.
+
+    Returns:
+        The owners that are not there yet.
+    """
+    _waiting.clear()
+    for owner, arrays in states.items():
+        functions = _functions(owner)
+        if functions is None:
+            _waiting[owner] = dict(arrays)
+        else:
+            functions[1](dict(arrays))
+    return tuple(_waiting)
+
+
+def unclaimed() -> dict[str, tuple[str, ...]]:
+    """Tell what was restored and still waits for its owner.
+
+    Returns:
+        The names of the arrays, by owner.
+    """
+    return {owner: tuple(arrays) for owner, arrays in _waiting.items()}
+
+
+def forget_unclaimed() -> None:
+    """Drop what was restored and still waits for its owner."""
+    _waiting.clear()
+
+
+def _functions(owner: str) -> tuple[Save, Load] | None:
+    if owner not in _owners:
+        return None
+    save, load = (reference() for reference in _owners[owner])
+    if save is None or load is None:
+        del _owners[owner]
+        return None
+    return save, load
+
+
+def _reference(function: Any) -> Callable[[], Any]:
+    if inspect.ismethod(function):
+        return weakref.WeakMethod(function)
+    return lambda: function
+
+
+def _checked(owner: str, arrays: Any) -> dict[str, np.ndarray]:
+    if not isinstance(arrays, Mapping):
+        raise InvalidError(
+            f"state of {owner!r}: save must give a dictionary of arrays; it gave {type(arrays).__name__}"
+        )
+    checked = {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.dtype.hasobject or array.dtype.names:
+            raise InvalidError(
+                f"state of {owner!r}, {name!r}: must be an array of numbers, booleans or text under a text as its "
+                f"name; it is {type(value).__name__} of dtype {array.dtype}"
+            )
+        checked[name] = array
+    return checked

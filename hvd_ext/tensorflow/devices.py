@@ -1,0 +1,160 @@
+"""GPU machines: one GPU for each rank of a host, and our ops on the CPU: tensors of a GPU go through host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext import agreement, runtime
+from hvd_ext.errors import InvalidError
+
+logger = logging.getLogger("hvd_ext")
+HOST = "CPU:0"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_said: set[str] = set()  # what this process has been warned of
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a rank says of its GPUs.
+
+    Attributes:
+        host: its host's name.
+        gpus: the number of GPUs that TensorFlow lists.
+        visible: its CUDA_VISIBLE_DEVICES, or None.
+        initialized: TensorFlow uses its GPUs already, more of them than one.
+    """
+
+    host: str
+    gpus: int
+    visible: str | None
+    initialized: bool
+
+
+def pin_gpu(*, memory_growth: bool = True) -> Any:
+    """Give this rank one GPU of its host, that of its `local_rank()`; all ranks call it, right after `init()`.
+
+    Where the launcher has given each rank its own GPU (CUDA_VISIBLE_DEVICES, as SLURM does with --gpus-per-task), that
+    one is taken. On a job without GPUs nothing happens.
+
+    Args:
+        memory_growth: TensorFlow takes the GPU's memory as it needs it, and not all of it at once.
+
+    Returns:
+        The `tf.config.PhysicalDevice`, or None where the host has no GPU.
+
+    Raises:
+        InvalidError: a host has fewer GPUs than ranks, ranks would share one, or TensorFlow has used its GPUs already;
+            on all ranks, with the words for the first such rank.
+        NotInitializedError: before `init()`.
+    """
+    job = runtime.current()
+    gpus = tf.config.list_physical_devices("GPU")
+
+    def about() -> dict[str, Any]:
+        used = len(gpus) > 1 and _initialized() and len(tf.config.get_visible_devices("GPU")) > 1
+        return dataclasses.asdict(Seen(platform.node(), len(gpus), os.environ.get(VISIBLE), used))
+
+    answers = [Seen(**answer) for answer in agreement.exchange(job.engine, "pin_gpu", about)]
+    index = choose(answers)[job.engine.rank]
+    if index is None:
+        return None
+    # after the first use this is allowed where it changes nothing
+    if [gpus[index]] != tf.config.get_visible_devices("GPU"):
+        tf.config.set_visible_devices(gpus[index], "GPU")
+    if memory_growth and not _initialized():
+        tf.config.experimental.set_memory_growth(gpus[index], True)
+    return gpus[index]
+
+
+def choose(answers: Sequence[Seen]) -> list[int | None]:
+    """Say which of its GPUs each rank takes.
+
+    Args:
+        answers: what the ranks say, by rank.
+
+    Returns:
+        By rank: the place in TensorFlow's list of GPUs, or None where there is none.
+
+    Raises:
+        InvalidError: see `pin_gpu`.
+    """
+    chosen: list[int | None] = []
+    for rank, seen in enumerate(answers):
+        here = [other for other, answer in enumerate(answers) if answer.host == seen.host]
+        place = here.index(rank)
+        if seen.initialized:
+            raise InvalidError(
+                f"pin_gpu: rank {rank} of host {seen.host} uses its {seen.gpus} GPUs already, and TensorFlow cannot "
+                "give them back; call pin_gpu() right after init(), before the first tensor"
+            )
+        if not seen.gpus:
+            chosen.append(None)
+        elif seen.gpus == 1 and seen.visible and len(here) > 1:
+            twins = [other for other in here if answers[other].visible == seen.visible]
+            if len(twins) > 1:
+                raise InvalidError(
+                    f"pin_gpu: ranks {', '.join(map(str, twins))} of host {seen.host} share one GPU "
+                    f"({VISIBLE}={seen.visible}); unset it, or let the launcher give each rank its own"
+                )
+            chosen.append(0)
+        elif place >= seen.gpus:
+            raise InvalidError(
+                f"pin_gpu: host {seen.host} has {seen.gpus} GPUs for {len(here)} ranks, none for rank {rank} (local "
+                f"rank {place}); start as many ranks on each host as it has GPUs, or hide the GPUs: {VISIBLE}=-1"
+            )
+        else:
+            chosen.append(place)
+    return chosen
+
+
+def warn_of_shared() -> None:
+    """Warn once where several ranks of a host see several GPUs: each would take memory of all of them."""
+    job = runtime.current_or_none()
+    if job is None or job.hosts.count(job.hosts[job.engine.rank]) < 2:
+        return
+    seen = len(tf.config.get_visible_devices("GPU"))
+    if seen > 1 and "shared" not in _said:
+        _said.add("shared")
+        logger.warning(
+            "rank %d sees %d GPUs, and so do the other ranks of host %s: TensorFlow takes memory of all of them in "
+            "every rank; call hvd_ext.pin_gpu() right after init()",
+            job.engine.rank,
+            seen,
+            job.hosts[job.engine.rank],
+        )
+
+
+class OnHost:
+    """The functions of a library of ops, run on the CPU whatever device the caller has chosen.
+
+    Args:
+        module: from `tf.load_op_library`.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        plain = getattr(self._module, name)
+
+        @functools.wraps(plain)
+        def on_host(*args: Any, **kwargs: Any) -> Any:
+            with tf.device(HOST):
+                return plain(*args, **kwargs)
+
+        setattr(self, name, on_host)
+        return on_host
+
+
+def _initialized() -> bool:
+    from tensorflow.python.eager import context
+
+    return bool(context.context()._initialized)

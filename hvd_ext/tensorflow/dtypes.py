@@ -1,0 +1,213 @@
+"""Which dtypes the collectives take: the engine's own, and those that travel in another one and come back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.options import ReduceOp, Sum
+
+# What the engine adds (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
+REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+# Added in a wider dtype: the sum is checked before it is made narrow again.
+WIDENED = {"int8": "int32", "int16": "int32", "uint8": "int32", "uint16": "int32", "uint32": "int64"}
+ALLREDUCED = (*REDUCED, *WIDENED)
+# Moved as they are in memory, or in a wider dtype where the engine has none of their size.
+CARRIER = {
+    "bool": "uint8",
+    "int8": "uint8",
+    "int16": "int32",
+    "uint16": "int32",
+    "uint32": "int32",
+    "uint64": "int64",
+}
+MOVED = (*REDUCED, "uint8", *CARRIER)
+
+_HALVES = ("float16", "bfloat16")
+_ADVICE = {
+    "bool": "a sum of truth values is not one; cast to int32 to count them, and compare the sum with 0 or with size()",
+    "complex64": "reduce or move the real and the imaginary part: tf.math.real(x), tf.math.imag(x)",
+    "complex128": "reduce or move the real and the imaginary part: tf.math.real(x), tf.math.imag(x)",
+    "string": "use hvd_ext.allgather_object or hvd_ext.broadcast_object",
+}
+
+
+def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
+    """Make a tensor of what a user gave.
+
+    Args:
+        kind: the collective, for messages.
+        value: a tensor, a variable, NumPy or what TensorFlow converts.
+        dtypes: those that the collective takes.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        InvalidError: IndexedSlices, a dtype that is not taken, or what does not become a tensor.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"{kind} ({type(value).__name__}): it does not become one tensor: {error}") from error
+    name = tensor.dtype.name
+    if name not in dtypes:
+        raise InvalidError(
+            f"{kind} ({name}): the dtype must be one of {', '.join(dtypes)}; {_ADVICE.get(name, 'cast it')}"
+        )
+    return tensor
+
+
+def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
+    """Check that a tensor has a first dimension.
+
+    Args:
+        kind: the collective, for messages.
+        tensor: any.
+        verb: what happens along the first dimension, "joined" or "divided".
+
+    Returns:
+        The tensor.
+
+    Raises:
+        InvalidError: a scalar.
+    """
+    if tensor.shape.rank == 0:
+        raise InvalidError(
+            f"{kind} ({tensor.dtype.name} scalar): tensors are {verb} along their first dimension and a scalar has "
+            "none; give it one: tf.expand_dims(tensor, 0)"
+        )
+    return tensor
+
+
+def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
+    """Give a tensor in the dtype in which it is moved.
+
+    Args:
+        tensor: of a dtype of `MOVED`.
+
+    Returns:
+        The same values in a dtype of the engine; the tensor's own dtype, or "" where it is the engine's.
+    """
+    name = tensor.dtype.name
+    if name not in CARRIER:
+        return tensor, ""
+    carrier = tf.as_dtype(CARRIER[name])
+    same_bits = name != "bool" and carrier.size == tensor.dtype.size
+    return (tf.bitcast(tensor, carrier) if same_bits else tf.cast(tensor, carrier)), name
+
+
+def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undo `carried`.
+
+    Args:
+        tensor: a result in the carrier's dtype.
+        dtype: the user's.
+
+    Returns:
+        The same values in the user's dtype.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    same_bits = dtype != tf.bool and tensor.dtype.size == dtype.size
+    return tf.bitcast(tensor, dtype) if same_bits else tf.cast(tensor, dtype)
+
+
+def widened(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
+    """Give a tensor in the dtype in which it is added.
+
+    Args:
+        tensor: of a dtype of `ALLREDUCED`.
+
+    Returns:
+        The same values in a dtype of the engine; the tensor's own dtype, or "" where it is the engine's.
+    """
+    name = tensor.dtype.name
+    return (tf.cast(tensor, WIDENED[name]), name) if name in WIDENED else (tensor, "")
+
+
+def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Undo `widened`, and refuse a sum that does not fit: it is the same on all ranks, so all of them raise.
+
+    Args:
+        what: the call, for the message.
+        tensor: the sum.
+        dtype: the user's.
+
+    Returns:
+        The sum in the user's dtype.
+
+    Raises:
+        InvalidError: a sum outside the dtype's range; in a running graph TensorFlow's InvalidArgumentError.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    low, high = int(dtype.min), int(dtype.max)
+    outside = tf.logical_or(tensor < low, tensor > high)
+    words = (
+        f"{what}: the sum does not fit into {dtype.name} ({low} to {high}); cast to {tensor.dtype.name} before the call"
+    )
+    if tf.executing_eagerly():
+        if bool(tf.reduce_any(outside)):
+            raise InvalidError(words)
+        return tf.cast(tensor, dtype)
+    with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(tf.reduce_any(outside)), [words])]):
+        return tf.cast(tensor, dtype)
+
+
+def factor(kind: str, name: str, value: Any) -> float:
+    """Check a prescale or postscale factor.
+
+    Args:
+        kind: the collective, for the message.
+        name: the argument's.
+        value: what the user gave.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InvalidError: not a finite number.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise InvalidError(f"{kind}: {name} ({value!r}): must be a finite number")
+    return float(value)
+
+
+def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
+    """Multiply a tensor, in its own dtype; differentiable.
+
+    Args:
+        tensor: of a dtype of `REDUCED`.
+        by: a factor. Halves are multiplied in float32, whole numbers in float64 and then cut toward zero.
+
+    Returns:
+        The product, of the tensor's dtype.
+    """
+    if by == 1.0:
+        return tensor
+    wide = tf.float32 if tensor.dtype.name in _HALVES else tf.float64 if tensor.dtype.is_integer else tensor.dtype
+    return tf.cast(tf.cast(tensor, wide) * tf.constant(by, wide), tensor.dtype)
+
+
+def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) -> tuple[ReduceOp, float]:
+    """Say what the engine does, and what is multiplied afterwards: whole numbers are cut toward zero once only.
+
+    Args:
+        tensor: of a dtype of `REDUCED`.
+        op: what the user asks for.
+        postscale: the user's factor for the result.
+        size: the number of ranks.
+
+    Returns:
+        The engine's op, and the factor for its result.
+    """
+    if tensor.dtype.is_integer and op != Sum and postscale != 1.0:
+        return Sum, postscale / size
+    return op, postscale

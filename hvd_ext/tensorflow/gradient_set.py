@@ -1,0 +1,131 @@
+"""One list of variables whose gradients are reduced together: its channels, and what the ranks have of its gradients.
+
+Ranks may have different gradients: a variable that a rank's loss does not use has none there. Eagerly the ranks tell
+each other at every step what they have. A traced function has the same gradients at every step, so its ranks tell each
+other once, when a rank's own pattern is new; all ranks must then come to a new pattern together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvd_ext import agreement, runtime
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.tensorflow import kinds, registration
+from hvd_ext.tensorflow.channel import Channel, GradientSpec
+
+_LIST = "the list of variables"
+
+
+class GradientSet:
+    """The variables of one list, agreed with the ranks of one runtime.
+
+    Attributes:
+        job: the runtime of the ranks that take part.
+        channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
+        name: unlike that of any other set of the job, the same on all ranks.
+
+    Args:
+        label: whose gradients they are, for messages.
+        options: how they become one.
+        job: the runtime of the ranks that take part.
+        variables: the list, without local variables.
+    """
+
+    def __init__(self, label: str, options: GradientOptions, job: runtime.Runtime, variables: Sequence[Any]) -> None:
+        self.job = job
+        self.channels: list[Channel] = []
+        self.name = f"{label}.{job.count('gradient set')}"
+        self._label = label
+        self._options = options
+        self._specs = [
+            GradientSpec(kinds.name(variable), tuple(variable.shape), kinds.dtype(variable).name)
+            for variable in variables
+        ]
+        self._groups = _groups(options.groups, [kinds.key(variable) for variable in variables])
+        self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
+        self._last = ""
+        self._since_update = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can reduce; before its first channel it can not be used by a step."""
+        return all(channel.is_open for channel in self.channels)
+
+    def agree(
+        self, own: str, checked: Callable[[], dict[str, Any]], *, traced: bool, communicates: bool = True
+    ) -> tuple[Channel, str]:
+        """Agree with the ranks on the gradients of a step.
+
+        Args:
+            own: this rank's kinds (`kinds.kind`), one letter for each variable.
+            checked: gives what must be the same on all ranks, or raises what all shall hear; asked when a channel is
+                opened.
+            traced: a function is being traced.
+            communicates: False: gradients are only added up in this eager call, nothing is asked.
+
+        Returns:
+            A channel for all dense gradients, and the ranks' kinds.
+
+        Raises:
+            MismatchError: the ranks' variables or options differ.
+            HvdExtError: what `checked` raised on some rank.
+        """
+        if not self.channels:
+            channel = self._open(own, lambda: {_LIST: "new", **checked()})
+            found = "".join(spec.kind for spec in channel.specs)
+        elif traced:
+            found = self._traced.get(own) or self._exchanged(own, checked)
+        else:
+            own = registration.joint([own, self._since_update]) if self._since_update else own
+            if not communicates:
+                self._since_update = own
+                return self.channels[-1], registration.joint([own, self._last])
+            found = self._exchanged(own, checked)
+        if traced:
+            self._traced[own] = found
+        else:
+            self._since_update = "" if communicates else own
+        self._last = found
+        return self._channel(found), found
+
+    def close(self) -> None:
+        """Close its channels."""
+        for channel in self.channels:
+            channel.close()
+
+    def _exchanged(self, own: str, checked: Callable[[], dict[str, Any]]) -> str:
+        def mine() -> dict[str, Any]:
+            checked()
+            return {"facts": {_LIST: f"that of {self.name}"}, "kinds": own}
+
+        values = agreement.exchange(self.job.engine, registration.subject(self._label), mine)
+        agreement.check_same(self._label, [value["facts"] for value in values])
+        return registration.joint([value["kinds"] for value in values])
+
+    def _channel(self, joint: str) -> Channel:
+        for channel in self.channels:
+            if all(spec.kind == kinds.DENSE for spec, kind in zip(channel.specs, joint, strict=True) if kind == "d"):
+                return channel
+        opened = ["".join(spec.kind for spec in channel.specs) for channel in self.channels]
+        return self._open(registration.joint([joint, *opened]), lambda: {_LIST: f"more of {self.name}"})
+
+    def _open(self, own: str, facts: Callable[[], dict[str, Any]]) -> Channel:
+        specs = [
+            dataclasses.replace(spec, present=kind != kinds.NONE, sparse=kind == kinds.SPARSE)
+            for spec, kind in zip(self._specs, own, strict=True)
+        ]
+        options = self._options.for_channel(self.job.options)
+        channel = registration.open(self._label, specs, options, owner=self.job, groups=self._groups, facts=facts)
+        self.channels.append(channel)
+        return channel
+
+
+def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> registration.Groups:
+    if groups is None or isinstance(groups, int):
+        return groups
+    place = {key: index for index, key in enumerate(keys)}
+    wanted = [[place.get(kinds.key(variable)) for variable in group] for group in groups]
+    return [[index for index in group if index is not None] for group in wanted]

@@ -1,0 +1,17 @@
+"""The callbacks where Horovod has them: `from hvd_ext.tensorflow.keras.callbacks import MetricAverageCallback`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_ext.keras import callbacks
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(callbacks, name)
+
+
+def __dir__() -> list[str]:
+    return dir(callbacks)

@@ -1,0 +1,140 @@
+"""One gradient and its variable: its key, name, dtype and kind, what it becomes before it travels, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow import sparse
+
+# What the ranks have of a gradient: nothing, a dense one, `tf.IndexedSlices`; a local one that stays on its rank; or
+# one of a rank that is outside of the process set.
+NONE, DENSE, SPARSE, LOCAL, OUTSIDE = "-", "d", "s", "l", "o"
+
+
+def key(variable: Any) -> Any:
+    """Give what tells variables apart, of Keras or TensorFlow; a variable of Keras and its value have one key."""
+    inner = getattr(variable, "_value", None)
+    found = variable if inner is None else inner
+    return getattr(found, "_unique_id", None) or id(found)
+
+
+def name(variable: Any) -> str:
+    """Give a variable's path, where it has one, or its name."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def dtype(variable: Any) -> tf.DType:
+    """Give a variable's dtype."""
+    return tf.as_dtype(variable.dtype)
+
+
+def kind(gradient: Any, dense: bool) -> str:
+    """Give this rank's kind of a gradient.
+
+    Args:
+        gradient: a dense tensor, `tf.IndexedSlices` or None.
+        dense: sparse ones will be made dense.
+    """
+    if gradient is None:
+        return NONE
+    return SPARSE if isinstance(gradient, tf.IndexedSlices) and not dense else DENSE
+
+
+def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -> Any:
+    """Make a gradient what the ranks have agreed on.
+
+    Args:
+        label: whose it is, for messages.
+        gradient: this rank's.
+        variable: that it belongs to.
+        agreed: the kind.
+        divisor: of local gradients.
+
+    Returns:
+        In the variable's dtype: dense, with zeros where only other ranks have it; slices, without rows where only
+        others have it; None where no rank has it.
+
+    Raises:
+        InvalidError: a gradient that cannot be reduced.
+    """
+    if agreed == NONE or (agreed == LOCAL and gradient is None):
+        return None
+    if gradient is None:
+        shape = tuple(variable.shape)
+        return tf.zeros(shape, dtype(variable)) if agreed == DENSE else sparse.empty(shape, dtype(variable))
+    refuse(label, gradient, variable)
+    if isinstance(gradient, tf.IndexedSlices) and gradient.dense_shape is None:
+        gradient = tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(variable.shape), tf.int64))
+    if agreed == SPARSE or (agreed == LOCAL and isinstance(gradient, tf.IndexedSlices)):
+        gradient = tf.IndexedSlices(tf.cast(gradient.values, dtype(variable)), gradient.indices, gradient.dense_shape)
+    else:
+        # Keras casts too, but only in its update step: after the reduction
+        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype(variable))
+    return scaled(gradient, 1 / divisor) if agreed == LOCAL else gradient
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """Multiply a gradient by a number, in its dtype.
+
+    Args:
+        gradient: dense or slices.
+        factor: 1 leaves it as it is.
+    """
+    if factor == 1:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.constant(factor, gradient.dtype)
+
+
+def refuse(label: str, gradient: Any, variable: Any) -> None:
+    """Refuse what cannot be reduced.
+
+    Args:
+        label: whose it is, for messages.
+        gradient: this rank's.
+        variable: that it belongs to.
+
+    Raises:
+        InvalidError: the gradient is not floating, or its variable is overwritten with it.
+    """
+    if getattr(variable, "overwrite_with_gradient", False):
+        raise InvalidError(
+            f"{label}: variable {name(variable)!r} is overwritten with its gradient (float8 training), "
+            "which cannot be reduced yet; train in float32 or bfloat16"
+        )
+    if gradient is None:
+        return
+    if getattr(gradient, "_hvd_ext_reduced", False):
+        raise InvalidError(
+            f"{label}: the gradient of {name(variable)!r} has been reduced by a DistributedGradientTape already; use "
+            "such a tape with a plain optimizer, or a plain tape with this one"
+        )
+    given = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
+    if not given.is_floating:
+        raise InvalidError(
+            f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {given.name}"
+        )
+
+
+def refuse_xla(label: str) -> None:
+    """Refuse a function that XLA compiles, while it is traced.
+
+    Args:
+        label: whose gradients they are, for messages.
+
+    Raises:
+        InvalidError: the graph that is built, or one around it, will be compiled.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            raise InvalidError(
+                f"{label}: the training step is compiled with XLA (jit_compile), and XLA cannot "
+                "communicate; use model.compile(..., jit_compile=False) or tf.function(jit_compile=False)"
+            )
+        graph = getattr(graph, "outer_graph", None)

@@ -1,0 +1,201 @@
+"""`DistributedGradientTape`: a gradient tape whose gradients are those of all ranks, for loops without `fit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.kept import kept_for
+
+LABEL = "DistributedGradientTape"
+# A tape gives its gradients out at every call: there is nothing that could be added up first.
+_WITHOUT = {
+    "backward_passes_per_step": (
+        "a tape adds nothing up, must be 1; add the gradients of several plain tapes and call hvd_ext.allreduce, or "
+        "give the Keras optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
+    ),
+    "average_aggregated_gradients": "it speaks of backward_passes_per_step, which a tape has not; leave it out",
+}
+_NONE = tf.UnconnectedGradients.NONE
+
+
+def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.GradientTape:  # noqa: N802 - Horovod's
+    """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
+
+    The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
+    ranks call `gradient` alike. Jacobians are this rank's own. A wrapped optimizer would reduce a second time, and
+    refuses gradients of such a tape: use one of them.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        **keywords: those of `DistributedOptimizer`, ours and Horovod's, except for the ones that add gradients up:
+            op, algorithm, bucket_nbytes, compression, sparse_as_dense, gradient_predivide_factor, groups, process_set,
+            scale_local_gradients (`hvd_ext.gradient_options.GradientOptions`).
+
+    Returns:
+        The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
+
+    Raises:
+        InvalidError: the tape cannot be wrapped, or an argument breaks its rule; the message says what to do.
+        PlanError: there is no algorithm of this name.
+        TypeError: a keyword that neither hvd_ext nor Horovod knows.
+    """
+    return _wrapped(LABEL, gradtape, (), keywords)
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape, local_layers: Any = None, **keywords: Any
+) -> tf.GradientTape:
+    """Make a tape's `gradient` give reduced gradients, except for the weights of some layers, which stay on their rank.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        local_layers: a Keras layer or a list of them; their gradients are this rank's own, divided by the number of
+            ranks unless scale_local_gradients is False. None for none.
+        **keywords: as for `DistributedGradientTape`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        As `DistributedGradientTape`, and InvalidError for what is not a layer.
+    """
+    layers = [local_layers] if hasattr(local_layers, "trainable_weights") else list(local_layers or ())
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise InvalidError(f"local_layers ({layer!r}): must be Keras layers")
+    return _wrapped("PartialDistributedGradientTape", gradtape, layers, keywords)
+
+
+class Distributed:
+    """What `DistributedGradientTape` puts in front of the tape's class; `isinstance` tells a wrapped tape."""
+
+    _hvd_ext_options: GradientOptions
+    _hvd_ext_local: list[Callable[[], Iterable[Any]]]
+    _hvd_ext_plain: bool
+
+    @ops.plain
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = _NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """Give the gradients reduced over the ranks; see `tf.GradientTape.gradient`.
+
+        Args:
+            target: what is differentiated.
+            sources: variables of Keras or TensorFlow, or tensors of known shape, nested as you like; in the same order
+                on all ranks.
+            output_gradients: as in TensorFlow.
+            unconnected_gradients: as in TensorFlow. A bool is taken for use_generic_names, Horovod's fourth argument.
+            use_generic_names: the variables are told apart by their places; False: by their names, which are compared
+                between the ranks.
+
+        Returns:
+            The sums or averages, nested as the sources, with equal bits on all ranks; None where no rank has one.
+
+        Raises:
+            InvalidError: a source that cannot be reduced.
+            MismatchError: the ranks' sources or options differ.
+            NotInitializedError: before `init()`.
+        """
+        if isinstance(unconnected_gradients, bool):
+            unconnected_gradients, use_generic_names = _NONE, unconnected_gradients
+        local = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        if self._hvd_ext_plain:
+            return local
+        flat = tf.nest.flatten(sources)
+        reduced = _reduced(
+            self._hvd_ext_options, tf.nest.flatten(local), flat, self._local_places(flat), use_generic_names
+        )
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
+        """Give this rank's own jacobian; see `tf.GradientTape.jacobian`."""
+        return self._own(super().jacobian, arguments, keywords)
+
+    def batch_jacobian(self, *arguments: Any, **keywords: Any) -> Any:
+        """Give this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
+        return self._own(super().batch_jacobian, arguments, keywords)
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep a source's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
+
+        Args:
+            source: a variable of Keras or TensorFlow, or a tensor.
+        """
+        self._hvd_ext_local.append(lambda: (source,))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Give the gradients as `gradient` does, those of local sources apart.
+
+        Args:
+            target: as for `gradient`.
+            sources: as for `gradient`; nested ones are taken in flat order.
+            output_gradients: as for `gradient`.
+            use_generic_names: as for `gradient`.
+
+        Returns:
+            Two lists of pairs (source, gradient): of the local sources, and of all others.
+        """
+        flat = tf.nest.flatten(sources)
+        places = self._local_places(flat)
+        gradients = self.gradient(target, flat, output_gradients, use_generic_names=use_generic_names)
+        pairs = list(enumerate(zip(flat, gradients, strict=True)))
+        return [pair for place, pair in pairs if place in places], [
+            pair for place, pair in pairs if place not in places
+        ]
+
+    def _local_places(self, sources: Sequence[Any]) -> tuple[int, ...]:
+        local = {id(source) for give in self._hvd_ext_local for source in give()}
+        return tuple(place for place, source in enumerate(sources) if id(source) in local)
+
+    def _own(self, method: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        # TensorFlow's jacobians call self.gradient for each element, in a loop where nothing can be reduced
+        self._hvd_ext_plain = True
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            self._hvd_ext_plain = False
+
+
+def _wrapped(label: str, tape: Any, layers: Sequence[Any], keywords: dict[str, Any]) -> tf.GradientTape:
+    if isinstance(tape, Distributed):
+        raise InvalidError(f"{label}: the tape is wrapped already; wrap a tape once")
+    if not isinstance(tape, tf.GradientTape):
+        raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
+    tape._hvd_ext_options = GradientOptions.from_keywords(label, keywords, _WITHOUT)
+    tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
+    tape._hvd_ext_plain = False
+    tape.__class__ = _distributed_class(type(tape))
+    return tape
+
+
+@functools.cache
+def _distributed_class(plain: type) -> type:
+    return type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def _reduced(
+    options: GradientOptions, gradients: Sequence[Any], sources: Sequence[Any], local: tuple[int, ...], generic: bool
+) -> list[Any]:
+    kept = kept_for(LABEL, options, sources, local, generic)
+    with kept.reducer.step(gradients, kept.sources) as ready:
+        present = [gradient for gradient in ready if gradient is not None]
+        results = iter(kept.reducer.reduce_step(present, after=kept.steps))
+        reduced = [None if gradient is None else next(results) for gradient in ready]
+    for place, gradient in enumerate(reduced):
+        if gradient is not None and place not in local and gradient is not gradients[place]:
+            gradient._hvd_ext_reduced = True
+    return reduced

@@ -1,0 +1,207 @@
+"""Checks of the rows of the job, process sets, objects, variables and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from tests.ranks.migration.registry import check, compare, evens, every, in_evens, mine, refused, same
+
+
+def everyone() -> list[int]:
+    return list(range(hvd.size()))
+
+
+@check("init", "init(comm)", "init(process_sets)")
+def init() -> None:
+    """A second call does nothing; a communicator is refused before anything starts."""
+    hvd.init(process_sets=[])
+    hvd.init(process_sets="dynamic")
+    hvd.init(comm=None)
+    assert hvd.is_initialized()
+
+
+for _name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+    check(_name)(lambda name=_name: _is_a_place(name))
+
+
+def _is_a_place(name: str) -> None:
+    value = getattr(hvd, name)()
+    assert value in range(hvd.size() + 1)
+    answers = hvd.allgather_object((hvd.rank(), hvd.size()))
+    assert answers == [(rank, hvd.size()) for rank in everyone()]
+
+
+@check("shutdown", "is_initialized")
+def life() -> None:
+    """The job runs, and both names are there to be called."""
+    assert hvd.is_initialized() and callable(hvd.shutdown)
+
+
+check("is_homogeneous")(lambda: same((hvd.is_homogeneous(), True)))
+check("mpi_enabled", "mpi_threads_supported")(
+    lambda: same((hvd.mpi_enabled(), hvd.mpi_threads_supported()))  # both where a launcher has started the ranks
+)
+check("mpi_built")(lambda: same((hvd.mpi_built(), True)))
+for _name in ("gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"):
+    check(_name)(lambda name=_name: same((getattr(hvd, name)(), 0)))
+
+for _name in ("rank_op", "local_rank_op", "local_size_op", "size_op"):
+    check(_name)(lambda name=_name: same((getattr(hvd, name)(), getattr(hvd, name.removesuffix("_op"))())))
+    check(f"{_name}(name)")(
+        lambda name=_name: same((getattr(hvd, name)(name="a"), getattr(hvd, name.removesuffix("_op"))()))
+    )
+
+
+def number_of(process_set: hvd.ProcessSet) -> int:
+    assert process_set.process_set_id is not None
+    return process_set.process_set_id
+
+
+compare(
+    {
+        "size_op(process_set_id)": lambda: (hvd.size_op(process_set_id=number_of(evens())), len(evens().ranks)),
+        "process_set_included_op": lambda: (hvd.process_set_included_op(), 1),
+        "process_set_included_op(process_set_id)": lambda: (
+            hvd.process_set_included_op(process_set_id=number_of(evens())),
+            hvd.rank() % 2 == 0,
+        ),
+        "process_set_included_op(name)": lambda: (hvd.process_set_included_op(name="a"), 1),
+        "ProcessSet": lambda: (hvd.ProcessSet([0]).ranks, [0]),
+        "ProcessSet(ranks_or_comm)": lambda: (hvd.ProcessSet(range(hvd.size())).ranks, everyone()),
+        "ProcessSet.size": lambda: in_evens(lambda: (evens().size(), len(everyone()[::2]))),
+        "ProcessSet.rank": lambda: in_evens(lambda: (evens().rank(), hvd.rank() // 2)),
+        "ProcessSet.included": lambda: (evens().included(), hvd.rank() % 2 == 0),
+        "ProcessSet.process_set_id": lambda: (evens().process_set_id, number_of(evens())),
+        "ProcessSet.ranks": lambda: (evens().ranks, everyone()[::2]),
+        "global_process_set": lambda: (
+            [hvd.global_process_set.process_set_id, hvd.global_process_set.size()],
+            [0, hvd.size()],
+        ),
+    }
+)
+
+
+@check("add_process_set", "add_process_set(process_set)", "remove_process_set", "remove_process_set(process_set)")
+def added_and_removed() -> None:
+    """By a list or a set, at any time; what was removed has no number."""
+    if hvd.size() == 1:
+        return  # its only set is the global one
+    last = hvd.add_process_set(process_set=[hvd.size() - 1])
+    if last.included():
+        same((hvd.allreduce(mine(), process_set=last), mine()))
+    assert hvd.remove_process_set(process_set=last)
+    assert last.process_set_id is None
+
+
+@check("ProcessSet.mpi_comm")
+def no_communicator() -> None:
+    """A set is named by its ranks."""
+    with pytest.raises((InvalidError, TypeError)):
+        hvd.ProcessSet(object())
+
+
+compare(
+    {
+        "broadcast_object": lambda: (hvd.broadcast_object([hvd.rank(), 5]), [0, 5]),
+        "broadcast_object(obj)": lambda: (hvd.broadcast_object(obj=[hvd.rank(), 5]), [0, 5]),
+        "broadcast_object(root_rank)": lambda: (
+            hvd.broadcast_object(hvd.rank(), root_rank=hvd.size() - 1),
+            hvd.size() - 1,
+        ),
+        "broadcast_object(session)": lambda: (hvd.broadcast_object(hvd.rank(), session=None), 0),
+        "broadcast_object(name)": lambda: (hvd.broadcast_object(hvd.rank(), name="a name"), 0),
+        "broadcast_object(process_set)": lambda: in_evens(
+            lambda: (
+                hvd.broadcast_object(hvd.rank(), root_rank=evens().ranks[-1], process_set=evens()),
+                evens().ranks[-1],
+            )
+        ),
+        "allgather_object": lambda: (hvd.allgather_object(hvd.rank() + 1), [rank + 1 for rank in everyone()]),
+        "allgather_object(obj)": lambda: (hvd.allgather_object(obj=hvd.rank()), everyone()),
+        "allgather_object(session)": lambda: (hvd.allgather_object(hvd.rank(), session=None), everyone()),
+        "allgather_object(name)": lambda: (hvd.allgather_object(hvd.rank(), name="a name"), everyone()),
+        "allgather_object(process_set)": lambda: in_evens(
+            lambda: (hvd.allgather_object(hvd.rank(), process_set=evens()), list(evens().ranks))
+        ),
+    }
+)
+
+
+def sent(**keywords: object) -> tuple[np.ndarray, np.ndarray]:
+    """Send a variable of Keras and one of TensorFlow from the last rank."""
+    pair = [keras.Variable(mine()), tf.Variable(mine())]
+    hvd.broadcast_variables(variables=pair, root_rank=hvd.size() - 1, **keywords)
+    return np.stack([variable.numpy() for variable in pair]), np.stack([every()[-1]] * 2)
+
+
+def sent_in_set(function: str) -> tuple[np.ndarray, np.ndarray]:
+    variable = tf.Variable(mine())
+    getattr(hvd, function)([variable], root_rank=evens().ranks[-1], process_set=evens())
+    return variable.numpy(), every()[evens().ranks[-1]]
+
+
+def sent_in_place(**keywords: object) -> tuple[np.ndarray, np.ndarray]:
+    variables = [tf.Variable(mine(salt)) for salt in (0, 1)]
+    hvd.broadcast_(variables=variables, root_rank=0, **keywords)
+    return np.stack([variable.numpy() for variable in variables]), np.stack([every(0)[0], every(1)[0]])
+
+
+compare(
+    {
+        "broadcast_variables": sent,
+        "broadcast_variables(variables)": sent,
+        "broadcast_variables(root_rank)": sent,
+        "broadcast_variables(process_set)": lambda: in_evens(lambda: sent_in_set("broadcast_variables")),
+        "broadcast_variables(inplace)": lambda: sent(inplace=True),
+        "broadcast_": sent_in_place,
+        "broadcast_(variables)": sent_in_place,
+        "broadcast_(root_rank)": sent_in_place,
+        "broadcast_(name)": lambda: sent_in_place(name="a name"),
+        "broadcast_(process_set)": lambda: in_evens(lambda: sent_in_set("broadcast_")),
+    }
+)
+
+
+@check("broadcast_global_variables")
+def no_collection() -> None:
+    """Refused with what to call instead."""
+    refused("broadcast_global_variables", lambda: hvd.broadcast_global_variables(0))
+
+
+@check("join")
+def join() -> None:
+    """Refused with what to do instead."""
+    refused("join", hvd.join)
+
+
+@check("broadcast_object_fn", "gpu_available", "LocalGradientAggregationHelper")
+def gone() -> None:
+    """An AttributeError names the successor."""
+    for name in ("broadcast_object_fn", "gpu_available", "LocalGradientAggregationHelper"):
+        refused(name, lambda name=name: getattr(hvd, name), AttributeError)
+        assert not hasattr(hvd, name)
+
+
+for _name in hvd.elastic.NAMES:
+    check(f"elastic.{_name}")(lambda name=_name: refused(f"elastic.{name}", lambda: getattr(hvd.elastic, name)(print)))
+
+
+@check("start_timeline", "start_timeline(file_path)", "start_timeline(mark_cycles)", "stop_timeline")
+def timeline() -> None:
+    """A folder named as the file has a trace of this rank."""
+    refused("start_timeline(mark_cycles)", lambda: hvd.start_timeline("x.json", mark_cycles=True))
+    folder = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT", "/tmp")) / f"timeline{os.getpid()}"
+    hvd.start_timeline(file_path=f"{folder}.json", mark_cycles=False)
+    hvd.allreduce(mine())
+    written = hvd.stop_timeline()
+    assert written == folder / f"rank_{hvd.rank()}.json" and written.is_file()
+    written.unlink()
+    folder.rmdir()

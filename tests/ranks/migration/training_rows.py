@@ -1,0 +1,173 @@
+"""Checks of the rows of optimizers and tapes: one step of a small variable, with Horovod's argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from tests.ranks.migration.registry import check, compare, evens, refused
+
+
+def gradient(rank: int) -> np.ndarray:
+    return np.array([1.0, -2.0], np.float32) * (rank + 1)
+
+
+def total(ranks: list[int] | None = None) -> np.ndarray:
+    return np.sum([gradient(rank) for rank in (range(hvd.size()) if ranks is None else ranks)], axis=0)
+
+
+def mean(ranks: list[int] | None = None) -> np.ndarray:
+    return total(ranks) / (hvd.size() if ranks is None else len(ranks))
+
+
+def in_set() -> np.ndarray:
+    """What a reduction in the set of the even ranks gives this rank: outsiders keep their own gradient."""
+    return mean(list(evens().ranks)) if evens().included() else gradient(hvd.rank())
+
+
+def zeros() -> keras.Variable:
+    return keras.Variable(np.zeros(2, np.float32))
+
+
+def stepped(wrap: Callable[..., Any] = hvd.DistributedOptimizer, passes: int = 1, **keywords: Any) -> np.ndarray:
+    """Take one update of SGD with rate 1, and give what was subtracted."""
+    variable = zeros()
+    optimizer = wrap(optimizer=keras.optimizers.SGD(1.0), **keywords)
+    for _ in range(passes):
+        optimizer.apply([tf.constant(gradient(hvd.rank()))], [variable])
+    return -variable.numpy()
+
+
+def stepped_sparse(wrap: Callable[..., Any] = hvd.DistributedOptimizer, **keywords: Any) -> np.ndarray:
+    """As `stepped`, with slices; both are of row 0, which the ranks touch twice."""
+    variable = keras.Variable(np.zeros((3, 2), np.float32))
+    optimizer = wrap(keras.optimizers.SGD(1.0), **keywords)
+    rows = tf.constant(np.stack([gradient(hvd.rank())] * 2))
+    optimizer.apply([tf.IndexedSlices(rows, tf.constant([0, 0]), tf.constant([3, 2]))], [variable])
+    return -variable.numpy()
+
+
+def one_row() -> np.ndarray:
+    return np.stack([2 * mean(), 0 * mean(), 0 * mean()])
+
+
+def grouped(wrap: Callable[..., Any] = hvd.DistributedOptimizer, by: str = "lists", **keywords: Any) -> np.ndarray:
+    """Two variables of one name and two dtypes, each in a group of its own."""
+    pair = [keras.Variable(np.zeros(2), dtype=dtype, name="kernel") for dtype in ("float32", "float64")]
+    groups = [[pair[0]], [pair[1]]] if by == "lists" else 1
+    optimizer = wrap(keras.optimizers.SGD(1.0), groups=groups, **keywords)
+    optimizer.apply([tf.cast(gradient(hvd.rank()), variable.dtype) for variable in pair], pair)
+    return -np.stack([variable.numpy() for variable in pair])
+
+
+def local_step(scale: bool) -> np.ndarray:
+    """One step with a second, local variable."""
+    shared, local = zeros(), zeros()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=scale)
+    optimizer.register_local_var(local)
+    optimizer.apply([tf.constant(gradient(hvd.rank()))] * 2, [shared, local])
+    return -np.stack([shared.numpy(), local.numpy()])
+
+
+def own(scale: bool) -> np.ndarray:
+    return np.stack([mean(), gradient(hvd.rank()) / (hvd.size() if scale else 1)])
+
+
+def deprecated(call: Callable[[], Any]) -> Any:
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        return call()
+
+
+D = "DistributedOptimizer"
+compare(
+    {
+        D: lambda: (stepped(), mean()),
+        f"{D}(optimizer)": lambda: (stepped(), mean()),
+        f"{D}(name)": lambda: (stepped(name="a name"), mean()),
+        f"{D}(use_locking)": lambda: (stepped(use_locking=True), mean()),
+        f"{D}(device_dense)": lambda: (stepped(device_dense="/cpu:0"), mean()),
+        f"{D}(device_sparse)": lambda: (stepped_sparse(device_sparse="/cpu:0"), one_row()),
+        f"{D}(compression)": lambda: (stepped(compression=hvd.Compression.fp16), mean()),
+        f"{D}(sparse_as_dense)": lambda: (stepped_sparse(sparse_as_dense=True), one_row()),
+        f"{D}(backward_passes_per_step)": lambda: (stepped(passes=2, backward_passes_per_step=2), 2 * mean()),
+        f"{D}(op)": lambda: (stepped(op=hvd.Sum), total()),
+        f"{D}(gradient_predivide_factor)": lambda: (stepped(gradient_predivide_factor=2.0), mean()),
+        f"{D}(average_aggregated_gradients)": lambda: (
+            stepped(passes=2, backward_passes_per_step=2, average_aggregated_gradients=True),
+            mean(),
+        ),
+        f"{D}(num_groups)": lambda: (deprecated(lambda: stepped(num_groups=1)), mean()),
+        f"{D}(groups)": lambda: (grouped(), np.stack([mean()] * 2)),
+        f"{D}(process_set)": lambda: (stepped(process_set=evens()), in_set()),
+        f"{D}(scale_local_gradients)": lambda: (local_step(False), own(False)),
+        f"{D}.register_local_var": lambda: (local_step(True), own(True)),
+        "Average": lambda: (stepped(op=hvd.Average), mean()),
+        "Sum": lambda: (stepped(op=hvd.Sum), total()),
+        "Compression.none": lambda: (stepped(compression=hvd.Compression.none), mean()),
+        "Compression.fp16": lambda: (stepped(compression=hvd.Compression.fp16), mean()),
+    }
+)
+
+
+@check("Adasum", "Min", "Max", "Product")
+def refused_ops() -> None:
+    """Refused by a collective, an optimizer and a tape."""
+    for name in ("Adasum", "Min", "Max", "Product"):
+        op = getattr(hvd, name)
+        for call in (
+            lambda op=op: hvd.allreduce(np.ones(2, np.float32), op=op),
+            lambda op=op: stepped(op=op),
+            lambda op=op: hvd.DistributedGradientTape(tf.GradientTape(), op=op),
+        ):
+            refused(name, call)
+
+
+def layers() -> list[keras.layers.Layer]:
+    """Two layers that multiply: the first is local to its rank."""
+    result = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
+    for layer in result:
+        layer.build((None, 2))
+    return result
+
+
+def partial_optimizer(**keywords: Any) -> np.ndarray:
+    local, shared = layers()
+    keywords.setdefault("local_layers", [local])
+    optimizer = hvd.PartialDistributedOptimizer(optimizer=keras.optimizers.SGD(1.0), **keywords)
+    optimizer.apply([tf.constant(gradient(hvd.rank())[:, None])] * 2, [shared.kernel, local.kernel])
+    return 1 - np.stack([shared.kernel.numpy()[:, 0], local.kernel.numpy()[:, 0]])
+
+
+def partial_groups() -> np.ndarray:
+    local, shared = layers()
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), groups=[[shared.kernel]], local_layers=[local]
+    )
+    optimizer.apply([tf.constant(gradient(hvd.rank())[:, None])] * 2, [shared.kernel, local.kernel])
+    return 1 - np.stack([shared.kernel.numpy()[:, 0], local.kernel.numpy()[:, 0]])
+
+
+P = "PartialDistributedOptimizer"
+compare(
+    {
+        P: lambda: (partial_optimizer(), own(True)),
+        f"{P}(optimizer)": lambda: (partial_optimizer(), own(True)),
+        f"{P}(name)": lambda: (partial_optimizer(name="a name"), own(True)),
+        f"{P}(device_dense)": lambda: (partial_optimizer(device_dense="/cpu:0"), own(True)),
+        f"{P}(device_sparse)": lambda: (partial_optimizer(device_sparse="/cpu:0"), own(True)),
+        f"{P}(compression)": lambda: (partial_optimizer(compression=hvd.Compression.fp16), own(True)),
+        f"{P}(sparse_as_dense)": lambda: (partial_optimizer(sparse_as_dense=True), own(True)),
+        f"{P}(gradient_predivide_factor)": lambda: (partial_optimizer(gradient_predivide_factor=2.0), own(True)),
+        f"{P}(op)": lambda: (partial_optimizer(op=hvd.Sum)[0], total()),
+        f"{P}(groups)": lambda: (partial_groups(), own(True)),
+        f"{P}(process_set)": lambda: (partial_optimizer(process_set=evens())[0], in_set()),
+        f"{P}(local_layers)": lambda: (partial_optimizer(local_layers=[]), np.stack([mean()] * 2)),
+        f"{P}(scale_local_gradients)": lambda: (partial_optimizer(scale_local_gradients=False), own(False)),
+    }
+)

@@ -1,0 +1,247 @@
+"""Training that was interrupted goes on bit for bit, and a checkpoint that is not whole on all ranks is passed over."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext import state
+from hvd_ext.checkpoints import arrays, folder, manifest
+from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
+from hvd_ext.keras import checkpoint as module
+from hvd_ext.keras.checkpoint import Checkpoint, newest
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
+
+BATCH, STEPS = 2, 4
+
+
+class InterruptedError_(Exception):
+    """Ends training as a crash does."""
+
+
+class Crash(keras.callbacks.Callback):
+    """Raises after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.left = batches
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise InterruptedError_
+
+
+def own_model(seed: int = 0) -> keras.Model:
+    """A model with variables of each rank's own: moving statistics, and a seed generator that differs by rank."""
+    made = keras.Sequential(
+        [
+            keras.layers.Input((FEATURES,)),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5, seed=3 + hvd.rank() + seed),
+            keras.layers.Dense(TARGETS),
+        ]
+    )
+    fill(made.trainable_weights)
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), "mse", metrics=["mae"], run_eagerly=True)
+    return made
+
+
+def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 2) -> dict[str, list[float]]:
+    x, y = data(hvd.rank(), BATCH * STEPS)
+    history = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return history.history
+
+
+def everything(model: keras.Model) -> list[np.ndarray]:
+    return values([*model.variables, *model.optimizer.variables])
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """One directory for all ranks."""
+    return Path(hvd.broadcast_object(str(tmp_path / "job")))
+
+
+def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shared: Path) -> None:
+    whole = own_model()
+    expected = fit(whole, hvd.callbacks.BroadcastGlobalVariablesCallback())
+    drawn = random.random(), np.random.random()
+    residual = np.arange(3) + hvd.rank()
+    state.register("residual", lambda: {"r": residual.copy()}, lambda saved: residual.__setitem__(..., saved["r"]))
+    try:
+        first = own_model()
+        random.seed(hvd.rank())
+        np.random.seed(hvd.rank())
+        drawn = random.random(), np.random.random()
+        random.seed(hvd.rank())
+        np.random.seed(hvd.rank())
+        with pytest.raises(InterruptedError_):
+            fit(first, Checkpoint(shared, every_steps=3), Crash(STEPS + 3))
+        residual[:] = -1
+        random.seed(100)
+        np.random.seed(100)
+        second = own_model(seed=50)
+        fill(second.trainable_weights, salt=4 + hvd.rank())
+        # the broadcast comes last: it must not take away what each rank has for itself
+        seen = fit(second, Checkpoint(shared), hvd.callbacks.BroadcastGlobalVariablesCallback())
+    finally:
+        state.unregister("residual")
+    for got, wanted in zip(everything(second), everything(whole), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert seen == {name: each[1:] for name, each in expected.items()}
+    assert residual.tolist() == [hvd.rank(), hvd.rank() + 1, hvd.rank() + 2]
+    assert (random.random(), np.random.random()) == drawn
+    assert_same_bits_on_all_ranks(second.trainable_weights)
+    moving = hvd.allgather_object(second.layers[1].moving_mean.numpy().tolist())
+    assert len({str(each) for each in moving}) == hvd.size()
+    hvd.barrier()
+    path = newest(shared)
+    assert path is not None
+    found = manifest.read(path)
+    assert (found.epoch, found.step, found.ranks, found.reason) == (2, 0, hvd.size(), "end of epoch")
+    assert len(folder.serials(shared)) == 3
+    assert [entry.name for entry in found.files] == ["model.keras", *map(manifest.rank_file, range(hvd.size()))]
+    # 3, 4 and 3 batches into the second epoch of the first job, one more of the second job
+    assert second._initial_epoch is None
+    plain = keras.models.load_model(path / found.model)
+    np.testing.assert_array_equal(plain.trainable_weights[0].numpy(), second.trainable_weights[0].numpy())
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ASK_S", 0.0)
+
+    class Signalled(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+            if (self.epoch, batch, hvd.rank()) == (1, 1, hvd.size() - 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            self.epoch = epoch
+
+    before = signal.getsignal(signal.SIGTERM)
+    # every rank has a directory of its own
+    stopping = Checkpoint(tmp_path / "job", keep=1)
+    model = own_model()
+    fit(model, stopping, Signalled(), epochs=5)
+    assert (stopping.stopped_by, stopping.exit_status) == ("SIGTERM", 143)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert hvd.allgather_object(int(model.optimizer.iterations.numpy())) == [STEPS + 2] * hvd.size()
+    [serial] = folder.serials(tmp_path / "job")
+    names = {path.name for path in folder.path_of(tmp_path / "job", serial).iterdir()}
+    assert manifest.rank_file(hvd.rank()) in names
+    assert ("model.keras" in names) == (hvd.rank() == 0)
+
+    leaving = Checkpoint(tmp_path / "job", on_signal="exit", every=None)
+    again = own_model(seed=9)
+    with pytest.raises(SystemExit) as ended:
+        fit(again, leaving, Signalled(), epochs=5)
+    # it goes on after two batches of the second epoch, and the signal comes while they are left out
+    assert ended.value.code == 143
+    assert hvd.allgather_object(int(again.optimizer.iterations.numpy())) == [STEPS + 3] * hvd.size()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
+    tmp_path: Path, shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "hvd_ext")
+    last, directory = hvd.size() - 1, tmp_path / "own"
+    model = own_model()
+    saving = Checkpoint(directory)
+    saving.set_model(model)
+    assert saving.restore() == (0, 0)
+    weights = []
+    for epoch in (1, 2, 3):
+        model.train_on_batch(*data(hvd.rank(), BATCH))
+        saving.save(epoch)
+        weights.append(values(model.weights))
+    if hvd.rank() == last:
+        torn = folder.path_of(directory, 3) / manifest.rank_file(last)
+        torn.write_bytes(torn.read_bytes()[:100])
+    if hvd.rank() == 0:
+        whole = folder.path_of(directory, 2) / "model.keras"
+        whole.write_bytes(whole.read_bytes()[::-1])
+    caplog.clear()
+    again = Checkpoint(directory, resume=True)
+    again.set_model(own_model(seed=1))
+    assert again.restore() == (1, 0)
+    for got, expected in zip(values(again.model.weights), weights[0], strict=True):
+        np.testing.assert_array_equal(got, expected)
+    if hvd.rank() == 0:
+        words = [record.getMessage() for record in caplog.records]
+        assert f"passed over: rank {last}: checkpoint-000003: rank-0000{last}.npz is torn" in words[0]
+        assert "passed over: checkpoint-000002: model.keras is damaged" in words[1]
+        assert words[2] == "checkpoint-000001: restored: epoch 1, batch 0"
+
+    # a disk that is full on one rank: an error on all, what was there stays
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = sorted(path.name for path in directory.iterdir())
+    if hvd.rank() == last:
+        monkeypatch.setattr(arrays, "write", full)
+    with pytest.raises(CheckpointError, match="No space left on device") as failed:
+        again.save(4)
+    assert hvd.size() == 1 or f"rank {last}: " in str(failed.value)
+    assert sorted(path.name for path in directory.iterdir()) == before
+    monkeypatch.undo()
+    again.save(4)
+    assert folder.serials(directory)[0] == 5
+
+    # other numbers of ranks, and other models
+    if hvd.rank() == 0:
+        path = folder.path_of(directory, 5) / manifest.FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"ranks": hvd.size() + 1}), encoding="utf-8")
+    caplog.clear()
+    more = Checkpoint(directory)
+    more.set_model(own_model())
+    assert more.restore() == (4, 0)
+    np.testing.assert_array_equal(more.model.weights[0].numpy(), weights[0][0])
+    if hvd.rank() == 0:
+        words = caplog.records[-1].getMessage()
+        assert f"saved by {hvd.size() + 1} ranks, restored on {hvd.size()}: all have rank 0's model; dropped: " in words
+        assert hvd.size() == 1 or "moving_mean" in words
+    other = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(7)])
+    other.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    more.set_model(other)
+    with pytest.raises(CheckpointError, match=r"checkpoint-000005: saved from another model: variable 0 was .*kernel"):
+        more.restore()
+
+
+def test_what_cannot_work_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    model = own_model()
+    last = hvd.size() - 1
+    (tmp_path / "file").touch()
+
+    def refused(words: str, kind: type[Exception], callback: Checkpoint, of: keras.Model = model) -> None:
+        callback.set_model(of)
+        with pytest.raises(kind, match=words):
+            callback.restore()
+
+    directory = tmp_path / ("file" if hvd.rank() == last else "job") / "x"
+    refused("must be one that can be written to: Not a directory", InvalidError, Checkpoint(directory))
+    refused("no checkpoint is complete, resume=True", CheckpointError, Checkpoint(tmp_path / "job", resume=True))
+    if hvd.size() > 1:
+        uneven = Checkpoint(tmp_path / "job", keep=1 + (hvd.rank() == last))
+        refused(f"keep must be the same on all ranks; rank {last} has '2'", MismatchError, uneven)
+        place = Checkpoint(tmp_path / "job")
+        place.set_model(model)
+        with pytest.raises(MismatchError, match="step must be the same on all ranks"):
+            place.save(1, hvd.rank())
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    refused("its variables do not exist yet; give it an Input", InvalidError, Checkpoint(tmp_path / "job"), unbuilt)
+    for wrong in ({"every": 0}, {"every_steps": True}, {"keep": None}, {"resume": "yes"}, {"on_signal": "die"}):
+        with pytest.raises(InvalidError, match=f"Checkpoint, {next(iter(wrong))} "):
+            Checkpoint(tmp_path, **wrong)

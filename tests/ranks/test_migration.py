@@ -1,0 +1,21 @@
+"""Every row of the table of migration, on any number of ranks: what is the same is called as with Horovod.
+
+The rows of variables and flags, which need no ranks, are tested in tests/unit/migration.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_ext import migration
+from hvd_ext.migration import environment, flags
+from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
+from tests.ranks.migration.registry import CHECKS
+
+FILLED_BY = (callback_rows, collectives, life_rows, tape_rows, training_rows)
+ROWS = [row for row in migration.rows() if row.section not in (environment.SECTION, flags.SECTION)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.horovod)
+def test_the_row_is_true(row: migration.Row) -> None:
+    CHECKS[row.horovod]()

@@ -1,0 +1,272 @@
+"""Loops of one's own: a distributed tape and a plain optimizer train as one process on the joined batch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.tensorflow import kept
+from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
+
+ROWS, BATCH = 12, 4
+FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+
+
+def trained(x: np.ndarray, y: np.ndarray, batch: int, tape_of: Callable[[], tf.GradientTape], traced: bool) -> Any:
+    """Train a model in a loop; the tape records before or after it is wrapped."""
+    network, optimizer = model(), keras.optimizers.Adam(0.05)
+    optimizer.build(network.trainable_variables)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tape_of() as tape:
+            loss = tf.reduce_mean(tf.square(network(x) - y))
+        gradients = tape.gradient(loss, network.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, network.trainable_variables, strict=True))
+
+    run = tf.function(step) if traced else step
+    for start in range(0, len(x), batch):
+        run(tf.constant(x[start : start + batch]), tf.constant(y[start : start + batch]))
+    return network
+
+
+@FUNCTIONS
+def test_a_loop_with_a_plain_optimizer_equals_one_process_on_the_joined_batch(traced: bool) -> None:
+    ours = trained(*data(hvd.rank(), ROWS), BATCH, lambda: hvd.DistributedGradientTape(tf.GradientTape()), traced)
+    reference = trained(*joined(ROWS, BATCH), BATCH * hvd.size(), tf.GradientTape, traced)
+    assert_trained_alike(ours, reference)
+
+
+def scalars(count: int) -> list[tf.Variable]:
+    return [tf.Variable([1.0, 2.0], name=f"v{number}") for number in range(count)]
+
+
+def mean_rank() -> float:
+    return (hvd.size() - 1) / 2
+
+
+@FUNCTIONS
+def test_wrapped_afterwards_nested_sources_and_a_sum(traced: bool) -> None:
+    first, second = scalars(2)
+    third = keras.Variable([4.0], name="third")
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(first * (hvd.rank() + 1.0)) + 3.0 * tf.reduce_sum(third) * hvd.rank()
+        tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, bucket_nbytes=4)
+        return tape.gradient(loss, {"a": first, "b": [second, (third, first)]})
+
+    gradients = (tf.function(step) if traced else step)()
+    total = hvd.size() * mean_rank()
+    assert gradients["a"].numpy().tolist() == [total + hvd.size()] * 2
+    assert gradients["b"][0] is None
+    assert gradients["b"][1][0].numpy().tolist() == [3 * total]
+    assert gradients["b"][1][1].numpy().tolist() == [total + hvd.size()] * 2
+
+
+@FUNCTIONS
+def test_gradients_that_only_some_ranks_have_count_as_zeros(traced: bool) -> None:
+    first, second = scalars(2)
+
+    def step() -> Any:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(first * 8.0) if hvd.rank() == 0 else tf.constant(0.0)
+        return tape.gradient(loss, [first, second])
+
+    one, none = (tf.function(step) if traced else step)()
+    np.testing.assert_allclose(one.numpy(), [8 / hvd.size()] * 2, rtol=1e-6)
+    assert none is None
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(first)
+    zero = tape.gradient(loss, [first, second], unconnected_gradients="zero")[1]
+    assert zero.numpy().tolist() == [0.0, 0.0]
+
+
+def test_a_persistent_tape_gives_gradients_of_other_sources_and_keeps_what_it_opened() -> None:
+    first, second = scalars(2)
+    gc.collect()
+    before = len(kept._kept)
+    for step in range(3):
+        with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+            loss = tf.reduce_sum(first * second * (hvd.rank() + step + 0.0))
+        both = tape.gradient(loss, [first, second])
+        alone = tape.gradient(loss, second)
+        assert np.allclose(both[1], first * (mean_rank() + step))
+        assert np.array_equal(alone, both[1])
+        generic = tape.gradient(loss, [second], None, True)
+        assert np.array_equal(generic[0], alone)
+        # jacobians are this rank's own
+        assert np.allclose(tape.jacobian(loss, second), first * (hvd.rank() + step + 0.0))
+        assert len(tape.watched_variables()) == 2
+    assert len(kept._kept) - before == 3
+    channels = [channel for one in list(kept._kept.values())[before:] for channel in one.reducer.channels]
+    assert len(channels) == 3
+    del first, second, both, alone, generic, tape, loss
+    gc.collect()
+    assert len(kept._kept) == before
+    assert not any(channel.is_open for channel in channels)
+
+
+def test_local_sources_stay_on_their_rank() -> None:
+    network = model()
+    shared, own = network.layers
+    local, others = own.trainable_variables, shared.trainable_variables
+    x, y = data(hvd.rank(), BATCH)
+
+    def loss() -> tf.Tensor:
+        return tf.reduce_mean(tf.square(network(x) - y))
+
+    with tf.GradientTape(persistent=True) as plain:
+        value = loss()
+    mine = plain.gradient(value, network.trainable_variables)
+    for scale, tape in (
+        (hvd.size(), hvd.PartialDistributedGradientTape(tf.GradientTape(), own)),
+        (1, hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[own], scale_local_gradients=False)),
+    ):
+        with tape:
+            value = loss()
+        here, everywhere = tape.get_local_and_global_gradients(value, network.trainable_variables)
+        assert [id(source) for source, _ in here] == [id(source) for source in local]
+        assert [id(source) for source, _ in everywhere] == [id(source) for source in others]
+        for (_, gradient), expected in zip(here, mine[2:], strict=True):
+            np.testing.assert_allclose(gradient.numpy(), expected.numpy() / scale, rtol=1e-6)
+        assert_same_bits_on_all_ranks([tf.constant(gradient) for _, gradient in everywhere])
+        assert hvd.size() == 1 or not np.array_equal(everywhere[0][1], mine[0])
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        value = loss()
+    tape.register_local_source(local[0])
+    gradients = tape.gradient(value, network.trainable_variables)
+    np.testing.assert_allclose(gradients[2].numpy(), mine[2].numpy() / hvd.size(), rtol=1e-6)
+
+
+@FUNCTIONS
+def test_embeddings_are_reduced_as_slices_or_made_dense(traced: bool) -> None:
+    table, bias = tf.Variable(tf.zeros((7, 2)), name="table"), tf.Variable([0.0, 0.0], name="bias")
+    rows = tf.constant([hvd.rank() % 7, 3, 3])
+
+    def step(**choices: Any) -> Any:
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, **choices) as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows) * [[1.0], [2.0], [4.0]]) + tf.reduce_sum(bias)
+        return tape.gradient(loss, [table, bias])
+
+    expected = np.zeros((7, 2))
+    for rank in range(hvd.size()):
+        expected[rank % 7] += 1
+        expected[3] += 6
+    for choices in ({}, {"sparse_as_dense": True}, {"compression": hvd.Compression.bf16}):
+        slices, dense = (tf.function(step) if traced else step)(**choices)
+        assert isinstance(slices, tf.IndexedSlices) != bool(choices.get("sparse_as_dense"))
+        np.testing.assert_array_equal(tf.convert_to_tensor(slices), expected)
+        assert dense.numpy().tolist() == [hvd.size()] * 2
+
+
+def test_what_travels_together_changes_no_result() -> None:
+    first, second, third = scalars(3)
+    for choices in ({"groups": [[third, first]]}, {"groups": 2}, {"algorithm": "ring", "bucket_nbytes": 1}):
+        with hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=2.0, **choices) as tape:
+            loss = tf.reduce_sum(first + 2 * second + 4 * third) * (hvd.rank() + 1.0)
+        gradients = tape.gradient(loss, [first, second, third])
+        for factor, gradient in zip((1, 2, 4), gradients, strict=True):
+            np.testing.assert_allclose(gradient.numpy(), [factor * (mean_rank() + 1)] * 2, rtol=1e-6)
+
+
+def test_steps_of_a_loop_in_a_function_keep_their_order() -> None:
+    (variable,) = scalars(1)
+
+    @tf.function
+    def loop() -> None:
+        for step in tf.range(5):
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(variable * tf.cast(step, tf.float32) * (hvd.rank() + 1.0))
+            variable.assign_sub(tape.gradient(loss, variable))
+
+    loop()
+    np.testing.assert_allclose(variable.numpy(), np.array([1.0, 2.0]) - 10 * (mean_rank() + 1), rtol=1e-6)
+
+
+def test_a_tensor_and_an_argument_of_a_function_may_be_sources() -> None:
+    @tf.function
+    def step(variable: tf.Variable, x: tf.Tensor) -> Any:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(variable * x)
+        return tape.gradient(loss, [variable, x])
+
+    (variable,) = scalars(1)
+    for number in range(3):
+        x = tf.constant([hvd.rank() + 1.0 + number, 2.0])
+        to_variable, to_x = step(variable, x)
+        np.testing.assert_allclose(to_variable.numpy(), [mean_rank() + 1.0 + number, 2.0], rtol=1e-6)
+        np.testing.assert_allclose(to_x.numpy(), [1.0, 2.0], rtol=1e-6)
+        gc.collect()
+
+
+def test_training_goes_on_after_shutdown_and_init() -> None:
+    (variable,) = scalars(1)
+    for _ in range(2):
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(variable * float(hvd.rank()))
+        np.testing.assert_allclose(tape.gradient(loss, variable).numpy(), [mean_rank()] * 2)
+        hvd.shutdown()
+        hvd.init()
+
+
+def test_reduced_gradients_are_refused_by_a_wrapped_optimizer() -> None:
+    (variable,) = scalars(1)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(variable)
+    gradient = tape.gradient(loss, variable)
+    with pytest.raises(InvalidError, match="has been reduced by a DistributedGradientTape already"):
+        optimizer.apply_gradients([(gradient, variable)])
+    assert values([variable])[0].tolist() == [1.0, 2.0]
+
+
+def test_what_cannot_be_is_refused_in_words() -> None:
+    tape = hvd.DistributedGradientTape(tf.GradientTape())
+    with pytest.raises(InvalidError, match="wrapped already"):
+        hvd.DistributedGradientTape(tape)
+    with pytest.raises(InvalidError, match=r"must be a tf\.GradientTape"):
+        hvd.DistributedGradientTape(keras.optimizers.SGD())
+    with pytest.raises(InvalidError, match="a tape adds nothing up"):
+        hvd.DistributedGradientTape(tf.GradientTape(), backward_passes_per_step=2)
+    with pytest.raises(InvalidError, match="average_aggregated_gradients"):
+        hvd.DistributedGradientTape(tf.GradientTape(), average_aggregated_gradients=True)
+    with pytest.raises(TypeError, match="did you mean 'compression'"):
+        hvd.DistributedGradientTape(tf.GradientTape(), compresion=hvd.Compression.fp16)
+    with pytest.raises(InvalidError, match="must be Keras layers"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        tape.watch(ragged)
+        loss = tf.reduce_sum(ragged)
+    with pytest.raises(InvalidError, match="source 0 .* must be a variable or a dense tensor"):
+        tape.gradient(loss, [ragged])
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
+    def unknown(x: tf.Tensor) -> tf.Tensor:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, x)
+
+    with pytest.raises(InvalidError, match="must be known when the function is traced"):
+        unknown(tf.ones(2))
+
+
+def test_other_sources_on_one_rank_are_a_mismatch_on_all() -> None:
+    if hvd.size() == 1:
+        pytest.skip("needs two ranks")
+    one, other = tf.Variable([1.0], name="one"), tf.Variable([1.0], name="other")
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = tf.reduce_sum(one + other)
+    with pytest.raises(MismatchError, match="same name on all ranks"):
+        tape.gradient(loss, [one if hvd.rank() else other])
+    assert tape.gradient(loss, [one])[0].numpy().tolist() == [1.0]

@@ -1,0 +1,131 @@
+"""The options of a reduction of gradients: which values they take, and what they say about the others."""
+
+from __future__ import annotations
+
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.options import Compression, Options
+from hvd_ext.process_sets import ProcessSet, global_process_set
+
+
+class NoneCompressor:
+    """Horovod's Compression.none is a class of this name."""
+
+
+class HorovodSet:
+    """Like Horovod's ProcessSet."""
+
+    def __init__(self, process_set_id: int) -> None:
+        self.process_set_id = process_set_id
+
+
+class Variable:
+    """Has a shape and a name, as variables have."""
+
+    def __init__(self, name: str) -> None:
+        self.shape = (2,)
+        self.name = name
+
+
+A, B = Variable("a"), Variable("b")
+DEFAULTS = {
+    "device_dense": "/gpu:0",
+    "device_sparse": "/cpu:0",
+    "use_locking": True,
+    "compression": NoneCompressor,
+    "sparse_as_dense": False,
+    "gradient_predivide_factor": 1.0,
+    "op": hvd.Average,
+    "backward_passes_per_step": 1,
+    "average_aggregated_gradients": False,
+    "num_groups": 0,
+    "groups": None,
+    "process_set": HorovodSet(0),
+    "scale_local_gradients": True,
+}
+
+
+def test_horovods_keywords_at_their_defaults_are_ours_at_theirs() -> None:
+    read, ours = GradientOptions.from_keywords("it", DEFAULTS), GradientOptions()
+    assert read.described() == ours.described()
+    assert (read.op, read.groups, read.process_set, read.compression) == (hvd.Average, None, None, Compression.none)
+    assert (ours.op, ours.groups, ours.process_set, ours.compression) == (hvd.Average, None, None, None)
+
+
+@pytest.mark.parametrize("compression", [Compression.fp16, type("FP16Compressor", (), {})])
+def test_compressions_of_ours_and_horovods_are_one(compression: object) -> None:
+    assert GradientOptions.from_keywords("it", {"compression": compression}).compression is Compression.fp16
+
+
+def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> None:
+    assert GradientOptions(groups=0).groups is None
+    assert GradientOptions(groups=3).groups == 3
+    assert GradientOptions(groups=[[A], [], [B]]).groups == ((A,), (B,))
+    with pytest.warns(DeprecationWarning, match="groups"):
+        assert GradientOptions.from_keywords("it", {"num_groups": 2}).groups == 2
+    with pytest.warns(DeprecationWarning, match="groups"):
+        assert GradientOptions.from_keywords("it", {"num_groups": 2, "groups": 3}).groups == 3
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "words"),
+    [
+        ("compression", "fp16", "must be one of Compression.none, Compression.fp16, Compression.bf16"),
+        ("backward_passes_per_step", 0, "must be a whole number from 1"),
+        ("backward_passes_per_step", True, "must be a whole number from 1"),
+        ("gradient_predivide_factor", 0.0, "must be a number above 0"),
+        ("gradient_predivide_factor", float("inf"), "must be a number above 0"),
+        ("gradient_predivide_factor", "2", "must be a number above 0"),
+        ("sparse_as_dense", 1, "must be True or False"),
+        ("average_aggregated_gradients", None, "must be True or False"),
+        ("scale_local_gradients", "no", "must be True or False"),
+        ("groups", -2, "a number is not negative"),
+        ("groups", True, "must be a number of groups, or a list of lists of variables"),
+        ("groups", [A, B], "must be a number of groups, or a list of lists of variables"),
+        ("groups", [["a"]], "one of them holds something that is no variable"),
+        ("groups", [[A], [B, A]], "each variable may be there once; 'a' is there again"),
+        ("process_set", HorovodSet(1), r"must be a hvd_ext\.ProcessSet"),
+        ("process_set", [0, 1], r"must be a hvd_ext\.ProcessSet"),
+        ("op", 1, "hvd_ext.Average or hvd_ext.Sum"),
+        ("bucket_nbytes", 0, "at least 1"),
+        ("bucket_nbytes", 1.5, "whole number"),
+    ],
+)
+def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: object, words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        GradientOptions.from_keywords("it", {keyword: value})
+
+
+def test_a_set_of_ours_is_kept_and_the_global_one_is_none() -> None:
+    some = ProcessSet([0])
+    assert GradientOptions(process_set=some).process_set is some
+    assert GradientOptions(process_set=global_process_set).process_set is None
+
+
+def test_an_unknown_algorithm_is_refused_at_once() -> None:
+    with pytest.raises(PlanError, match="rng"):
+        GradientOptions(algorithm="rng")
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(TypeError, match="it has no keyword 'compresion'; did you mean 'compression'"):
+        GradientOptions.from_keywords("it", {"compresion": None})
+    with pytest.raises(TypeError, match="there are op, algorithm"):
+        GradientOptions.from_keywords("it", {"zzz": 1})
+
+
+def test_a_face_may_lack_fields_but_takes_their_defaults() -> None:
+    without = {"backward_passes_per_step": "a tape does not add up"}
+    GradientOptions.from_keywords("tape", {"backward_passes_per_step": 1}, without)
+    with pytest.raises(InvalidError, match=r"backward_passes_per_step \(2\): a tape does not add up"):
+        GradientOptions.from_keywords("tape", {"backward_passes_per_step": 2}, without)
+
+
+def test_what_is_not_said_comes_from_init() -> None:
+    job = Options(bucket_nbytes=77, compression=Compression.bf16)
+    channel = GradientOptions(op=hvd.Sum, compression=Compression.none).for_channel(job)
+    assert (channel.op, channel.bucket_nbytes, channel.compression) == (hvd.Sum, 77, Compression.none)
+    assert GradientOptions().for_channel(job).compression is Compression.bf16
