@@ -25,7 +25,7 @@ def doctor(
 ) -> None:
     """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work.
 
-    Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look at themselves, rank 0 reports.
+    Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look, and rank 0 reports.
     """
     from hvd_ext.install import doctor as checks, job_doctor
 

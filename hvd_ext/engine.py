@@ -1,4 +1,7 @@
-"""The only door to the native engine: typed Python over the C functions. One engine runs in a process at a time."""
+"""The only door to the native engine: typed Python over the C functions.
+
+A process runs the engine of its job, and one for each process set that it is in.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,29 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """A running engine; made by `start_mpi` or `start_local`."""
+    """A running engine; made by `start_mpi`, `start_local` or `start_set`."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        """Use `start_mpi` or `start_local`."""
+    def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:
+        """Use `start_mpi`, `start_local` or `start_set`."""
+        self.generation = generation  # its number in this process, and that of its handles; the ranks' may differ
         self.rank = rank
-        self.size = size
-        generation = ctypes.c_int64()
-        _call("hvd_ext_generation", ctypes.byref(generation))
-        self.generation = generation.value
+        self.ranks = tuple(ranks)  # the job's numbers for its ranks 0, 1, ...
+        self.size = len(self.ranks)
         self.channels: dict[int, ChannelSpec] = {}  # by lane, for the trace; those that are closed too
 
-    def stop(self) -> bool:
+    def stop(self, together: bool = False) -> bool:
         """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.
+
+        Engines of sets of this one's ranks stop before it.
+
+        Args:
+            together: all its ranks stop now, and this process goes on without: what it holds of MPI is given back.
 
         Returns:
             Whether this rank went down alone: work was cut off, or the transport was broken.
         """
         alone = ctypes.c_int32()
-        _call("hvd_ext_stop", ctypes.byref(alone))
+        _call("hvd_ext_stop", self.generation, int(together), ctypes.byref(alone))
         return bool(alone.value)
 
     def add_plan(self, rows: npt.NDArray[np.int64], units: int) -> int:
@@ -56,7 +63,7 @@ class Engine:
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
         handle = ctypes.c_int64()
         pointer = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-        _call("hvd_ext_plan_add", pointer, len(rows), units, ctypes.byref(handle))
+        _call("hvd_ext_plan_add", self.generation, pointer, len(rows), units, ctypes.byref(handle))
         return handle.value
 
     def remove_plan(self, plan: int) -> None:
@@ -88,6 +95,7 @@ class Engine:
         handle = ctypes.c_int64()
         _call(
             "hvd_ext_channel_open",
+            self.generation,
             name.encode(),
             len(tensors),
             names,
@@ -179,7 +187,7 @@ class Engine:
         """
         result, data, offsets = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int64)()
         out = [ctypes.byref(pointer) for pointer in (result, data, offsets)]
-        _call("hvd_ext_exchange", name.encode(), payload, len(payload), *out)
+        _call("hvd_ext_exchange", self.generation, name.encode(), payload, len(payload), *out)
         try:
             base = data.value or 0
             return [
@@ -195,7 +203,7 @@ class Engine:
             name: the call's.
             why: the words of this rank's refusal.
         """
-        _call("hvd_ext_refuse", name.encode(), why.encode())
+        _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
     def statistics(self) -> Statistics:
         """Count what the engine has done.
@@ -204,7 +212,7 @@ class Engine:
             The counters of this rank since the start.
         """
         values = (ctypes.c_int64 * 5)()
-        _call("hvd_ext_statistics", values)
+        _call("hvd_ext_statistics", self.generation, values)
         return Statistics(*values)
 
 
@@ -222,9 +230,10 @@ def start_mpi(options: Options) -> Engine:
         CommunicationError: MPI refused.
         NativeLibraryError: the native library cannot be used.
     """
-    rank, size = ctypes.c_int32(), ctypes.c_int32()
-    _call("hvd_ext_start_mpi", ctypes.byref(_config(options)), ctypes.byref(rank), ctypes.byref(size))
-    return Engine(rank.value, size.value)
+    number, rank, size = ctypes.c_int64(), ctypes.c_int32(), ctypes.c_int32()
+    out = [ctypes.byref(value) for value in (number, rank, size)]
+    _call("hvd_ext_start_mpi", ctypes.byref(_config(options)), *out)
+    return Engine(number.value, rank.value, range(size.value))
 
 
 def start_local(options: Options) -> Engine:
@@ -240,8 +249,31 @@ def start_local(options: Options) -> Engine:
         InvalidError: an engine runs already.
         NativeLibraryError: the native library cannot be used.
     """
-    _call("hvd_ext_start_local", ctypes.byref(_config(options)))
-    return Engine(0, 1)
+    number = ctypes.c_int64()
+    _call("hvd_ext_start_local", ctypes.byref(_config(options)), ctypes.byref(number))
+    return Engine(number.value, 0, (0,))
+
+
+def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) -> Engine:
+    """Start an engine of some ranks of the job; these call it together, and start their sets in one order.
+
+    Args:
+        job: the job's running engine.
+        ranks: of the job, ascending, each once; this rank is one of them.
+        number: of the set, the same on its ranks.
+        options: the stall times, the window and the use of shared memory.
+
+    Returns:
+        The running engine, in which this rank has its place in `ranks` as its number.
+
+    Raises:
+        InvalidError: the ranks are not as they must be.
+        CommunicationError: MPI refused.
+    """
+    engine, place = ctypes.c_int64(), ctypes.c_int32()
+    given = (_int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
+    _call("hvd_ext_start_set", job.generation, *given, ctypes.byref(engine), ctypes.byref(place))
+    return Engine(engine.value, place.value, ranks)
 
 
 def finish_mpi(failed: bool, code: int = 1) -> None:

@@ -15,7 +15,7 @@ _said: set[str] = set()  # what this process has been warned of
 # variable with the number of ranks -> who sets it
 _SIZES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "the launcher (PMI)",
+    "PMI_SIZE": "MPICH's mpiexec, or another one that speaks PMI",
     "MV2_COMM_WORLD_SIZE": "MVAPICH2's mpirun",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
@@ -78,6 +78,12 @@ def check_size(launch: Launch, size: int) -> None:
         CommunicationError: they differ: most often the launcher is of another MPI than the library that was built with.
     """
     if launch.size is not None and launch.size != size:
+        if launch.by.startswith("srun"):
+            raise CommunicationError(
+                f"launcher ({launch.by}) started {launch.size} processes, but MPI sees {size}: srun starts MPI jobs only "
+                "with the interface that the MPI of the build speaks; use srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 "
+                "(MPICH); srun --mpi=list names what there is"
+            )
         raise CommunicationError(
             f"launcher ({launch.by}) started {launch.size} processes, but the MPI that hvd_ext was built with sees "
             f"{size}: they are of different MPIs; use the mpirun that belongs to the MPI of the build (python -m "

@@ -12,7 +12,7 @@ DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
 OPS = DIRECTORY / "libhvd_ext_ops.so"
 
-ABI_VERSION = 4  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 5  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -51,28 +51,32 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_abi_version": (_i64, []),
     "hvd_ext_plan_version": (_i64, []),
     "hvd_ext_error": (_text, []),
-    "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(Config), _i32s, _i32s]),
-    "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(Config)]),
-    "hvd_ext_stop": (ctypes.c_int, [_i32s]),
-    "hvd_ext_generation": (ctypes.c_int, [_i64s]),
+    "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(Config), _i64s, _i32s, _i32s]),
+    "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(Config), _i64s]),
+    "hvd_ext_start_set": (ctypes.c_int, [_i64, _i32s, _i64, _i32, ctypes.POINTER(Config), _i64s, _i32s]),
+    "hvd_ext_stop": (ctypes.c_int, [_i64, _i32, _i32s]),
     "hvd_ext_finish_mpi": (None, [_i32, _i32]),
     "hvd_ext_abort": (None, [_i32]),
-    "hvd_ext_plan_add": (ctypes.c_int, [_i64s, _i64, _i64, _i64s]),
+    "hvd_ext_plan_add": (ctypes.c_int, [_i64, _i64s, _i64, _i64, _i64s]),
     "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_open": (
         ctypes.c_int,
-        [_text, _i64, ctypes.POINTER(_text), _i64s, _i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s, _i64s],
+        [
+            *(_i64, _text, _i64, ctypes.POINTER(_text), _i64s),  # the tensors
+            *(_i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s),  # the buckets
+            _i64s,
+        ],
     ),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
     "hvd_ext_exchange": (
         ctypes.c_int,
-        [_text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],
+        [_i64, _text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],
     ),
     "hvd_ext_exchange_free": (None, [_memory]),
-    "hvd_ext_refuse": (ctypes.c_int, [_text, _text]),
-    "hvd_ext_statistics": (ctypes.c_int, [_i64s]),
+    "hvd_ext_refuse": (ctypes.c_int, [_i64, _text, _text]),
+    "hvd_ext_statistics": (ctypes.c_int, [_i64, _i64s]),
     "hvd_ext_trace_start": (ctypes.c_int, [_i64]),
     "hvd_ext_trace_stop": (ctypes.c_int, []),
     "hvd_ext_trace_read": (ctypes.c_int, [ctypes.POINTER(TraceRecord), _i64, _i64s, _i64s]),

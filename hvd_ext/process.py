@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import agreement, arrival, engine, launch, options, runtime
-from hvd_ext.errors import CommunicationError, InvalidError, TopologyError
+from hvd_ext import arrival, engine, joining, launch, options, process_sets as sets, runtime
+from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.trace import recording
 
 if TYPE_CHECKING:
-    from hvd_ext.topology.tree import Tree
+    from hvd_ext.process_sets import ProcessSet
 
 # What this process must remember beyond one init() .. shutdown(), for its end.
 _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False}
 
 
-def init(settings: options.Options | None = None) -> None:
+def init(
+    settings: options.Options | None = None,
+    *,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+    comm: Any = None,
+) -> None:
     """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.
 
     Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started; without a
@@ -28,22 +33,30 @@ def init(settings: options.Options | None = None) -> None:
 
     Args:
         settings: options; None for those of the environment (`hvd_ext.options.SETTINGS`).
+        process_sets: to be added at once, as by `add_process_set`, equal on all ranks; "dynamic" for none, which
+            Horovod wants to hear before sets are added later.
+        comm: as of Horovod, but all ranks take part: None, a list of all ranks, or a communicator of mpi4py of all
+            ranks in MPI's order.
 
     Raises:
-        InvalidError: a launcher without MPI (`horovodrun --gloo`, elastic), a bad setting, or an MPI that cannot be
-            used.
+        InvalidError: a launcher without MPI (`horovodrun --gloo`, elastic), a bad setting, a wrong process set, some
+            of the ranks as `comm`, or an MPI that cannot be used.
         TopologyError: the topology file is wrong or has another number of ranks; on all ranks.
-        MismatchError: the ranks have different options or topologies; on all ranks.
+        MismatchError: the ranks have different options, topologies or process sets; on all ranks.
         CommunicationError: MPI refused, or the processes do not form the job that the launcher started.
         NativeLibraryError: the native library is missing or does not load.
     """
     if is_initialized():
+        if process_sets and process_sets != "dynamic":
+            raise InvalidError(
+                "init: hvd_ext runs already, so that its process_sets would be ignored; add them with add_process_set()"
+            )
         return
+    if comm is None and (isinstance(settings, (list, tuple, range)) or hasattr(settings, "Get_size")):
+        settings, comm = None, settings  # in Horovod's place
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
-        raise InvalidError(
-            f"init ({settings!r}): takes hvd_ext.Options or nothing; communicators and process sets do not exist here"
-        )
+        raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
     plan = launch.examine(os.environ)
     if plan.mpi:
         with arrival.watch(settings):
@@ -53,15 +66,19 @@ def init(settings: options.Options | None = None) -> None:
     _exit["mpi"] = _exit["mpi"] or plan.mpi
     _exit["failed"] = False
     _watch_exit()
+    job: runtime.Runtime | None = None
     try:
         launch.check_size(plan, running.size)
-        job = _joined(running, settings)
+        job = joining.joined(running, settings, comm)
+        sets.add_all(job, process_sets)
         if settings.trace is not None:
             recording.begin(job, settings.trace)
         runtime.set_current(job)
     except BaseException:
         # A refusal that all ranks share leaves nothing running; init() may be called again.
         _exit["failed"] = running.stop()
+        if job is not None:
+            sets.forget(job)
         raise
 
 
@@ -78,6 +95,7 @@ def shutdown() -> None:
     failed = _exit["failed"]
     if failed:  # the others may end this process soon
         write_trace()
+    sets.forget(job)
     _exit["failed"] = job.engine.stop() or failed
     if not failed:
         write_trace()
@@ -150,6 +168,31 @@ def gloo_built() -> bool:
     return False
 
 
+def nccl_built() -> int:
+    """Give NCCL's version; 0, as the package works without it."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Tell whether the package works on DDL; it never does."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Tell whether the package works on oneCCL; it never does."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Tell whether the package was built with CUDA; it never is: tensors of a GPU go through host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Tell whether the package was built with ROCm; it never is."""
+    return False
+
+
 def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
     """Say where a rank is, in Horovod's words.
 
@@ -168,48 +211,6 @@ def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
 def _place() -> tuple[int, int, int, int]:
     job = runtime.current()
     return place_of(job.engine.rank, job.hosts)
-
-
-def _joined(running: engine.Engine, settings: options.Options) -> runtime.Runtime:
-    """Compare what must agree, and find the hosts."""
-    from hvd_ext.topology import tree as trees
-
-    tree: Tree | None = None
-
-    def about() -> dict[str, Any]:
-        nonlocal tree
-        tree = _given_tree(settings, running.size)
-        return {
-            "host": platform.node(),
-            "options": {
-                "algorithm": settings.algorithm,
-                "bucket_nbytes": settings.bucket_nbytes,
-                "op": settings.op.name,
-                "compression": settings.compression.name,
-                "window": settings.window,
-                "topology": "found by itself" if tree is None else repr(tree),
-                "trace": "none" if settings.trace is None else "recorded",
-            },
-        }
-
-    answers = agreement.exchange(running, "init", about)
-    agreement.check_same("init", [answer["options"] for answer in answers])
-    hosts = tuple(answer["host"] for answer in answers)
-    return runtime.Runtime(running, trees.from_hosts(hosts) if tree is None else tree, settings, hosts)
-
-
-def _given_tree(settings: options.Options, size: int) -> Tree | None:
-    if settings.topology is None:
-        return None
-    if isinstance(settings.topology, (str, os.PathLike)):
-        from hvd_ext.topology import read
-
-        return read.read(os.fspath(settings.topology), size)
-    if settings.topology.size != size:
-        raise TopologyError(
-            f"topology: it must have one leaf per rank; it has {settings.topology.size} ranks and the job has {size}"
-        )
-    return settings.topology
 
 
 def _watch_exit() -> None:

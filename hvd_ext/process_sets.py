@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from hvd_ext import runtime
+from hvd_ext import agreement, rank_lists, runtime
+from hvd_ext.engine import start_set
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class ProcessSet:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         """Name the ranks; `add_process_set` or `init` adds the set."""
-        self._ranks = _checked(ranks)
+        self._ranks = rank_lists.checked(ranks)
+        self._runtime: Runtime | None = None  # of a set that was added, on its ranks
         self.process_set_id: int | None = None
 
     @property
@@ -56,6 +57,7 @@ class ProcessSet:
 class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
+        self._runtime = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -65,6 +67,8 @@ class _GlobalProcessSet(ProcessSet):
     def size(self) -> int | None:
         return runtime.current().engine.size
 
+
+_SUBJECT = "process sets"  # of the exchanges: an add on one rank and a remove on another meet, and differ
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
@@ -79,23 +83,84 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         The set, which has a `process_set_id` now.
 
     Raises:
-        InvalidError: the ranks are wrong, or a set of the same ranks exists.
+        InvalidError: the ranks are wrong, or a set of the same ranks exists; on all ranks.
+        MismatchError: the ranks of the job gave different sets; on all ranks.
+        NotInitializedError: before `init()` or after `shutdown()`.
     """
-    runtime.current()
-    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    raise InvalidError(f"add_process_set ({added!r}): this build has the global process set only")
+    return _add(runtime.current(), "add_process_set", lambda: [_as_set(process_set)])[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; all ranks of the job call it with the same set.
+    """Remove a process set; all ranks of the job call it with the same set, when the set has nothing under way.
 
     Args:
         process_set: from `add_process_set` or given to `init`.
 
     Returns:
         Whether it was removed: false for the global set and for one that is not added.
+
+    Raises:
+        InvalidError: no process set was given; on all ranks.
+        MismatchError: the ranks of the job gave different sets; on all ranks.
     """
-    return False
+    job = runtime.current_or_none()
+    if job is None:
+        return False
+
+    def about() -> dict[str, Any]:
+        if not isinstance(process_set, ProcessSet):
+            raise InvalidError(
+                f"remove_process_set ({process_set!r}): takes a ProcessSet, got {type(process_set).__name__}"
+            )
+        return {"call": "remove_process_set", "process set": process_set.process_set_id}
+
+    agreement.check_same(_SUBJECT, agreement.exchange(job.engine, _SUBJECT, about))
+    if not process_set.process_set_id:
+        return False
+    del job.process_sets[process_set.process_set_id]
+    left, process_set._runtime, process_set.process_set_id = process_set._runtime, None, None
+    if left is not None:
+        left.engine.stop(together=True)
+    return True
+
+
+def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> None:
+    """Add the sets that were given to `init`.
+
+    Args:
+        job: the job, which is not the current one yet.
+        process_sets: the sets; None or "dynamic" for none.
+
+    Raises:
+        InvalidError: something else, or a set that cannot be added; on all ranks.
+        MismatchError: the ranks gave different sets; on all ranks.
+    """
+
+    def given() -> list[ProcessSet]:
+        if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
+            return []
+        if isinstance(process_sets, str) or not isinstance(process_sets, Iterable):
+            raise InvalidError(f"init (process_sets={process_sets!r}): takes a list of ProcessSet, or 'dynamic'")
+        for process_set in process_sets:
+            if not isinstance(process_set, ProcessSet):
+                raise InvalidError(
+                    f"init (process_sets: {process_set!r}): takes ProcessSet objects, which the collectives are given "
+                    f"afterwards; got {type(process_set).__name__}"
+                )
+        return list(process_sets)
+
+    _add(job, "init", given)
+
+
+def forget(job: Runtime) -> None:
+    """Take leave of the sets of a job that ends: they must be added again after the next `init`.
+
+    Args:
+        job: the job.
+    """
+    for process_set in job.process_sets.values():
+        process_set._runtime = process_set.process_set_id = None
+    job.process_sets.clear()
 
 
 def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
@@ -118,10 +183,33 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
         raise InvalidError(
             f"process_set ({process_set!r}): takes a ProcessSet or None, got {type(process_set).__name__}"
         )
+    if process_set.process_set_id is not None and job.process_sets.get(process_set.process_set_id) is process_set:
+        return process_set._runtime
     raise InvalidError(
-        f"process set (ranks {_listed(process_set.ranks)}): it must be added before it is used; call "
-        "add_process_set() on all ranks, or give it to init(process_sets=[...]); after shutdown() it must be added again"
+        f"process set (ranks {rank_lists.listed(process_set.ranks)}): it must be added before it is used: call "
+        "add_process_set() on all ranks, or give it to init(process_sets=[...]), also after shutdown() and init()"
     )
+
+
+def find(process_set_id: int | None) -> ProcessSet:
+    """Give the set of a number.
+
+    Args:
+        process_set_id: of a set that was added; 0 for all ranks.
+
+    Returns:
+        The set.
+
+    Raises:
+        InvalidError: there is no such set (any more).
+        NotInitializedError: before `init()` or after `shutdown()`.
+    """
+    job = runtime.current()
+    found = global_process_set if process_set_id == 0 else job.process_sets.get(process_set_id or -1)
+    if found is None:
+        there = rank_lists.listed(sorted({0, *job.process_sets}))
+        raise InvalidError(f"process set {process_set_id}: it must have been added, there are the sets {there}")
+    return found
 
 
 def member(process_set: ProcessSet | None, what: str) -> Runtime:
@@ -143,31 +231,47 @@ def member(process_set: ProcessSet | None, what: str) -> Runtime:
         assert process_set is not None
         raise InvalidError(
             f"{what}: rank {runtime.current().engine.rank} is not in process set {process_set.process_set_id} (ranks "
-            f"{_listed(process_set.ranks)}); only its ranks may call it: ask process_set.included() first"
+            f"{rank_lists.listed(process_set.ranks)}); only its ranks may call it: ask process_set.included() first"
         )
     return found
 
 
-def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
-    if isinstance(ranks, str) or not isinstance(ranks, Iterable):
-        raise InvalidError(
-            f"process set ({ranks!r}): takes a list of ranks; communicators of mpi4py are not taken, give the ranks that "
-            "they have in the job"
-        )
-    given = list(ranks)
+def _as_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    return process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+
+
+def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
+    """Agree on what is added, then start it: all ranks add all of it, or none does."""
+    added: list[ProcessSet] = []
+    started: list[Runtime] = []
+
+    def about() -> dict[str, Any]:
+        added.extend(given())
+        known = {tuple(range(job.engine.size)): "the global process set"}
+        known |= {old.ranks: f"process set {number}" for number, old in job.process_sets.items()}
+        for process_set in added:
+            rank_lists.check_new(call, process_set.ranks, job.engine.size, known)
+            known[process_set.ranks] = "an earlier one of this call"
+        return {"call": call, "ranks": [list(process_set.ranks) for process_set in added]}
+
+    def start() -> None:
+        for number, process_set in enumerate(added, job.last_process_set + 1):
+            if job.engine.rank in process_set.ranks:
+                started.append(job.subset(start_set(job.engine, process_set.ranks, number, job.options)))
+
+    agreement.check_same(_SUBJECT, agreement.exchange(job.engine, _SUBJECT, about))
+    if not added:
+        return added
     try:
-        found = [operator.index(rank) for rank in given]
-    except TypeError:
-        raise InvalidError(f"process set ({given!r}): its ranks are whole numbers") from None
-    if not found:
-        raise InvalidError("process set (no ranks): it must have at least one rank")
-    if min(found) < 0:
-        raise InvalidError(f"process set ({found}): ranks are not negative, one is {min(found)}")
-    repeated = sorted({rank for rank in found if found.count(rank) > 1})
-    if repeated:
-        raise InvalidError(f"process set ({found}): each rank may be there once; rank {repeated[0]} is there again")
-    return tuple(sorted(found))
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
+        agreement.exchange(job.engine, f"start of {_SUBJECT}", start)
+    except BaseException:
+        for one in started:
+            one.engine.stop()
+        raise
+    runtimes = iter(started)
+    for process_set in added:
+        job.last_process_set += 1
+        job.process_sets[job.last_process_set] = process_set
+        process_set.process_set_id = job.last_process_set
+        process_set._runtime = next(runtimes) if job.engine.rank in process_set.ranks else None
+    return added

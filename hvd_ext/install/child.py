@@ -90,16 +90,27 @@ def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = Fals
     return Answer({}, words[-1] if words else f"ended with status {child.returncode} and no words")
 
 
-def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
-    """Gives the first line that a command prints, and nothing where it cannot be run or fails."""
+def printed(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> list[str]:
+    """Gives the lines that a command prints, without empty ones; none where it cannot be run or fails."""
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=dict(environment), timeout=timeout_s
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return []
     lines = [line.strip() for line in child.stdout.splitlines() if line.strip()]
-    return lines[0] if lines and child.returncode == 0 else ""
+    return lines if child.returncode == 0 else []
+
+
+def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
+    """Gives the first line that a command prints, and nothing where it cannot be run or fails."""
+    return next(iter(printed(command, environment, timeout_s=timeout_s)), "")
+
+
+def version_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
+    """Gives what an MPI launcher says of its version: the first line, or MPICH's first two, as one line."""
+    lines = printed(command, environment, timeout_s=timeout_s)
+    return " ".join(lines[:2]) if lines and lines[0].startswith("HYDRA") else next(iter(lines), "")
 
 
 def run_logged(

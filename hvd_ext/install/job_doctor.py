@@ -21,6 +21,7 @@ from hvd_ext.install.job_facts import Facts
 
 LIMIT_S = 120.0  # ranks of a busy machine need tens of seconds to import TensorFlow
 GRACE_S = 15.0  # behind the limit: the meeting ends by itself, and says more than its end by force
+WIDTH = 110
 LINGER_S = 20.0  # a rank that ends badly ends the job: rank 0 gets so long to report
 
 
@@ -36,11 +37,13 @@ class Report:
         findings: the report; None where another rank gives it.
         aside: one line for stderr, or nothing.
         linger_s: seconds to wait before the process ends.
+        last: what to say after that.
     """
 
     findings: list[Finding] | None
     aside: str = ""
     linger_s: float = 0.0
+    last: str = ""
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
@@ -79,10 +82,13 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
         return Report(job_checks.judge(met) if met["rank"] == 0 else None)
     if speaks:
         return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
+    last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
     if known.place == 0:
         where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
-        return Report(None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", LINGER_S)
-    return Report(None, linger_s=LINGER_S)
+        return Report(
+            None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", LINGER_S, last
+        )
+    return Report(None, linger_s=LINGER_S, last=last)
 
 
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -113,7 +119,7 @@ def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[s
         if line.startswith(MARK):
             met: dict[str, Any] = json.loads(line[len(MARK) :])
             return met
-    ours = [word for word in words if word.startswith("hvd_ext: ")]
+    ours = [word for word in words if word.startswith(job_checks.OURS)]
     return {"error": job_checks.end_of_meeting(ours or words, child.returncode, limit_s)}
 
 
@@ -132,15 +138,18 @@ def output(report: Report) -> None:
     if report.linger_s:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(report.linger_s)
+        # rank 0's end would have ended this process
+        print(f"hvd_ext doctor: {report.last}; rank 0 has not reported", file=sys.stderr, flush=True)
 
 
-def console_width(environ: Mapping[str, str]) -> int | None:
-    """Give the width of the report: launchers put a pipe in place of the terminal.
+def console_width(environ: Mapping[str, str]) -> int:
+    """Give the width of the report: what launchers put in place of the terminal knows nothing of its width.
 
     Args:
         environ: the environment.
 
     Returns:
-        Columns, or None for the terminal's own.
+        Columns.
     """
-    return None if sys.stdout.isatty() or "COLUMNS" in environ else 120
+    text = environ.get("COLUMNS", "")
+    return int(text) if text.isdigit() else WIDTH

@@ -1,4 +1,4 @@
-"""What a rank of a job says of itself to the doctor, before MPI is started: read from the environment and the machine."""
+"""What a rank of a job says of itself to the doctor, before MPI starts: read from the environment and the machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,19 @@ PLACES = (
     "SLURM_LOCALID",
     "HOROVOD_LOCAL_RANK",
 )
-LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "orted", "prterun", "prted", "hydra_pmi_proxy", "srun")
+# begins of the names of launchers and their daemons, and the program beside them that says its version
+LAUNCHERS = {
+    "mpirun": "mpirun",
+    "orterun": "mpirun",  # Open MPI's mpirun may be a link to it
+    "orted": "mpirun",
+    "prterun": "prterun",
+    "prted": "prterun",
+    "mpiexec": "mpiexec",
+    "hydra_pmi_proxy": "mpiexec",
+    "srun": "srun",
+    "slurmstepd": "srun",
+}
 OF_LAUNCHERS = ("OMPI_COMM", "OMPI_MCA", "PMIX_", "PMI_", "SLURM_")
-STARTERS = {"orted": "mpirun", "prted": "prterun", "hydra_pmi_proxy": "mpiexec"}  # what is beside a daemon
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tf-nightly-cpu", "tensorflow-rocm")
 MPI_LIBRARY = re.compile(r"/lib(?:p?mpi|mpich|mpi_cxx|mpicxx)(?:-\w+)?\.so[.\d]*$")
 CHOICE = "OMPI_MCA_btl_tcp_if"
@@ -180,16 +190,18 @@ def started_by(programs: Iterable[str]) -> str:
     Returns:
         Its path and what it says of its version, or nothing.
     """
-    seen = ""
-    for program in programs:
-        if Path(program).name in LAUNCHERS:
-            seen = program  # the outermost one: mpiexec above its proxy
-    if not seen:
+    starter = ""
+    for program in programs:  # the outermost one counts: mpiexec above its proxy
+        path = Path(program)
+        for begin, name in LAUNCHERS.items():
+            if path.name.startswith(begin):
+                beside = path.with_name(name)
+                starter = str(beside) if beside.exists() else name
+    if not starter:
         return ""
-    starter = str(Path(seen).with_name(STARTERS.get(Path(seen).name, Path(seen).name)))
     # a launcher that is asked from inside its own job must not take itself for a rank of it
     clean = {name: text for name, text in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
-    said = child.first_line([starter, "--version"], clean, timeout_s=20)
+    said = child.version_line([starter, "--version"], clean, timeout_s=20)
     return f"{checks.flavour(said) or said or 'of unknown version'}: {starter}"
 
 

@@ -123,7 +123,7 @@ def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> t
         python=python,
         tensorflow=str(tensorflow.values["version"]),
         mpicxx=mpicxx,
-        mpi=child.first_line(["mpirun", "--version"], environment) or "unknown",
+        mpi=child.version_line(["mpirun", "--version"], environment) or "unknown",
         compiler=child.first_line([compiler, "--version"], environment),
         cmake=cmake,
         ninja=ninja,

@@ -161,9 +161,11 @@ class Checkpoint(keras.callbacks.Callback):
         self.model._initial_epoch = None  # a later `fit` begins where it is told to
         if self._store is not None:
             # callbacks that broadcast rank 0's variables may have come after this one
-            self._store.restore_own(metrics=epoch == self._epoch and self._first_step > 0)
-        if epoch == self._epoch and self._first_step:
-            self._skipping = Skipping(self.model, self._first_step)
+            self._store.restore_own()
+            if epoch == self._epoch and self._first_step:
+                self._skipping = Skipping(self.model, self._first_step, self._store.restore_metrics)
+            else:
+                self._store.forget()
         self._epoch, self._step, self._first_step = epoch, 0, 0
         self._asked_s = time.monotonic()
 

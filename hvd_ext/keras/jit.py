@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from typing import Any
 
 import keras
@@ -15,10 +16,12 @@ import tensorflow as tf
 
 from hvd_ext import runtime
 from hvd_ext.install import versions
+from hvd_ext.keras.distributed import Distributed
 from hvd_ext.tensorflow import devices
 
 logger = logging.getLogger("hvd_ext")
 
+_said: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # Keras asks more than once
 _RESOLVE = "_resolve_auto_jit_compile"  # of keras.src.trainers.trainer.Trainer, in Keras 3.3 to 3.15
 
 
@@ -62,8 +65,6 @@ def communicates(optimizer: Any) -> bool:
     Returns:
         Whether it comes from `DistributedOptimizer`.
     """
-    from hvd_ext.keras.optimizer import Distributed
-
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "_inner_optimizers", ())]
     return isinstance(optimizer, Distributed) or any(communicates(one) for one in inner if one is not None)
 
@@ -83,7 +84,8 @@ def _watched(plain: Any) -> Any:
 
 def _say(model: keras.Model) -> None:
     job = runtime.current_or_none()
-    if job is None or job.engine.rank == 0:
+    if model not in _said and (job is None or job.engine.rank == 0):
+        _said.add(model)
         # info would not be seen unless the user has set up logging
         logger.warning(
             "model %r: jit_compile is switched off: its optimizer communicates, and XLA cannot; compile(..., "

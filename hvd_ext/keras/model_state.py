@@ -152,7 +152,7 @@ def send(listed: Sequence[keras.Variable]) -> None:
     if moved:
         broadcast_variables(moved, root_rank=0)
     if others:
-        sent = broadcast_object([_values(variable) for variable in others], 0, "Checkpoint: model")
+        sent = broadcast_object([_values(variable) for variable in others], 0, name="Checkpoint: model")
         for variable, value in zip(others, sent, strict=True):
             variable.assign(value)
 

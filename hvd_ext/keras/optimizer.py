@@ -8,7 +8,6 @@ gradient. A loss-scale optimizer reduces in front of its look at the gradients (
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
 import weakref
 from typing import Any
@@ -18,7 +17,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import accumulation, loss_scale
+from hvd_ext.keras import accumulation, jit, loss_scale
 from hvd_ext.keras.distributed import Distributed, Reducing, class_of
 from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.reducer import Reducer
@@ -62,7 +61,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
 
         return keras2.wrap(optimizer, label, options)
     _check_optimizer(optimizer)
-    _watch_jit()
+    jit.watch()
     wrapped = loss_scale.scaled(optimizer)
     scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
@@ -99,13 +98,7 @@ def _drop_traced_steps(optimizer: keras.optimizers.Optimizer) -> None:
     for candidate in gc.get_objects():
         if issubclass(type(candidate), keras.Model) and getattr(candidate, "optimizer", None) is optimizer:
             candidate.train_function = None
-
-
-def _watch_jit() -> None:
-    if importlib.util.find_spec("hvd_ext.keras.jit") is not None:
-        from hvd_ext.keras import jit
-
-        jit.watch()
+            jit.switch_off(candidate)
 
 
 def _is_keras2(optimizer: Any) -> bool:
@@ -132,7 +125,7 @@ def _check_optimizer(optimizer: Any) -> None:
             f"optimizer ({optimizer!r}): must be an optimizer of Keras 3, such as keras.optimizers.Adam(), or of "
             "tf_keras; names and classes are not taken"
         )
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise InvalidError(
             f"optimizer {optimizer.name!r}: a MultiOptimizer leaves updates to its inner optimizers; wrap each of them"
         )

@@ -15,6 +15,7 @@ import keras
 
 from hvd_ext import agreement, runtime
 from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.keras.optimizer import DistributedOptimizer
 from hvd_ext.objects import broadcast_object
 
@@ -56,6 +57,7 @@ def load_model(
         InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
     """
     job = runtime.current()
+    GradientOptions.from_keywords("load_model", {key: value for key, value in options.items() if key != "name"})
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
     with tempfile.TemporaryDirectory(prefix="hvd_ext-") as folder:
@@ -93,7 +95,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str) -> Path:
     with contextlib.ExitStack() as stack:
         failed: OSError | None = None
         target = None
-        while isinstance(piece := broadcast_object(next(pieces, None), 0, "load_model: bytes"), bytes):
+        while isinstance(piece := broadcast_object(next(pieces, None), 0, name="load_model: bytes"), bytes):
             if job.engine.rank in lacking and failed is None:
                 try:
                     target = target or stack.enter_context(copy.open("wb", buffering=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,15 +14,17 @@ _LOG = logging.getLogger("hvd_ext")
 class Skipping:
     """Stands in for a model's step of training until so many batches have been read."""
 
-    def __init__(self, model: keras.Model, batches: int) -> None:
+    def __init__(self, model: keras.Model, batches: int, then: Callable[[], None]) -> None:
         """Put it in place.
 
         Args:
             model: whose `fit` is about to begin an epoch.
             batches: how many to leave out.
+            then: called after the last of them; metrics have their variables then, if they can.
         """
         self._model = model
         self._left = batches
+        self._then = then
         self._step = model.train_function
         model.train_function = self._skip
 
@@ -43,8 +46,28 @@ class Skipping:
 
     def _skip(self, iterator: Any) -> dict[str, Any]:
         for _ in range(min(self._left, getattr(self._model, "steps_per_execution", 1) or 1)):
-            next(iterator)
+            batch = next(iterator)
             self._left -= 1
-        if not self._left:
-            self.end()
-        return self._model.get_metrics_result()
+        if self._left:
+            return {}
+        _build_metrics(self._model, batch)
+        self.end()
+        self._then()
+        return _metrics(self._model)
+
+
+def _build_metrics(model: keras.Model, batch: Any) -> None:
+    """Make the variables of metrics; Keras does so in its first step only."""
+    if not any(not metric.variables for metric in model.metrics):
+        return
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception as error:  # a training step of one's own may need more than Keras knows
+        _LOG.info("Checkpoint: the metrics of this epoch begin afresh: %s: %s", type(error).__name__, error)
+
+
+def _metrics(model: keras.Model) -> dict[str, Any]:
+    try:
+        return dict(model.get_metrics_result())
+    except ValueError:  # not built
+        return {}

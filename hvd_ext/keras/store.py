@@ -156,18 +156,21 @@ class Store:
             _LOG.warning("Checkpoint: rank %d has %s, but none is complete on all ranks: begins afresh", best, name)
         return None
 
-    def restore_own(self, metrics: bool) -> None:
-        """Give this rank once more what it has for itself, the last time.
+    def restore_own(self) -> None:
+        """Give this rank once more what it has for itself."""
+        if self._own:
+            self._assign(self._own)
 
-        Args:
-            metrics: those of the epoch too.
-        """
-        own, self._own = self._own, {}
-        if own:
-            self._assign(own)
-            seen = self._model.metrics_variables if metrics else []
-            if [value.shape for value in own[_METRICS].values()] == [tuple(variable.shape) for variable in seen]:
-                model_state.assign(seen, own[_METRICS], "Checkpoint")
+    def restore_metrics(self) -> None:
+        """Give this rank the metrics of the epoch in whose middle the checkpoint was saved."""
+        saved = self._own.get(_METRICS, {})
+        seen = self._model.metrics_variables
+        if [value.shape for value in saved.values()] == [tuple(variable.shape) for variable in seen]:
+            model_state.assign(seen, saved, "Checkpoint")
+
+    def forget(self) -> None:
+        """Drop what was restored: training goes on from it."""
+        self._own = {}
 
     def _prepared(self, mark: str, arguments: dict[str, Any]) -> dict[str, Any]:
         model_state.ready(self._model)

@@ -23,8 +23,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     batch also where a mean is large beside its deviation; ranks may have batches of unequal size, or masks. Moving
     statistics are equal on all ranks. Inference does not communicate.
 
-    A saved model loads with `import hvd_ext`; without it, as the plain layer that it then is:
-    `keras.models.load_model(path, custom_objects={"hvd_ext>SyncBatchNormalization": keras.layers.BatchNormalization})`.
+    A saved model loads with `import hvd_ext`; without it, as a plain layer of the same name (Keras finds a layer's
+    weights in a file by the name of its class): `class SyncBatchNormalization(keras.layers.BatchNormalization): pass`
+    and `keras.models.load_model(path, custom_objects={"hvd_ext>SyncBatchNormalization": SyncBatchNormalization})`.
 
     Args:
         axis: the axis of the features, as in `keras.layers.BatchNormalization`.

@@ -51,9 +51,14 @@ def same(section: str, names: str, note: str = "") -> Iterator[Row]:
 
 
 def callable_rows(
-    section: str, name: str, arguments: str = "", note: str = "", other: dict[str, str] | None = None
+    section: str,
+    name: str,
+    arguments: str = "",
+    note: str = "",
+    other: dict[str, str] | None = None,
+    status: str = SAME,
 ) -> Iterator[Row]:
-    """Give the rows of a callable that is the same here, and of its arguments.
+    """Give the rows of a callable that has the same name here, and of its arguments.
 
     Args:
         section: their table.
@@ -61,8 +66,9 @@ def callable_rows(
         arguments: names with blanks between them, in Horovod's order.
         note: for the callable.
         other: what is to be said about an argument that is not quite the same; "!" in front of it: refused.
+        status: of the callable, with the note that says why.
     """
-    yield Row(section, name, name, SAME, note)
+    yield Row(section, name, name, status, note)
     said = other or {}
     for argument in arguments.split():
         words = said.get(argument, "")
@@ -95,7 +101,8 @@ def _folded(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
         if takes:
             head = group[0]
             plain = [row.argument for row in group[1:] if (row.status, row.note) == (SAME, "")]
-            yield f"`{owner}({', '.join(plain)})`", "the same", head.note
+            ours = "the same" if head.status == SAME else f"`{head.ours}`"
+            yield f"`{owner}({', '.join(plain)})`", ours, head.note
             group = [row for row in group[1:] if (row.status, row.note) != (SAME, "")]
         for _, alike in itertools.groupby(group, _kind_of_argument if takes else _kind_of_name):
             yield _cells(list(alike))

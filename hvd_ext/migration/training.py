@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_ext import refused
-from hvd_ext.migration.row import REFUSED, Row, callable_rows, same
+from hvd_ext.migration.row import OTHER, REFUSED, Row, callable_rows, same
 
 _OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, layers"
 
@@ -119,8 +119,10 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "wraps the optimizer of every file; Horovod leaves `.keras` files unwrapped in silence",
+        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it; "
+        "wraps the optimizer of every file, while Horovod leaves that of a `.keras` file unwrapped in silence",
         {"legacy_opts": "accepted; changes nothing: legacy optimizers are those of tf_keras"},
+        OTHER,
     ),
     *callable_rows(
         _CALLBACKS,
@@ -141,7 +143,7 @@ _CALLBACK_ROWS = (
         "broadcast_global_variables",
         "",
         REFUSED,
-        "TensorFlow 2 has no collection of all variables: hvd_ext.broadcast_variables(model.variables, root_rank)",
+        "say which: hvd_ext.broadcast_variables([*model.variables, *optimizer.variables], root_rank)",
     ),
 )
 

@@ -191,7 +191,9 @@ class Channel:
 
 
 def _runs(owner: runtime.Runtime) -> bool:
-    return runtime.current_or_none() is owner
+    """Whether it is the job's runtime, or that of a process set which is still there."""
+    job = runtime.current_or_none()
+    return job is not None and (job is owner or any(one._runtime is owner for one in job.process_sets.values()))
 
 
 def _nbytes(spec: GradientSpec) -> int:

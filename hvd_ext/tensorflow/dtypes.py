@@ -53,7 +53,7 @@ def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
         raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
     try:
         tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, tf.errors.OpError) as error:
         raise InvalidError(f"{kind} ({type(value).__name__}): it does not become one tensor: {error}") from error
     name = tensor.dtype.name
     if name not in dtypes:

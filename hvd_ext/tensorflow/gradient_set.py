@@ -101,7 +101,7 @@ class GradientSet:
             checked()
             return {"facts": {_LIST: f"that of {self.name}"}, "kinds": own}
 
-        values = agreement.exchange(self.job.engine, registration.subject(self._label), mine)
+        values = agreement.exchange(self.job.engine, registration.EXCHANGE, mine)
         agreement.check_same(self._label, [value["facts"] for value in values])
         return registration.joint([value["kinds"] for value in values])
 

@@ -209,7 +209,8 @@ def _dense_or_sparse(kind: str, one: Any) -> tf.Tensor | tf.IndexedSlices:
         return dtypes.converted(kind, one, ALLREDUCED)
     values = dtypes.converted(f"{kind} of IndexedSlices", one.values, REDUCED)
     indices = dtypes.converted(f"{kind} of IndexedSlices, indices", one.indices, ("int32", "int64"))
-    return tf.IndexedSlices(values, indices, one.dense_shape)
+    shape = one.dense_shape
+    return tf.IndexedSlices(values, indices, None if shape is None else tf.convert_to_tensor(shape))
 
 
 def _described(one: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:

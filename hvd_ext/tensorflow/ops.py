@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from hvd_ext import errors, native, runtime
 from hvd_ext.errors import NativeLibraryError
+from hvd_ext.install import versions
+from hvd_ext.tensorflow import devices
 
 # They order themselves: by names and their n-th use, or by a channel. TensorFlow would chain them one after the other.
 _INDEPENDENT = (
@@ -42,6 +44,7 @@ def library() -> Any:
     """
     from hvd_ext.install.native import read_record
 
+    versions.check("tensorflow", tf.__version__)
     native.load()
     if not native.OPS.exists():
         raise NativeLibraryError(f"the TensorFlow ops ({native.OPS}) are missing: they were not built; {native.MEND}")
@@ -58,7 +61,7 @@ def library() -> Any:
             f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
         ) from None
     _keep_independent()
-    return _shim(module)
+    return devices.OnHost(_shim(module))
 
 
 def begin_step(channel: int) -> tf.Operation | None:

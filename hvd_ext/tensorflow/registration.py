@@ -20,6 +20,9 @@ from hvd_ext.tensorflow.channel import Channel, GradientSpec
 
 __all__ = ["Channel", "GradientSpec", "open", "wire_of"]
 
+# One name for all channels: ranks that come with different ones meet, and hear what differs.
+EXCHANGE = "gradients"
+
 Groups = int | Sequence[Sequence[int]] | None
 
 
@@ -58,13 +61,13 @@ def open(
     """
     owner = runtime.current() if owner is None else owner
     options = owner.options if options is None else options
-    where = subject(name)
+    where = f"channel {name!r}"
 
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
         return {"facts": given, **_described(where, specs, options, groups)}
 
-    values = agreement.exchange(owner.engine, where, mine)
+    values = agreement.exchange(owner.engine, EXCHANGE, mine)
     agreement.check_same(name, [value["facts"] for value in values])
     agreement.check_same(where, [value["options"] for value in values])
     agreement.check_tensors(where, [value["tensors"] for value in values])
@@ -80,18 +83,9 @@ def open(
         prepared = _Prepared(name, agreed, options, owner, groups)
         return prepared.described()
 
-    agreement.check_same(where, agreement.exchange(owner.engine, f"{where} plans", prepare))
+    agreement.check_same(where, agreement.exchange(owner.engine, f"plans of {EXCHANGE}", prepare))
     assert prepared is not None
     return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)
-
-
-def subject(name: str) -> str:
-    """Name a channel in messages and exchanges.
-
-    Args:
-        name: the channel's.
-    """
-    return f"channel {name!r}"
 
 
 def joint(ranks: Sequence[str]) -> str:

@@ -158,6 +158,37 @@ class Tree:
         even = all(len({len(node.children) for node in level}) == 1 for level in levels)
         return even and all(len({bool(c.children) for node in level for c in node.children}) == 1 for level in levels)
 
+    def subset(self, ranks: Sequence[int]) -> Tree:
+        """The tree of some of the ranks, numbered anew by their places.
+
+        Args:
+            ranks: those that stay, each once; ranks[i] becomes rank i.
+
+        Returns:
+            The same links without the branches that have no rank left. Where one branch of the root is left, that is
+            the root.
+
+        Raises:
+            TopologyError: a rank that is not in the tree, or none at all.
+        """
+        place_of = {rank: place for place, rank in enumerate(ranks)}
+        if not place_of or len(place_of) != len(ranks) or not place_of.keys() <= set(self.ranks):
+            raise TopologyError(
+                f"subset({list(ranks)}): takes ranks of the tree, 0 .. {self.size - 1}, at least one and each once"
+            )
+
+        def kept(node: Node) -> Node | None:
+            if not node.children:
+                return leaf(place_of[node.rank]) if node.rank in place_of else None
+            children = tuple(left for child in node.children if (left := kept(child)) is not None)
+            return Node(node.name, node.link, children) if children else None
+
+        root = kept(self.root)
+        assert root is not None
+        while len(root.children) == 1 and root.children[0].children:
+            root = root.children[0]
+        return Tree(root, self.gamma_s_per_byte)
+
     def describe(self) -> str:
         """One line for people: "8 ranks on 2 hosts (4 + 4)".
 

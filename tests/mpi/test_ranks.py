@@ -10,7 +10,13 @@ from tests.mpi import jobs
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
 # Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on 8 ranks.
-SAME_ON_ANY_NUMBER = ("test_saving.py", "test_refusals_keras.py", "test_registration_keras.py")
+SAME_ON_ANY_NUMBER = (
+    "test_keras2.py",
+    "test_tape.py",
+    "test_saving.py",
+    "test_refusals_keras.py",
+    "test_registration_keras.py",
+)
 
 SLOW = pytest.mark.slow
 

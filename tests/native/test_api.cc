@@ -21,11 +21,11 @@ void Fails(int code, Code expected, const std::string& words) {
   CHECK(std::string(hvd_ext_error()).find(words) != std::string::npos);
 }
 
-int Open(int64_t plan, int64_t* channel) {
+int Open(int64_t engine, int64_t plan, int64_t* channel) {
   const char* names[] = {"a", "b", "c"};
   int64_t elements[] = {2, 3, 4}, sizes[] = {1, 2}, tensors[] = {2, 1, 0}, plans[] = {plan, plan}, grains[] = {0, 8};
   int32_t dtypes[] = {0, 1}, wires[] = {2, -1}, ops[] = {0, 1};
-  return hvd_ext_channel_open("Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
+  return hvd_ext_channel_open(engine, "Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
                               channel);
 }
 
@@ -33,15 +33,15 @@ TEST("api: every function says so when no engine runs") {
   int64_t number = 0, values[5];
   int32_t alone = 7;
   const char* words = "no engine runs; call init() first";
-  Fails(hvd_ext_generation(&number), Code::kStopped, words);
-  Fails(hvd_ext_plan_add(nullptr, 0, 1, &number), Code::kStopped, words);
+  Fails(hvd_ext_start_set(1, nullptr, 0, 1, &kConfig, &number, &alone), Code::kStopped, words);
+  Fails(hvd_ext_plan_add(1, nullptr, 0, 1, &number), Code::kStopped, words);
   Fails(hvd_ext_plan_remove(1), Code::kStopped, words);
-  Fails(Open(1, &number), Code::kStopped, words);
+  Fails(Open(1, 1, &number), Code::kStopped, words);
   Fails(hvd_ext_channel_close(1), Code::kStopped, words);
   Fails(hvd_ext_channel_begin_step(1), Code::kStopped, words);
-  Fails(hvd_ext_exchange("x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
-  Fails(hvd_ext_statistics(values), Code::kStopped, words);
-  CHECK_EQ(hvd_ext_stop(&alone), 0);
+  Fails(hvd_ext_exchange(1, "x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
+  Fails(hvd_ext_statistics(1, values), Code::kStopped, words);
+  CHECK_EQ(hvd_ext_stop(number, 0, &alone), 0);
   CHECK_EQ(alone, 0);
   hvd_ext_abort(3);  // does nothing
 }
@@ -49,17 +49,17 @@ TEST("api: every function says so when no engine runs") {
 TEST("api: a job of one rank starts, works and stops, twice in one process") {
   int64_t last_generation = -1;
   for (int round = 0; round < 2; ++round) {
-    CHECK_EQ(hvd_ext_start_local(&kConfig), 0);
-    Fails(hvd_ext_start_local(&kConfig), Code::kInvalid, "an engine runs already in this process");
-    int64_t generation = 0, plan = 0, channel = 0, values[5], ticket = 0;
-    CHECK_EQ(hvd_ext_generation(&generation), 0);
+    int64_t generation = 0, other = 0, plan = 0, channel = 0, values[5], ticket = 0;
+    CHECK_EQ(hvd_ext_start_local(&kConfig, &generation), 0);
+    Fails(hvd_ext_start_local(&kConfig, &other), Code::kInvalid, "an engine runs already in this process");
     CHECK(generation > last_generation);
     last_generation = generation;
-    CHECK_EQ(hvd_ext_plan_add(nullptr, 0, 1, &plan), 0);
+    CHECK_EQ(hvd_ext_plan_add(generation, nullptr, 0, 1, &plan), 0);
     CHECK_EQ(plan >> 32, generation);
-    CHECK_EQ(Open(plan, &channel), 0);
+    CHECK_EQ(Open(generation, plan, &channel), 0);
     CHECK_EQ(hvd_ext_channel_begin_step(channel), 0);
-    std::shared_ptr<Engine> engine = Engine::Current();
+    std::shared_ptr<Engine> engine;
+    CHECK_OK(Engine::OfChannel(channel, &engine));
     double two[] = {1.5, 2.5}, three[] = {4, 5, 6};
     float four[] = {7, 8, 9, 10};
     CHECK_OK(engine->Submit(channel, 0, two, 16, &ticket));
@@ -69,31 +69,31 @@ TEST("api: a job of one rank starts, works and stops, twice in one process") {
     void* result = nullptr;
     const char* data = nullptr;
     const int64_t* offsets = nullptr;
-    CHECK_EQ(hvd_ext_exchange("hosts", "me\0too", 6, &result, &data, &offsets), 0);
+    CHECK_EQ(hvd_ext_exchange(generation, "hosts", "me\0too", 6, &result, &data, &offsets), 0);
     CHECK_EQ(offsets[0], 0);
     CHECK_EQ(offsets[1], 6);
     CHECK_EQ(std::memcmp(data, "me\0too", 6), 0);
     hvd_ext_exchange_free(result);
-    Fails(hvd_ext_exchange("", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
+    Fails(hvd_ext_exchange(generation, "", "", 0, &result, &data, &offsets), Code::kInvalid, "must have a name");
     CHECK_EQ(hvd_ext_channel_close(channel), 0);
     Fails(hvd_ext_channel_begin_step(channel), Code::kStopped, "has been closed");
     CHECK_EQ(hvd_ext_plan_remove(plan), 0);
-    CHECK_EQ(hvd_ext_statistics(values), 0);
+    CHECK_EQ(hvd_ext_statistics(generation, values), 0);
     CHECK_EQ(values[1], 1);
     int32_t alone = 7;
     engine.reset();
-    CHECK_EQ(hvd_ext_stop(&alone), 0);
+    CHECK_EQ(hvd_ext_stop(generation, 0, &alone), 0);
     CHECK_EQ(alone, 0);
-    CHECK(Engine::Current() == nullptr);
+    CHECK_FAILS(Engine::Find(0, &engine), Code::kStopped, "hvd_ext is not running");
   }
 }
 
 TEST("api: a stop ends a step that a caller waits for, however far the caller is") {
   for (int milliseconds : {0, 1, 20}) {
-    CHECK_EQ(hvd_ext_start_local(&kConfig), 0);
-    int64_t plan = 0, channel = 0;
-    CHECK_EQ(hvd_ext_plan_add(nullptr, 0, 1, &plan), 0);
-    CHECK_EQ(Open(plan, &channel), 0);
+    int64_t engine = 0, plan = 0, channel = 0;
+    CHECK_EQ(hvd_ext_start_local(&kConfig, &engine), 0);
+    CHECK_EQ(hvd_ext_plan_add(engine, nullptr, 0, 1, &plan), 0);
+    CHECK_EQ(Open(engine, plan, &channel), 0);
     std::thread caller([&] {
       double two[] = {1.5, 2.5};
       const void* inputs[] = {two};
@@ -104,7 +104,7 @@ TEST("api: a stop ends a step that a caller waits for, however far the caller is
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
     int32_t alone = 7;
-    CHECK_EQ(hvd_ext_stop(&alone), 0);
+    CHECK_EQ(hvd_ext_stop(engine, 0, &alone), 0);
     caller.join();
   }
 }
@@ -123,7 +123,8 @@ TEST("api: versions, kernels and the decoder") {
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 0, 2), 0);
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 1, 2), Code_(Code::kInvalid));
   HvdExtConfig config = {-1, 0, 8, 1};
-  Fails(hvd_ext_start_local(&config), Code::kInvalid, "must not be negative");
+  int64_t engine = 0;
+  Fails(hvd_ext_start_local(&config, &engine), Code::kInvalid, "must not be negative");
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -16,6 +14,7 @@ STEPS = 3
 
 
 def variables(dtype: str = "float32") -> list[keras.Variable]:
+    """Three variables with equal values on all ranks."""
     result = [keras.Variable(np.zeros(shape), dtype=dtype, name=f"v{n}") for n, shape in enumerate(SHAPES)]
     fill(result)
     return result
@@ -30,6 +29,7 @@ def gradients(rank: int, step: int, dtype: str = "float32") -> list[tf.Tensor]:
 
 
 def averaged(step: int, dtype: str = "float32") -> list[tf.Tensor]:
+    """Give what the joined batch's gradients would be."""
     every = [gradients(rank, step, dtype) for rank in range(hvd.size())]
     return [tf.add_n(list(parts)) / hvd.size() for parts in zip(*every, strict=True)]
 

@@ -10,7 +10,7 @@ import hvd_ext as hvd
 from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow.collectives import REDUCED
+from hvd_ext.tensorflow.dtypes import REDUCED, WIDENED
 from tests.ranks.numbers import total, values
 
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (100_003,)]
@@ -62,6 +62,34 @@ def test_every_algorithm_gives_the_same_sum_or_says_why_not(
         return
     result = hvd.allreduce(x, op=hvd.Sum, algorithm=algorithm)
     np.testing.assert_array_equal(result, total(size, (elements,)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", WIDENED)
+def test_narrow_whole_numbers_are_added_exactly_or_refused(dtype: str, way: str, rank: int, size: int) -> None:
+    reduce = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum))
+    result = reduce(tf.cast(values(rank, (19,)) // 2, dtype))
+    assert result.dtype.name == dtype
+    expected = np.sum([values(r, (19,)) // 2 for r in range(size)], axis=0)
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), expected)
+    largest = tf.constant([0, tf.as_dtype(dtype).max], dtype)
+    np.testing.assert_array_equal(hvd.allreduce(largest), largest)  # the average of all fits
+    if size > 1:
+        refusal = InvalidError if way == "eager" else tf.errors.InvalidArgumentError
+        with pytest.raises(refusal, match=f"the sum does not fit into {dtype}"):
+            reduce(largest)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", REDUCED)
+def test_factors_multiply_before_and_after(dtype: str, way: str, rank: int, size: int) -> None:
+    x = tf.cast(values(rank, (19,)) * 4, dtype)
+    reduce = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.25, postscale_factor=2.0))
+    np.testing.assert_array_equal(tf.cast(reduce(x), tf.int64), 2 * total(size, (19,)))
+    average = WAYS[way](lambda x: hvd.allreduce(x, postscale_factor=float(size)))
+    np.testing.assert_allclose(tf.cast(average(x), tf.float64), 4 * total(size, (19,)), rtol=2e-2)
+    if dtype.startswith("int"):
+        np.testing.assert_array_equal(average(x), 4 * total(size, (19,)))  # cut once, at the end
 
 
 def test_results_have_equal_bits_on_all_ranks(rank: int) -> None:
@@ -149,12 +177,12 @@ def test_the_gradient_of_an_allreduce_is_an_allreduce(way: str, op: int, divisor
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(hvd.allreduce(x, op=op) * weights)
+            loss = tf.reduce_sum(hvd.allreduce(x, op=op, prescale_factor=0.5, postscale_factor=4.0) * weights)
         return tape.gradient(loss, x)
 
     weights = values(rank, (6,), 3).astype(np.float64)
     result = WAYS[way](gradient)(tf.zeros(6, tf.float64), tf.constant(weights))
-    np.testing.assert_allclose(result, total(size, (6,), 3) / (size if divisor else 1), rtol=1e-15)
+    np.testing.assert_allclose(result, 2 * total(size, (6,), 3) / (size if divisor else 1), rtol=1e-15)
 
 
 def test_arguments_that_cannot_be_are_refused_in_words() -> None:
@@ -162,7 +190,21 @@ def test_arguments_that_cannot_be_are_refused_in_words() -> None:
         hvd.allreduce(tf.zeros(3, tf.complex64))
     with pytest.raises(InvalidError, match=r"op \(7\).*hvd_ext\.Average or hvd_ext\.Sum"):
         hvd.allreduce(tf.zeros(3), op=7)
-    with pytest.raises(InvalidError, match="IndexedSlices"):
-        hvd.allreduce(tf.IndexedSlices(tf.zeros((1, 2)), [0], [3, 2]))
+    with pytest.raises(InvalidError, match="bool.*cast to int32 to count them"):
+        hvd.allreduce(tf.constant([True]))
+    with pytest.raises(InvalidError, match="string.*allgather_object"):
+        hvd.allreduce(tf.constant(["text"]))
+    with pytest.raises(InvalidError, match=r"op \(.*Sum.*\) and average \(True\): give one of them only"):
+        hvd.allreduce(tf.zeros(3), average=True, op=hvd.Sum)
+    for refused in (hvd.Adasum, hvd.Min, hvd.Max, hvd.Product):
+        with pytest.raises(InvalidError, match=f"op .*must be hvd_ext.Average or hvd_ext.Sum; {refused.instead[:20]}"):
+            hvd.allreduce(tf.zeros(3), op=refused)
+    for factor in (float("nan"), True, "2", tf.constant(2.0)):
+        with pytest.raises(InvalidError, match="postscale_factor .*: must be a finite number"):
+            hvd.allreduce(tf.zeros(3), postscale_factor=factor)
+    with pytest.raises(InvalidError, match="name .*must be a text"):
+        hvd.allreduce(tf.zeros(3), name="")
+    with pytest.raises(InvalidError, match="does not become one tensor"):
+        hvd.allreduce([tf.zeros(3), tf.zeros(2)])
     with pytest.raises(PlanError, match="no_such_algorithm"):
         hvd.allreduce(tf.zeros(3), algorithm="no_such_algorithm")

@@ -25,7 +25,7 @@ from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_rank
 BATCH, STEPS = 2, 4
 
 
-class InterruptedError_(Exception):
+class CrashError(Exception):
     """Ends training as a crash does."""
 
 
@@ -39,7 +39,14 @@ class Crash(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self.left -= 1
         if not self.left:
-            raise InterruptedError_
+            raise CrashError(random.random(), np.random.random())
+
+
+class Draw(keras.callbacks.Callback):
+    """Draws random numbers when an epoch begins."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.drawn = random.random(), np.random.random()
 
 
 def own_model(seed: int = 0) -> keras.Model:
@@ -77,17 +84,13 @@ def shared(tmp_path: Path) -> Path:
 def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shared: Path) -> None:
     whole = own_model()
     expected = fit(whole, hvd.callbacks.BroadcastGlobalVariablesCallback())
-    drawn = random.random(), np.random.random()
     residual = np.arange(3) + hvd.rank()
     state.register("residual", lambda: {"r": residual.copy()}, lambda saved: residual.__setitem__(..., saved["r"]))
     try:
         first = own_model()
         random.seed(hvd.rank())
         np.random.seed(hvd.rank())
-        drawn = random.random(), np.random.random()
-        random.seed(hvd.rank())
-        np.random.seed(hvd.rank())
-        with pytest.raises(InterruptedError_):
+        with pytest.raises(CrashError) as crash:
             fit(first, Checkpoint(shared, every_steps=3), Crash(STEPS + 3))
         residual[:] = -1
         random.seed(100)
@@ -95,14 +98,15 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shar
         second = own_model(seed=50)
         fill(second.trainable_weights, salt=4 + hvd.rank())
         # the broadcast comes last: it must not take away what each rank has for itself
-        seen = fit(second, Checkpoint(shared), hvd.callbacks.BroadcastGlobalVariablesCallback())
+        draw = Draw()
+        seen = fit(second, Checkpoint(shared), draw, hvd.callbacks.BroadcastGlobalVariablesCallback())
     finally:
         state.unregister("residual")
     for got, wanted in zip(everything(second), everything(whole), strict=True):
         np.testing.assert_array_equal(got, wanted)
     assert seen == {name: each[1:] for name, each in expected.items()}
     assert residual.tolist() == [hvd.rank(), hvd.rank() + 1, hvd.rank() + 2]
-    assert (random.random(), np.random.random()) == drawn
+    assert draw.drawn == crash.value.args
     assert_same_bits_on_all_ranks(second.trainable_weights)
     moving = hvd.allgather_object(second.layers[1].moving_mean.numpy().tolist())
     assert len({str(each) for each in moving}) == hvd.size()

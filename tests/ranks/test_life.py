@@ -93,12 +93,27 @@ def test_a_topology_of_another_size_is_refused(size: int, tmp_path: object) -> N
     hvd.init()
 
 
-def test_init_with_horovods_arguments_is_refused_in_words() -> None:
+def test_init_takes_all_ranks_or_none(rank: int, size: int) -> None:
+    class Communicator:  # as of mpi4py
+        def __init__(self, rank: int, size: int) -> None:
+            self.Get_rank, self.Get_size = (lambda: rank), (lambda: size)
+
     hvd.barrier()
     hvd.shutdown()
-    with pytest.raises(InvalidError, match=r"init \(\[0\]\): takes hvd_ext\.Options or nothing"):
-        hvd.init([0])
-    hvd.init()
+    with pytest.raises(InvalidError, match=r"init \('all'\): takes hvd_ext\.Options or nothing, got str"):
+        hvd.init("all")  # type: ignore[arg-type]
+    words = f"must have all {size} ranks of the job in their order.*hvd.add_process_set"
+    with pytest.raises(InvalidError, match=rf"init \(comm=\[{size}\]\): it {words}"):
+        hvd.init([size])  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match=words):
+        hvd.init(comm=Communicator(rank, size + 1))
+    assert not hvd.is_initialized()
+    for everyone in ([], range(size), Communicator(rank, size)):
+        hvd.init(comm=everyone)
+        assert hvd.size() == size
+        hvd.barrier()
+        hvd.shutdown()
+    hvd.init(list(range(size)))  # type: ignore[arg-type]
 
 
 def test_a_call_needs_a_name_with_letters() -> None:

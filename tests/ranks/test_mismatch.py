@@ -175,7 +175,7 @@ def test_options_and_topologies_of_init(odd: bool, size: int, alike: Callable[..
 @pytest.mark.parametrize(
     ("collective", "arguments"),
     [
-        ("allreduce", {"tensor": np.array([1], np.uint8)}),
+        ("allreduce", {"tensor": np.array([True])}),
         ("allreduce", {"tensor": np.ones(2), "algorithm": "no such"}),
         ("allgather", {"tensor": 1.0}),
         ("broadcast", {"tensor": np.ones(2), "root_rank": -1}),

@@ -93,9 +93,8 @@ def test_local_layers_stay_on_their_rank_and_the_others_are_shared() -> None:
             each.append(tape.gradient(loss, [weight.value for weight in network.weights]))
         shared = [tf.add_n([own[index] for own in each]) / hvd.size() for index in (2, 3)]
         for network, own in zip(played, each, strict=True):
-            for weight, gradient in zip(
-                network.weights, [own[0] / hvd.size(), own[1] / hvd.size(), *shared], strict=True
-            ):
+            gradients = [own[0] / hvd.size(), own[1] / hvd.size(), *shared]
+            for weight, gradient in zip(network.weights, gradients, strict=True):
                 weight.assign_sub(0.1 * gradient)
     for got, expected in zip(values(ours.weights), values(played[hvd.rank()].weights), strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)

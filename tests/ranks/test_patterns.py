@@ -72,11 +72,7 @@ def test_fit_with_horovods_callbacks_then_resuming_from_rank_0s_file(tmp_path: P
     found = max((int(path.stem.split("-")[1]) for path in tmp_path.glob("*.keras")), default=0)
     epoch = hvd.broadcast_object(found, root_rank=0, name="resume_from_epoch")
     assert epoch == 3
-    name = str(tmp_path / f"checkpoint-{epoch}.keras")
-    again = hvd.load_model(hvd.broadcast_object(name, 0)) if hvd.rank() == 0 else None
-    if again is None:
-        again = model()
-        again.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(scaled)), "mse", metrics=["mae"])
+    again = hvd.load_model(tmp_path / f"checkpoint-{epoch}.keras")
     first = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
     again.fit(dataset, steps_per_epoch=3, epochs=4, initial_epoch=epoch, callbacks=first, verbose=0)
     reference.fit(x, y, epochs=1, **plain)
@@ -130,7 +126,7 @@ def test_even_and_odd_ranks_train_models_of_their_own() -> None:
     """Each half has its process set, optimizer and collectives; the calls of both have the same names."""
     halves = [list(range(first, hvd.size(), 2)) for first in (0, 1)]
     if hvd.size() == 1:
-        mine, halves = hvd.global_process_set, halves[:1]
+        mine, halves, sets = hvd.global_process_set, halves[:1], []
     else:
         sets = [hvd.add_process_set(ranks) for ranks in halves]
         mine = next(process_set for process_set in sets if process_set.included())
@@ -155,5 +151,5 @@ def test_even_and_odd_ranks_train_models_of_their_own() -> None:
     rows = hvd.allgather(tf.fill([hvd.rank() + 1, 1], hvd.rank()), name="rows", process_set=mine)
     assert rows.numpy().ravel().tolist() == [rank for rank in members for _ in range(rank + 1)]
     assert hvd.broadcast_object(hvd.rank(), root_rank=members[-1], process_set=mine) == members[-1]
-    if hvd.size() > 1:
-        assert all([hvd.remove_process_set(process_set) for process_set in sets])
+    for process_set in sets:
+        assert hvd.remove_process_set(process_set)

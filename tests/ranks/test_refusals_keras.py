@@ -38,13 +38,19 @@ def test_xla_is_refused_in_a_step_inside_a_compiled_function() -> None:
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-def test_mixed_float16_is_refused_in_words(eagerly: bool) -> None:
+def test_a_loss_scale_optimizer_around_ours_is_refused_with_the_advice(eagerly: bool) -> None:
+    """The model's own policy is mixed_float16 and the global one is not, so that `compile` puts it around."""
     ours = model()
     ours.dtype_policy = keras.dtype_policies.DTypePolicy("mixed_float16")
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=eagerly)
+    plain = keras.optimizers.SGD(0.1)
+    ours.compile(hvd.DistributedOptimizer(plain), "mse", run_eagerly=eagerly)
     assert isinstance(ours.optimizer, keras.optimizers.LossScaleOptimizer)
-    with pytest.raises(InvalidError, match=r"mixed_float16.*auto_scale_loss=False"):
+    with pytest.raises(InvalidError, match=r"mixed_float16.*DistributedOptimizer\(keras\.optimizers\.LossScaleOptim"):
         ours.train_on_batch(*data(hvd.rank(), ROWS))
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    ours.compile(hvd.DistributedOptimizer(scaling), "mse", run_eagerly=eagerly)
+    ours.train_on_batch(*data(hvd.rank(), ROWS))
+    assert_same_bits_on_all_ranks(ours.weights)
 
 
 def test_mixed_float16_with_a_fixed_scale_trains_alike_on_all_ranks() -> None:

@@ -97,13 +97,56 @@ def test_classes_that_differ_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [("op", hvd.Sum, hvd.Average), ("bucket_nbytes", 1024, 2048), ("algorithm", "ring", "auto")], ids=str
+    "choice",
+    [
+        ("op", hvd.Sum, hvd.Average),
+        ("bucket_nbytes", 1024, 2048),
+        ("algorithm", "ring", "auto"),
+        ("compression", hvd.Compression.fp16, None),
+        ("groups", 2, None),
+        ("sparse_as_dense", True, False),
+        ("gradient_predivide_factor", 2.0, 1.0),
+        ("scale_local_gradients", False, True),
+        ("average_aggregated_gradients", False, True),
+        ("backward_passes_per_step", 2, 3),
+    ],
+    ids=str,
 )
 def test_choices_that_differ_are_refused(choice: tuple[str, object, object]) -> None:
     name, ours, theirs = choice
     variable = keras.Variable(np.zeros(2, np.float32), name="weights")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), **{name: ours if last() else theirs})
     assert name in raised_alike(apply_once(optimizer, variable), MismatchError)
+
+
+def test_a_variable_that_is_local_on_one_rank_only_is_named() -> None:
+    variables = [keras.Variable(np.zeros(2, np.float32), name=f"v{n}") for n in range(2)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    if last():
+        optimizer.register_local_var(variables[1])
+    assert "'v1'" in raised_alike(apply_once(optimizer, *variables), MismatchError)
+
+
+def test_ranks_that_apply_to_different_parts_hear_of_it_also_later() -> None:
+    variables = [keras.Variable(np.zeros(2, np.float32), name=f"v{n}") for n in range(2)]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    optimizer.build(variables)
+    apply_once(optimizer, *variables)()
+    apply_once(optimizer, variables[0])()
+    words = raised_alike(apply_once(optimizer, *(variables[:1] if last() else variables)), MismatchError)
+    assert "the list of variables must be the same on all ranks" in words
+    words = raised_alike(apply_once(optimizer, *(variables[1:] if last() else variables)), MismatchError)
+    assert "the list of variables must be the same on all ranks" in words
+
+
+def test_a_gradient_that_one_rank_alone_refuses_later_is_raised_on_all() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    apply_once(optimizer, variable)()
+    gradient = tf.ones(2, tf.int32 if last() else tf.float32)
+    raised_alike(lambda: optimizer.apply([gradient], [variable]), InvalidError)
+    apply_once(optimizer, variable)()
+    np.testing.assert_allclose(variable.numpy(), [-0.02, -0.02], rtol=1e-6)
 
 
 def test_what_one_rank_alone_refuses_is_raised_on_all() -> None:

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
+from hvd_ext.errors import CheckpointError, InvalidError
+from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, fill, joined, model, values
 
 ROWS, BATCH = 8, 4
 
@@ -49,6 +50,96 @@ def test_a_saved_model_loads_plain_and_goes_on_under_the_wrapper_without_losing_
     for got, expected in zip(values(loaded.weights), values(ours.weights), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert_same_bits_on_all_ranks(loaded.weights)
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    # three steps end in the middle of an accumulation of two
+    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=2),
+    "ema": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=16.0, dynamic_growth_steps=2
+    ),
+}
+
+
+def steps(ours: keras.Model, first: int, last: int) -> keras.Model:
+    for step in range(first, last):
+        ours.train_on_batch(*data(hvd.rank(), BATCH, salt=step))
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"), [*((name, "keras") for name in OPTIMIZERS), ("accumulation", "h5"), ("scaled", "h5")]
+)
+def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: str, tmp_path: Path) -> None:
+    whole = model()
+    # Keras cannot read the names of losses from .h5
+    loss = keras.losses.MeanSquaredError()
+    whole.compile(hvd.DistributedOptimizer(OPTIMIZERS[name]()), loss, run_eagerly=True)
+    steps(whole, 0, 3)
+    path = tmp_path / f"model.{ending}"
+    if hvd.rank() == 0:
+        whole.save(path)  # the others have no such file
+    loaded = hvd.load_model(path)
+    loaded.run_eagerly = True
+    for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    steps(whole, 3, 6)
+    steps(loaded, 3, 6)
+    for got, expected in zip(values(loaded.weights), values(whole.weights), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert_same_bits_on_all_ranks([*loaded.weights, *loaded.optimizer.variables])
+
+
+class Halved(keras.optimizers.SGD):
+    """An optimizer that Keras does not have."""
+
+
+def test_a_file_is_read_on_rank_0_and_all_have_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours = model()
+    ours.compile(Halved(0.5, momentum=0.25), "mse", run_eagerly=True)  # saved without the wrapper
+    path = tmp_path / "model.keras"
+    fill(ours.weights, salt=hvd.rank())
+    ours.save(path)  # every rank has another
+    loaded = hvd.load_model(path, custom_optimizers=[Halved], compression=hvd.Compression.bf16)
+    assert loaded.optimizer.momentum == 0.25
+    assert_same_bits_on_all_ranks(loaded.weights)
+    if hvd.rank() == 0:
+        np.testing.assert_array_equal(loaded.weights[0].numpy(), ours.weights[0].numpy())
+    if hvd.size() > 1 and hvd.rank() == 0:
+        assert "rank 1 has another file of this name; all take that of rank 0" in caplog.text
+    steps(loaded, 0, 1)
+    assert_same_bits_on_all_ranks(loaded.weights)
+
+
+def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    with pytest.raises(CheckpointError, match=r"load_model \(.*\): rank 0 must have it; it cannot be read: No such"):
+        hvd.load_model(path)
+    ours = model()
+    ours.save(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(CheckpointError, match="Keras cannot load it"):
+        hvd.load_model(path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="Keras cannot load it"):
+        hvd.load_model(tmp_path / "folder")
+    with pytest.raises(TypeError, match="compresion"):
+        hvd.load_model(path, compresion=hvd.Compression.fp16)
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+def test_a_model_without_an_optimizer_is_loaded_for_use_and_refuses_options_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    ours = trained()
+    ours.save(path)
+    assert not hasattr(hvd.load_model(path, compile=False), "optimizer")
+    with pytest.raises(InvalidError, match="the model has no optimizer that op could be for"):
+        hvd.load_model(path, compile=False, op=hvd.Sum)
 
 
 @pytest.mark.slow

@@ -208,6 +208,21 @@ def test_a_tensor_and_an_argument_of_a_function_may_be_sources() -> None:
         gc.collect()
 
 
+def test_a_process_set_reduces_among_itself_and_outsiders_keep_their_own() -> None:
+    if hvd.size() == 1:
+        pytest.skip("needs two ranks")
+    inside = hvd.add_process_set(range(1, hvd.size()))
+    table, bias = tf.Variable(tf.zeros((3, 1)), name="table"), tf.Variable([1.0], name="bias")
+    for op, divisor in ((hvd.Average, hvd.size() - 1), (hvd.Sum, 1)):
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=op, process_set=inside) as tape:
+            loss = tf.reduce_sum((tf.gather(table, [1, 1]) + bias) * (hvd.rank() + 1.0))
+        slices, dense = tape.gradient(loss, [table, bias])
+        total = sum(range(2, hvd.size() + 1)) / divisor if hvd.rank() else 1.0
+        np.testing.assert_allclose(dense.numpy(), [2 * total], rtol=1e-6)
+        np.testing.assert_allclose(tf.convert_to_tensor(slices).numpy(), [[0], [2 * total], [0]], rtol=1e-6)
+    hvd.remove_process_set(inside)
+
+
 def test_training_goes_on_after_shutdown_and_init() -> None:
     (variable,) = scalars(1)
     for _ in range(2):

@@ -66,7 +66,7 @@ def includes(pattern: str) -> set[str]:
 def test_only_the_mpi_transport_includes_mpi():
     # tests/native/mpi holds programs that start and end MPI around the transport
     seen = {file for file in includes(r"mpi\.h") if not file.startswith("tests/native/mpi/")}
-    assert seen == {"tf_ops/engine/transport_mpi.cc"}
+    assert seen == {"tf_ops/engine/mpi_job.h"}
 
 
 def test_only_the_ops_include_tensorflow():

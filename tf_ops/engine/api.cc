@@ -1,7 +1,5 @@
 #include "engine/api.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/engines.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
 #include "plan/ir.def"  // for HVD_EXT_PLAN_VERSION
@@ -20,77 +19,24 @@
 namespace hvd_ext {
 namespace {
 
-// Never destroyed: at exit the engine's thread may still run, and Python may still call.
-struct Process {
-  std::mutex life;   // one start or stop at a time
-  std::mutex mutex;  // guards what follows
-  std::shared_ptr<Engine> engine;
-  std::shared_ptr<Transport> transport;
-  int64_t generation = 0;
-  pid_t started_by = 0;  // the process
-};
-
-Process& TheProcess() {
-  static Process* process = new Process;
-  return *process;
-}
-
-// A forked child has the parent's memory and none of its threads: it would write into what the parent shares with the
-// other ranks.
-bool IsForked() {
-  const Process& process = TheProcess();
-  return process.started_by != 0 && process.started_by != getpid();
-}
-
 std::string& Error() {
   thread_local std::string error;
   return error;
 }
+
+constexpr int64_t kJob = 0;  // for Engine::Find
 
 int Report(const Status& status) {
   Error() = status.message;
   return static_cast<int>(status.code);
 }
 
-constexpr const char* kForked =
-    "this process was forked from a rank and has no engine: only the rank itself can take part in its job";
-
-// The engine that runs, or null with *status set.
-std::shared_ptr<Engine> Running(Status* status) {
-  std::shared_ptr<Engine> engine = Engine::Current();
-  if (engine == nullptr) *status = Stopped(IsForked() ? kForked : "no engine runs; call init() first");
-  return engine;
-}
-
-Status Start(const HvdExtConfig* config, const std::function<Status(std::shared_ptr<Transport>*)>& make) {
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> life(process.life);
-  if (IsForked()) return Invalid(kForked);
-  if (Engine::Current() != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
-  std::shared_ptr<Transport> transport;
-  HVD_EXT_RETURN_IF_ERROR(make(&transport));
+Config ConfigOf(const HvdExtConfig& config) {
   Config native;
-  native.stall_warn_s = config->stall_warn_s;
-  native.stall_fatal_s = config->stall_fatal_s;
-  if (config->window > 0) native.window = config->window;
-  std::shared_ptr<Engine> engine;
-  HVD_EXT_RETURN_IF_ERROR(Engine::Start(transport, native, process.generation + 1, &engine));
-  std::lock_guard<std::mutex> lock(process.mutex);
-  ++process.generation;
-  process.started_by = getpid();
-  process.engine = std::move(engine);
-  process.transport = std::move(transport);
-  return Status::Ok();
-}
-
-// MPI, with shared memory in front of it between the ranks of a host if it is wanted.
-Status MakeTransport(bool shared_memory, std::shared_ptr<Transport>* transport) {
-  std::shared_ptr<Transport> mpi;
-  HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&mpi));
-  std::shared_ptr<Arena> arena;
-  int64_t capacity = Arena::DefaultCapacity();
-  if (shared_memory && capacity > 0 && mpi->size() > 1) Arena::Make(capacity, &arena);  // without one MPI does it all
-  return MakeHostTransport(std::move(mpi), std::move(arena), transport);
+  native.stall_warn_s = config.stall_warn_s;
+  native.stall_fatal_s = config.stall_fatal_s;
+  if (config.window > 0) native.window = config.window;
+  return native;
 }
 
 struct ExchangeResult {
@@ -127,13 +73,6 @@ struct Waiting {
 
 }  // namespace
 
-std::shared_ptr<Engine> Engine::Current() {
-  if (IsForked()) return nullptr;
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> lock(process.mutex);
-  return process.engine;
-}
-
 }  // namespace hvd_ext
 
 using namespace hvd_ext;  // NOLINT: the functions below are C
@@ -146,77 +85,64 @@ int64_t hvd_ext_plan_version(void) { return HVD_EXT_PLAN_VERSION; }
 
 const char* hvd_ext_error(void) { return Error().c_str(); }
 
-int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size) {
-  Status status = Start(config, [config](std::shared_ptr<Transport>* transport) {
-    return MakeTransport(config->shared_memory != 0, transport);
-  });
-  std::shared_ptr<Engine> engine = status.ok() ? Running(&status) : nullptr;
-  if (engine != nullptr) {
-    *rank = engine->rank();
-    *size = engine->size();
-  }
+int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size) {
+  std::shared_ptr<Engine> started;
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, config->shared_memory != 0, &started);
+  if (!status.ok()) return Report(status);
+  *engine = started->generation();
+  *rank = started->rank();
+  *size = started->size();
   return Report(status);
 }
 
-int hvd_ext_start_local(const HvdExtConfig* config) {
-  return Report(Start(config, [](std::shared_ptr<Transport>* transport) {
-    *transport = MakeThreadTransports(1)[0];
-    return Status::Ok();
-  }));
+int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
+  std::shared_ptr<Engine> started;
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, /*shared_memory=*/false, &started);
+  if (status.ok()) *engine = started->generation();
+  return Report(status);
 }
 
-int hvd_ext_stop(int32_t* alone) {
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> life(process.life);
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  *alone = 0;
-  if (engine == nullptr) return Report(Status::Ok());
-  *alone = engine->Stop() ? 1 : 0;
-  std::lock_guard<std::mutex> lock(process.mutex);
-  process.engine.reset();
-  process.transport.reset();
-  return Report(Status::Ok());
+int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
+                      int64_t* engine, int32_t* rank) {
+  std::shared_ptr<Engine> started;
+  Status status = StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config),
+                           config->shared_memory != 0, &started);
+  if (!status.ok()) return Report(status);
+  *engine = started->generation();
+  *rank = started->rank();
+  return Report(status);
 }
 
-int hvd_ext_generation(int64_t* generation) {
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> lock(process.mutex);
-  *generation = process.generation;
-  return Report(process.engine != nullptr ? Status::Ok() : Stopped("no engine runs; call init() first"));
+int hvd_ext_stop(int64_t engine, int32_t together, int32_t* alone) {
+  bool went_alone = false;
+  Status status = StopEngine(engine, together != 0, &went_alone);
+  *alone = went_alone ? 1 : 0;
+  return Report(status);
 }
 
 void hvd_ext_finish_mpi(int32_t failed, int32_t code) { FinishMpi(failed != 0, code); }
 
-void hvd_ext_abort(int32_t code) {
-  std::shared_ptr<Transport> transport;
-  {
-    Process& process = TheProcess();
-    std::lock_guard<std::mutex> lock(process.mutex);
-    transport = process.transport;
-  }
-  if (transport != nullptr) transport->Abort(code);
-}
+void hvd_ext_abort(int32_t code) { AbortJob(code); }
 
-int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  return Report(engine != nullptr ? engine->AddPlan(rows, n_rows, units, plan) : status);
+int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(engine, &found);
+  return Report(status.ok() ? found->AddPlan(rows, n_rows, units, plan) : status);
 }
 
 int hvd_ext_plan_remove(int64_t plan) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  return Report(engine != nullptr ? engine->RemovePlan(plan) : status);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfPlan(plan, &found);
+  return Report(status.ok() ? found->RemovePlan(plan) : status);
 }
 
-int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
-                         int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
-                         const int32_t* dtypes, const int32_t* wires, const int32_t* ops, const int64_t* plans,
-                         const int64_t* segment_nbytes, int64_t* channel) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine == nullptr) return Report(status);
+int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
+                         const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
+                         const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
+                         const int64_t* plans, const int64_t* segment_nbytes, int64_t* channel) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(engine, &found);
+  if (!status.ok()) return Report(status);
   ChannelSpec spec;
   spec.name = name;
   spec.tensor_names.assign(tensor_names, tensor_names + n_tensors);
@@ -227,36 +153,36 @@ int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const*
     if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
     bucket_tensors += bucket_sizes[i];
   }
-  return Report(engine->OpenChannel(std::move(spec), channel));
+  return Report(found->OpenChannel(std::move(spec), channel));
 }
 
 int hvd_ext_channel_close(int64_t channel) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  return Report(engine != nullptr ? engine->CloseChannel(channel) : status);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->CloseChannel(channel) : status);
 }
 
 int hvd_ext_channel_begin_step(int64_t channel) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  return Report(engine != nullptr ? engine->BeginStep(channel) : status);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->BeginStep(channel) : status);
 }
 
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine == nullptr) return Report(status);
-  Engine::Helper helper(engine.get());
-  status = engine->BeginStep(channel);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  if (!status.ok()) return Report(status);
+  Engine::Helper helper(found.get());
+  status = found->BeginStep(channel);
   int64_t ticket = 0;
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
-    status = engine->Submit(channel, i, inputs[i], nbytes[i], &ticket);
+    status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket);
   }
   if (!status.ok()) return Report(status);
   auto waiting = std::make_shared<Waiting>(n_tensors);
   for (int64_t i = 0; i < n_tensors; ++i) {
-    engine->Collect(channel, i, ticket, [=](const Status& s, const void* data) {
+    found->Collect(channel, i, ticket, [=](const Status& s, const void* data) {
       if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
       waiting->End(s);
     });
@@ -264,25 +190,25 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   return Report(n_tensors > 0 ? waiting->Wait(&helper) : Status::Ok());
 }
 
-int hvd_ext_refuse(const char* name, const char* why) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine != nullptr) engine->Refuse(name, why);
+int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(engine, &found);
+  if (status.ok()) found->Refuse(name, why);
   return Report(status);
 }
 
-int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
-                     const int64_t** offsets) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine == nullptr) return Report(status);
+int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
+                     const char** data, const int64_t** offsets) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(engine, &found);
+  if (!status.ok()) return Report(status);
   auto waiting = std::make_shared<Waiting>(1);
-  Engine::Helper helper(engine.get());
-  engine->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
-                   [waiting](const Status& s, const std::vector<std::string>& payloads) {
-                     waiting->payloads = payloads;
-                     waiting->End(s);
-                   });
+  Engine::Helper helper(found.get());
+  found->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
+                  [waiting](const Status& s, const std::vector<std::string>& payloads) {
+                    waiting->payloads = payloads;
+                    waiting->End(s);
+                  });
   status = waiting->Wait(&helper);
   if (!status.ok()) return Report(status);
   auto* exchanged = new ExchangeResult;
@@ -299,11 +225,11 @@ int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void
 
 void hvd_ext_exchange_free(void* result) { delete static_cast<ExchangeResult*>(result); }
 
-int hvd_ext_statistics(int64_t values[5]) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine == nullptr) return Report(status);
-  Statistics statistics = engine->GetStatistics();
+int hvd_ext_statistics(int64_t engine, int64_t values[5]) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(engine, &found);
+  if (!status.ok()) return Report(status);
+  Statistics statistics = found->GetStatistics();
   values[0] = statistics.buckets;
   values[1] = statistics.calls;
   values[2] = statistics.segments;
@@ -313,23 +239,23 @@ int hvd_ext_statistics(int64_t values[5]) {
 }
 
 int hvd_ext_trace_start(int64_t capacity) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  return Report(engine != nullptr ? engine->StartTrace(capacity) : status);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(kJob, &found);
+  return Report(status.ok() ? found->StartTrace(capacity) : status);
 }
 
 int hvd_ext_trace_stop(void) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine != nullptr) engine->StopTrace();
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(kJob, &found);
+  if (status.ok()) found->StopTrace();
   return Report(status);
 }
 
 int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dropped) {
-  Status status;
-  std::shared_ptr<Engine> engine = Running(&status);
-  if (engine == nullptr) return Report(status);
-  *count = engine->trace().Read(static_cast<TraceRecord*>(records), most, dropped);
+  std::shared_ptr<Engine> found;
+  Status status = Engine::Find(kJob, &found);
+  if (!status.ok()) return Report(status);
+  *count = found->trace().Read(static_cast<TraceRecord*>(records), most, dropped);
   return Report(Status::Ok());
 }
 

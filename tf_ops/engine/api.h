@@ -1,5 +1,6 @@
 // The C ABI: the only door for Python (hvd_ext/native.py, ctypes). Every function returns a Code (status.h) as int; on
-// failure hvd_ext_error() gives the words, per calling thread. At most one engine runs in a process at a time.
+// failure hvd_ext_error() gives the words, per calling thread. A process runs the engine of its job, and one for each
+// process set that it is in. An `engine` is the number that its start has given; plans and channels know theirs.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +9,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 4
+#define HVD_EXT_ABI_VERSION 5
 
 typedef struct {
   double stall_warn_s;
@@ -21,23 +22,26 @@ int64_t hvd_ext_abi_version(void);
 int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
 const char* hvd_ext_error(void);
 
-// Life. Both fail with kInvalid while an engine runs.
-int hvd_ext_start_mpi(const HvdExtConfig* config, int32_t* rank, int32_t* size);
-int hvd_ext_start_local(const HvdExtConfig* config);    // one rank, no MPI
-int hvd_ext_stop(int32_t* alone);                       // *alone: see Engine::Stop
-int hvd_ext_generation(int64_t* generation);            // of the running engine; kStopped if none
-void hvd_ext_finish_mpi(int32_t failed, int32_t code);  // at process exit, see FinishMpi
-void hvd_ext_abort(int32_t code);                       // ends the job at once; a no-op where no engine runs
+// Life. The first two start the job's engine, and fail with kInvalid while it runs.
+int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size);
+int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine);  // one rank, no MPI
+// An engine of some ranks of `parent`, ascending, of which this is one: see StartSet of engines.h. *rank: its place
+// there. `number`: not negative, the same on these ranks.
+int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
+                      int64_t* engine, int32_t* rank);
+int hvd_ext_stop(int64_t engine, int32_t together, int32_t* alone);  // see StopEngine of engines.h
+void hvd_ext_finish_mpi(int32_t failed, int32_t code);               // at process exit, see FinishMpi
+void hvd_ext_abort(int32_t code);  // ends the job at once; a no-op where no engine runs
 
-int hvd_ext_plan_add(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
+int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
 int hvd_ext_plan_remove(int64_t plan);
 
 // `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has. `wires`
 // holds the dtype in which float32 travels, -1 for its own.
-int hvd_ext_channel_open(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
-                         int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors,
-                         const int32_t* dtypes, const int32_t* wires, const int32_t* ops, const int64_t* plans,
-                         const int64_t* segment_nbytes, int64_t* channel);
+int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
+                         const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
+                         const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
+                         const int64_t* plans, const int64_t* segment_nbytes, int64_t* channel);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
@@ -47,16 +51,16 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
 // [data + offsets[r], data + offsets[r + 1]).
-int hvd_ext_exchange(const char* name, const void* payload, int64_t nbytes, void** result, const char** data,
-                     const int64_t** offsets);
+int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
+                     const char** data, const int64_t** offsets);
 void hvd_ext_exchange_free(void* result);
-int hvd_ext_refuse(const char* name, const char* why);  // see Engine::Refuse
+int hvd_ext_refuse(int64_t engine, const char* name, const char* why);  // see Engine::Refuse
 
 // buckets, calls, segments, bytes_sent, bytes_received
-int hvd_ext_statistics(int64_t values[5]);
+int hvd_ext_statistics(int64_t engine, int64_t values[5]);
 
-// A trace of what the engine does: see trace.h for the records. `stop` keeps them until the next start; `read` copies
-// the newest, at most `most`.
+// A trace of what the job's engine does (not those of process sets): see trace.h for the records. `stop` keeps them
+// until the next start; `read` copies the newest, at most `most`.
 int hvd_ext_trace_start(int64_t capacity);
 int hvd_ext_trace_stop(void);
 int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dropped);

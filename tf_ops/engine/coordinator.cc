@@ -48,9 +48,9 @@ std::string ListOf(const std::vector<int64_t>& numbers) {
 
 // The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses what does not add up; all
 // ranks hear of it, as they wait for this one.
-Status RowsOf(int rank, const Message& a, int size, std::vector<int64_t>* rows) {
+Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows) {
   int64_t all = a.numbers[kShape];
-  std::string who = NameOfCall(KindOf(a), a.text) + ": rank " + std::to_string(rank) + " has ";
+  std::string who = NameOfCall(KindOf(a), a.text) + ": rank " + std::to_string(number) + " has ";
   std::string ranks = std::to_string(size) + " ranks";
   if (a.texts.size() < 2) {
     if (all % size == 0) {
@@ -90,9 +90,10 @@ bool SameTensor(const Message& a, const Message& b) {
 }
 
 // What `a` (of `rank`) has that `b` (of rank 0) has not; empty if they agree.
-std::string Difference(int rank, const Message& a, const Message& b) {
+std::string Difference(int rank, const Message& a, const Message& b, const std::vector<int>& numbers) {
   auto differ = [&](const std::string& mine, const std::string& first, const std::string& rule) {
-    return "rank " + std::to_string(rank) + " has " + mine + ", rank 0 has " + first + "; " + rule;
+    return "rank " + std::to_string(NumberOf(numbers, rank)) + " has " + mine + ", rank " +
+           std::to_string(NumberOf(numbers, 0)) + " has " + first + "; " + rule;
   };
   if (a.numbers[kKind] != b.numbers[kKind]) {
     return differ(NameOfKind(KindOf(a)), NameOfKind(KindOf(b)), "one name must mean the same collective on all ranks");
@@ -109,8 +110,10 @@ std::string Difference(int rank, const Message& a, const Message& b) {
     return differ(std::string("op ") + name(a), std::string("op ") + name(b), "all ranks must give one op");
   }
   if (a.numbers[kRoot] != b.numbers[kRoot]) {
-    return differ("root rank " + std::to_string(a.numbers[kRoot]), "root rank " + std::to_string(b.numbers[kRoot]),
-                  "all ranks must name one root rank");
+    auto name = [&](const Message& m) {
+      return "root rank " + std::to_string(NumberOf(numbers, static_cast<int>(m.numbers[kRoot])));
+    };
+    return differ(name(a), name(b), "all ranks must name one root rank");
   }
   if (a.numbers[kWire] != b.numbers[kWire]) {
     auto name = [](const Message& m) {
@@ -154,7 +157,9 @@ Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
 
 std::string NameOfCall(Kind kind, const std::string& name) { return std::string(NameOfKind(kind)) + " '" + name + "'"; }
 
-Coordinator::Coordinator(int size) : size_(size) {}
+Coordinator::Coordinator(int size, std::vector<int> numbers) : size_(size), numbers_(std::move(numbers)) {}
+
+int Coordinator::Number(int rank) const { return NumberOf(numbers_, rank); }
 
 void Coordinator::Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out) {
   std::string name = announcement.text;
@@ -189,7 +194,7 @@ void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
   Kind kind = KindOf(entry.announcements[0]);
   Status status = Compare(entry);
   for (int rank = 0; status.ok() && kind == Kind::kAlltoall && rank < size_; ++rank) {
-    status = RowsOf(rank, entry.announcements[static_cast<size_t>(rank)], size_, &start.numbers);
+    status = RowsOf(Number(rank), entry.announcements[static_cast<size_t>(rank)], size_, &start.numbers);
   }
   if (!status.ok()) {
     Refuse(entry, status, out);
@@ -212,11 +217,12 @@ Status Coordinator::Compare(const Entry& entry) const {
                              [](const Message& other) { return other.code == Code::kOk; });
     if (made == entry.announcements.end()) return Mismatch(a.texts[0]);  // all have refused it: nobody waits
     return Mismatch(NameOfCall(KindOf(*made), made->text) + ": rank " +
-                    std::to_string(&a - entry.announcements.data()) + " has refused it: " + a.texts[0]);
+                    std::to_string(Number(static_cast<int>(&a - entry.announcements.data()))) +
+                    " has refused it: " + a.texts[0]);
   }
   const Message& first = entry.announcements[0];
   for (int rank = 1; rank < size_; ++rank) {
-    std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first);
+    std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first, numbers_);
     if (!difference.empty()) return Mismatch(NameOfCall(KindOf(first), first.text) + ": " + difference);
   }
   return Status::Ok();
@@ -237,7 +243,7 @@ void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<O
 Status Coordinator::Gone(const Entry& entry) const {
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
   const Message& a = entry.announcements[first];
-  return Communication(NameOfCall(KindOf(a), a.text) + ": " + HasLeft(gone_));
+  return Communication(NameOfCall(KindOf(a), a.text) + ": " + HasLeft(Number(gone_)));
 }
 
 void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
@@ -252,7 +258,7 @@ void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
 std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
-    if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(rank);
+    if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(Number(rank));
   }
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
   const Message& a = entry.announcements[first];

@@ -28,7 +28,8 @@ struct Outgoing {
 
 class Coordinator {
  public:
-  explicit Coordinator(int size);
+  // `numbers`: see Config.
+  explicit Coordinator(int size, std::vector<int> numbers = {});
 
   void Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out);
   // Refuses what waits: nobody can end a collective without this rank.
@@ -53,8 +54,10 @@ class Coordinator {
   std::string Waits(const Entry& entry, double waited_s) const;
   void Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const;
   Status Gone(const Entry& entry) const;
+  int Number(int rank) const;
 
   int size_;
+  std::vector<int> numbers_;
   int gone_ = -1;  // the first rank that has left
   int64_t waiting_ = 0;
   std::unordered_map<std::string, std::deque<Entry>> entries_;

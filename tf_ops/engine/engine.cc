@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "engine/check_call.h"
 #include "engine/engine_state.h"
 
 namespace hvd_ext {
@@ -25,73 +26,7 @@ Status CheckConfig(const Config& config) {
   return Status::Ok();
 }
 
-bool NeedsPlan(Kind kind) {
-  return kind == Kind::kAllreduce || kind == Kind::kAllgather || kind == Kind::kBroadcast ||
-         kind == Kind::kReducescatter || kind == Kind::kAlltoall;
-}
-
-bool IsDivided(Kind kind) {
-  return kind == Kind::kAllgather || kind == Kind::kReducescatter || kind == Kind::kAlltoall;
-}
-
-// A plan's units are parts of ranks where ranks have parts.
-Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size) {
-  if (!IsDivided(spec.kind)) return Status::Ok();
-  bool pairs = spec.kind == Kind::kAlltoall;
-  if (units == (pairs ? size * size : size)) return Status::Ok();
-  return Invalid(NameOfCall(spec.kind, spec.name) + ": its plan must have one unit for each of the " +
-                 std::to_string(size) + " ranks" + (pairs ? " and each of their peers" : "") + ", it has " +
-                 std::to_string(units));
-}
-
-Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
-  if (spec.name.empty()) return Invalid("a collective must have a name, this one's is empty");
-  std::string name = NameOfCall(spec.kind, spec.name) + ": ";
-  if (spec.kind == Kind::kExchange) return Invalid(name + "an exchange is made by Exchange");
-  if (!NeedsPlan(spec.kind)) {
-    return spec.kind == Kind::kBarrier ? Status::Ok() : Invalid("collective '" + spec.name + "': its kind is unknown");
-  }
-  if (SizeOf(spec.dtype) == 0)
-    return Invalid(name + "dtype (" + std::to_string(static_cast<int>(spec.dtype)) + ") is unknown");
-  if ((spec.kind == Kind::kAllreduce || spec.kind == Kind::kReducescatter) && spec.dtype == DType::kBytes) {
-    return Invalid(name + "bytes cannot be reduced");
-  }
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
-  }
-  HVD_EXT_RETURN_IF_ERROR(CheckWire(name, spec.dtype, spec.wire));
-  if (spec.wire && spec.kind != Kind::kAllreduce) return Invalid(name + "only an allreduce may have a wire dtype");
-  if (IsDivided(spec.kind) && spec.shape.empty()) {
-    return Invalid(name + "the tensor must have a dimension 0 to be " +
-                   (spec.kind == Kind::kAllgather ? "joined" : "divided") +
-                   " along, it is a scalar; reshape it to [1]");
-  }
-  if (spec.kind == Kind::kBroadcast && (spec.root < 0 || spec.root >= size)) {
-    return Invalid(name + "root rank (" + std::to_string(spec.root) + ") must be in [0, " + std::to_string(size) + ")");
-  }
-  int64_t elements = 1;
-  bool overflows = false;
-  for (int64_t n : spec.shape) {
-    if (n < 0) return Invalid(name + "a dimension (" + std::to_string(n) + ") must not be negative");
-    overflows |= __builtin_mul_overflow(elements, n, &elements);
-  }
-  if (overflows || elements > (int64_t{1} << 59))
-    return Invalid(name + "its shape has more elements than can be counted");
-  bool reads = spec.kind != Kind::kBroadcast || spec.root == rank;
-  if (reads && elements > 0 && input == nullptr) return Invalid(name + "its input is null");
-  return Status::Ok();
-}
-
 }  // namespace
-
-Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wire) {
-  if (!wire) return Status::Ok();
-  if (!IsWire(*wire)) {
-    return Invalid(where + "wire dtype (" + std::to_string(static_cast<int>(*wire)) + ") must be float16 or bfloat16");
-  }
-  if (dtype == DType::kFloat32) return Status::Ok();
-  return Invalid(where + "only float32 may travel as " + NameOf(*wire) + ", this is " + NameOf(dtype));
-}
 
 Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
     : transport(std::move(t)),
@@ -102,7 +37,7 @@ Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
       pool(transport->arena()),
       executor(transport.get(), &pool, c.window, &trace) {
   moved_s_ = received_s_ = watched_s_ = NowSeconds();
-  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size);
+  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, config.numbers);
 }
 
 Status Engine::State::Usable() const {
@@ -112,11 +47,7 @@ Status Engine::State::Usable() const {
 
 Status Engine::State::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) const {
   int64_t index = handle - HandleOf(0);
-  if (handle >> 32 != generation) {
-    return Stopped("plan (" + std::to_string(handle) +
-                   ") belongs to an engine that has been shut down; prepare it again (a traced "
-                   "function must be traced again) after init()");
-  }
+  if (handle >> 32 != generation) return OfStopped("plan", handle);
   if (index >= static_cast<int64_t>(plans.size()) || plans[static_cast<size_t>(index)] == nullptr) {
     return Invalid("plan (" + std::to_string(handle) + ") was never added, or has been removed");
   }
@@ -126,11 +57,7 @@ Status Engine::State::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan
 
 Status Engine::State::FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const {
   int64_t index = handle - HandleOf(0);
-  if (handle >> 32 != generation) {
-    return Stopped("channel (" + std::to_string(handle) +
-                   ") belongs to an engine that has been shut down; open it again (a traced "
-                   "function must be traced again) after init()");
-  }
+  if (handle >> 32 != generation) return OfStopped("channel", handle);
   if (index >= static_cast<int64_t>(channels.size())) {
     return Invalid("channel (" + std::to_string(handle) + ") was never opened");
   }
@@ -172,13 +99,19 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
 
 int Engine::rank() const { return state_->rank; }
 int Engine::size() const { return state_->size; }
+int64_t Engine::generation() const { return state_->generation; }
+bool Engine::quiet() const { return state_->quiet; }
 
-bool Engine::Stop() {
+void Engine::StopSoon() {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stopping = true;
   }
   state_->transport->doorbell()->Ring();
+}
+
+bool Engine::Stop() {
+  StopSoon();
   if (state_->IsMover()) return state_->alone;  // from a callback: the loop ends after it
   std::lock_guard<std::mutex> lock(state_->join_mutex);
   if (state_->thread.joinable()) state_->thread.join();
@@ -318,7 +251,7 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
     if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
     if (status.ok() && NeedsPlan(spec.kind)) status = CheckUnits(spec, call->plan->units, size());
     if (status.ok() && state_->gone >= 0) {
-      status = Communication(NameOfCall(spec.kind, spec.name) + ": " + HasLeft(state_->gone));
+      status = Communication(NameOfCall(spec.kind, spec.name) + ": " + state_->HasLeft(state_->gone));
     }
     if (status.ok()) {
       call->spec = std::move(spec);
@@ -353,7 +286,7 @@ void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
   if (status.ok()) {
     std::lock_guard<std::mutex> lock(state_->mutex);
     status = state_->Usable();
-    if (status.ok() && state_->gone >= 0) status = Communication(call->name() + ": " + HasLeft(state_->gone));
+    if (status.ok() && state_->gone >= 0) status = Communication(call->name() + ": " + state_->HasLeft(state_->gone));
     if (status.ok()) state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
   }
   if (!status.ok()) call->done(status, {});

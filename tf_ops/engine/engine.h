@@ -44,6 +44,8 @@ struct Config {
   double leave_grace_s = 3;    // a peer has left: what it sent before may take this long without progress to arrive
   double drain_s = 1;          // Stop: work under way may take this long without progress (and three times this in all)
   double farewell_s = 2;       // Stop: the peers may take this long to say farewell
+  double idle_s = 10e-3;       // between looks at what wakes nobody (MPI) while nothing is under way, at most
+  std::vector<int> numbers{};  // the ranks' numbers in messages; empty: their own
 };
 
 struct BucketSpec {
@@ -108,11 +110,16 @@ class Engine {
 
   int rank() const;
   int size() const;
+  int64_t generation() const;
 
   // May be called from a callback: then the thread ends by itself afterwards, and the answer is not yet known.
   // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins
   // the thread. Idempotent. True if this rank went down alone: work was cut off, or the transport was broken.
   bool Stop();
+  // The first part of Stop: returns at once, so that several engines stop at the same time.
+  void StopSoon();
+  // After Stop: nothing had failed, nothing was cut off, and all peers have said farewell.
+  bool quiet() const;
 
   Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
   Status RemovePlan(int64_t plan);  // kInvalid while a channel uses it
@@ -148,8 +155,11 @@ class Engine {
   // thread. Does nothing where another caller does so already, or in a callback.
   class Helper;
 
-  // The engine that the C ABI (api.h) has started in this process, or null.
-  static std::shared_ptr<Engine> Current();
+  // One of the engines that the C ABI (api.h) has started in this process: by its generation, where 0 stands for the
+  // job's; or that of a plan's or channel's handle. kStopped with words where it does not run.
+  static Status Find(int64_t generation, std::shared_ptr<Engine>* engine);
+  static Status OfPlan(int64_t plan, std::shared_ptr<Engine>* engine);
+  static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
 
  private:
   Engine();

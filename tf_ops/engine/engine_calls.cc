@@ -147,7 +147,8 @@ std::shared_ptr<OpenCall> Engine::State::TakeCall(int64_t id) {
 void Engine::State::StartCall(const Message& start) {
   std::shared_ptr<OpenCall> call = TakeCall(start.id);
   if (call == nullptr) {
-    broken_ = Internal("rank 0 has started a call (" + std::to_string(start.id) + ") that this rank has not made");
+    broken_ = Internal("rank " + std::to_string(Number(0)) + " has started a call (" + std::to_string(start.id) +
+                       ") that this rank has not made");
     return;
   }
   ++calls;
@@ -242,12 +243,12 @@ void Engine::State::CheckClosed(int64_t lane) {
   for (const LaneView& view : executor.Views()) {
     if (view.lane == lane && view.run < found->second.runs) return;  // it ends for all; WatchLanes comes back
   }
-  FailLane(
-      lane,
-      Communication("rank " + std::to_string(found->second.rank) + " has closed the channel after " +
-                    std::to_string(found->second.runs) + " buckets, rank " + std::to_string(rank) + " has given it " +
-                    std::to_string(executor.runs(lane)) + "; all ranks must train the same number of steps"),
-      false);
+  FailLane(lane,
+           Communication("rank " + std::to_string(Number(found->second.rank)) + " has closed the channel after " +
+                         std::to_string(found->second.runs) + " buckets, rank " + std::to_string(Number(rank)) +
+                         " has given it " + std::to_string(executor.runs(lane)) +
+                         "; all ranks must train the same number of steps"),
+           false);
 }
 
 }  // namespace hvd_ext

@@ -39,8 +39,8 @@ void Engine::State::WatchLanes() {
       watch.fatal |= fatal;
       if (now_s_ - watch.asked_s < kVerdict_s) continue;
       watch.asked_s = -1;
-      std::string text =
-          view.what + " has waited " + Seconds(waited_s) + "; rank 0, which finds out who is missing, does not answer";
+      std::string text = view.what + " has waited " + Seconds(waited_s) + "; rank " + std::to_string(Number(0)) +
+                         ", which finds out who is missing, does not answer";
       if (watch.fatal) {
         FailByStall(text);
         return;
@@ -139,7 +139,7 @@ void Engine::State::Answer(int64_t number, const Inquiry& inquiry) {
   verdict.id = inquiry.lane;
   verdict.numbers = {inquiry.run, number};
   double waited_s = inquiry.waited_s + now_s_ - inquiry.since_s;
-  verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports);
+  verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports, config.numbers);
   Send(inquiry.asker, verdict);
   if (inquiry.asker != rank) PrintForLane(inquiry.lane, inquiry.run, verdict.text);
 }
@@ -185,8 +185,8 @@ void Engine::State::WatchCalls() {
   // Rank 0 speaks first; where it is silent, its process has stopped or is unreachable.
   for (const auto& [id, call] : open_calls_) {
     double waited_s = now_s_ - call->since_s;
-    std::string text =
-        call->name() + " has waited " + Seconds(waited_s) + "; rank 0, which knows who is missing, does not answer";
+    std::string text = call->name() + " has waited " + Seconds(waited_s) + "; rank " + std::to_string(Number(0)) +
+                       ", which knows who is missing, does not answer";
     if (config.stall_fatal_s > 0 && waited_s >= 1.5 * config.stall_fatal_s + kVerdict_s) {
       FailByStall(text);
       return;

@@ -25,6 +25,9 @@ namespace hvd_ext {
 
 constexpr int64_t kCallsLane = 0;  // channel i has lane 1 + i
 
+// The answer to a handle whose engine does not run (any more); `what` is "plan" or "channel".
+Status OfStopped(const std::string& what, int64_t handle);
+
 // A call or exchange that this rank has made and that has not started.
 struct OpenCall {
   CallSpec spec;
@@ -58,6 +61,10 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   Status FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const;
   void Post(std::function<void()> work);
 
+  // For messages: a rank's number, and "rank 2 has shut down: ...".
+  int Number(int peer) const { return NumberOf(config.numbers, peer); }
+  std::string HasLeft(int peer) const { return hvd_ext::HasLeft(Number(peer)); }
+
   // --- any thread, without the mutex
   const std::shared_ptr<Transport> transport;
   const Config config;
@@ -72,6 +79,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   std::thread thread;
   std::atomic<std::thread::id> mover{};  // who has the turn
   std::atomic<bool> alone{false};
+  std::atomic<bool> quiet{false};  // at the end
 
   int64_t HandleOf(size_t index) const { return generation * (int64_t{1} << 32) + static_cast<int64_t>(index); }
 
@@ -162,6 +170,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   double moved_s_ = 0, received_s_ = 0, watched_s_ = 0;
   std::deque<Message> to_self_;
   Status broken_;                                            // an error of this pass, for FailEverything
+  bool whole_ = false;                                       // nothing had failed when it was stopped
   std::map<int, double> left_s_;                             // peers that have left, and when
   std::map<int64_t, std::shared_ptr<OpenCall>> open_calls_;  // announced, not started; by number
   int64_t next_call_ = 0;

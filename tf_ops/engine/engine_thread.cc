@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kSpin_s = 50e-6;  // messages often come at once
 constexpr double kShortestSleep_s = 20e-6;
-constexpr double kLongestSleep_s = 10e-3;
+constexpr double kLongestSleep_s = 10e-3;   // while messages are expected, but not soon
 constexpr double kExpectingSleep_s = 1e-3;  // the longest sleep while messages are expected ...
 constexpr double kPatience_s = 5;           // ... for this long; then it is a stall, and no hurry
 // A sleep is this part of the time in which nothing has moved: it delays what comes next by no more than a tenth.
@@ -31,7 +31,7 @@ double NowSeconds() {
 }
 
 void Engine::State::Loop() {
-  const double off_duty_s = transport->Rings() ? kIdleRungSleep_s : kLongestSleep_s;
+  const double off_duty_s = transport->Rings() ? kIdleRungSleep_s : config.idle_s;
   while (!StopRequested()) {
     Doorbell* bell = transport->doorbell();
     uint32_t seen = bell->Look();
@@ -73,7 +73,7 @@ bool Engine::State::Pass(bool running) {
     if (broken_.ok()) broken_ = Internal(std::string("the engine's thread: ") + e.what());
   }
   if (!broken_.ok()) {
-    FailEverything({broken_.code, "rank " + std::to_string(rank) + " has failed: " + broken_.message}, true);
+    FailEverything({broken_.code, "rank " + std::to_string(Number(rank)) + " has failed: " + broken_.message}, true);
     broken_ = Status::Ok();
   }
   if (moved) moved_s_ = now_s_;
@@ -251,7 +251,7 @@ void Engine::State::FailLane(int64_t lane, const Status& status, bool tell) {
     message.type = MessageType::kLaneFailed;
     message.id = lane;
     message.code = Code::kCommunication;
-    message.text = "rank " + std::to_string(rank) + ": " + status.message;
+    message.text = "rank " + std::to_string(Number(rank)) + ": " + status.message;
     SendToOthers(message);
   }
   executor.Fail(lane, status);
@@ -271,6 +271,7 @@ double Engine::State::Pause(bool moved) const {
   if (expecting && quiet_s < kSpin_s) return 0;
   if (transport->Rings()) return expecting ? kRungSleep_s : kIdleRungSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
+  if (!expecting && !transport->ControlPending()) longest_s = config.idle_s;
   return std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
 }
 
@@ -291,6 +292,7 @@ void Engine::State::Drain() {
     Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
   }
   if (failure.ok() && (executor.busy() || !open_calls_.empty())) alone = true;
+  whole_ = failure.ok() && !alone && lane_failures.empty();
   // The inbox is empty and stays so: every entry point has seen `stopping` since.
   FailEverything(Stopped("the engine has been shut down before this ended"), false);
   if (executor.abandoned()) alone = true;
@@ -320,6 +322,7 @@ void Engine::State::Farewell() {
     if (moved) moved_s_ = now_s_;
     Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
   }
+  quiet = whole_ && !alone;
 }
 
 }  // namespace hvd_ext

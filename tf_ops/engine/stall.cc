@@ -49,14 +49,15 @@ std::string WaitsForCall(const std::string& what, double waited_s, const std::ve
          (one ? " (it has not called it)" : " (they have not called it)");
 }
 
-std::string WaitsForLane(const std::string& what, double waited_s, int64_t run,
-                         const std::vector<LaneReport>& reports) {
+std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
+                         const std::vector<int>& numbers) {
   std::string ranks;
   int count = 0;
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const LaneReport& report = reports[rank];
     if (report.answered && report.runs > run) continue;
-    ranks += (count++ > 0 ? ", " : "") + std::to_string(rank) + " (" + StateOf(report) + ")";
+    ranks += (count++ > 0 ? ", " : "") + std::to_string(NumberOf(numbers, static_cast<int>(rank))) + " (" +
+             StateOf(report) + ")";
   }
   std::string text = what + " has waited " + Seconds(waited_s);
   if (count > 0) return text + " for rank" + (count == 1 ? " " : "s ") + ranks;

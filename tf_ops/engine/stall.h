@@ -20,6 +20,10 @@ struct LaneReport {
 
 constexpr size_t kNamesShown = 5;
 
+// The number under which people know a rank: the job's, in an engine of some of its ranks.
+inline int NumberOf(const std::vector<int>& numbers, int rank) {
+  return numbers.empty() ? rank : numbers[static_cast<size_t>(rank)];
+}
 // "60 s", "0.5 s"
 std::string Seconds(double seconds);
 // "rank 2 has shut down: ..."
@@ -28,7 +32,8 @@ std::string HasLeft(int rank);
 std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing);
 // "bucket 1 of 'Adam' (step 3) has waited 60 s for rank 2 ('a', 'b' not submitted)"; `run` is the run of the lane that
 // waits.
-std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports);
+std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
+                         const std::vector<int>& numbers = {});
 // "'a', 'b' and 7 more"
 std::string NameList(const std::vector<std::string>& names, int64_t total);
 

@@ -2,8 +2,8 @@
 // (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
 // and shared memory inside a host in front of another one between hosts (transport_host.cc).
 //
-// Everything here is called by the engine's thread only, except Abort. Policy (time-outs, tags, retries, statistics) is
-// the engine's. A failing call returns kCommunication with the call, its code's text and the peer.
+// Everything here is called by the engine's thread only, except Abort and Subset. Policy (time-outs, tags, retries,
+// statistics) is the engine's. A failing call returns kCommunication with the call, its code's text and the peer.
 #pragma once
 
 #include <cstdint>
@@ -68,11 +68,23 @@ class Transport {
   // Control messages handed to MPI that it has not finished sending; the engine drains them before it stops.
   virtual bool ControlPending() = 0;
 
+  // A transport between some of the ranks, of which this is one: its rank i is ranks[i] here. They alone call it, with
+  // equal arguments and one subset after the other, from any thread but never two at a time; others may meanwhile make
+  // subsets with other tags.
+  virtual Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) {
+    static_cast<void>(ranks), static_cast<void>(tag), static_cast<void>(subset);
+    return Internal("this transport makes no subsets");
+  }
+
   // Ends the job at once and non-zero (MPI_Abort); any thread. The threads transport fails all its peers instead.
   virtual void Abort(int code) = 0;
 
   // After the last message. Waits for nobody. Data requests still under way are cancelled or kept alive, never freed.
   virtual void Close() = 0;
+
+  // After Close, where all ranks have stopped with nothing under way: gives back what else would be kept until the
+  // process ends. Waits for nobody.
+  virtual void Release() {}
 
  private:
   Doorbell own_doorbell_;

@@ -355,8 +355,12 @@ class HostTransport : public Transport {
   Doorbell* doorbell() override { return host_->bell(); }
   bool Rings() const override { return host_->rings(); }
 
+  Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
+    return between()->Subset(ranks, tag, subset);
+  }
   void Abort(int code) override { between()->Abort(code); }
   void Close() override { between()->Close(); }
+  void Release() override { between()->Release(); }
 
  private:
   Transport* between() const { return host_->between(); }

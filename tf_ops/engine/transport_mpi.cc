@@ -1,26 +1,18 @@
-// Ranks as processes of an MPI job. The only file that knows mpi.h.
+// Ranks as processes of an MPI job: messages on communicators of their own. Where those come from: mpi_job.cc.
 #include "engine/transport.h"
 
 #ifdef HVD_EXT_WITH_MPI
 
-#define OMPI_SKIP_MPICXX 1
-#define MPICH_SKIP_MPICXX 1
-#include <dlfcn.h>
-#include <mpi.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstdlib>
 #include <deque>
 #include <list>
 #include <map>
 #include <mutex>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
+#include <vector>
+
+#include "engine/mpi_job.h"
 
 namespace hvd_ext {
 namespace {
@@ -30,23 +22,6 @@ namespace {
 // int.
 constexpr int64_t kPartNbytes = 60000;
 constexpr int kPartsPerTest = 64;
-constexpr std::chrono::seconds kAbort(5);  // for MPI_Abort to end this process
-
-Status Failed(const char* call, int code, const std::string& with) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  std::string name(call);
-  return Communication(name.substr(0, name.find('(')) + ", " + with + ": " + text + " (code " + std::to_string(code) +
-                       "); the job cannot go on: end it, or shutdown() and init() again on all ranks");
-}
-
-// Every MPI call of this file that can fail. `with` says the peer; it is evaluated on failure only.
-#define HVD_EXT_RETURN_IF_MPI_ERROR(call, with)                  \
-  do {                                                           \
-    int code_ = (call);                                          \
-    if (code_ != MPI_SUCCESS) return Failed(#call, code_, with); \
-  } while (false)
 
 std::string WithPeer(int peer, int tag, int64_t nbytes) {
   return "rank " + std::to_string(peer) + ", tag " + std::to_string(tag) + ", " + std::to_string(nbytes) + " bytes";
@@ -75,7 +50,7 @@ class Message : public Request {
         int of_part = statuses[i].MPI_ERROR;
         if (of_part != MPI_SUCCESS && of_part != MPI_ERR_PENDING) code = of_part;
       }
-      if (code != MPI_SUCCESS) return Failed("MPI_Testall", code, Words());
+      if (code != MPI_SUCCESS) return MpiFailure("MPI_Testall", code, Words());
       if (!all) return Status::Ok();
       for (int i = 0; i < n && receives_; ++i) HVD_EXT_RETURN_IF_ERROR(CheckLength(finished_ + i, statuses[i]));
       finished_ += n;
@@ -125,8 +100,7 @@ struct Incoming {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm data, MPI_Comm control, int rank, int size)
-      : data_(data), control_(control), rank_(rank), size_(size) {}
+  MpiTransport(const MpiCommunicators& own, int rank, int size) : own_(own), rank_(rank), size_(size) {}
   ~MpiTransport() override { MpiTransport::Close(); }
 
   int rank() const override { return rank_; }
@@ -137,7 +111,7 @@ class MpiTransport : public Transport {
     for (int64_t at = 0; at < nbytes; at += kPartNbytes) {
       int count = static_cast<int>(std::min(kPartNbytes, nbytes - at));
       const char* from = static_cast<const char*>(data) + at;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Isend(from, count, MPI_BYTE, peer, tag, data_, message->AddPart()),
+      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Isend(from, count, MPI_BYTE, peer, tag, own_.data, message->AddPart()),
                                   message->Words());
     }
     *request = std::move(message);
@@ -149,7 +123,7 @@ class MpiTransport : public Transport {
     for (int64_t at = 0; at < nbytes; at += kPartNbytes) {
       int count = static_cast<int>(std::min(kPartNbytes, nbytes - at));
       char* to = static_cast<char*>(data) + at;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Irecv(to, count, MPI_BYTE, peer, tag, data_, message->AddPart()),
+      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Irecv(to, count, MPI_BYTE, peer, tag, own_.data, message->AddPart()),
                                   message->Words());
     }
     *request = std::move(message);
@@ -172,7 +146,7 @@ class MpiTransport : public Transport {
       int count = static_cast<int>(std::min(kPartNbytes, nbytes - at));
       int tag = at + count < nbytes ? kGoesOn : kLast;
       const char* from = sending->text.data() + at;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Isend(from, count, MPI_BYTE, peer, tag, control_, sending->message.AddPart()),
+      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Isend(from, count, MPI_BYTE, peer, tag, own_.control, sending->message.AddPart()),
                                   "control message to " + WithPeer(peer, tag, nbytes));
       at += count;
     } while (at < nbytes);
@@ -191,9 +165,15 @@ class MpiTransport : public Transport {
     return Status::Ok();
   }
 
+  Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
+    MpiCommunicators theirs;
+    HVD_EXT_RETURN_IF_ERROR(DivideMpi(own_.subsets, ranks, tag, &theirs));
+    return MakeMpiTransportOn(theirs, subset);
+  }
+
   bool ControlPending() override { return ReapOutgoing().ok() && !outgoing_.empty(); }
 
-  void Abort(int code) override { EndJob(code); }
+  void Abort(int code) override { EndMpiJob(code); }
 
   // What MPI may still read or write lives as long as the process.
   void Close() override {
@@ -201,24 +181,14 @@ class MpiTransport : public Transport {
     static auto* received = new std::list<std::map<int, Incoming>>;
     static auto* mutex = new std::mutex;
     std::lock_guard<std::mutex> lock(*mutex);
+    idle_ = outgoing_.empty() && incoming_.empty();
     sent->splice(sent->end(), outgoing_);
     if (!incoming_.empty()) received->push_back(std::move(incoming_));
     incoming_.clear();
   }
 
-  [[noreturn]] static void EndJob(int code) {
-    int over = 0;
-    MPI_Finalized(&over);
-    int failure = code > 0 && code < 256 ? code : 1;  // an exit status has 8 bits, and 0 would be success
-    try {  // MPI_Abort waits for the launcher's daemon, which may be as stuck as what this rank could not wait for
-      std::thread([failure] {
-        std::this_thread::sleep_for(kAbort);
-        std::_Exit(failure);
-      }).detach();
-    } catch (const std::system_error&) {  // no more threads: MPI_Abort has to do alone
-    }
-    if (!over) MPI_Abort(MPI_COMM_WORLD, failure);
-    std::_Exit(failure);  // MPICH's MPI_Abort may come back
+  void Release() override {
+    if (std::exchange(idle_, false)) FreeMpi(own_);
   }
 
  private:
@@ -238,7 +208,7 @@ class MpiTransport : public Transport {
       int announced = 0;
       MPI_Message handle;
       MPI_Status status;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &announced, &handle, &status),
+      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, own_.control, &announced, &handle, &status),
                                   "control messages of any rank");
       if (!announced) return Status::Ok();
       int nbytes = 0;
@@ -271,124 +241,24 @@ class MpiTransport : public Transport {
     return Status::Ok();
   }
 
-  const MPI_Comm data_;
-  const MPI_Comm control_;
+  const MpiCommunicators own_;
   const int rank_;
   const int size_;
+  bool idle_ = false;  // closed, and MPI holds nothing of ours
   std::list<std::unique_ptr<Outgoing>> outgoing_;
   std::map<int, Incoming> incoming_;
   std::deque<std::pair<int, std::string>> arrived_;
 };
 
-// What this process has done with MPI. Never destroyed: exit handlers come late.
-struct Process {
-  std::mutex mutex;                  // held while MPI and a transport start
-  std::atomic<bool> used{false};     // a transport was asked for
-  std::atomic<bool> started{false};  // MPI was started by us
-};
-Process& process = *new Process;
-
-// The Open MPI of a wheel lies elsewhere than where it was built, and finds its own files only through OPAL_PREFIX. Its
-// plugins look for symbols of libmpi, which Python's ctypes has loaded privately.
-void HelpOpenMpi() {
-#ifdef OPEN_MPI
-  Dl_info library;
-  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) == 0) return;
-  dlopen(library.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
-  char* file = realpath(library.dli_fname, nullptr);
-  if (file == nullptr) return;
-  std::string prefix(file);
-  std::free(file);
-  for (int i = 0; i < 2; ++i) prefix.resize(std::min(prefix.size(), prefix.rfind('/')));
-  // A distribution's Open MPI spreads its files over the system and is not relocated.
-  if (access((prefix + "/share/openmpi").c_str(), R_OK) == 0) setenv("OPAL_PREFIX", prefix.c_str(), /*overwrite=*/0);
-#endif
-}
-
-Status StartMpi() {
-  int flag = 0;
-  MPI_Finalized(&flag);
-  if (flag) {
-    return Communication(
-        "MPI has been finalised in this process and cannot start again; finalise it after the last shutdown(), or "
-        "leave "
-        "it to hvd_ext");
-  }
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Initialized(&flag);
-  if (flag) {
-    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Query_thread(&provided), "the MPI that was running");
-  } else {
-    HelpOpenMpi();
-    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "the start of MPI");
-    process.started = true;
-  }
-  if (provided >= MPI_THREAD_MULTIPLE) return Status::Ok();
-  return Communication(std::string("MPI's thread level (") + std::to_string(provided) +
-                       ") must be MPI_THREAD_MULTIPLE (" + std::to_string(MPI_THREAD_MULTIPLE) +
-                       "), because the engine's thread calls MPI beside others; " +
-                       (process.started ? "this MPI library has no support for threads: use another build of it"
-                                        : "it was started by other code in this process: call hvd_ext.init() before "
-                                          "it, or start it with MPI_THREAD_MULTIPLE"));
-}
-
-// All ranks come here, some of them seconds later because they still import: sleep, where MPI_Comm_dup would spin.
-Status WaitForAll() {
-  MPI_Request barrier;
-  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "all ranks");
-  for (int done = 0; !done;) {
-    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Test(&barrier, &done, MPI_STATUS_IGNORE), "all ranks");
-    if (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return Status::Ok();
-}
-
-// A communicator of our own, for our messages never to meet others'. It is never freed: freeing waits for all ranks.
-Status Duplicate(MPI_Comm* communicator) {
-  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_dup(MPI_COMM_WORLD, communicator), "all ranks");
-  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_set_errhandler(*communicator, MPI_ERRORS_RETURN), "all ranks");
-  return Status::Ok();
-}
-
 }  // namespace
 
-Status MakeMpiTransport(std::shared_ptr<Transport>* transport) {
-  std::lock_guard<std::mutex> lock(process.mutex);
-  process.used = true;
-  HVD_EXT_RETURN_IF_ERROR(StartMpi());
-  HVD_EXT_RETURN_IF_ERROR(WaitForAll());
-  MPI_Comm data, control;
-  HVD_EXT_RETURN_IF_ERROR(Duplicate(&data));
-  HVD_EXT_RETURN_IF_ERROR(Duplicate(&control));
+Status MakeMpiTransportOn(const MpiCommunicators& communicators, std::shared_ptr<Transport>* transport) {
   int rank = 0, size = 0;
-  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_rank(data, &rank), "all ranks");
-  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_size(data, &size), "all ranks");
-  *transport = std::make_shared<MpiTransport>(data, control, rank, size);
+  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_rank(communicators.data, &rank), "all ranks");
+  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_size(communicators.data, &size), "all ranks");
+  *transport = std::make_shared<MpiTransport>(communicators, rank, size);
   return Status::Ok();
 }
-
-void FinishMpi(bool failed, int code) {
-  int running = 0, over = 0;
-  MPI_Initialized(&running);
-  MPI_Finalized(&over);
-  if (!process.used || !running || over) return;
-  // Another thread that still waits for the others in MakeMpiTransport would wait for ever: that is a failure as well.
-  std::unique_lock<std::mutex> lock(process.mutex, std::try_to_lock);
-  if (failed || !lock.owns_lock()) MpiTransport::EndJob(code);
-  if (process.started) MPI_Finalize();
-}
-
-}  // namespace hvd_ext
-
-#else  // HVD_EXT_WITH_MPI
-
-namespace hvd_ext {
-
-Status MakeMpiTransport(std::shared_ptr<Transport>*) {
-  return Communication("this build of hvd_ext has no MPI: build it where mpicxx is found: python -m hvd_ext build");
-}
-
-void FinishMpi(bool, int) {}
 
 }  // namespace hvd_ext
 

@@ -155,12 +155,14 @@ has_splits: without, `splits` is not looked at and the rows are divided evenly.
 
 REGISTER_OP("HvdExt>Barrier")
     .Input("call_name: string")
+    .Attr("engine: int = 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Ends when all ranks have come to it.
+Ends when all ranks of the engine have come to it.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+engine: of the process set; 0 is the job's.
 )doc");
 
 struct SizeClasses {
@@ -224,8 +226,8 @@ class CallOp : public tensorflow::AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto engine = Engine::Current();
-    OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
+    std::shared_ptr<Engine> engine;  // all plans are of one engine
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfPlan(classes_.plans[0], &engine)), done);
     auto running = std::make_shared<Running>();
     running->input = context->input(1);
     const auto bytes = running->input.tensor_data();
@@ -286,11 +288,13 @@ class CallOpOf : public CallOp {
 
 class BarrierOp : public tensorflow::AsyncOpKernel {
  public:
-  using AsyncOpKernel::AsyncOpKernel;
+  explicit BarrierOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("engine", &engine_));
+  }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto engine = Engine::Current();
-    OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::Find(engine_, &engine)), done);
     CallSpec spec;
     spec.kind = Kind::kBarrier;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
@@ -305,6 +309,9 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
           pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
         });
   }
+
+ private:
+  int64_t engine_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Allreduce").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllreduce>);

@@ -75,8 +75,8 @@ class BeginStepOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    auto engine = Engine::Current();
-    OP_REQUIRES(context, engine != nullptr, NotRunning());
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
     OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginStep(channel_)));
   }
 
@@ -92,8 +92,8 @@ class SubmitOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    auto engine = Engine::Current();
-    OP_REQUIRES(context, engine != nullptr, NotRunning());
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
     const auto bytes = context->input(0).tensor_data();
     int64_t ticket = 0;
     OP_REQUIRES_OK(context, ToTensorFlow(engine->Submit(channel_, tensor_, bytes.data(), bytes.size(), &ticket)));
@@ -116,8 +116,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    auto engine = Engine::Current();
-    OP_REQUIRES_ASYNC(context, engine != nullptr, NotRunning(), done);
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)), done);
     const int64_t ticket = context->input(0).scalar<int64_t>()(), channel = channel_, tensor = tensor_;
     const TensorShape shape = shape_;
     // The kernel may be gone from here on: a cancelled step is done at once.

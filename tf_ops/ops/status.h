@@ -25,8 +25,4 @@ inline absl::Status ToTensorFlow(const Status& status) {
   return absl::InternalError(status.message);
 }
 
-inline absl::Status NotRunning() {
-  return ToTensorFlow(Stopped("hvd_ext is not running: call hvd_ext.init() first (and after shutdown() again)"));
-}
-
 }  // namespace hvd_ext

@@ -12,10 +12,12 @@ from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metric
 from hvd_ext.keras.callbacks.progress import verbose
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.callbacks.together import synchronized
+from hvd_ext.keras.checkpoint import Checkpoint
 
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "Checkpoint",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

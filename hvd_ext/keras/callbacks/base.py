@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numbers
+import sys
 from typing import Any
 
 import keras
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizer import Distributed
+from hvd_ext.keras.distributed import Distributed
 from hvd_ext.process import size
+from hvd_ext.process_sets import global_process_set
 
 
 class Callback(keras.callbacks.Callback):
@@ -96,12 +98,11 @@ def trains_together(model: Any) -> bool:
         model: with the optimizer that it trains with.
 
     Returns:
-        Whether it is; False where nobody can know.
+        Whether it is; False where nobody can know, and where only some ranks train together.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or type(model).train_step is not keras.Model.train_step:
-        return False
-    return any(isinstance(candidate, Distributed) for candidate in _layers_of(optimizer))
+    return _trains_by_itself(model) and any(
+        one._hvd_ext_reducer.options.process_set in (None, global_process_set) for one in _wrapped(model)
+    )
 
 
 def refuse_plain(model: Any) -> None:
@@ -113,13 +114,10 @@ def refuse_plain(model: Any) -> None:
     Raises:
         InvalidError: the optimizer is not wrapped, and there are several ranks.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if size() == 1 or optimizer is None or type(model).train_step is not keras.Model.train_step:
-        return
-    if not trains_together(model):
+    if size() > 1 and _trains_by_itself(model) and not _wrapped(model):
         raise InvalidError(
-            f"optimizer {optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned and "
-            "copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
+            f"optimizer {model.optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned "
+            "and copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
         )
 
 
@@ -146,5 +144,13 @@ def _is_optimizer(value: Any) -> bool:
     return type(value).__module__.startswith(("tf_keras", "keras.")) and hasattr(value, "apply_gradients")
 
 
-def _layers_of(optimizer: Any) -> tuple[Any, ...]:
-    return (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
+def _trains_by_itself(model: Any) -> bool:
+    """Tell whether a model has an optimizer and the training step that Keras gave it."""
+    theirs = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
+    return getattr(model, "optimizer", None) is not None and type(model).train_step in theirs
+
+
+def _wrapped(model: Any) -> list[Distributed]:
+    optimizer = model.optimizer
+    candidates = (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
+    return [candidate for candidate in candidates if isinstance(candidate, Distributed)]

@@ -12,6 +12,8 @@ from hvd_ext.objects import allgather_object
 from hvd_ext.process import size
 from hvd_ext.tensorflow.variables import broadcast_variables
 
+_NAME = "BroadcastGlobalVariablesCallback"
+
 
 class BroadcastGlobalVariablesCallback(base.Callback):
     """Gives all ranks the variables of one rank when `fit` begins: the model's weights and the optimizers' variables.
@@ -67,7 +69,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         optimizers = base.optimizers(self.model)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
-        ranks = allgather_object((len(weights), [base.is_built(optimizer) for optimizer in optimizers], steps))
+        ranks = allgather_object((len(weights), [base.is_built(optimizer) for optimizer in optimizers], steps), name=_NAME)
         check_steps([steps for _, _, steps in ranks])
         if self._done:
             return

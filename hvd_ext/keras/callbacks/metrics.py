@@ -12,6 +12,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.objects import allgather_object
 
 State = list[np.ndarray]
+_NAME = "MetricAverageCallback"
 
 
 class MetricAverageCallback(base.Callback):
@@ -54,7 +55,7 @@ class MetricAverageCallback(base.Callback):
         self._fitting = False
         own = {name: float(value) for name, value in (logs or {}).items() if base.is_number(value)}
         sums = self._sums(own) if self.exact else {}
-        ranks = allgather_object((own, sums, _shapes(self.model) if self.exact else None))
+        ranks = allgather_object((own, sums, _shapes(self.model) if self.exact else None), name=_NAME)
         if logs is None:
             return
         everybody = [metrics for metrics, _, _ in ranks]
@@ -94,7 +95,7 @@ def joined_metrics(model: keras.Model) -> dict[str, float]:
         MismatchError: the ranks' models have different metrics, or a rank has evaluated nothing since it was compiled.
     """
     own = {name: float(value) for name, value in model.get_metrics_result().items() if base.is_number(value)}
-    ranks = allgather_object((own, _state(model), _shapes(model)))
+    ranks = allgather_object((own, _state(model), _shapes(model)), name="joined_metrics")
     if any(shapes != ranks[0][2] for _, _, shapes in ranks):
         raise MismatchError(
             "joined_metrics: the ranks' models must have the same metrics, and all must have evaluated something; the "

@@ -46,7 +46,7 @@ class StopTogether(base.Callback):
         """Compare what `fit` was called with, and agree on how often to agree."""
         base.refuse_plain(self.model)
         first = getattr(self.model, "_initial_epoch", None) if self.restored else None
-        ranks = allgather_object((self.params.get("steps"), self.params.get("epochs"), self.every, first), _NAME)
+        ranks = allgather_object((self.params.get("steps"), self.params.get("epochs"), self.every, first), name=_NAME)
         check_steps([steps for steps, _, _, _ in ranks])
         for rank, (_, epochs, _, _) in enumerate(ranks):
             if epochs != ranks[0][1]:
@@ -80,7 +80,7 @@ class StopTogether(base.Callback):
         self.model.stop_training = False
 
     def _agree(self, where: str) -> None:
-        ranks = allgather_object((where, self._epoch, self._steps, self._wanted), _NAME)
+        ranks = allgather_object((where, self._epoch, self._steps, self._wanted), name=_NAME)
         for rank, (*place, _) in enumerate(ranks):
             if place != list(ranks[0][:3]):
                 raise MismatchError(

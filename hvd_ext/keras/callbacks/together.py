@@ -12,6 +12,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
 from hvd_ext.keras.callbacks.stopping import StopTogether
+from hvd_ext.keras.checkpoint import Checkpoint
 from hvd_ext.process import rank
 
 # Keras' callbacks that write files or to the screen: on several ranks they would write the same, into one place.
@@ -81,7 +82,9 @@ def synchronized(
         if rank() != 0 and _is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
             callback.verbose = 0
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
-    return [*first, start, average, *kept, stop]
+    # a checkpoint holds what the others have changed, and its ranks have agreed when it stops
+    last = [callback for callback in kept if isinstance(callback, Checkpoint)]
+    return [*first, start, average, *(callback for callback in kept if callback not in last), stop, *last]
 
 
 class _RestoreFirst(base.Callback):

@@ -147,9 +147,9 @@ def alltoall_in_a_set() -> None:
         same((got, [part[place] for part in every(0, (size, 2), list(evens().ranks))]))
 
 
-def both(op: str, *others: object, expected: object, **keywords: object) -> None:
+def both(which: str, /, *others: object, expected: object, **keywords: object) -> None:
     """Call a grouped collective with two tensors of two shapes."""
-    got = getattr(hvd, op)(*others, **keywords)
+    got = getattr(hvd, which)(*others, **keywords)
     assert len(got) == len(expected)
     for part, wanted in zip(got, expected, strict=True):
         same((part, wanted))

@@ -125,7 +125,7 @@ def test_a_launcher_of_another_mpi_than_the_library_is_to_mend(monkeypatch):
     monkeypatch.setattr(checks, "engine_answer", lambda: child.Answer({"mpi": "Open MPI v5.0.11"}))
     monkeypatch.setattr(checks.engine_answer, "cache_clear", lambda: None, raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name, **kwargs: f"/somewhere/{name}")
-    monkeypatch.setattr(child, "first_line", lambda *args, **kwargs: "mpirun (Open MPI) 4.1.8")
+    monkeypatch.setattr(child, "version_line", lambda *args, **kwargs: "mpirun (Open MPI) 4.1.8")
     finding = checks.launcher()
     assert finding.state is State.WRONG
     assert "mpirun is of Open MPI 4.1.8, the native library is linked with Open MPI 5.0.11" in finding.seen
@@ -135,7 +135,7 @@ def test_open_mpi_started_by_root_needs_a_word(monkeypatch):
     monkeypatch.setattr(checks, "engine_answer", lambda: child.Answer({"mpi": OPEN_MPI}))
     monkeypatch.setattr(checks.engine_answer, "cache_clear", lambda: None, raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name, **kwargs: f"{Path(sys.executable).parent}/{name}")
-    monkeypatch.setattr(child, "first_line", lambda *args, **kwargs: "mpirun (Open MPI) 4.1.8")
+    monkeypatch.setattr(child, "version_line", lambda *args, **kwargs: "mpirun (Open MPI) 4.1.8")
     monkeypatch.delenv("OMPI_ALLOW_RUN_AS_ROOT", raising=False)
     monkeypatch.setattr(checks.os, "geteuid", lambda: 0)
     assert "export OMPI_ALLOW_RUN_AS_ROOT=1" in checks.launcher().mend

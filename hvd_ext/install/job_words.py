@@ -1,0 +1,39 @@
+"""Ranks in the words of the doctor: who says what, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Answers = Sequence[Mapping[str, Any]]
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Name ranks in words: "rank 3", or "ranks 0-2, 5"."""
+    given = sorted(numbers)
+    parts: list[list[int]] = []
+    for number in given:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"rank {text}" if len(given) == 1 else f"ranks {text}"
+
+
+def by_value(answers: Answers, value: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[int]]:
+    """Group the ranks by what they say: each value with its ranks."""
+    found: dict[Any, list[int]] = {}
+    for number, answer in enumerate(answers):
+        found.setdefault(value(answer), []).append(rank_of(number, answer, answers))
+    return found
+
+
+def differing(groups: Mapping[Any, Sequence[int]]) -> str:
+    """Say in words which ranks have which value."""
+    return "; ".join(f"{value or 'nothing'} ({ranks(numbers)})" for value, numbers in groups.items())
+
+
+def rank_of(number: int, answer: Mapping[str, Any], answers: Answers) -> int:
+    """Give the rank that has said something: the only one that speaks may be another than 0."""
+    return number if len(answers) > 1 or answer["rank"] is None else int(answer["rank"])

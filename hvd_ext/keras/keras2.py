@@ -1,0 +1,226 @@
+"""Optimizers of tf_keras (Keras 2): their `apply_gradients` reduces over the ranks, in `fit`, `minimize` and own loops.
+
+Keras 2 has a place for this: where the replicas of a tf.distribute strategy would add their gradients up, before
+clipping, weight decay and moving averages. A loss-scale optimizer asks there too, before it looks whether the gradients
+are finite, so that all ranks skip a step together. tf_keras is never imported here: an optimizer of it brings it along.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.keras.distributed import Distributed, class_of
+from hvd_ext.keras.passes import Passes
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.reducer import Reducer
+
+# What may differ between ranks when the first step begins, as for Keras 3.
+_MAY_DIFFER = ("name", "learning_rate")
+# The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.
+_SKIP, _AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
+_PASSES_AND_SCALE = (
+    "backward_passes_per_step: gradients would be added up before the loss-scale optimizer sees whether they are "
+    "finite; take one pass and a larger batch, or the policy mixed_bfloat16"
+)
+
+Pairs = Sequence[tuple[Any, Any]]
+
+
+def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
+    """Make an optimizer of tf_keras reduce its gradients; `hvd_ext.DistributedOptimizer` calls it.
+
+    Args:
+        optimizer: a `tf_keras.optimizers.Optimizer`, one of `tf_keras.optimizers.legacy`, or a loss-scale optimizer
+            of tf_keras.
+        label: its name in messages.
+        options: how gradients become one. The gradients of backward_passes_per_step are added up in variables of our
+            own, which are not saved with the optimizer.
+
+    Returns:
+        The same object, whose class is still the plain one in files.
+
+    Raises:
+        InvalidError: the optimizer cannot be wrapped; the message says what to do.
+    """
+    _check(optimizer)
+    scaling = hasattr(optimizer, "inner_optimizer")
+    if scaling and options.backward_passes_per_step > 1:
+        raise InvalidError(_PASSES_AND_SCALE)
+    front = LossScaling if scaling else Legacy if _is_legacy(optimizer) else Aggregating
+    reducer = Reducer(label, options)
+    # past tf_keras' own __setattr__, which tracks what it is given
+    passes = Passes(options) if options.backward_passes_per_step > 1 else None
+    for name, value in (("_hvd_ext_reducer", reducer), ("_hvd_ext_passes", passes), ("_hvd_ext_inside", False)):
+        object.__setattr__(optimizer, name, value)
+    object.__setattr__(optimizer, "__class__", class_of(type(optimizer), front))
+    weakref.finalize(optimizer, reducer.close).atexit = False
+    _drop_traced_steps(optimizer)
+    return optimizer
+
+
+class Keras2(Distributed):
+    """What stands in front of the class of a wrapped optimizer of Keras 2."""
+
+    _hvd_ext_passes: Passes | None
+    _hvd_ext_inside: bool
+
+    @ops.plain
+    def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Apply one step's gradients, reduced over the ranks; see `tf_keras.optimizers.Optimizer.apply_gradients`.
+
+        Args:
+            grads_and_vars: pairs of a gradient or None, and its variable.
+            *arguments: as in tf_keras.
+            **keywords: as in tf_keras; with skip_gradients_aggregation=True or experimental_aggregate_gradients=False
+                nothing is reduced: the gradients are so already.
+
+        Returns:
+            What tf_keras returns. With backward_passes_per_step the step counter, which counts updates.
+        """
+        pairs = list(grads_and_vars)
+        plain = super().apply_gradients
+        if not pairs or not _asked(plain, arguments, keywords):
+            return plain(pairs, *arguments, **keywords)
+        with tf.init_scope():
+            steps = self.iterations
+        if self._hvd_ext_passes is None:
+            return self._applied(plain, _reduced(self, pairs, steps), arguments, keywords)
+
+        def update(added: Pairs) -> None:
+            self._applied(plain, _reduced(self, added, steps), arguments, keywords)
+
+        self._hvd_ext_passes.step(pairs, update)
+        return steps
+
+    def _applied(self, plain: Any, pairs: Pairs, arguments: Any, keywords: Any) -> Any:
+        object.__setattr__(self, "_hvd_ext_inside", True)
+        try:
+            return plain(pairs, *arguments, **keywords)
+        finally:
+            object.__setattr__(self, "_hvd_ext_inside", False)
+
+    def _for_others(self, pairs: Any) -> Pairs:
+        """Reduce for a loss-scale optimizer around this one, which then applies them without asking again."""
+        pairs = list(pairs)
+        if self._hvd_ext_inside or not pairs:
+            return pairs
+        if self._hvd_ext_passes is not None:
+            raise InvalidError(_PASSES_AND_SCALE)
+        with tf.init_scope():
+            steps = self.iterations
+        return _reduced(self, pairs, steps)
+
+
+class Aggregating(Keras2):
+    """An optimizer since Keras 2.11."""
+
+    @ops.plain
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        """Reduce gradients over the ranks; see `tf_keras.optimizers.Optimizer.aggregate_gradients`."""
+        return super().aggregate_gradients(self._for_others(grads_and_vars))
+
+
+class Legacy(Keras2):
+    """An optimizer of `tf_keras.optimizers.legacy`."""
+
+    @ops.plain
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return super()._aggregate_gradients(self._for_others(grads_and_vars))
+
+
+class LossScaling(Keras2):
+    """A loss-scale optimizer, old or new: the one inside of it stays plain."""
+
+    def check_local(self) -> None:
+        """Refuse local variables: a rank whose local gradient is not finite would skip a step alone.
+
+        Raises:
+            InvalidError: always.
+        """
+        raise InvalidError(
+            "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
+            "finite, and on no other, so that the ranks would part; use the policy mixed_bfloat16"
+        )
+
+
+def _reduced(optimizer: Any, pairs: Pairs, steps: tf.Variable) -> Pairs:
+    gradients, variables = zip(*pairs, strict=True)
+    reducer: Reducer = optimizer._hvd_ext_reducer
+    with reducer.step(list(gradients), list(variables), lambda: _facts(optimizer, reducer.label)) as ready:
+        reduced = iter(reducer.reduce_step([one for one in ready if one is not None], steps))
+        return [
+            (None if one is None else next(reduced), variable) for one, variable in zip(ready, variables, strict=True)
+        ]
+
+
+def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
+    """Whether the caller leaves the reduction to the optimizer."""
+    given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
+    given = {**given, **given.get("kwargs", {})}
+    return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
+
+
+def _facts(optimizer: Any, label: str) -> dict[str, Any]:
+    if tf.distribute.has_strategy():
+        raise InvalidError(
+            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
+            "start one process per device"
+        )
+    facts: dict[str, Any] = {}
+    for whose, one in (("the optimizer's", optimizer), ("the inner optimizer's", _inner(optimizer))):
+        if one is None:
+            continue
+        facts[f"{whose} class"] = one.__class__.__name__
+        with tf.init_scope():  # the configuration reads variables, also while a step is traced
+            config = one.get_config()
+        for key, value in config.items():
+            if key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
+                facts[f"{whose} {key}"] = value
+    return facts
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", None)
+
+
+def _name(optimizer: Any) -> str:
+    return str(optimizer.get_config().get("name") or optimizer.__class__.__name__)  # a loss-scale optimizer has none
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    return isinstance(optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer)
+
+
+def _check(optimizer: Any) -> None:
+    for one in (optimizer, _inner(optimizer)):
+        if isinstance(one, Distributed):
+            where = "" if one is optimizer else ", inside of a loss-scale optimizer"
+            raise InvalidError(f"optimizer {_name(one)!r}{where}: it is wrapped already; wrap an optimizer once")
+    if not _is_legacy(optimizer):
+        return
+    if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):
+        raise InvalidError(
+            f"optimizer {_name(optimizer)!r}: its gradient_aggregator stands where the ranks' gradients are reduced; "
+            "leave it out"
+        )
+
+
+def _default_aggregator() -> Any:
+    return sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
+
+
+def _drop_traced_steps(optimizer: Any) -> None:
+    """Make models that have trained with the plain optimizer trace their step again: the old one sends nothing."""
+    model = sys.modules["tf_keras"].Model
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), model) and getattr(candidate, "optimizer", None) is optimizer:
+            candidate.train_function = None

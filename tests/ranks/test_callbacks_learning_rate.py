@@ -1,0 +1,178 @@
+"""Learning rates that change during `fit`, and the momentum that must follow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
+
+ROWS, BATCH = 8, 4
+STEPS = ROWS // BATCH
+
+
+class Rates(keras.callbacks.Callback):
+    """Notes the rate that each step used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.rates.append(float(self.model.optimizer.learning_rate))
+
+
+def fit(ours: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 3, **more: Any) -> Any:
+    x, y = data(hvd.rank(), ROWS)
+    return ours.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **more)
+
+
+def reference(rates: list[float], momentum: float) -> list[np.ndarray]:
+    """Train on the joined batch with u = momentum u + g, w -= rate u: the form that a changing rate leaves right."""
+    plain = model()
+    x, y = joined(ROWS, BATCH)
+    rows = BATCH * hvd.size()
+    velocities = [np.zeros_like(value) for value in values(plain.weights)]
+    for step, rate in enumerate(rates):
+        start = step % STEPS * rows
+        with tf.GradientTape() as tape:
+            error = plain(x[start : start + rows]) - y[start : start + rows]
+            loss = tf.reduce_mean(tf.square(error))
+        gradients = tape.gradient(loss, [weight.value for weight in plain.trainable_weights])
+        for index, (weight, gradient) in enumerate(zip(plain.trainable_weights, gradients, strict=True)):
+            velocities[index] = momentum * velocities[index] + gradient.numpy()
+            weight.assign(weight.numpy() - rate * velocities[index])
+    return values(plain.weights)
+
+
+def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
+    size = hvd.size()
+    ours, spy = model(), Rates()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.2, momentum=0.9)), "mse")
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2)
+    history = fit(ours, warm_up, spy)
+    done = [min(1.0, step / (2 * STEPS)) for step in range(1, 3 * STEPS + 1)]
+    expected = [0.2 / size * (1 + part * 2 * (size - 1) / 2) for part in done]
+    assert spy.rates == pytest.approx(expected, rel=1e-6)
+    assert history.history["lr"] == pytest.approx([spy.rates[STEPS * epoch - 1] for epoch in (1, 2, 3)])
+    assert_same_bits_on_all_ranks(ours.weights)
+    for got, wanted in zip(values(ours.weights), reference(spy.rates, 0.9), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_of_an_epoch_and_momentum_correction_are_as_asked() -> None:
+    ours, spy = model(), Rates()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
+    stairs = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)
+    later = hvd.callbacks.LearningRateScheduleCallback(
+        0.4, lambda epoch: epoch / 10, start_epoch=3, staircase=False, momentum_correction=False, steps_per_epoch=4
+    )
+    fit(ours, stairs, later, spy, epochs=4)
+    assert spy.rates == pytest.approx([0.5, 0.5, 0.4, 0.4, 0.2, 0.2, 0.12, 0.13], rel=1e-6)
+    # without correction the velocity keeps the rates of its gradients: scale the reference's back for the last steps
+    assert_same_bits_on_all_ranks(ours.weights)
+    uncorrected = model()
+    uncorrected.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
+    plain = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3, momentum_correction=False)
+    fit(uncorrected, plain, later, epochs=4)
+    assert any(not np.array_equal(a, b) for a, b in zip(values(ours.weights), values(uncorrected.weights), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.5, nesterov=True), "momentums"),
+        (lambda: keras.optimizers.RMSprop(0.1, momentum=0.5), "_momentums"),
+    ],
+)
+def test_velocities_are_scaled_in_place(optimizer: Any, slots: str) -> None:
+    ours = hvd.DistributedOptimizer(optimizer())
+    ours.build(model().trainable_variables)
+    before = [np.full(slot.shape, 3.0 + index) for index, slot in enumerate(getattr(ours, slots))]
+    for slot, value in zip(getattr(ours, slots), before, strict=True):
+        slot.assign(value)
+    others = [value for value in ours.variables if not any(value is slot for slot in getattr(ours, slots))]
+    kept = values(others)
+    from hvd_ext.keras.callbacks.momentum import Velocities
+
+    velocities = Velocities(ours)
+    for ratio in (0.5, 4.0):
+        velocities.scale(ratio)
+    for slot, value in zip(values(getattr(ours, slots)), before, strict=True):
+        np.testing.assert_array_equal(slot, 2 * value)
+    for got, wanted in zip(values(others), kept, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+class Strange(keras.optimizers.Adam):
+    """An optimizer with a momentum that only it knows."""
+
+    momentum = 0.5
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), {}, "a schedule"),
+        (lambda: keras.optimizers.SGD(lambda: 0.1), {}, "a schedule"),
+        (Strange, {}, "where optimizer 'Strange' keeps its momentum"),
+    ],
+)
+def test_optimizers_whose_rate_cannot_be_changed_rightly_are_refused(
+    optimizer: Any, options: dict[str, Any], message: str
+) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(optimizer()), "mse")
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, **options)
+    with pytest.raises(InvalidError, match=message):
+        fit(ours, callback)
+    if optimizer is Strange:
+        fit(ours, hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5, momentum_correction=False), epochs=1)
+
+
+def test_an_unknown_number_of_steps_is_refused_where_it_is_needed() -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    unknown = tf.data.Dataset.from_tensor_slices(data(hvd.rank(), ROWS)).batch(BATCH).filter(lambda x, y: True)
+    with pytest.raises(InvalidError, match="LearningRateWarmupCallback: steps_per_epoch must be given"):
+        ours.fit(unknown, verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1)])
+    ours.fit(unknown, verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1, steps_per_epoch=STEPS)])
+    ours.optimizer = None
+    for arguments in ((None, 0.5), ("0.1", 0.5), (0.1, "half")):
+        with pytest.raises(InvalidError, match=r"initial_lr|multiplier"):
+            hvd.callbacks.LearningRateScheduleCallback(*arguments)
+
+
+def test_the_end_of_a_warm_up_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    fit(ours, hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, verbose=1), epochs=2)
+    told = capsys.readouterr().out
+    assert told == ("\nepoch 1: the warm-up has ended; the learning rate is 0.1\n" if hvd.rank() == 0 else "")
+
+
+def test_a_rate_is_scaled_for_the_ranks() -> None:
+    size = hvd.size()
+    assert hvd.scale_learning_rate(0.5) == 0.5 * size
+    assert hvd.scale_learning_rate(0.5, "sqrt", ranks=16) == 2.0
+    for optimizer in (keras.optimizers.Adam(0.25), hvd.DistributedOptimizer(keras.optimizers.SGD(0.25))):
+        assert hvd.scale_learning_rate(optimizer, ranks=4) is optimizer
+        assert float(optimizer.learning_rate) == 1.0
+    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))
+    several = keras.optimizers.SGD(0.1)
+    several.optimizers = [keras.optimizers.SGD(0.1)]
+    for wrong, rule, ranks, message in (
+        (0.1, "cubic", None, "rule"),
+        (0.1, "linear", 0, "ranks"),
+        ("0.1", "linear", 2, "a number or an optimizer"),
+        (scheduled, "linear", 2, "a schedule"),
+        (several, "linear", 2, "several optimizers"),
+    ):
+        with pytest.raises(InvalidError, match=message):
+            hvd.scale_learning_rate(wrong, rule, ranks)

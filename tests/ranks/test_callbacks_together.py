@@ -1,0 +1,251 @@
+"""`synchronized`: Keras' own callbacks in a job of several ranks decide alike, write once, and stop together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks.training import (
+    FEATURES,
+    TARGETS,
+    assert_same_bits_on_all_ranks,
+    data,
+    fill,
+    model,
+    values,
+)
+
+ROWS, BATCH = 8, 2
+STEPS = ROWS // BATCH
+
+
+class Spy(keras.callbacks.Callback):
+    """Notes the logs of epochs, the steps begun, and lets one rank want to stop in a step."""
+
+    def __init__(self, stop_in: int | None = None) -> None:
+        super().__init__()
+        self.epochs: list[dict[str, float]] = []
+        self.steps = 0
+        self._stop_in = stop_in
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.steps += 1
+        if self.steps == self._stop_in:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.epochs.append(dict(logs or {}))
+
+
+def compiled(rate: float = 0.05, metrics: Any = ("mae",)) -> keras.Model:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse", metrics=list(metrics))
+    return ours
+
+
+def fit(ours: keras.Model, callbacks: list[Any], epochs: int = 4, rows: int = ROWS, **more: Any) -> Any:
+    x, y = data(hvd.rank(), rows)
+    more = {"batch_size": BATCH, "verbose": 0, **more}
+    return ours.fit(x, y, epochs=epochs, shuffle=False, callbacks=callbacks, **more)
+
+
+def test_a_rank_that_sees_no_number_stops_all_after_the_same_step() -> None:
+    last = hvd.size() - 1
+    ours, spy = compiled(), Spy()
+    x, y = data(hvd.rank(), ROWS)
+    if hvd.rank() == last:
+        y[2 * BATCH :] = np.nan  # in the third of four steps
+    callbacks = hvd.callbacks.synchronized([keras.callbacks.TerminateOnNaN(), spy])
+    history = ours.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    assert spy.steps == 3
+    assert len(history.epoch) == 1
+
+
+@pytest.mark.parametrize(("every", "steps"), [("auto", 2), (3, 3), (None, STEPS)])
+def test_one_rank_that_wants_to_stop_within_an_epoch_stops_all(every: Any, steps: int) -> None:
+    ours, spy = compiled(), Spy(stop_in=2 if hvd.rank() == hvd.size() - 1 else None)
+    fit(ours, hvd.callbacks.synchronized(spy, stop_every=every))
+    assert spy.steps == steps
+    assert_same_bits_on_all_ranks(ours.weights)
+
+
+def test_deciders_decide_alike_where_only_one_rank_validates() -> None:
+    ours, spy = compiled(rate=0.5), Spy()
+    validation = {"validation_data": data(90, ROWS)} if hvd.rank() == 0 else {}
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True, verbose=1)
+    slower = keras.callbacks.ReduceLROnPlateau("val_mae", factor=0.5, patience=1, min_delta=10.0)
+    history = fit(ours, hvd.callbacks.synchronized([stop, slower, spy]), epochs=8, **validation)
+    assert set(history.history) == {"loss", "mae", "val_loss", "val_mae", "learning_rate"}
+    assert hvd.allgather_object(history.history) == [history.history] * hvd.size()
+    assert history.history["learning_rate"][-1] < 0.5
+    assert_same_bits_on_all_ranks(ours.weights)
+    assert stop.verbose == (1 if hvd.rank() == 0 else 0)
+
+
+def test_metrics_are_exactly_those_of_the_data_of_all_ranks() -> None:
+    metrics = [
+        "mae",
+        keras.metrics.RootMeanSquaredError(name="rmse"),
+        keras.metrics.AUC(name="auc"),
+        keras.metrics.R2Score(name="r2"),
+    ]
+    validation = [_binary(rank, 3 + 2 * rank) for rank in range(hvd.size())]  # uneven, and uneven last batches
+    training = [_binary(rank + 40, ROWS) for rank in range(hvd.size())]
+    ours, plain = compiled(0.0, metrics), model()
+    plain.compile(
+        "sgd",
+        "mse",
+        metrics=[
+            keras.metrics.get(keras.metrics.serialize(metric)) if not isinstance(metric, str) else metric
+            for metric in metrics
+        ],
+    )
+    spy = Spy()
+    history = ours.fit(
+        *training[hvd.rank()],
+        batch_size=BATCH,
+        epochs=2,
+        verbose=0,
+        validation_data=validation[hvd.rank()],
+        validation_freq=2,
+        callbacks=hvd.callbacks.synchronized([spy]),
+    )
+    expected = plain.evaluate(*_all(training), verbose=0, return_dict=True)
+    joined = plain.evaluate(*_all(validation), verbose=0, return_dict=True)
+    assert spy.epochs[0] == pytest.approx(expected, rel=1e-5)
+    assert spy.epochs[1] == pytest.approx(expected | {f"val_{name}": value for name, value in joined.items()}, rel=1e-5)
+    assert hvd.allgather_object(spy.epochs) == [spy.epochs] * hvd.size()
+    assert history.history["val_auc"] == [spy.epochs[1]["val_auc"]]
+
+    ours.evaluate(*validation[hvd.rank()], batch_size=BATCH, verbose=0)
+    together = hvd.callbacks.joined_metrics(ours)
+    assert together == pytest.approx(joined, rel=1e-5)
+    assert hvd.allgather_object(together) == [together] * hvd.size()
+
+
+class Largest(keras.metrics.Metric):
+    """A metric that does not add up over ranks: the largest error."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_weight(initializer="zeros", name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(y_true - y_pred))))
+
+    def result(self) -> Any:
+        return self.value
+
+
+def test_a_metric_that_does_not_add_up_is_averaged() -> None:
+    ours = compiled(0.0, [Largest()])
+    before, after = Spy(), Spy()
+    average = hvd.callbacks.MetricAverageCallback(exact=True)
+    fit(ours, [before, *hvd.callbacks.synchronized([average, after])], epochs=1)
+    every = hvd.allgather_object(before.epochs[0])
+    assert after.epochs[0]["largest"] == pytest.approx(sum(logs["largest"] for logs in every) / hvd.size())
+    assert after.epochs[0]["loss"] == pytest.approx(sum(logs["loss"] for logs in every) / hvd.size(), rel=1e-5)
+    ours.evaluate(*data(hvd.rank(), 2), verbose=0)
+    assert set(hvd.callbacks.joined_metrics(ours)) == {"loss", "largest"}
+
+
+def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    def callbacks() -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping("loss", patience=9),
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False),
+            keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
+            keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        ]
+
+    first = compiled()
+    fill(first.weights, salt=hvd.rank())
+    fit(first, hvd.callbacks.synchronized(callbacks()), epochs=2)
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == (["1.keras", "2.keras", "backup", "log.csv"] if hvd.rank() == 0 else [])
+    second, spy = compiled(), Spy()
+    fill(second.weights, salt=50 + hvd.rank())
+    second.optimizer.learning_rate = 0.5
+    fit(second, hvd.callbacks.synchronized([*callbacks(), spy]), epochs=3)
+    assert len(spy.epochs) == 1
+    straight = compiled()
+    fill(straight.weights, salt=0)
+    fit(straight, hvd.callbacks.synchronized([]), epochs=3)
+    assert_same_bits_on_all_ranks(second.weights)
+    for got, wanted in zip(values(second.weights), values(straight.weights), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if hvd.size() > 1:
+        with pytest.raises(InvalidError, match="must be 0 with BackupAndRestore"):
+            hvd.callbacks.synchronized(callbacks(), root_rank=1)
+
+
+def test_the_list_has_each_of_ours_once_and_callbacks_of_the_users_own_where_they_say() -> None:
+    start, average = hvd.callbacks.BroadcastGlobalVariablesCallback(), hvd.callbacks.MetricAverageCallback()
+    stop, spy, history = hvd.callbacks.StopTogether(), Spy(), keras.callbacks.History()
+    made = hvd.callbacks.synchronized([[spy, stop], (average,), start, history, None], only_on_root=[Spy])
+    rest = [spy, history] if hvd.rank() == 0 else [history]
+    assert made == [start, average, *rest, stop]
+    quiet = hvd.callbacks.synchronized(keras.callbacks.LambdaCallback(on_epoch_end=print))
+    assert [type(callback).__name__ for callback in quiet][0::3] == ["BroadcastGlobalVariablesCallback", "StopTogether"]
+    assert quiet[-1].every is None
+    busy = hvd.callbacks.synchronized(keras.callbacks.LambdaCallback(on_train_batch_end=print))
+    assert busy[-1].every == 1
+
+
+def test_there_is_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = compiled()
+    capsys.readouterr()
+    fit(ours, [hvd.callbacks.BroadcastGlobalVariablesCallback()], epochs=2, verbose="auto")
+    printed = capsys.readouterr().out
+    assert ("Epoch 2/2" in printed) == (hvd.rank() == 0)
+    assert printed == "" or hvd.rank() == 0
+    fit(ours, [hvd.callbacks.BroadcastGlobalVariablesCallback()], epochs=2, verbose=2)
+    assert "Epoch 2/2" in capsys.readouterr().out
+    levels = [hvd.callbacks.verbose(), hvd.callbacks.verbose(2)]
+    assert levels == (["auto", 2] if hvd.rank() == 0 else [0, 0])
+
+
+def test_unequal_steps_and_epochs_are_refused_before_they_hang() -> None:
+    ours = compiled()
+    if hvd.size() == 1:
+        fit(ours, hvd.callbacks.synchronized([]), epochs=1)
+        return
+    odd = hvd.rank() == hvd.size() - 1
+    for callbacks in (hvd.callbacks.synchronized([]), [hvd.callbacks.BroadcastGlobalVariablesCallback()]):
+        with pytest.raises(InvalidError, match=f"rank {hvd.size() - 1} has 5, rank 0 has 4; hvd_ext.shard"):
+            fit(ours, callbacks, rows=10 if odd else 8)
+    with pytest.raises(InvalidError, match=f"epochs must be the same .* rank {hvd.size() - 1} has 3, rank 0 has 2"):
+        fit(ours, hvd.callbacks.synchronized([]), epochs=3 if odd else 2)
+    with pytest.raises(InvalidError, match="every"):
+        hvd.callbacks.StopTogether(0)
+
+
+def test_ranks_that_agree_after_different_steps_are_told_so() -> None:
+    stop = hvd.callbacks.StopTogether()
+    stop.set_model(compiled())
+    stop.on_epoch_begin(2)
+    odd = hvd.rank() == hvd.size() - 1
+    for _ in range(3 if odd else 2):
+        stop.on_train_batch_end(0)
+    if hvd.size() == 1:
+        stop.on_epoch_end(2)
+        return
+    words = f"rank {hvd.size() - 1} has ended with step 3 of epoch 3, rank 0 has ended with step 2 of epoch 3"
+    with pytest.raises(MismatchError, match=words):
+        stop.on_epoch_end(2)
+
+
+def _binary(rank: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give data whose targets are 0 or 1."""
+    x, y = data(rank, rows)
+    return x[:, :FEATURES], (y[:, :TARGETS] > 0).astype(np.float32)
+
+
+def _all(parts: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    return [np.concatenate([part[index] for part in parts]) for index in (0, 1)]

@@ -1,0 +1,196 @@
+"""Optimizers of tf_keras (Keras 2) train over the ranks as one process does on the joined batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizer import channels
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, joined, values
+
+tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip install tf_keras")
+
+ROWS, BATCH = 8, 4
+NEW, OLD = tf_keras.optimizers, tf_keras.optimizers.legacy
+
+
+def model(dtype: str | None = None, rows: int | None = None) -> Any:
+    """A small model with equal weights on all ranks; with `rows` its inputs are numbers of rows of a table."""
+    first = tf_keras.layers.Dense(5, activation="tanh", dtype=dtype)
+    layers = [tf_keras.layers.Input((FEATURES,)), first, tf_keras.layers.Dense(TARGETS, dtype=dtype)]
+    if rows is not None:
+        table = tf_keras.layers.Embedding(rows, 3)
+        layers = [tf_keras.layers.Input((2,)), table, tf_keras.layers.Flatten(), tf_keras.layers.Dense(TARGETS)]
+    result = tf_keras.Sequential(layers)
+    fill(result.weights)
+    return result
+
+
+def fitted(optimizer: Any, x: np.ndarray, y: np.ndarray, batch: int, rows: int | None = None) -> Any:
+    result = model(rows=rows)
+    result.compile(optimizer, "mse")
+    result.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
+    return result
+
+
+def assert_alike(ours: Any, reference: Any, rtol: float = 2e-5) -> None:
+    assert_same_bits_on_all_ranks(ours.weights)
+    assert not np.array_equal(values(ours.weights)[0], values(model().weights)[0])
+    for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (NEW.Adam, {"global_clipnorm": 0.25, "use_ema": True, "ema_overwrite_frequency": 2, "weight_decay": 0.1}),
+        (OLD.SGD, {"momentum": 0.5, "clipnorm": 0.125}),
+    ],
+    ids=["new", "legacy"],
+)
+def test_fit_equals_one_process_on_the_joined_batch(kind: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    optimizer = hvd.DistributedOptimizer(kind(0.05, **settings), name="mine", bucket_nbytes=64)
+    assert type(optimizer).__name__ == kind.__name__
+    ours = fitted(optimizer, *data(hvd.rank(), ROWS), BATCH)
+    reference = fitted(kind(0.05, **settings), *joined(ROWS, BATCH), BATCH * hvd.size())
+    assert_alike(ours, reference)
+    assert len(channels(optimizer)) == 1
+    for name in ("model.keras", "model.h5"):
+        ours.save(tmp_path / name)
+        loaded = tf_keras.models.load_model(tmp_path / name)
+        assert loaded.optimizer.__class__ is kind
+        assert type(loaded.optimizer) is kind
+        # tf_keras does not read the variables of legacy optimizers from .keras files
+        if kind is NEW.Adam or name == "model.h5":
+            for got, expected in zip(loaded.optimizer.variables(), optimizer.variables(), strict=True):
+                assert np.array_equal(got.numpy(), expected.numpy())
+    with pytest.raises(InvalidError, match="wrapped already"):
+        hvd.DistributedOptimizer(optimizer)
+    assert type(optimizer.from_config(optimizer.get_config())) is kind
+
+
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_loops_of_ones_own_are_reduced_unless_they_say_that_they_are_so_already(kind: Any) -> None:
+    first, second = tf.Variable([8.0], name="first"), tf.Variable([8.0], name="second")
+    optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+    total = sum(range(hvd.size()))
+    given = lambda: [(tf.constant([float(hvd.rank())]), first), (None, second)]  # noqa: E731 - the gradients of a step
+
+    optimizer.apply_gradients(given())
+    assert first.numpy().tolist() == [8.0 - total]
+    tf.function(lambda: [optimizer.apply_gradients(given()), None][1])()
+    assert first.numpy().tolist() == [8.0 - 2 * total]
+    optimizer.minimize(lambda: first * float(hvd.rank()), [first, second])
+    assert first.numpy().tolist() == [8.0 - 3 * total]
+    optimizer.apply_gradients(given(), experimental_aggregate_gradients=False)
+    assert first.numpy().tolist() == [8.0 - 3 * total - hvd.rank()]
+    if kind is NEW.SGD:
+        optimizer.apply_gradients(given(), skip_gradients_aggregation=True)
+        assert first.numpy().tolist() == [8.0 - 3 * total - 2 * hvd.rank()]
+    # the gradient of `second` is there on rank 0 only
+    pairs = [(tf.constant([4.0]), first), (tf.constant([2.0]) if hvd.rank() == 0 else None, second)]
+    optimizer.apply_gradients(pairs)
+    assert second.numpy().tolist() == [6.0]
+
+
+def test_embeddings_equal_training_on_the_joined_batch() -> None:
+    def inputs(x: np.ndarray) -> np.ndarray:
+        return (np.abs(x[:, :2]) * 8).astype(np.int64) % 5
+
+    x, y = data(hvd.rank(), ROWS)
+    every_x, every_y = joined(ROWS, BATCH)
+    ours = fitted(hvd.DistributedOptimizer(NEW.SGD(0.5)), inputs(x), y, BATCH, rows=5)
+    reference = fitted(NEW.SGD(0.5), inputs(every_x), every_y, BATCH * hvd.size(), rows=5)
+    assert_alike(ours, reference)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_several_passes_add_up_before_one_update(kind: Any, traced: bool) -> None:
+    for average, divisor in ((False, 1), (True, 2)):
+        variable = tf.Variable([[1.0], [2.0], [4.0]], name="variable")
+        unused = tf.Variable([1.0], name="unused")
+        optimizer = hvd.DistributedOptimizer(
+            kind(1.0), backward_passes_per_step=2, average_aggregated_gradients=average, op=hvd.Sum
+        )
+
+        def step(count: tf.Tensor, optimizer: Any = optimizer, pairs: Any = (variable, unused)) -> None:
+            slices = tf.IndexedSlices(tf.reshape(count, [1, 1]), [1], [3, 1])
+            optimizer.apply_gradients([(slices, pairs[0]), (None, pairs[1])])
+
+        run = tf.function(step) if traced else step
+        expected = 2.0
+        for number in range(4):
+            run(tf.constant(float(number * 2 + hvd.rank())))
+            if number % 2:
+                both = sum(2 * number + 2 * (number - 1) + 2 * rank for rank in range(hvd.size()))
+                expected -= both / divisor
+            assert variable.numpy().ravel().tolist() == [1.0, expected, 4.0]
+        assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("how", ["outside", "inside", "legacy"])
+def test_all_ranks_skip_a_step_in_which_one_overflows(how: str) -> None:
+    wrap, scaled = hvd.DistributedOptimizer, tf_keras.mixed_precision.LossScaleOptimizer
+    kind = OLD.SGD if how == "legacy" else NEW.SGD
+    if how == "inside":
+        optimizer = scaled(wrap(kind(1.0)), initial_scale=8.0)  # as compile() does under mixed_float16
+    else:
+        optimizer = wrap(scaled(kind(1.0), initial_scale=8.0))
+    variable = tf.Variable([4.0], name="variable")
+
+    @tf.function
+    def step(gradient: tf.Tensor) -> None:
+        optimizer.get_scaled_loss(gradient)
+        (unscaled,) = optimizer.get_unscaled_gradients([gradient])
+        optimizer.apply_gradients([(unscaled, variable)])
+
+    last = hvd.size() - 1
+    step(tf.constant([float("inf") if hvd.rank() == last else 8.0]))
+    assert variable.numpy().tolist() == [4.0]
+    assert float(optimizer.loss_scale) == 4.0
+    step(tf.constant([4.0 * hvd.rank()]))
+    np.testing.assert_allclose(variable.numpy(), [4.0 - last / 2], rtol=1e-6)
+    assert float(optimizer.loss_scale) == 4.0
+    assert_same_bits_on_all_ranks([variable])
+
+
+def test_what_cannot_be_is_refused_in_words() -> None:
+    wrap, scaled = hvd.DistributedOptimizer, tf_keras.mixed_precision.LossScaleOptimizer
+    with pytest.raises(InvalidError, match="before the loss-scale optimizer sees"):
+        wrap(scaled(NEW.SGD()), backward_passes_per_step=2)
+    variable = tf.Variable([4.0])
+    around = scaled(wrap(NEW.SGD(), backward_passes_per_step=2))
+    with pytest.raises(InvalidError, match="before the loss-scale optimizer sees"):
+        around.apply_gradients([(tf.constant([1.0]), variable)])
+    with pytest.raises(InvalidError, match="inside of a loss-scale optimizer: it is wrapped already"):
+        wrap(scaled(wrap(OLD.SGD())))
+    with pytest.raises(InvalidError, match="gradient_aggregator"):
+        wrap(OLD.SGD(gradient_aggregator=lambda pairs: pairs))
+    with pytest.raises(InvalidError, match="a tf_keras LossScaleOptimizer skips a step on the rank"):
+        wrap(scaled(NEW.SGD())).register_local_var(variable)
+    if hvd.size() > 1:
+        with pytest.raises(hvd.errors.MismatchError, match="the optimizer's momentum must be the same"):
+            wrap(NEW.SGD(momentum=hvd.rank() / 8)).apply_gradients([(tf.constant([1.0]), variable)])
+
+
+def test_layers_of_a_rank_of_its_own() -> None:
+    network = model()
+    optimizer = hvd.PartialDistributedOptimizer(NEW.SGD(1.0), local_layers=network.layers[1])
+    network.compile(optimizer, "mse")
+    before = values(network.weights)
+    x, y = data(hvd.rank(), BATCH)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(network(x) - y))
+    own = tape.gradient(loss, network.trainable_weights)
+    network.train_on_batch(x, y)
+    assert_same_bits_on_all_ranks(network.layers[0].weights)
+    for index in (2, 3):
+        expected = before[index] - own[index].numpy() / hvd.size()
+        np.testing.assert_allclose(values(network.weights)[index], expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,146 @@
+"""Mixed precision in float16: all ranks take or skip a step together, and their scales are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizer import Distributed, channels
+from tests.ranks.steps import averaged, gradients, variables
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
+
+SCALE = 2.0**10
+
+
+@pytest.fixture
+def _float16() -> Iterator[None]:
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def last() -> bool:
+    return hvd.rank() == hvd.size() - 1
+
+
+def scaling(optimizer: keras.optimizers.Optimizer, **keywords: object) -> keras.optimizers.Optimizer:
+    return hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=SCALE), **keywords)
+
+
+def scale_of(optimizer: keras.optimizers.Optimizer) -> float:
+    scale = float(optimizer.dynamic_scale)
+    assert hvd.allgather_object(scale) == [scale] * hvd.size()
+    return scale
+
+
+@pytest.mark.usefixtures("_float16")
+def test_under_the_policy_fit_skips_steps_on_all_ranks_when_one_overflows_and_goes_on() -> None:
+    ours, reference = model(), model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0))
+    assert type(optimizer).__name__ == "LossScaleOptimizer"
+    assert isinstance(optimizer, Distributed)
+    ours.compile(optimizer, "mse")
+    assert ours.optimizer is optimizer
+    reference.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0), "mse")
+    for salt in range(2):
+        ours.train_on_batch(*data(hvd.rank(), 4, salt))
+        reference.train_on_batch(*joined(4, 4, salt))
+    before, scale, steps = values(ours.weights), scale_of(optimizer), int(optimizer.iterations)
+    x, y = data(hvd.rank(), 4, 2)
+    ours.train_on_batch(x, y * (1e30 if last() else 1.0))
+    for old, new in zip(before, values(ours.weights), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert scale_of(optimizer) == scale / 2
+    assert int(optimizer.iterations) == steps
+    ours.train_on_batch(x, y)
+    reference.train_on_batch(*joined(4, 4, 2))
+    assert int(optimizer.iterations) == steps + 1
+    assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables])
+    for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0.02, atol=0.005)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_steps_equal_plain_training_and_the_scale_grows_alike(traced: bool) -> None:
+    ours, reference = variables(), variables()
+    inner = keras.optimizers.Adam(0.1, clipvalue=0.5, use_ema=True, weight_decay=0.01)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE, dynamic_growth_steps=2),
+        gradient_predivide_factor=2.0,
+        groups=2,
+    )
+    plain = keras.optimizers.Adam(0.1, clipvalue=0.5, use_ema=True, weight_decay=0.01)
+
+    def step(parts: list[tf.Tensor], bad: tf.Tensor) -> None:
+        scaled = [optimizer.scale_loss(part) for part in parts]
+        optimizer.apply([scaled[0] * bad, *scaled[1:]], ours)
+
+    step = tf.function(step) if traced else step
+    for number in range(4):
+        step(gradients(hvd.rank(), number), tf.constant(np.inf if last() and number == 2 else 1.0))
+        if number != 2:
+            plain.apply(averaged(number), reference)
+    assert scale_of(optimizer) == SCALE * 2 / 2
+    for got, expected in zip(values(ours), values(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    assert_same_bits_on_all_ranks([*ours, *optimizer.variables])
+    assert len(channels(optimizer)) == 1
+
+
+def test_passes_inside_are_added_up_and_a_bad_one_is_skipped_on_all_ranks() -> None:
+    ours, reference = variables(), variables()
+    optimizer = scaling(keras.optimizers.SGD(0.5), backward_passes_per_step=2)
+    plain = keras.optimizers.SGD(0.5)
+    assert optimizer.inner_optimizer.gradient_accumulation_steps == 2
+    for number in range(3):
+        bad = np.inf if last() and number == 1 else 1.0
+        optimizer.apply([optimizer.scale_loss(part) * bad for part in gradients(hvd.rank(), number)], ours)
+    plain.apply([first + second for first, second in zip(averaged(0), averaged(2), strict=True)], reference)
+    for got, expected in zip(values(ours), values(reference), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
+    assert_same_bits_on_all_ranks(ours)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_embeddings_local_variables_and_missing_gradients() -> None:
+    table = keras.Variable(np.zeros((5, 2)), dtype="float32", name="table")
+    own = keras.Variable(np.zeros(hvd.rank() + 1), dtype="float32", name=f"own{hvd.rank()}")
+    unused = keras.Variable(np.ones(2), dtype="float32", name="unused")
+    optimizer = scaling(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    optimizer.register_local_var(own)
+    rows = tf.constant([hvd.rank() % 5, 4, 4])
+    for bad in (1.0, np.nan, 1.0):  # not finite in a local gradient of one rank only
+        scale = float(optimizer.dynamic_scale) if optimizer.built else SCALE
+        parts = tf.IndexedSlices(tf.ones((3, 2)) * scale, rows, tf.constant([5, 2]))
+        local = tf.ones(hvd.rank() + 1) * scale * (bad if last() else 1.0)
+        optimizer.apply([parts, local, None], [table, own, unused])
+    assert scale_of(optimizer) == SCALE / 2
+    expected = np.zeros((5, 2))
+    for rank in range(hvd.size()):
+        expected[rank % 5] -= 2
+        expected[4] -= 4
+    np.testing.assert_array_equal(table.numpy(), expected)
+    np.testing.assert_allclose(own.numpy(), np.full(hvd.rank() + 1, -2.0 / hvd.size()), rtol=1e-6)
+    np.testing.assert_array_equal(unused.numpy(), np.ones(2))
+
+
+def test_it_is_saved_as_keras_own_and_refused_inside_out() -> None:
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5, name="inner"), name="outer")
+    saved = keras.saving.serialize_keras_object(plain)
+    assert keras.saving.serialize_keras_object(hvd.DistributedOptimizer(plain)) == saved
+    assert type(keras.saving.deserialize_keras_object(saved)) is keras.optimizers.LossScaleOptimizer
+    inside_out = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
+    with pytest.raises(InvalidError, match="wrap the outer one only"):
+        hvd.DistributedOptimizer(inside_out)
+
+
+@pytest.mark.usefixtures("_float16")
+def test_a_fixed_scale_is_left_as_it_is() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
+    assert type(optimizer).__name__ == "SGD"

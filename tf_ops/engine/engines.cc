@@ -1,0 +1,204 @@
+#include "engine/engines.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "engine/engine_state.h"
+#include "engine/transport.h"
+
+namespace hvd_ext {
+namespace {
+
+// MPI wakes nobody, so an engine has to look at it from time to time. In an idle set nobody waits for what comes.
+constexpr double kIdleSet_s = 100e-3;
+
+struct Started {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Transport> transport;
+  int64_t parent = 0;  // 0: it is the job's
+};
+
+// Never destroyed: at exit an engine's thread may still run, and Python may still call.
+struct Process {
+  std::mutex life;                     // one start or stop at a time
+  std::mutex mutex;                    // guards what follows
+  std::map<int64_t, Started> engines;  // by generation
+  int64_t job = 0;                     // the generation of the job's; 0: none runs
+  int64_t last = 0;                    // the generation of the newest that has been started
+  pid_t started_by = 0;                // the process
+};
+
+Process& TheProcess() {
+  static Process* process = new Process;
+  return *process;
+}
+
+// A forked child has the parent's memory and none of its threads: it would write into what the parent shares with the
+// other ranks.
+bool IsForked() {
+  const Process& process = TheProcess();
+  return process.started_by != 0 && process.started_by != getpid();
+}
+
+constexpr const char* kForked =
+    "this process was forked from a rank and has no engine: only the rank itself can take part in its job";
+
+Status NoneRuns() {
+  return Stopped(IsForked() ? kForked : "hvd_ext is not running: no engine runs; call init() first");
+}
+
+// Whether the engine runs is for the caller to say; `life` is held.
+Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t parent,
+             std::shared_ptr<Engine>* engine) {
+  Process& process = TheProcess();
+  int64_t generation = process.last + 1;
+  HVD_EXT_RETURN_IF_ERROR(Engine::Start(transport, config, generation, engine));
+  std::lock_guard<std::mutex> lock(process.mutex);
+  process.last = generation;
+  if (parent == 0) process.job = generation;
+  process.started_by = getpid();
+  process.engines[generation] = {*engine, std::move(transport), parent};
+  return Status::Ok();
+}
+
+// Puts shared memory in front between the ranks of a host, if it is wanted.
+Status WithSharedMemory(std::shared_ptr<Transport> between, bool wanted, std::shared_ptr<Transport>* transport) {
+  std::shared_ptr<Arena> arena;
+  int64_t capacity = Arena::DefaultCapacity();
+  if (wanted && capacity > 0 && between->size() > 1) Arena::Make(capacity, &arena);  // without one MPI does it all
+  return MakeHostTransport(std::move(between), std::move(arena), transport);
+}
+
+// The entry of an engine that runs, or an empty one; 0: the job's.
+Started Entry(int64_t generation) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  auto found = process.engines.find(generation == 0 ? process.job : generation);
+  return found == process.engines.end() ? Started() : found->second;
+}
+
+Status OfHandle(const char* what, int64_t handle, std::shared_ptr<Engine>* engine) {
+  if (!IsForked()) {
+    Process& process = TheProcess();
+    std::lock_guard<std::mutex> lock(process.mutex);
+    auto found = process.engines.find(handle >> 32);
+    if (found != process.engines.end()) {
+      *engine = found->second.engine;
+      return Status::Ok();
+    }
+    if (process.job != 0) return OfStopped(what, handle);
+  }
+  return NoneRuns();
+}
+
+}  // namespace
+
+Status OfStopped(const std::string& what, int64_t handle) {
+  return Stopped(what + " (" + std::to_string(handle) +
+                 ") belongs to an engine that has been shut down, with the job or with its process set; " +
+                 (what == "plan" ? "prepare" : "open") + " it again (a traced function must be traced again) after " +
+                 "init()");
+}
+
+Status StartJob(const Config& config, bool mpi, bool shared_memory, std::shared_ptr<Engine>* engine) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  if (IsForked()) return Invalid(kForked);
+  if (process.job != 0) return Invalid("an engine runs already in this process; call shutdown() first");
+  std::shared_ptr<Transport> transport;
+  if (mpi) {
+    std::shared_ptr<Transport> between;
+    HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&between));
+    HVD_EXT_RETURN_IF_ERROR(WithSharedMemory(std::move(between), shared_memory, &transport));
+  } else {
+    transport = MakeThreadTransports(1)[0];
+  }
+  return Start(std::move(transport), config, 0, engine);
+}
+
+Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, bool shared_memory,
+                std::shared_ptr<Engine>* engine) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  if (IsForked()) return Invalid(kForked);
+  Started of = Entry(parent);
+  if (of.engine == nullptr) return NoneRuns();
+  bool ascend = std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<int>());
+  bool inside = !ranks.empty() && ascend && ranks.front() >= 0 && ranks.back() < of.engine->size();
+  if (!inside || !std::binary_search(ranks.begin(), ranks.end(), of.engine->rank())) {
+    return Invalid("set of " + std::to_string(ranks.size()) + " ranks: they must be ascending, in [0, " +
+                   std::to_string(of.engine->size()) + "), each once, and rank " + std::to_string(of.engine->rank()) +
+                   ", which starts it, must be one of them");
+  }
+  std::shared_ptr<Transport> transport;
+  if (ranks.size() == 1) {
+    transport = MakeThreadTransports(1)[0];
+  } else {
+    std::shared_ptr<Transport> between;
+    HVD_EXT_RETURN_IF_ERROR(of.transport->Subset(ranks, tag, &between));
+    HVD_EXT_RETURN_IF_ERROR(WithSharedMemory(std::move(between), shared_memory, &transport));
+  }
+  config.idle_s = kIdleSet_s;
+  for (int rank : ranks) config.numbers.push_back(rank);
+  return Start(std::move(transport), config, parent, engine);
+}
+
+Status StopEngine(int64_t generation, bool together, bool* alone) {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  *alone = false;
+  if (IsForked()) return Status::Ok();
+  std::vector<int64_t> stops;  // its sets first, all of them at the same time
+  {
+    std::lock_guard<std::mutex> lock(process.mutex);
+    for (const auto& [number, started] : process.engines) {
+      if (started.parent != generation) continue;
+      stops.push_back(number);
+      started.engine->StopSoon();
+    }
+    if (process.engines.count(generation) > 0) stops.push_back(generation);
+  }
+  for (int64_t number : stops) {
+    Started stopped = Entry(number);
+    if (stopped.engine->Stop()) *alone = true;
+    if (together && stopped.engine->quiet()) stopped.transport->Release();
+    std::lock_guard<std::mutex> lock(process.mutex);
+    process.engines.erase(number);
+    if (number == process.job) process.job = 0;
+  }
+  return Status::Ok();
+}
+
+void AbortJob(int code) {
+  std::shared_ptr<Transport> transport = Entry(0).transport;
+  if (transport != nullptr) transport->Abort(code);
+}
+
+Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
+  if (IsForked()) return NoneRuns();
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  auto found = process.engines.find(generation == 0 ? process.job : generation);
+  if (found == process.engines.end()) {
+    if (process.job == 0) return NoneRuns();
+    return Stopped("engine " + std::to_string(generation) +
+                   " has been shut down (its process set was removed, or is of before init()); a traced function must "
+                   "be traced again");
+  }
+  *engine = found->second.engine;
+  return Status::Ok();
+}
+
+Status Engine::OfPlan(int64_t plan, std::shared_ptr<Engine>* engine) { return OfHandle("plan", plan, engine); }
+
+Status Engine::OfChannel(int64_t channel, std::shared_ptr<Engine>* engine) {
+  return OfHandle("channel", channel, engine);
+}
+
+}  // namespace hvd_ext
