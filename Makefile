@@ -16,15 +16,18 @@ endif
 
 python := $(VENV)/bin/python
 stamps := $(VENV)/.made
+oldest := .venv-oldest
+oldest_python := PATH=$(abspath $(oldest))/bin:$$PATH $(abspath $(oldest))/bin/python
+oldest_tree := build/oldest
 native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.def' -o -name '*.map' -o -name CMakeLists.txt)
 cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sanitize lint format docs clean distclean
+.PHONY: help setup demo test test-oldest check sanitize lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 setup: $(stamps)/packages $(stamps)/hvd_ext $(if $(filter-out 0,$(HOROVOD)),$(stamps)/horovod) ## a ready .venv: packages, native code, Horovod (HOROVOD=0: without it)
 
@@ -36,6 +39,14 @@ test: setup ## all tests
 
 check: setup ## the quick tests: under 3 minutes on 2 cores
 	$(python) -m pytest -rs -m 'not slow' $(PYTEST_ARGS) tests
+
+test-oldest: $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
+	@echo "== a copy of the tree with libraries for this TensorFlow: $(oldest_tree)"
+	mkdir -p $(oldest_tree)
+	tar -cf - --exclude='./.venv*' --exclude=./.git --exclude=./build --exclude=./out --exclude=./hvd_ext/lib . | tar -xf - -C $(oldest_tree)
+	cd $(oldest_tree) && $(oldest_python) -m hvd_ext build
+	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) tests/unit tests/ranks
+	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) -m 'not slow' tests/mpi/test_ranks.py
 
 sanitize: $(stamps)/packages ## the native tests under the address, undefined-behaviour and thread sanitizers
 	@echo "== the engine's tests, ranks as threads of one process, first with address,undefined and then with thread"
@@ -58,17 +69,23 @@ docs: $(stamps)/packages ## rewrites the tables of the pages that come from the 
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist out hvd_ext.egg-info hvd_ext/lib .pytest_cache .ruff_cache .mypy_cache $(stamps)/hvd_ext
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 distclean: clean ## removes .venv too
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(oldest)
 
 $(stamps)/packages: requirements.txt
 	@echo "== packages: $(PYTHON) -> $(VENV)"
 	@test -n "$(PYTHON)" || { echo "no python3.11 and no python3 on PATH: install one, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(python) -m pip install --quiet --requirement requirements.txt
+	$(python) -m pip install --quiet --no-deps --requirement requirements.txt
 	@mkdir -p $(stamps) && touch $@
+
+$(oldest)/.made/packages: requirements-oldest.txt
+	@echo "== packages of the oldest versions: $(PYTHON) -> $(oldest)"
+	$(PYTHON) -m venv $(oldest)
+	$(oldest)/bin/python -m pip install --quiet --no-deps --requirement requirements-oldest.txt
+	@mkdir -p $(@D) && touch $@
 
 $(stamps)/hvd_ext: $(stamps)/packages setup.py pyproject.toml $(native_sources)
 	@echo "== hvd_ext: native code for this TensorFlow and this MPI (about a minute)"

@@ -69,6 +69,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "LearningRateScheduleCallback",
         "LearningRateWarmupCallback",
         "BestModelCheckpoint",
+        "verbose",
     ),
     "hvd_ext.data": ("shard",),
     "hvd_ext.options": ("Average", "Sum", "Compression", "Options"),
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         LearningRateScheduleCallback,
         LearningRateWarmupCallback,
         MetricAverageCallback,
+        verbose,
     )
     from hvd_ext.keras.learning_rate import scale_learning_rate
     from hvd_ext.keras.optimizer import DistributedOptimizer

@@ -48,60 +48,66 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
     rank, answer = failed[0]
     exception = getattr(errors, answer["error"], None)
     if isinstance(exception, type) and issubclass(exception, HvdExtError):
-        raise exception(_with_rank(rank, answer["text"], len(answers))) from own
-    raise HvdExtError(f"{name}: rank {rank} failed with {answer['error']}: {answer['text']}") from own
+        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from own
+    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from own
 
 
-def check_same(subject: str, values: Sequence[dict[str, Any]]) -> None:
+def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> None:
     """Check that all ranks have equal values under equal keys.
 
     Args:
         subject: begins the message.
         values: one flat dictionary per rank.
+        ranks: the job's numbers of these ranks, where they are a process set's; None: 0, 1, ...
 
     Raises:
         MismatchError: naming the first key that differs, the first rank that differs from rank 0, and both values.
     """
-    for rank, value in enumerate(values):
+    for rank, value in zip(_numbers(ranks, values), values, strict=True):
         for key in [*values[0], *(key for key in value if key not in values[0])]:
             if value.get(key) != values[0].get(key):
                 raise MismatchError(
                     f"{subject}: {key} must be the same on all ranks; rank {rank} has {value.get(key)!r}, "
-                    f"rank 0 has {values[0].get(key)!r}"
+                    f"rank {_numbers(ranks, values)[0]} has {values[0].get(key)!r}"
                 )
 
 
-def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]]) -> None:
+def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks: Sequence[int] | None = None) -> None:
     """Check that all ranks have the same tensors in the same order.
 
     Args:
         subject: begins the message.
         lists: per rank the tensors as pairs (name, dtype and shape as text).
+        ranks: as of `check_same`.
 
     Raises:
         MismatchError: naming the first tensor that differs, the first rank that differs from rank 0, and both values.
     """
-    first = lists[0]
-    for rank, tensors in enumerate(lists):
+    first, rank_0 = lists[0], _numbers(ranks, lists)[0]
+    for rank, tensors in zip(_numbers(ranks, lists), lists, strict=True):
         for index, ((name, text), (name_0, text_0)) in enumerate(zip(tensors, first, strict=False)):
             if name != name_0:
                 raise MismatchError(
                     f"{subject}: tensor {index} must have the same name on all ranks; rank {rank} has {name!r} "
-                    f"({text}), rank 0 has {name_0!r} ({text_0}); build the model in the same order on all ranks"
+                    f"({text}), rank {rank_0} has {name_0!r} ({text_0}); build the model in the same order on all ranks"
                 )
             if text != text_0:
                 raise MismatchError(
                     f"{subject}: tensor {index}, {name!r}, must have the same shape and dtype on all ranks; "
-                    f"rank {rank} has {text}, rank 0 has {text_0}"
+                    f"rank {rank} has {text}, rank {rank_0} has {text_0}"
                 )
         if len(tensors) != len(first):
             longer = tensors if len(tensors) > len(first) else first
             extra = longer[min(len(tensors), len(first))][0]
             raise MismatchError(
                 f"{subject}: all ranks must have the same tensors; rank {rank} has {len(tensors)}, "
-                f"rank 0 has {len(first)}; the first that only one of them has is {extra!r}"
+                f"rank {rank_0} has {len(first)}; the first that only one of them has is {extra!r}"
             )
 
 
 def _with_rank(rank: int, text: str, size: int) -> str:
     return text if size == 1 else f"rank {rank}: {text}"
+
+
+def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int]:
+    return range(len(values)) if ranks is None else ranks

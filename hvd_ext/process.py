@@ -69,6 +69,7 @@ def init(
     job: runtime.Runtime | None = None
     try:
         launch.check_size(plan, running.size)
+        launch.warn_of_unheeded(os.environ, running.rank)
         job = joining.joined(running, settings, comm)
         sets.add_all(job, process_sets)
         if settings.trace is not None:

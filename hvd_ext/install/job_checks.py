@@ -183,8 +183,7 @@ def _mend_of_meeting(answers: Answers) -> str:
 def _mixed(known: Answers) -> Finding | None:
     for number, answer in enumerate(known):
         mapped, said = answer["mpi"]["mapped"], flavour(answer["mpi"]["said"])
-        cores_of = {os.path.basename(path): path for path in mapped if "libmpi.so" in path or "libmpich" in path}
-        if len(cores_of) > 1 or len({os.path.dirname(path) for path in cores_of.values()}) > 1:
+        if sum(os.path.basename(path).startswith(("libmpi.so", "libmpich.so")) for path in mapped) > 1:
             seen = f"rank {rank_of(number, answer, known)} has several MPI libraries in its memory: {', '.join(mapped)}"
             return Finding("mixed MPI libraries", State.WRONG, seen, "build all packages for one MPI; unset LD_PRELOAD")
         for package, library in answer["peers"].items():

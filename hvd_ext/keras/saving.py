@@ -34,12 +34,15 @@ def load_model(
     *,
     compile: bool = True,
     safe_mode: bool = True,
+    each_rank: bool = False,
     **options: Any,
 ) -> keras.Model:
     """Load a model that was saved with or without the wrapper, and wrap its optimizer; all ranks call it.
 
     Slots, iterations, loss scale and averages of weights are those of the file. Every rank reads its own file where it
-    is the same as rank 0's; rank 0 sends its file to the others, so that it needs to be on rank 0's disk only.
+    is the same as rank 0's; rank 0 sends its file to the others, so that it needs to be on rank 0's disk only. What
+    ranks had for themselves is not in it: states of seed generators, and the gradients that the others have added up
+    since their last update (`hvd_ext.callbacks.Checkpoint` keeps all of that).
 
     Args:
         filepath: a `.keras` or `.h5` file; on ranks where rank 0's file lies elsewhere, or not at all, any path.
@@ -47,6 +50,8 @@ def load_model(
         custom_objects: classes and functions of your own, by name, as `keras.models.load_model` takes them.
         compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
         safe_mode: as `keras.models.load_model` takes it.
+        each_rank: True: every rank reads the file that it has saved itself, so that a model which was saved in the
+            middle of a gradient accumulation goes on from there.
         **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
 
     Returns:
@@ -61,7 +66,7 @@ def load_model(
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
     with tempfile.TemporaryDirectory(prefix="hvd_ext-") as folder:
-        path = _shared(job, Path(filepath), Path(folder), where)
+        path = Path(filepath) if each_rank else _shared(job, Path(filepath), Path(folder), where)
 
         def load() -> None:
             nonlocal model
@@ -76,6 +81,12 @@ def load_model(
 
         model: Any = None
         agreement.exchange(job.engine, "load_model", load)
+    if job.engine.rank == 0 and job.engine.size > 1 and not each_rank and _accumulates(model):
+        _LOG.warning(
+            "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had added up are "
+            "not in this file, each goes on from rank 0's",
+            where,
+        )
     return model
 
 
@@ -131,6 +142,13 @@ def _digest(path: Path, rank: int, where: str) -> str | None:
         if rank == 0:
             raise CheckpointError(f"{where}: rank 0 must have it; it cannot be read: {error.strerror}") from error
         return None
+
+
+def _accumulates(model: keras.Model) -> bool:
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    return bool(passes) and int(optimizer._iterations.numpy()) % passes != 0
 
 
 def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_ext import process_sets
+from hvd_ext import process_sets, runtime
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Sum
 from hvd_ext.process_sets import ProcessSet
@@ -75,10 +75,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def _group(self) -> ProcessSet | None:
-        if self.process_set is None or isinstance(self.process_set, ProcessSet):
-            return self.process_set
-        self.process_set = ProcessSet(self.process_set)
-        return self.process_set
+        given = self.process_set
+        if given is None or isinstance(given, ProcessSet):
+            return given
+        wanted = ProcessSet(given)  # the list of a configuration: the set of these ranks that has been added
+        sets = [process_sets.global_process_set, *runtime.current().process_sets.values()]
+        return next((one for one in sets if one.ranks == wanted.ranks), wanted)
 
 
 def _ranks(process_set: Any) -> list[int] | None:

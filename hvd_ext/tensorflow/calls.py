@@ -11,9 +11,7 @@ import tensorflow as tf
 
 from hvd_ext import process_sets
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import ReduceOp, check_op
-from hvd_ext.options import Average as _Average
-from hvd_ext.options import Sum as _Sum
+from hvd_ext.options import Average, ReduceOp, Sum, check_op
 from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:
@@ -82,9 +80,9 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
     if average is not None:
         if op is not None:
             raise InvalidError(f"{kind}: op ({op!r}) and average ({average!r}): give one of them only; op is the newer")
-        return _Average if average else _Sum
+        return Average if average else Sum
     if op is None:
-        return _Average
+        return Average
     instead = getattr(op, "instead", None)
     if instead is not None:
         raise InvalidError(f"{kind}: op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {instead}")
@@ -144,6 +142,21 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     name = tensor.dtype.name
     first = ["*"] if free else []
     if tensor.shape.rank is not None and tensor.shape[len(first) :].is_fully_defined():
-        return f"{name}[{', '.join(first + [str(n) for n in tensor.shape[len(first):]])}]"
+        return f"{name}[{', '.join(first + [str(n) for n in tensor.shape[len(first) :]])}]"
     sizes = tf.strings.as_string(tf.shape(tensor)[len(first) :])
-    return tf.strings.join([name, "[", tf.strings.reduce_join(tf.concat([tf.constant(first, tf.string), sizes], 0), separator=", "), "]"])
+    joined = tf.strings.reduce_join(tf.concat([tf.constant(first, tf.string), sizes], 0), separator=", ")
+    return tf.strings.join([name, "[", joined, "]"])
+
+
+def agree(call: Call, terms: Any) -> tf.Operation | None:
+    """Wait for all ranks, and compare what has no tensor to go with.
+
+    Args:
+        call: from `preparing`.
+        terms: from `terms`, or "".
+
+    Returns:
+        The operation while a graph is built, else None.
+    """
+    with ops.translated():
+        return ops.barrier(call.name, terms, counted=call.counted, engine=call.job.engine.generation)

@@ -18,7 +18,7 @@ from hvd_ext import runtime
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Average, Compression, ReduceOp
 from hvd_ext.process_sets import ProcessSet
-from hvd_ext.tensorflow import calls, dtypes, gradients, ops
+from hvd_ext.tensorflow import calls, dtypes, gradients, ops, rows
 from hvd_ext.tensorflow.calls import Call
 from hvd_ext.tensorflow.dtypes import ALLREDUCED, MOVED, REDUCED
 from hvd_ext.tensorflow.ops import plain
@@ -75,10 +75,11 @@ def allreduce(
         if algorithm is not None:
             call.job.allreduce(runtime.SIZE_CLASSES[0], algorithm)
         if isinstance(tensor, tf.IndexedSlices):
-            from hvd_ext.tensorflow import grouped
-
-            return grouped.sparse(request, tensor, algorithm)
-        tensor = dtypes.converted("allreduce", tensor, ALLREDUCED)
+            tensor = rows.checked("allreduce", tensor, algorithm)
+        else:
+            tensor = dtypes.converted("allreduce", tensor, ALLREDUCED)
+    if isinstance(tensor, tf.IndexedSlices):
+        return rows.allreduced(request, tensor)
     return request.allreduced(tensor, algorithm)
 
 
@@ -268,5 +269,6 @@ def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> t
     Raises:
         CommunicationError: a peer is gone or stayed away.
     """
-    with calls.preparing("barrier", name, process_set) as call, ops.translated():
-        return ops.barrier(call.name, counted=call.counted, engine=call.job.engine.generation)
+    with calls.preparing("barrier", name, process_set) as call:
+        pass
+    return calls.agree(call, "")

@@ -96,7 +96,7 @@ def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
     """
     name = tensor.dtype.name
     if name not in CARRIER:
-        return tensor, ""
+        return tensor, name if name == "uint8" else ""  # the engine calls it bytes
     carrier = tf.as_dtype(CARRIER[name])
     same_bits = name != "bool" and carrier.size == tensor.dtype.size
     return (tf.bitcast(tensor, carrier) if same_bits else tf.cast(tensor, carrier)), name

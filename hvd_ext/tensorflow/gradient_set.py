@@ -25,7 +25,7 @@ class GradientSet:
     Attributes:
         job: the runtime of the ranks that take part.
         channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
-        name: unlike that of any other set of the job, the same on all ranks.
+        name: the same on all ranks; once it is open, unlike that of any other set of the job.
 
     Args:
         label: whose gradients they are, for messages.
@@ -37,7 +37,7 @@ class GradientSet:
     def __init__(self, label: str, options: GradientOptions, job: runtime.Runtime, variables: Sequence[Any]) -> None:
         self.job = job
         self.channels: list[Channel] = []
-        self.name = f"{label}.{job.count('gradient set')}"
+        self.name = label
         self._label = label
         self._options = options
         self._specs = [
@@ -46,6 +46,7 @@ class GradientSet:
         ]
         self._groups = _groups(options.groups, [kinds.key(variable) for variable in variables])
         self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
+        self._number = -1
         self._last = ""
         self._since_update = ""
 
@@ -75,6 +76,9 @@ class GradientSet:
         """
         if not self.channels:
             channel = self._open(own, lambda: {_LIST: "new", **checked()})
+            # counted when it is open on all ranks: one that was refused is not counted by anybody
+            self._number = self.job.count("gradient set")
+            self.name = f"{self._label}.{self._number}"
             found = "".join(spec.kind for spec in channel.specs)
         elif traced:
             found = self._traced.get(own) or self._exchanged(own, checked)
@@ -99,10 +103,10 @@ class GradientSet:
     def _exchanged(self, own: str, checked: Callable[[], dict[str, Any]]) -> str:
         def mine() -> dict[str, Any]:
             checked()
-            return {"facts": {_LIST: f"that of {self.name}"}, "kinds": own}
+            return {"name": self._label, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
 
         values = agreement.exchange(self.job.engine, registration.EXCHANGE, mine)
-        agreement.check_same(self._label, [value["facts"] for value in values])
+        registration.check_facts(values)
         return registration.joint([value["kinds"] for value in values])
 
     def _channel(self, joint: str) -> Channel:
@@ -110,7 +114,9 @@ class GradientSet:
             if all(spec.kind == kinds.DENSE for spec, kind in zip(channel.specs, joint, strict=True) if kind == "d"):
                 return channel
         opened = ["".join(spec.kind for spec in channel.specs) for channel in self.channels]
-        return self._open(registration.joint([joint, *opened]), lambda: {_LIST: f"more of {self.name}"})
+        return self._open(
+            registration.joint([joint, *opened]), lambda: {_LIST: f"number {self._number}, with more dense gradients"}
+        )
 
     def _open(self, own: str, facts: Callable[[], dict[str, Any]]) -> Channel:
         specs = [

@@ -22,7 +22,7 @@ from hvd_ext.tensorflow import ops
 # The ranks' parts of an allgather or alltoall differ in size, so its grain cannot follow them: that of a middling size.
 _GATHER_NBYTES = 1 << 20
 
-# By the generation of their engine, which every handle of a plan begins with: a gradient finds its forward call's ranks.
+# By the generation of their engine, with which a plan's handle begins: so a gradient finds its forward call's ranks.
 _jobs: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
 

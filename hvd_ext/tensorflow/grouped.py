@@ -15,11 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.options import Average, Compression, ReduceOp
 from hvd_ext.process_sets import ProcessSet
-from hvd_ext.tensorflow import calls, collectives, dtypes, ops
-from hvd_ext.tensorflow import sparse as sparse_gradients
+from hvd_ext.tensorflow import calls, collectives, dtypes, rows
 from hvd_ext.tensorflow.calls import Call
 from hvd_ext.tensorflow.dtypes import ALLREDUCED, MOVED, REDUCED
 from hvd_ext.tensorflow.ops import plain
@@ -67,7 +65,7 @@ def grouped_allreduce(
     kind = "grouped_allreduce"
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
-        members = _members(kind, tensors, lambda one: _dense_or_sparse(kind, one))
+        members = _members(kind, tensors, _dense_or_sparse)
         terms = request.all_terms(kind, *_lines(members, [_described(one) for one in members]))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
@@ -88,7 +86,7 @@ def grouped_allreduce(
     for index, one in enumerate(members):
         if isinstance(one, tf.IndexedSlices):
             with tf.control_dependencies(before):
-                results[index] = _gathered(dataclasses.replace(request, call=_part(call, str(index))), one)
+                results[index] = rows.gathered(request, one, index)
     return results
 
 
@@ -174,43 +172,16 @@ def grouped_reducescatter(
     )
 
 
-def sparse(request: Reduction, slices: tf.IndexedSlices, algorithm: str | None) -> tf.IndexedSlices:
-    """Allreduce IndexedSlices on their own.
-
-    Args:
-        request: the user's reduction.
-        slices: this rank's rows.
-        algorithm: must be None: rows are gathered.
-
-    Returns:
-        Ascending indices, each once, and the sums or averages of their rows.
-
-    Raises:
-        InvalidError: an algorithm is given, or a dtype that cannot be reduced.
-        MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
-    """
-    if algorithm is not None:
-        raise InvalidError(f"allreduce of IndexedSlices: algorithm ({algorithm!r}): rows are gathered; leave it out")
-    slices = _dense_or_sparse("allreduce", slices)
-    _, described = _described(slices)
-    before = _agree(request.call, request.all_terms("allreduce of IndexedSlices", described))
-    with tf.control_dependencies(before):
-        return _gathered(dataclasses.replace(request, call=_part(request.call, "rows")), slices)
-
-
 def _members(kind: str, tensors: Any, check: Callable[[Any], Any]) -> list[Any]:
     if isinstance(tensors, (tf.Tensor, tf.Variable, tf.IndexedSlices)) or not isinstance(tensors, Iterable):
         raise InvalidError(f"{kind} ({type(tensors).__name__}): takes a list of tensors")
     return [check(one) for one in tensors]
 
 
-def _dense_or_sparse(kind: str, one: Any) -> tf.Tensor | tf.IndexedSlices:
-    if not isinstance(one, tf.IndexedSlices):
-        return dtypes.converted(kind, one, ALLREDUCED)
-    values = dtypes.converted(f"{kind} of IndexedSlices", one.values, REDUCED)
-    indices = dtypes.converted(f"{kind} of IndexedSlices, indices", one.indices, ("int32", "int64"))
-    shape = one.dense_shape
-    return tf.IndexedSlices(values, indices, None if shape is None else tf.convert_to_tensor(shape))
+def _dense_or_sparse(one: Any) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(one, tf.IndexedSlices):
+        return rows.checked("grouped_allreduce", one)
+    return dtypes.converted("grouped_allreduce", one, ALLREDUCED)
 
 
 def _described(one: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
@@ -233,9 +204,8 @@ def _part(call: Call, suffix: str) -> Call:
 
 
 def _agree(call: Call, terms: Any) -> list[Any]:
-    """Compare a call that has no first tensor to carry its terms; what it gives must come first."""
-    with ops.translated():
-        done = ops.barrier(call.name, terms, counted=call.counted, engine=call.job.engine.generation)
+    """Compare a group whose first tensor cannot carry its terms; what this gives must come first."""
+    done = calls.agree(call, terms)
     return [] if done is None else [done]
 
 
@@ -264,10 +234,3 @@ def _joined(request: Reduction, members: list[tf.Tensor], terms: Any) -> list[tf
         result = tf.reshape(part, one.shape if known else tf.shape(one))
         results.append(tf.ensure_shape(result, one.shape))
     return results
-
-
-def _gathered(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    scaled = tf.IndexedSlices(dtypes.scaled(slices.values, request.prescale), slices.indices, slices.dense_shape)
-    options = GradientOptions(op=request.op, compression=request.compression)
-    result = sparse_gradients.reduce(request.call.job, request.call.name, scaled, options)
-    return tf.IndexedSlices(dtypes.scaled(result.values, request.postscale), result.indices, result.dense_shape)

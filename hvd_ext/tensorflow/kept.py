@@ -47,6 +47,20 @@ class Kept:
     sources: tuple[Source, ...]
     steps: tf.Variable
 
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """Reduce one step's gradients; see `Reducer.reduce`.
+
+        Args:
+            gradients: one or None for each source.
+
+        Returns:
+            The reduced ones, in a graph ordered after those of the step before.
+        """
+        with self.reducer.step(gradients, self.sources) as ready:
+            present = [gradient for gradient in ready if gradient is not None]
+            results = iter(self.reducer.reduce_step(present, after=self.steps))
+            return [None if gradient is None else next(results) for gradient in ready]
+
 
 _kept: dict[tuple[Any, ...], Kept] = {}
 

@@ -204,7 +204,12 @@ def _shim(module: Any) -> Any:
         op = getattr(module, f"hvd_ext_{kind}")
 
         def call(*inputs: Any, _op: Any = op, _kind: str = kind, **attributes: Any) -> Any:
-            for key in ("counted", "dtype", *(("wire",) if _kind != "allreduce" else ()), *(("engine",) if "engine" not in inspect.signature(_op).parameters else ())):
+            for key in (
+                "counted",
+                "dtype",
+                *(("wire",) if _kind != "allreduce" else ()),
+                *(("engine",) if "engine" not in inspect.signature(_op).parameters else ()),
+            ):
                 attributes.pop(key, None)
             at = 1 if _kind == "barrier" else 2
             return _op(*inputs[:at], *inputs[at + 1 :], **attributes)

@@ -62,9 +62,7 @@ class Reduction:
             label: what the user has called.
             *lines: more agreements.
         """
-        return calls.terms(
-            label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines
-        )
+        return calls.terms(label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines)
 
     def all_terms(self, label: str, *lines: Any) -> Any:
         """Write down what must agree where the engine does not see op and compression.

@@ -65,10 +65,11 @@ def open(
 
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
-        return {"facts": given, **_described(where, specs, options, groups)}
+        return {"name": name, "facts": given, **_described(where, specs, options, groups)}
 
     values = agreement.exchange(owner.engine, EXCHANGE, mine)
-    agreement.check_same(name, [value["facts"] for value in values])
+    check_facts(values)
+    where = f"channel {values[0]['name']!r}"  # the verdict has the same words on all ranks
     agreement.check_same(where, [value["options"] for value in values])
     agreement.check_tensors(where, [value["tensors"] for value in values])
     kinds = joint([value["kinds"] for value in values])
@@ -86,6 +87,18 @@ def open(
     agreement.check_same(where, agreement.exchange(owner.engine, f"plans of {EXCHANGE}", prepare))
     assert prepared is not None
     return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)
+
+
+def check_facts(values: Sequence[dict[str, Any]]) -> None:
+    """Compare what must be the same on all ranks.
+
+    Args:
+        values: what the ranks sent: "name", the channel's there, and "facts".
+
+    Raises:
+        MismatchError: a fact differs; with rank 0's name in its words.
+    """
+    agreement.check_same(values[0]["name"], [value["facts"] for value in values])
 
 
 def joint(ranks: Sequence[str]) -> str:

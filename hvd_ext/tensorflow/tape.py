@@ -191,11 +191,34 @@ def _reduced(
     options: GradientOptions, gradients: Sequence[Any], sources: Sequence[Any], local: tuple[int, ...], generic: bool
 ) -> list[Any]:
     kept = kept_for(LABEL, options, sources, local, generic)
-    with kept.reducer.step(gradients, kept.sources) as ready:
-        present = [gradient for gradient in ready if gradient is not None]
-        results = iter(kept.reducer.reduce_step(present, after=kept.steps))
-        reduced = [None if gradient is None else next(results) for gradient in ready]
-    for place, gradient in enumerate(reduced):
-        if gradient is not None and place not in local and gradient is not gradients[place]:
+    dense = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
+    results: list[Any] = []
+    own = set(local)  # what is not reduced: on a rank outside of the process set, nothing is
+
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        given = list(gradients)
+        for place, tensor in zip(dense, tensors, strict=True):
+            given[place] = tensor
+        results[:] = kept.reduce(given)
+        own.update(place for place, result in enumerate(results) if result is given[place])
+        tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
+
+        def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            # a sum over the ranks, and each rank's result is the same: its transpose is the sum again
+            back: list[Any] = [None] * len(gradients)
+            for place, gradient in zip(tensors_out, upstream, strict=True):
+                back[place] = gradient
+            back = kept.reduce(back)
+            return [tf.cast(back[place], gradients[place].dtype) for place in dense]
+
+        return [results[place] for place in tensors_out], backward
+
+    if dense:
+        outputs = iter(tf.custom_gradient(reduce)(*[gradients[place] for place in dense]))
+        results = [next(outputs) if isinstance(result, tf.Tensor) else result for result in results]
+    else:
+        reduce()
+    for place, gradient in enumerate(results):
+        if gradient is not None and place not in own:
             gradient._hvd_ext_reduced = True
-    return reduced
+    return results

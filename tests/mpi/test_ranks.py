@@ -11,6 +11,13 @@ from tests.mpi import jobs
 FOLDER = jobs.ROOT / "tests" / "ranks"
 # Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on 8 ranks.
 SAME_ON_ANY_NUMBER = (
+    "test_callbacks_keras2.py",
+    "test_callbacks_learning_rate.py",
+    "test_callbacks_together.py",
+    "test_hangs.py",
+    "test_sync_batch_norm.py",
+    "test_training_page.py",
+    "test_gpu_machines.py",
     "test_keras2.py",
     "test_tape.py",
     "test_saving.py",

@@ -50,7 +50,7 @@ class Draw(keras.callbacks.Callback):
 
 
 def own_model(seed: int = 0) -> keras.Model:
-    """A model with variables of each rank's own: moving statistics, and a seed generator that differs by rank."""
+    """A model with much that is each rank's own: moving statistics, seeds, and gradients that it adds up."""
     made = keras.Sequential(
         [
             keras.layers.Input((FEATURES,)),
@@ -61,7 +61,8 @@ def own_model(seed: int = 0) -> keras.Model:
         ]
     )
     fill(made.trainable_weights)
-    made.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), "mse", metrics=["mae"], run_eagerly=True)
+    optimizer = keras.optimizers.Adam(0.02, gradient_accumulation_steps=2)
+    made.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae"], run_eagerly=True)
     return made
 
 
@@ -73,6 +74,11 @@ def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 
 
 def everything(model: keras.Model) -> list[np.ndarray]:
     return values([*model.variables, *model.optimizer.variables])
+
+
+def batches(model: keras.Model) -> int:
+    """How many batches the model has been trained on."""
+    return int(model.optimizer._iterations.numpy())
 
 
 @pytest.fixture
@@ -117,7 +123,6 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shar
     assert (found.epoch, found.step, found.ranks, found.reason) == (2, 0, hvd.size(), "end of epoch")
     assert len(folder.serials(shared)) == 3
     assert [entry.name for entry in found.files] == ["model.keras", *map(manifest.rank_file, range(hvd.size()))]
-    # 3, 4 and 3 batches into the second epoch of the first job, one more of the second job
     assert second._initial_epoch is None
     plain = keras.models.load_model(path / found.model)
     np.testing.assert_array_equal(plain.trainable_weights[0].numpy(), second.trainable_weights[0].numpy())
@@ -141,7 +146,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, mon
     fit(model, stopping, Signalled(), epochs=5)
     assert (stopping.stopped_by, stopping.exit_status) == ("SIGTERM", 143)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert hvd.allgather_object(int(model.optimizer.iterations.numpy())) == [STEPS + 2] * hvd.size()
+    assert hvd.allgather_object(batches(model)) == [STEPS + 2] * hvd.size()
     [serial] = folder.serials(tmp_path / "job")
     names = {path.name for path in folder.path_of(tmp_path / "job", serial).iterdir()}
     assert manifest.rank_file(hvd.rank()) in names
@@ -153,7 +158,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, mon
         fit(again, leaving, Signalled(), epochs=5)
     # it goes on after two batches of the second epoch, and the signal comes while they are left out
     assert ended.value.code == 143
-    assert hvd.allgather_object(int(again.optimizer.iterations.numpy())) == [STEPS + 3] * hvd.size()
+    assert hvd.allgather_object(batches(again)) == [STEPS + 3] * hvd.size()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

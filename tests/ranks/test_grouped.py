@@ -1,4 +1,4 @@
-"""Groups of tensors in one call: right for mixed dtypes, shapes and sparse rows, differentiable, compared as a whole."""
+"""Groups of tensors in one call: right for mixed dtypes and sparse rows, differentiable, compared as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ DTYPES = ["float32", "bfloat16", "float32", "int64", "float64", "float16"]
 
 def members(rank: int, sparse: bool = False) -> list[Any]:
     """Tensors of several dtypes; with two IndexedSlices between them, of which one rank has no rows."""
-    made: list[Any] = [tf.cast(values(rank, shape, i), dtype) for i, (shape, dtype) in enumerate(zip(SHAPES, DTYPES))]
+    made: list[Any] = [
+        tf.cast(values(rank, shape, i), dtype) for i, (shape, dtype) in enumerate(zip(SHAPES, DTYPES, strict=True))
+    ]
     if sparse:
         made.insert(1, slices(tf.cast(values(rank, (rank, 2), 8), tf.float64), rows(rank, rank)))
         made.append(slices(tf.cast(values(rank, (3, 4), 9), tf.float32), rows(rank, 3)))

@@ -105,9 +105,36 @@ def test_embeddings_equal_training_on_the_joined_batch() -> None:
 
     x, y = data(hvd.rank(), ROWS)
     every_x, every_y = joined(ROWS, BATCH)
-    ours = fitted(hvd.DistributedOptimizer(NEW.SGD(0.5)), inputs(x), y, BATCH, rows=5)
     reference = fitted(NEW.SGD(0.5), inputs(every_x), every_y, BATCH * hvd.size(), rows=5)
-    assert_alike(ours, reference)
+    for dense in (False, True):
+        optimizer = hvd.DistributedOptimizer(NEW.SGD(0.5), sparse_as_dense=dense)
+        assert_alike(fitted(optimizer, inputs(x), y, BATCH, rows=5), reference)
+
+
+def test_every_option_of_the_reduction_counts_and_two_optimizers_stay_apart() -> None:
+    first, second = tf.Variable([8.0, 4.0], name="first"), tf.Variable([8.0], name="second")
+    inside = hvd.add_process_set([0]) if hvd.size() > 1 else None
+    mean = (hvd.size() - 1) / 2
+    for choices, factor in (
+        ({"compression": hvd.Compression.fp16, "gradient_predivide_factor": 2.0}, mean),
+        ({"groups": [[second, first]], "algorithm": "ring"}, mean),
+        ({"groups": 2, "op": hvd.Sum}, mean * hvd.size()),
+        ({"process_set": inside}, hvd.rank() if inside else mean),
+    ):
+        first.assign([8.0, 4.0])
+        second.assign([8.0])
+        one, other = (hvd.DistributedOptimizer(kind.SGD(0.5), **choices) for kind in (NEW, OLD))
+
+        @tf.function
+        def step(one: Any = one, other: Any = other) -> None:
+            other.apply_gradients([(tf.constant([8.0]) * float(hvd.rank()), second)])
+            one.apply_gradients([(tf.constant([4.0, 2.0]) * float(hvd.rank()), first)])
+
+        step()
+        np.testing.assert_allclose(first.numpy(), [8.0 - 2 * factor, 4.0 - factor], rtol=1e-3)
+        np.testing.assert_allclose(second.numpy(), [8.0 - 4 * factor], rtol=1e-3)
+    if inside:
+        hvd.remove_process_set(inside)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
@@ -175,6 +202,14 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         wrap(OLD.SGD(gradient_aggregator=lambda pairs: pairs))
     with pytest.raises(InvalidError, match="a tf_keras LossScaleOptimizer skips a step on the rank"):
         wrap(scaled(NEW.SGD())).register_local_var(variable)
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(variable)
+    gradient = tape.gradient(loss, variable)
+    with pytest.raises(InvalidError, match="has been reduced by a DistributedGradientTape already"):
+        wrap(NEW.SGD()).apply_gradients([(gradient, variable)])
+    compiled = tf.function(wrap(NEW.SGD()).apply_gradients, jit_compile=True, autograph=False)
+    with pytest.raises(InvalidError, match="XLA cannot communicate"):
+        compiled([(tf.constant([1.0]), variable)])
     if hvd.size() > 1:
         with pytest.raises(hvd.errors.MismatchError, match="the optimizer's momentum must be the same"):
             wrap(NEW.SGD(momentum=hvd.rank() / 8)).apply_gradients([(tf.constant([1.0]), variable)])

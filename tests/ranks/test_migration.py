@@ -5,15 +5,23 @@ The rows of variables and flags, which need no ranks, are tested in tests/unit/m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from hvd_ext import migration
 from hvd_ext.migration import environment, flags
 from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
-from tests.ranks.migration.registry import CHECKS
+from tests.ranks.migration.registry import CHECKS, remove_evens
 
 FILLED_BY = (callback_rows, collectives, life_rows, tape_rows, training_rows)
 ROWS = [row for row in migration.rows() if row.section not in (environment.SECTION, flags.SECTION)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_sets_are_left() -> Iterator[None]:
+    yield
+    remove_evens()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.horovod)

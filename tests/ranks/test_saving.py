@@ -80,9 +80,10 @@ def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: 
     whole.compile(hvd.DistributedOptimizer(OPTIMIZERS[name]()), loss, run_eagerly=True)
     steps(whole, 0, 3)
     path = tmp_path / f"model.{ending}"
-    if hvd.rank() == 0:
+    each_rank = name == "accumulation"  # of which each has its own part
+    if hvd.rank() == 0 or each_rank:
         whole.save(path)  # the others have no such file
-    loaded = hvd.load_model(path)
+    loaded = hvd.load_model(path, each_rank=each_rank)
     loaded.run_eagerly = True
     for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -93,6 +94,20 @@ def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: 
     for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
         np.testing.assert_array_equal(got, expected)
     assert_same_bits_on_all_ranks([*loaded.weights, *loaded.optimizer.variables])
+
+
+def test_a_file_of_rank_0_lacks_what_the_others_have_accumulated_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(OPTIMIZERS["accumulation"]()), "mse", run_eagerly=True)
+    for said in (hvd.size() > 1 and hvd.rank() == 0, False):
+        steps(ours, 0, 1)
+        caplog.clear()
+        ours.save(tmp_path / "model.keras")
+        loaded = hvd.load_model(tmp_path / "model.keras")
+        assert ("in the middle of a gradient accumulation" in caplog.text) == said
+        assert_same_bits_on_all_ranks(loaded.optimizer.variables)
 
 
 class Halved(keras.optimizers.SGD):

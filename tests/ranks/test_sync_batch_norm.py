@@ -145,6 +145,30 @@ def test_a_rank_with_an_empty_batch_takes_part() -> None:
     np.testing.assert_allclose(layer.moving_variance.numpy(), first.var(0), rtol=1e-5, atol=1e-7)
 
 
+def test_the_ranks_of_a_process_set_normalize_together() -> None:
+    inside = list(range(max(1, hvd.size() - 1)))
+    if hvd.size() == 1:
+        group = hvd.global_process_set
+    else:
+        group = hvd.add_process_set(inside)
+    try:
+        layer = hvd.SyncBatchNormalization(momentum=0.0, process_set=group)
+        again = hvd.SyncBatchNormalization.from_config(layer.get_config())
+        parts = [inputs(rank, (rows(rank), CHANNELS)) for rank in inside]
+        for each in (layer, again):
+            x = inputs(hvd.rank(), (rows(hvd.rank()), CHANNELS))
+            if hvd.rank() not in inside:
+                with pytest.raises(InvalidError, match=f"SyncBatchNormalization: rank {hvd.rank()} is not in"):
+                    each(x, training=True)
+                continue
+            run(each, x, np.ones_like(x), compiled=False)
+            joined = np.concatenate(parts)
+            np.testing.assert_allclose(each.moving_mean.numpy(), joined.mean(0), rtol=1e-6)
+            np.testing.assert_allclose(each.moving_variance.numpy(), joined.var(0), rtol=1e-5, atol=1e-7)
+    finally:
+        hvd.remove_process_set(group)
+
+
 def test_its_configuration_makes_it_again() -> None:
     layer = hvd.SyncBatchNormalization(momentum=0.5, epsilon=0.25, scale=False)
     config = layer.get_config()

@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.tensorflow import kept
-from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model
 
 ROWS, BATCH = 12, 4
 FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
@@ -22,7 +21,8 @@ FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.f
 
 def trained(x: np.ndarray, y: np.ndarray, batch: int, tape_of: Callable[[], tf.GradientTape], traced: bool) -> Any:
     """Train a model in a loop; the tape records before or after it is wrapped."""
-    network, optimizer = model(), keras.optimizers.Adam(0.05)
+    network = model()
+    optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.25, use_ema=True, ema_overwrite_frequency=2)
     optimizer.build(network.trainable_variables)
 
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
@@ -85,8 +85,7 @@ def test_gradients_that_only_some_ranks_have_count_as_zeros(traced: bool) -> Non
     assert none is None
     with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = tf.reduce_sum(first)
-    zero = tape.gradient(loss, [first, second], unconnected_gradients="zero")[1]
-    assert zero.numpy().tolist() == [0.0, 0.0]
+    assert tape.gradient(loss, [first, second], unconnected_gradients="zero")[1].numpy().tolist() == [0.0, 0.0]
 
 
 def test_a_persistent_tape_gives_gradients_of_other_sources_and_keeps_what_it_opened() -> None:
@@ -169,12 +168,31 @@ def test_embeddings_are_reduced_as_slices_or_made_dense(traced: bool) -> None:
 
 def test_what_travels_together_changes_no_result() -> None:
     first, second, third = scalars(3)
-    for choices in ({"groups": [[third, first]]}, {"groups": 2}, {"algorithm": "ring", "bucket_nbytes": 1}):
+    halves = {"compression": hvd.Compression.fp16}
+    for choices in ({"groups": [[third, first]]}, {"groups": 2}, {"algorithm": "ring", "bucket_nbytes": 1}, halves):
         with hvd.DistributedGradientTape(tf.GradientTape(), gradient_predivide_factor=2.0, **choices) as tape:
             loss = tf.reduce_sum(first + 2 * second + 4 * third) * (hvd.rank() + 1.0)
         gradients = tape.gradient(loss, [first, second, third])
         for factor, gradient in zip((1, 2, 4), gradients, strict=True):
-            np.testing.assert_allclose(gradient.numpy(), [factor * (mean_rank() + 1)] * 2, rtol=1e-6)
+            np.testing.assert_allclose(gradient.numpy(), [factor * (mean_rank() + 1)] * 2, rtol=1e-3)
+
+
+@FUNCTIONS
+def test_a_reduced_gradient_may_be_differentiated_again(traced: bool) -> None:
+    (variable,) = scalars(1)
+    table = tf.Variable(tf.ones((3, 1)), name="table")
+
+    def step() -> Any:
+        with tf.GradientTape() as outer:
+            with hvd.DistributedGradientTape(tf.GradientTape()) as inner:
+                loss = (hvd.rank() + 1.0) * tf.reduce_sum(variable**3) + tf.reduce_sum(tf.gather(table, [1]))
+            gradient, _ = inner.gradient(loss, [variable, table])
+            penalty = tf.reduce_sum(gradient) * (hvd.rank() + 2.0)
+        return gradient, outer.gradient(penalty, variable)
+
+    gradient, second = (tf.function(step) if traced else step)()
+    np.testing.assert_allclose(gradient, 3 * variable.numpy() ** 2 * (mean_rank() + 1), rtol=1e-6)
+    np.testing.assert_allclose(second, 6 * variable.numpy() * (hvd.rank() + 1) * (mean_rank() + 2), rtol=1e-6)
 
 
 def test_steps_of_a_loop_in_a_function_keep_their_order() -> None:
@@ -191,6 +209,23 @@ def test_steps_of_a_loop_in_a_function_keep_their_order() -> None:
     np.testing.assert_allclose(variable.numpy(), np.array([1.0, 2.0]) - 10 * (mean_rank() + 1), rtol=1e-6)
 
 
+def test_all_ranks_skip_a_step_in_which_one_overflows() -> None:
+    (variable,) = scalars(1)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+
+    @tf.function
+    def step(factor: tf.Tensor) -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = optimizer.scale_loss(tf.reduce_sum(variable * factor))
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    step(tf.constant(float("inf") if hvd.rank() == hvd.size() - 1 else 1.0))
+    assert variable.numpy().tolist() == [1.0, 2.0]
+    step(tf.constant(float(hvd.rank())))
+    np.testing.assert_allclose(variable.numpy(), [1.0 - mean_rank(), 2.0 - mean_rank()], rtol=1e-6)
+    assert float(optimizer.dynamic_scale) == 2.0
+
+
 def test_a_tensor_and_an_argument_of_a_function_may_be_sources() -> None:
     @tf.function
     def step(variable: tf.Variable, x: tf.Tensor) -> Any:
@@ -205,7 +240,8 @@ def test_a_tensor_and_an_argument_of_a_function_may_be_sources() -> None:
         to_variable, to_x = step(variable, x)
         np.testing.assert_allclose(to_variable.numpy(), [mean_rank() + 1.0 + number, 2.0], rtol=1e-6)
         np.testing.assert_allclose(to_x.numpy(), [1.0, 2.0], rtol=1e-6)
-        gc.collect()
+        if number == 0:
+            gc.collect()
 
 
 def test_a_process_set_reduces_among_itself_and_outsiders_keep_their_own() -> None:
@@ -217,6 +253,7 @@ def test_a_process_set_reduces_among_itself_and_outsiders_keep_their_own() -> No
         with hvd.DistributedGradientTape(tf.GradientTape(), op=op, process_set=inside) as tape:
             loss = tf.reduce_sum((tf.gather(table, [1, 1]) + bias) * (hvd.rank() + 1.0))
         slices, dense = tape.gradient(loss, [table, bias])
+        assert hasattr(dense, "_hvd_ext_reduced") == bool(hvd.rank())
         total = sum(range(2, hvd.size() + 1)) / divisor if hvd.rank() else 1.0
         np.testing.assert_allclose(dense.numpy(), [2 * total], rtol=1e-6)
         np.testing.assert_allclose(tf.convert_to_tensor(slices).numpy(), [[0], [2 * total], [0]], rtol=1e-6)
@@ -231,57 +268,3 @@ def test_training_goes_on_after_shutdown_and_init() -> None:
         np.testing.assert_allclose(tape.gradient(loss, variable).numpy(), [mean_rank()] * 2)
         hvd.shutdown()
         hvd.init()
-
-
-def test_reduced_gradients_are_refused_by_a_wrapped_optimizer() -> None:
-    (variable,) = scalars(1)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = tf.reduce_sum(variable)
-    gradient = tape.gradient(loss, variable)
-    with pytest.raises(InvalidError, match="has been reduced by a DistributedGradientTape already"):
-        optimizer.apply_gradients([(gradient, variable)])
-    assert values([variable])[0].tolist() == [1.0, 2.0]
-
-
-def test_what_cannot_be_is_refused_in_words() -> None:
-    tape = hvd.DistributedGradientTape(tf.GradientTape())
-    with pytest.raises(InvalidError, match="wrapped already"):
-        hvd.DistributedGradientTape(tape)
-    with pytest.raises(InvalidError, match=r"must be a tf\.GradientTape"):
-        hvd.DistributedGradientTape(keras.optimizers.SGD())
-    with pytest.raises(InvalidError, match="a tape adds nothing up"):
-        hvd.DistributedGradientTape(tf.GradientTape(), backward_passes_per_step=2)
-    with pytest.raises(InvalidError, match="average_aggregated_gradients"):
-        hvd.DistributedGradientTape(tf.GradientTape(), average_aggregated_gradients=True)
-    with pytest.raises(TypeError, match="did you mean 'compression'"):
-        hvd.DistributedGradientTape(tf.GradientTape(), compresion=hvd.Compression.fp16)
-    with pytest.raises(InvalidError, match="must be Keras layers"):
-        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
-    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-        tape.watch(ragged)
-        loss = tf.reduce_sum(ragged)
-    with pytest.raises(InvalidError, match="source 0 .* must be a variable or a dense tensor"):
-        tape.gradient(loss, [ragged])
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
-    def unknown(x: tf.Tensor) -> tf.Tensor:
-        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(x)
-        return tape.gradient(loss, x)
-
-    with pytest.raises(InvalidError, match="must be known when the function is traced"):
-        unknown(tf.ones(2))
-
-
-def test_other_sources_on_one_rank_are_a_mismatch_on_all() -> None:
-    if hvd.size() == 1:
-        pytest.skip("needs two ranks")
-    one, other = tf.Variable([1.0], name="one"), tf.Variable([1.0], name="other")
-    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
-        loss = tf.reduce_sum(one + other)
-    with pytest.raises(MismatchError, match="same name on all ranks"):
-        tape.gradient(loss, [one if hvd.rank() else other])
-    assert tape.gradient(loss, [one])[0].numpy().tolist() == [1.0]

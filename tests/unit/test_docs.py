@@ -57,9 +57,9 @@ def test_every_command_on_a_page_is_there(path):
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_every_make_target_on_a_page_is_there(path):
     makefile = page(ROOT / "Makefile")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page(path), re.DOTALL))
-    assert set(re.findall(r"\bmake ([a-z]+)\b", code)) - targets == set()
+    assert set(re.findall(r"\bmake ([a-z-]+)\b", code)) - targets == set()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
@@ -82,4 +82,4 @@ def test_every_setting_on_a_page_is_there(path):
 def test_every_target_of_the_makefile_is_in_its_help():
     makefile = page(ROOT / "Makefile")
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-    assert set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE)) == phony
+    assert set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)) == phony

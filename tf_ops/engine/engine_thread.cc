@@ -217,7 +217,11 @@ void Engine::State::FailEverything(const Status& status, bool tell) {
   if (!failure.ok()) return;
   std::vector<Delivery> ended;
   Status fails = status;
-  if (tell && status.code != Code::kStopped) fails.message += "; nothing works until shutdown() and init()";
+  if (tell && status.code != Code::kStopped) {
+    fails.message += config.numbers.empty() ? "; nothing works until shutdown() and init()"
+                                            : "; nothing works" + InSet(config.numbers) +
+                                                  " until all ranks remove and add it, or shutdown() and init()";
+  }
   {
     std::lock_guard<std::mutex> lock(mutex);
     failure = fails;

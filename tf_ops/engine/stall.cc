@@ -41,6 +41,12 @@ std::string HasLeft(int rank) {
          "make the same calls and train the same number of steps";
 }
 
+std::string InSet(const std::vector<int>& numbers) {
+  std::string ranks;
+  for (int rank : numbers) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return numbers.empty() ? "" : " in the process set of ranks " + ranks;
+}
+
 std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing) {
   std::string ranks;
   for (int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
@@ -59,7 +65,7 @@ std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, 
     ranks += (count++ > 0 ? ", " : "") + std::to_string(NumberOf(numbers, static_cast<int>(rank))) + " (" +
              StateOf(report) + ")";
   }
-  std::string text = what + " has waited " + Seconds(waited_s);
+  std::string text = what + InSet(numbers) + " has waited " + Seconds(waited_s);
   if (count > 0) return text + " for rank" + (count == 1 ? " " : "s ") + ranks;
   return text + " for messages: all ranks take part in it, but nothing arrives";
 }

@@ -24,6 +24,8 @@ constexpr size_t kNamesShown = 5;
 inline int NumberOf(const std::vector<int>& numbers, int rank) {
   return numbers.empty() ? rank : numbers[static_cast<size_t>(rank)];
 }
+// " in the process set of ranks 0, 2"; empty for the job.
+std::string InSet(const std::vector<int>& numbers);
 // "60 s", "0.5 s"
 std::string Seconds(double seconds);
 // "rank 2 has shut down: ..."

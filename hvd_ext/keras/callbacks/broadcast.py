@@ -69,7 +69,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         optimizers = base.optimizers(self.model)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
-        ranks = allgather_object((len(weights), [base.is_built(optimizer) for optimizer in optimizers], steps), name=_NAME)
+        built = [base.is_built(optimizer) for optimizer in optimizers]
+        ranks = allgather_object((len(weights), built, steps), name=_NAME)
         check_steps([steps for _, _, steps in ranks])
         if self._done:
             return
@@ -109,7 +110,9 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         ids = {id(variable) for variable in own}
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         local = {index for index, variable in enumerate(trained) if id(variable) in self._local}
-        kept: set[int] = set()
+        # what a rank has added up since the last update is its own, and is averaged in the next
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        kept = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
         # an optimizer keeps its slots in lists, in the order of the variables it trains
         for slots in vars(optimizer).values() if local else ():
             if isinstance(slots, list) and len(slots) == len(trained):

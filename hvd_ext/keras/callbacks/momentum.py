@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
@@ -53,7 +54,7 @@ class Velocities:
         if not slots:
             return
         if [id(slot) for slot in slots] != [id(slot) for slot in self._of]:
-            self._of, self._scale = slots, _scaling([getattr(slot, "value", slot) for slot in slots])
+            self._of, self._scale = slots, _scaling([_tensorflows(slot) for slot in slots])
         self._scale(tf.constant(ratio, tf.float64))
 
 
@@ -63,6 +64,10 @@ def _is_known(kind: type) -> bool:
         and kind.__module__.startswith(("keras.", "tf_keras."))
         and "legacy" not in kind.__module__
     )
+
+
+def _tensorflows(slot: Any) -> tf.Variable:
+    return slot.value if isinstance(slot, keras.Variable) else slot
 
 
 def _scaling(slots: list[tf.Variable]) -> Any:

@@ -65,19 +65,22 @@ def every(salt: int = 0, shape: tuple[int, ...] = (4,), ranks: list[int] | None 
     return [numbers.values(rank, shape, salt).astype(np.float32) for rank in chosen]
 
 
-_sets: dict[int, hvd.ProcessSet] = {}
+_sets: list[hvd.ProcessSet] = []
 
 
 def evens() -> hvd.ProcessSet:
     """Give the process set of the ranks 0, 2, 4, ..., added at the first use; one rank is all ranks."""
     if hvd.size() == 1:
         return hvd.global_process_set
-    from hvd_ext import runtime
+    if not _sets:
+        _sets.append(hvd.add_process_set(list(range(0, hvd.size(), 2))))
+    return _sets[0]
 
-    life = id(runtime.current())
-    if life not in _sets:
-        _sets[life] = hvd.add_process_set(list(range(0, hvd.size(), 2)))
-    return _sets[life]
+
+def remove_evens() -> None:
+    """Leave the ranks of the set to other tests."""
+    while _sets:
+        assert hvd.remove_process_set(_sets.pop())
 
 
 def in_evens(case: Case) -> tuple[Any, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from tests.ranks.migration.registry import check, compare, evens, same
-from tests.ranks.migration.training_rows import deprecated, gradient, in_set, layers, mean, own, total, zeros
+from tests.ranks.migration.training_rows import TAKEN, deprecated, gradient, in_set, layers, mean, own, total, zeros
 
 
 def taped(
@@ -55,12 +56,17 @@ def with_local(scale: bool = True) -> np.ndarray:
     return np.stack([np.asarray(part) for part in tape.gradient(loss, [shared, local])])
 
 
+@functools.cache
+def plain() -> tuple[np.ndarray, np.ndarray]:
+    return taped(**TAKEN), mean()
+
+
 T = "DistributedGradientTape"
 compare(
     {
-        T: lambda: (taped(), mean()),
-        f"{T}(gradtape)": lambda: (taped(), mean()),
-        f"{T}(device_dense)": lambda: (taped(device_dense="/cpu:0"), mean()),
+        T: plain,
+        f"{T}(gradtape)": plain,
+        f"{T}(device_dense)": plain,
         f"{T}(device_sparse)": lambda: (taped_rows(device_sparse="/cpu:0"), rows_expected()),
         f"{T}(compression)": lambda: (taped(compression=hvd.Compression.fp16), mean()),
         f"{T}(sparse_as_dense)": lambda: (taped_rows(sparse_as_dense=True), rows_expected()),
@@ -70,9 +76,9 @@ compare(
         f"{T}(groups)": lambda: (taped_in_groups(hvd.DistributedGradientTape), np.stack([mean()] * 2)),
         f"{T}(process_set)": lambda: (taped(process_set=evens()), in_set()),
         f"{T}(scale_local_gradients)": lambda: (with_local(False), own(False)),
-        f"{T}.gradient": lambda: (taped(), mean()),
-        f"{T}.gradient(target)": lambda: (taped(), mean()),
-        f"{T}.gradient(sources)": lambda: (taped(), mean()),
+        f"{T}.gradient": plain,
+        f"{T}.gradient(target)": plain,
+        f"{T}.gradient(sources)": plain,
         f"{T}.gradient(output_gradients)": lambda: (taped(output=tf.constant(3.0)), 3 * mean()),
         f"{T}.gradient(use_generic_names)": lambda: (taped(extra={"use_generic_names": True}), mean()),
         f"{T}.register_local_source": lambda: (with_local(), own(True)),
@@ -122,15 +128,20 @@ def partial_tape_groups() -> np.ndarray:
     return np.stack([np.asarray(part)[:, 0] for part in tape.gradient(loss, [shared.kernel, local.kernel])])
 
 
+@functools.cache
+def partly() -> tuple[np.ndarray, np.ndarray]:
+    return partial_tape(sparse_as_dense=True, **TAKEN), own(True)
+
+
 P = "PartialDistributedGradientTape"
 compare(
     {
-        P: lambda: (partial_tape(), own(True)),
-        f"{P}(gradtape)": lambda: (partial_tape(), own(True)),
-        f"{P}(device_dense)": lambda: (partial_tape(device_dense="/cpu:0"), own(True)),
-        f"{P}(device_sparse)": lambda: (partial_tape(device_sparse="/cpu:0"), own(True)),
-        f"{P}(compression)": lambda: (partial_tape(compression=hvd.Compression.fp16), own(True)),
-        f"{P}(sparse_as_dense)": lambda: (partial_tape(sparse_as_dense=True), own(True)),
+        P: partly,
+        f"{P}(gradtape)": partly,
+        f"{P}(device_dense)": partly,
+        f"{P}(device_sparse)": partly,
+        f"{P}(compression)": partly,
+        f"{P}(sparse_as_dense)": partly,
         f"{P}(op)": lambda: (partial_tape(op=hvd.Sum)[0], total()),
         f"{P}(gradient_predivide_factor)": lambda: (partial_tape(gradient_predivide_factor=2.0), own(True)),
         f"{P}(num_groups)": lambda: (deprecated(lambda: partial_tape(num_groups=1)), own(True)),

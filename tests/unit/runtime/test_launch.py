@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvd_ext.errors import CommunicationError, InvalidError
-from hvd_ext.launch import Launch, check_size, examine
+from hvd_ext.launch import Launch, check_size, examine, warn_of_unheeded
 from hvd_ext.process import place_of
 
 
@@ -18,6 +18,16 @@ from hvd_ext.process import place_of
         ({"PMI_SIZE": "2"}, True, 2),
         ({"SLURM_STEP_NUM_TASKS": "3"}, True, 3),
         ({"PMIX_RANK": "0"}, True, None),
+        # srun --mpi=pmix, srun --mpi=pmi2, srun without an interface for MPI, and mpirun inside an allocation
+        (
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"},
+            True,
+            4,
+        ),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "PMI_SIZE": "4", "PMI_RANK": "1", "PMI_FD": "5"}, True, 4),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}, True, 2),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "8"}, True, 8),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}, False, None),
         ({"OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"}, True, 2),
         ({"OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_FUSION_THRESHOLD": "1"}, True, 2),
     ],
@@ -51,6 +61,22 @@ def test_sizes_that_differ_are_refused_with_both() -> None:
     check_size(Launch(True, None, "?"), 7)
     with pytest.raises(CommunicationError, match=r"OMPI_COMM_WORLD_SIZE=4\) started 4 processes.*sees 1"):
         check_size(launch, 1)
+
+
+def test_an_srun_that_starts_no_mpi_job_is_refused_with_its_option() -> None:
+    launch = examine({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
+    with pytest.raises(CommunicationError, match=r"SLURM_STEP_NUM_TASKS=4\) started 4.*sees 1.*srun --mpi=pmix"):
+        check_size(launch, 1)
+
+
+def test_variables_without_effect_are_said_once_by_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"HOROVOD_CYCLE_TIME": "17.5", "HOROVOD_FUSION_THRESHOLD": "8", "HOROVOD_WITH_MPI": "1"}
+    warn_of_unheeded(environ, 1)
+    assert caplog.messages == []
+    warn_of_unheeded(environ, 0)
+    warn_of_unheeded(environ, 0)
+    assert len(caplog.messages) == 1
+    assert "HOROVOD_CYCLE_TIME=17.5 has no effect in hvd_ext: there are no cycles" in caplog.messages[0]
 
 
 def test_places_are_counted_per_host_as_horovod_does() -> None:

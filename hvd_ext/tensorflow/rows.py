@@ -1,0 +1,75 @@
+"""IndexedSlices that a user reduces: rows of a table, compared, gathered and added up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.tensorflow import calls, dtypes, sparse
+from hvd_ext.tensorflow.reductions import Reduction
+
+
+def checked(kind: str, slices: tf.IndexedSlices, algorithm: str | None = None) -> tf.IndexedSlices:
+    """Check a user's slices.
+
+    Args:
+        kind: the collective, for messages.
+        slices: this rank's rows.
+        algorithm: must be None.
+
+    Returns:
+        The same, all of tensors.
+
+    Raises:
+        InvalidError: an algorithm is given, or a dtype that cannot be reduced.
+    """
+    kind = f"{kind} of IndexedSlices"
+    if algorithm is not None:
+        raise InvalidError(f"{kind}: algorithm ({algorithm!r}): rows are gathered; leave it out")
+    shape = slices.dense_shape
+    return tf.IndexedSlices(
+        dtypes.converted(kind, slices.values, dtypes.REDUCED),
+        dtypes.converted(f"{kind}, indices", slices.indices, ("int32", "int64")),
+        None if shape is None else tf.convert_to_tensor(shape),
+    )
+
+
+def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Allreduce slices on their own.
+
+    Args:
+        request: the user's reduction.
+        slices: from `checked`.
+
+    Returns:
+        Ascending indices, each once, and the sums or averages of their rows.
+
+    Raises:
+        MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
+    """
+    values = calls.described(slices.values, free=True)
+    done = calls.agree(request.call, request.all_terms("allreduce of IndexedSlices", values))
+    with tf.control_dependencies([] if done is None else [done]):
+        return gathered(request, slices, "rows")
+
+
+def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.IndexedSlices:
+    """Gather rows and add them up, after the ranks have compared them.
+
+    Args:
+        request: the user's reduction.
+        slices: from `checked`.
+        suffix: what makes a name of its own of the call's.
+
+    Returns:
+        Ascending indices, each once, and the sums or averages of their rows.
+    """
+    call = dataclasses.replace(request.call, name=f"{request.call.name}/{suffix}")
+    scaled = tf.IndexedSlices(dtypes.scaled(slices.values, request.prescale), slices.indices, slices.dense_shape)
+    options = GradientOptions(op=request.op, compression=request.compression)
+    result = sparse.reduce(call.job, call.name, scaled, options)
+    return tf.IndexedSlices(dtypes.scaled(result.values, request.postscale), result.indices, result.dense_shape)

@@ -1,0 +1,231 @@
+"""The doctor of a job: each usual fault is named in words, with its mend, from what the ranks say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hvd_ext.install import doctor, job_checks, job_facts, job_hosts
+from hvd_ext.install.checks import Finding, State
+from hvd_ext.install.job_checks import judge
+from hvd_ext.install.job_facts import Facts
+from hvd_ext.install.job_words import ranks
+
+OPEN_MPI = {"said": "Open MPI v4.1.8, package: Open MPI", "mapped": ["/venv/lib/libmpi.so.40"]}
+MPICH = {"said": "MPICH Version:      5.0.2", "mapped": ["/usr/lib/libmpi.so.12"]}
+DONE = {"nbytes": 4 << 20, "seconds": 0.002, "algorithm": "ring", "wrong": 0}
+MPIRUN = "Open MPI 4.1.8: /venv/bin/mpirun"
+
+
+def answer(rank: int, host: str = "h1", mpi: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """What a rank of a healthy job says, but for some changes."""
+    number = {"h1": 1, "h2": 2}[host]
+    facts = Facts(rank, rank, host, "Open MPI's mpirun, OMPI_COMM_WORLD_SIZE=2", "", 2)
+    facts.mpirun = MPIRUN if rank == 0 else ""
+    facts.python = "3.11.7 at /venv/bin/python"
+    facts.hvd_ext, facts.keras = "0.1.0 at /venv/hvd_ext, built of abc", "3.15.1"
+    facts.tensorflow = "2.21.0 at /venv/tensorflow"
+    facts.networks = [["docker0", "172.17.0.1/16"], ["eth0", f"10.0.0.{number}/24"]]
+    facts.cores, facts.shm = [8, 8], [1 << 30, 1 << 30]
+    return {**dataclasses.asdict(facts), "mpi": OPEN_MPI if mpi is None else mpi, **changes}
+
+
+def two(**changes: Any) -> list[dict[str, Any]]:
+    """Two hosts of one rank each; the changes are those of the second."""
+    return [answer(0), answer(1, "h2", **changes)]
+
+
+def met(answers: list[dict[str, Any]], **changes: Any) -> list[Finding]:
+    return judge({"answers": answers, "rank": 0, "allreduce": {**DONE, **changes}})
+
+
+def apart(answers: list[dict[str, Any]], error: str) -> list[Finding]:
+    return judge({"answers": answers, "error": error})
+
+
+def of(findings: list[Finding], part: str) -> Finding:
+    return next(finding for finding in findings if finding.part == part)
+
+
+def test_a_healthy_job_is_well() -> None:
+    findings = met(two())
+    assert doctor.can_train(findings)
+    assert {finding.state for finding in findings} == {State.OK}
+    assert of(findings, job_checks.MEET).seen == "2 ranks on 2 hosts: h1: rank 0; h2: rank 1"
+    assert "4 MiB over 2 ranks in 2 ms: 2,000 MiB a second" in of(findings, "allreduce").seen
+    assert of(findings, "network").seen == "in common: 10.0.0.0/24"  # docker0 has one address on all hosts
+
+
+GONE = {"part": "native libraries", "state": "to mend", "seen": "gone", "mend": "build"}
+WRONG = [
+    ("TensorFlow", two(tensorflow="2.20.0 at /venv/tensorflow"), r"2.21.0 (rank 0); 2.20.0 (rank 1)"),
+    ("TensorFlow", two(tensorflow=""), "2.21.0 (rank 0); nothing (rank 1)"),
+    ("Keras", two(keras="3.8.0"), "3.15.1 (rank 0); 3.8.0 (rank 1)"),
+    ("hvd_ext", two(hvd_ext="0.1.0 at /venv/hvd_ext, built of def"), "built of def (rank 1)"),
+    ("MPI library", two(mpi={**OPEN_MPI, "said": "Open MPI v5.0.11"}), "Open MPI 5.0.11 (rank 1)"),
+    ("mixed MPI libraries", two(mpi={**OPEN_MPI, "mapped": ["/a/libmpi.so.40", "/b/libmpi.so.12"]}), "rank 1 has seve"),
+    ("mixed MPI libraries", two(mpi={**OPEN_MPI, "mapped": ["/a/libmpi.so.40", "/b/libmpi.so.40"]}), "/b/libmpi.so.40"),
+    ("GPUs", [answer(0, gpus=1), answer(1)], "host h1: 1 for 2 ranks"),
+    ("native libraries", two(findings=[GONE]), "gone (host h2)"),
+]
+
+
+@pytest.mark.parametrize(("part", "answers", "words"), WRONG, ids=[f"{row[0]} {row[2][:12]}" for row in WRONG])
+def test_what_keeps_a_job_from_training_is_to_mend(part: str, answers: list[dict[str, Any]], words: str) -> None:
+    findings = met(answers)
+    finding = of(findings, part)
+    assert finding.state is State.WRONG
+    assert words in finding.seen
+    assert finding.mend
+    assert not doctor.can_train(findings)
+
+
+OPTIONAL = [
+    ("cores", [answer(rank, cores=[2, 2]) for rank in range(3)], "3 ranks, 2 cores: the ranks take turns"),
+    ("cores", [answer(rank, cores=[1, 8]) for rank in range(2)], "each rank is bound to 1"),
+    ("GPUs", [answer(0, gpus=4), answer(1)], "4 for 2 ranks: 2 idle"),
+    ("shared memory", [answer(0, shm=[8 << 20, 64 << 20]), answer(1)], "8 MiB free of 64 MiB, MPI may want 32 MiB"),
+    ("locked memory", two(memlock=65536), "host h2 has an RDMA fabric, and a process may lock 64 KiB only"),
+    ("network", two(networks=[["eth0", "10.9.0.1/24"]]), "no network in common: h1: docker0"),
+    ("mixed MPI libraries", two(peers={"Horovod": "libmpi.so.12"}), "Horovod is built for MPICH (libmpi.so.12)"),
+    ("mixed MPI libraries", two(peers={"mpi4py": "MPICH 4.3"}), "mpi4py is built for MPICH"),
+    ("Horovod's variables", two(variables=[["HOROVOD_CYCLE_TIME=3", "there are no cycles"]]), "HOROVOD_CYCLE_TIME=3"),
+    ("Python", two(python="3.11.9 at /venv/bin/python"), "3.11.7 (rank 0); 3.11.9 (rank 1)"),
+]
+
+
+@pytest.mark.parametrize(("part", "answers", "words"), OPTIONAL, ids=[f"{row[0]} {row[2][:12]}" for row in OPTIONAL])
+def test_what_only_costs_time_or_another_package_is_optional(
+    part: str, answers: list[dict[str, Any]], words: str
+) -> None:
+    findings = met(answers)
+    finding = next(finding for finding in findings if finding.part == part and finding.state is not State.OK)
+    assert finding.state is State.OPTIONAL
+    assert words in finding.seen
+    assert doctor.can_train(findings)
+
+
+def test_folders_may_differ_between_hosts() -> None:
+    finding = of(met(two(tensorflow="2.21.0 at /other/tensorflow")), "TensorFlow")
+    assert finding.state is State.OK
+    assert "in several folders" in finding.seen
+
+
+def test_gpus_that_the_launcher_deals_out_are_well() -> None:
+    answers = [answer(0, gpus=1, visible="0"), answer(1, visible="1")]
+    assert "GPUs" not in {finding.part for finding in met(answers)}
+    assert of(met([answer(0, gpus=2), answer(1)]), "GPUs").state is State.OK
+
+
+def test_horovods_own_optimizer_gets_a_note_and_its_variables_are_listed() -> None:
+    findings = met(two(horovod="0.28.1", heeded=["HOROVOD_TIMELINE=t: HVD_EXT_TRACE"]))
+    assert "does not synchronise under Keras 3" in of(findings, "Horovod").seen
+    assert of(findings, "Horovod's variables").state is State.OK
+
+
+def test_a_wrong_sum_is_to_mend() -> None:
+    assert of(met(two(), wrong=3), "allreduce").state is State.WRONG
+
+
+def test_the_mpirun_of_another_mpi_is_named_before_what_comes_of_it() -> None:
+    other = "MPICH's mpiexec, or another one that speaks PMI, PMI_SIZE=2"
+    findings = apart([answer(0, launcher=other, mpirun="MPICH 5.0.2: /usr/bin/mpiexec")], "started 2, sees 1")
+    finding = of(findings, "MPI of the launcher")
+    assert (
+        "of MPICH 5.0.2: /usr/bin/mpiexec, the native library of rank 0 is linked with Open MPI 4.1.8" in finding.seen
+    )
+    assert "take the mpirun of Open MPI 4.1.8" in finding.mend
+    assert findings[-1].part == job_checks.MEET
+    # Open MPI's launcher on a host where it is not among the ancestors, and a library of MPICH
+    assert of(apart([answer(1, mpi=MPICH)], "x"), "MPI of the launcher").state is State.WRONG
+
+
+def test_a_launcher_that_starts_no_mpi_job_is_refused_in_inits_words() -> None:
+    findings = apart([answer(0, refused="launcher (horovodrun with Gloo): no MPI job")], "the same")
+    assert of(findings, "launcher") == Finding(
+        "launcher",
+        State.WRONG,
+        "launcher (horovodrun with Gloo): no MPI job",
+        "start it with horovodrun --mpi -np N, or with mpirun -np N",
+    )
+    assert "not tried" in of(findings, job_checks.MEET).seen
+    assert not {"network", "cores"} & {finding.part for finding in findings}
+
+
+def test_under_srun_the_mend_is_its_option() -> None:
+    findings = apart([answer(0, launcher="srun, SLURM_STEP_NUM_TASKS=2", mpirun="")], "sees 1")
+    assert "srun --mpi=pmix" in of(findings, job_checks.MEET).mend
+
+
+def test_interfaces_that_open_mpi_was_told_to_leave_are_named_with_the_network_to_take() -> None:
+    for tcp in (
+        {"btl_tcp_if_include": "docker0"},
+        {"btl_tcp_if_exclude": "lo,eth0"},
+        {"btl_tcp_if_exclude": "10.0.0.0/8"},
+    ):
+        finding = job_hosts.network([answer(0, tcp=tcp), answer(1, "h2", tcp=tcp)], met=False)
+        assert finding.state is State.WRONG
+        assert finding.mend == "mpirun --mca btl_tcp_if_include 10.0.0.0/24"
+    for tcp in (
+        {"btl_tcp_if_include": "eth0"},
+        {"btl_tcp_if_include": "10.0.0.0/24"},
+        {"btl_tcp_if_exclude": "docker0"},
+    ):
+        finding = job_hosts.network([answer(0, tcp=tcp), answer(1, "h2", tcp=tcp)], met=False)
+        assert finding.state is State.OK
+
+
+def test_hosts_without_a_network_in_common_are_to_mend_where_the_ranks_did_not_meet() -> None:
+    finding = job_hosts.network(two(networks=[["eth0", "10.9.0.1/24"]]), met=False)
+    assert finding.state is State.WRONG
+    assert "h2: eth0 10.9.0.1/24" in finding.seen
+
+
+def test_the_end_of_mpi_is_told_in_our_words_or_in_its_own() -> None:
+    ours = job_checks.end_of_meeting(["hvd_ext: init() has waited 5 s: rank 1 has not called init()"], 1, 5)
+    assert ours == "init() has waited 5 s: rank 1 has not called init()"
+    assert job_checks.end_of_meeting(["no route"], 1, 5) == "MPI ended the process: no route"
+    assert "within 5 s" in job_checks.end_of_meeting([], -9, 5)
+
+
+def test_ranks_are_named_in_spans() -> None:
+    assert ranks([3]) == "rank 3"
+    assert ranks([5, 0, 1, 2]) == "ranks 0-2, 5"
+
+
+def test_mpi_libraries_are_found_in_the_map_of_a_process() -> None:
+    maps = """7f00-7f10 r-xp 00000000 08:01 123    /opt/my mpi/lib/libmpi.so.40.30.8
+7f10-7f20 r--p 00000000 08:01 123    /opt/my mpi/lib/libmpi.so.40.30.8
+7f20-7f30 r-xp 00000000 08:01 124    /usr/lib/libmpich.so.12
+7f30-7f40 r-xp 00000000 08:01 125    /usr/lib/libompitrace.so.40
+7f40-7f50 rw-p 00000000 00:00 0
+"""
+    assert job_facts.mapped(maps) == ["/opt/my mpi/lib/libmpi.so.40.30.8", "/usr/lib/libmpich.so.12"]
+    assert [job_facts.family(name) for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so")] == [
+        "Open MPI",
+        "MPICH",
+        "",
+    ]
+
+
+def test_an_mpi_library_that_horovod_asks_for_is_found_in_its_file() -> None:
+    assert job_facts.NEEDED.search(b"\x7fELF\0libm.so.6\0libmpi.so.40\0libc.so.6\0")[1] == b"libmpi.so.40"
+    assert job_facts.NEEDED.search(b"\x7fELF\0libmpi.so\0") is None
+
+
+def test_the_loopback_and_what_is_down_lead_nowhere() -> None:
+    address = type("Address", (), {})
+
+    def made(ip: str, mask: str) -> Any:
+        one = address()
+        one.family, one.address, one.netmask = job_facts.socket.AF_INET, ip, mask
+        return one
+
+    cards = {
+        "lo": [made("127.0.0.1", "255.0.0.0")],
+        "eth0": [made("10.1.2.3", "255.255.0.0")],
+        "ib0": [made("1.2.3.4", "255.0.0.0")],
+    }
+    assert job_facts.networks(cards, {"lo", "eth0"}) == [["eth0", "10.1.2.3/16"]]
