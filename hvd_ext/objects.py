@@ -45,11 +45,15 @@ def broadcast_object(
     """
     job = process_sets.member(process_set, "broadcast_object")
     _check_session("broadcast_object", session)
-    root = _place(job, root_rank, process_set)
     name = name or "broadcast_object"
+    try:
+        root = _place(job, root_rank, process_set)
+    except InvalidError as error:
+        job.engine.refuse(name, str(error))  # the others wait for this rank
+        raise
     own = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
     kinds, roots, payloads = _exchanged(job, name, own, root_rank)
-    agreement.check_same(name, [{"root_rank": one} for one in roots])
+    agreement.check_same(name, [{"root_rank": one} for one in roots], job.engine.ranks)
     _raise_failed(name, kinds, payloads, process_set)
     if kinds[root] == _LARGE:
         payloads[root] = _large(job, name, own[1] or bytes(int(payloads[root])), root_rank, process_set)

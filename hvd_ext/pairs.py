@@ -2,16 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
+# feature -> how it is asked for
+FEATURES: dict[str, str] = {
+    "op=Sum": "`op=hvd.Sum`",
+    "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
+    "predivide": "`gradient_predivide_factor`",
+    "accumulation": "Keras' `gradient_accumulation_steps`",
+    "backward_passes_per_step": "`backward_passes_per_step`",
+    "groups": "`groups`",
+    "process_set": "`process_set`",
+    "sparse gradients": "embeddings, whose gradients are `tf.IndexedSlices`",
+    "sparse_as_dense": "`sparse_as_dense=True`",
+    "local variables": "`register_local_var`, `local_layers`, `scale_local_gradients`",
+    "mixed_float16": "the policy, or a `LossScaleOptimizer`",
+    "clipping": "Keras' `clipnorm` or `clipvalue`",
+    "global_clipnorm": "Keras' `global_clipnorm`",
+    "EMA": "Keras' `use_ema`",
+    "XLA": "`jit_compile=True`",
+    "Keras 2": "an optimizer of tf_keras",
+    "tape": "`DistributedGradientTape` and a plain optimizer",
+    "two optimizers": "two in one program, as in a GAN",
+}
+
+XLA = (
+    "the training step is compiled with XLA (jit_compile), and XLA cannot communicate; use "
+    "model.compile(..., jit_compile=False) or tf.function(jit_compile=False)"
+)
+
 REFUSED: dict[frozenset[str], str] = {
-    frozenset({"local variables", "global_clipnorm"}): (
-        "global_clipnorm: local variables count in the norm, so that each rank would scale the reduced gradients "
-        "differently and the ranks would part; use clipnorm or clipvalue, which look at one variable at a time"
-    ),
     frozenset({"predivide", "op=Sum"}): (
         "gradient_predivide_factor: it splits the division of an average, and with op=Sum nothing is divided; leave "
         "one of them out"
     ),
+    frozenset({"local variables", "global_clipnorm"}): (
+        "global_clipnorm: local variables count in the norm, so that each rank would scale the reduced gradients "
+        "differently and the ranks would part; use clipnorm or clipvalue, which look at one variable at a time"
+    ),
+    frozenset({"backward_passes_per_step", "tape"}): "a tape adds nothing up",
+    frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it has none
+    frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
+    **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
+
+_TEST = "tests/ranks/test_pairs.py::test_a_pair_that_works_equals_training_on_the_joined_batch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two features together.
+
+    Args:
+        first: a feature.
+        second: a later one of `FEATURES`.
+        words: that refuse them; "" where they work.
+        test: that shows that they work, or that they are refused: file::function.
+    """
+
+    first: str
+    second: str
+    words: str
+    test: str
 
 
 def words(first: str, second: str) -> str:
@@ -22,6 +75,48 @@ def words(first: str, second: str) -> str:
         second: another.
 
     Returns:
-        The error's message.
+        The error's message, or what it must contain; "" for a pair that works.
     """
-    return REFUSED[frozenset({first, second})]
+    return REFUSED.get(frozenset({first, second}), "")
+
+
+def pairs() -> tuple[Pair, ...]:
+    """Give every pair of features.
+
+    Returns:
+        In the order of `FEATURES`.
+    """
+    refused = _TEST.replace("that_works_equals_training_on_the_joined_batch", "that_is_refused_says_so")
+    return tuple(
+        Pair(first, second, words(first, second), refused if words(first, second) else _TEST)
+        for first, second in itertools.combinations(FEATURES, 2)
+    )
+
+
+def table() -> str:
+    """Give the table as Markdown: each feature, how it is asked for, and what it does not go with.
+
+    Returns:
+        The table, and below it the words for each refused pair.
+    """
+    from hvd_ext.install.tables import markdown
+
+    rows, notes = [], []
+    for feature, how in FEATURES.items():
+        against = [other for other in FEATURES if words(feature, other) and "XLA" not in (feature, other)]
+        rows.append([feature, how, "all" if feature == "XLA" else ", ".join([*against, "XLA"])])
+    for pair in pairs():
+        if pair.words and "XLA" not in (pair.first, pair.second):
+            notes.append(f"- {pair.first} and {pair.second}: {_NOTES.get(pair.words, pair.words)}.")
+    notes.append(f"- XLA and anything: {XLA}.")
+    return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
+
+
+# what stands in the table where the error has only a few words to look for
+_NOTES = {
+    "a tape adds nothing up": (
+        "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
+    ),
+    "gradient_accumulation_steps": "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step",
+    "Only one of `clipnorm`, `clipvalue`": "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
+}

@@ -155,7 +155,7 @@ def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> 
     _sync(directory)
     if manifests.read(final) != manifest:
         raise CheckpointError(f"{final.name}: its manifest does not come back as it was written")
-    pointer = directory / (POINTER + ".new")
+    pointer = directory / ("." + POINTER)
     pointer.write_text(final.name + "\n", encoding="utf-8")
     _sync(pointer)
     pointer.replace(directory / POINTER)

@@ -66,7 +66,8 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
     """
     known = job_facts.of_launcher(environ)
     speaks = known.rank in (0, None) and known.place in (0, None)
-    facts, met = known, {"error": "the launcher ended the job before the ranks met"}
+    facts: Facts = known
+    met: dict[str, Any] = {}
     before = signal.signal(signal.SIGTERM, _ended)
     try:
         facts = job_facts.collect(environ, of_host=known.place in (0, None))
@@ -75,20 +76,21 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
         else:
             met = _meeting(facts, environ, limit_s)
     except Ended:
-        speaks = speaks or known.rank in (0, None)
+        met = {"error": "the launcher ended the job before the ranks met", "cut_off": True}
     finally:
         signal.signal(signal.SIGTERM, before)
     if "answers" in met:
         return Report(job_checks.judge(met) if met["rank"] == 0 else None)
     if speaks:
         return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
+    linger_s = LINGER_S if met.get("cut_off") else 0.0
     last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
     if known.place == 0:
         where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
         return Report(
-            None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", LINGER_S, last
+            None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", linger_s, last
         )
-    return Report(None, linger_s=LINGER_S, last=last)
+    return Report(None, linger_s=linger_s, last=last)
 
 
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[s
             met: dict[str, Any] = json.loads(line[len(MARK) :])
             return met
     ours = [word for word in words if word.startswith(job_checks.OURS)]
-    return {"error": job_checks.end_of_meeting(ours or words, child.returncode, limit_s)}
+    return {"error": job_checks.end_of_meeting(ours or words, child.returncode, limit_s), "cut_off": True}
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

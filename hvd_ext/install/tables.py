@@ -1,4 +1,4 @@
-"""The tables of README.md that come from the code; `python -m hvd_ext.install.tables` rewrites them."""
+"""The tables of the pages that come from the code; `python -m hvd_ext.install.tables` rewrites them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,32 @@ def algorithms() -> str:
     return markdown(["Name", "Idea", "Rounds", "Bytes a rank sends", "Limits", "Source"], rows)
 
 
-TABLES = {"settings": settings, "algorithms": algorithms}
+def migration() -> str:
+    """Gives the table of Horovod's names and ours, from `hvd_ext.migration`."""
+    from hvd_ext import migration as names
+
+    return names.table()
 
 
-def rewritten(text: str) -> str:
+def pairs() -> str:
+    """Gives the table of options that work together, from `hvd_ext.pairs`."""
+    from hvd_ext import pairs as features
+
+    return features.table()
+
+
+PAGES = {
+    README: {"settings": settings, "algorithms": algorithms},
+    "docs/migration.md": {"migration": migration},
+}
+
+
+def rewritten(text: str, page: str = README) -> str:
     """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page.
 
     Args:
         text: the page.
+        page: its path in the repository, a key of `PAGES`.
 
     Returns:
         The page with fresh tables.
@@ -48,12 +66,12 @@ def rewritten(text: str) -> str:
     Raises:
         ValueError: the page lacks the marks of a table, or has them twice.
     """
-    for name, table in TABLES.items():
+    for name, table in PAGES[page].items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         parts = pattern.findall(text)
         if len(parts) != 1:
             raise ValueError(
-                f"{README}: the marks <!-- {name} --> and <!-- /{name} --> must be there once, seen {len(parts)}"
+                f"{page}: the marks <!-- {name} --> and <!-- /{name} --> must be there once, seen {len(parts)}"
             )
         begin, end = parts[0]
         body = f"{begin}{table()}\n{end}"
@@ -62,11 +80,12 @@ def rewritten(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrites the tables of the README in the current folder."""
-    page = Path(README)
-    if not page.is_file():
-        sys.exit(f"{page.absolute()}: no such file; run this in the root of the source tree")
-    page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrites the tables of the pages in the current folder."""
+    for name in PAGES:
+        page = Path(name)
+        if not page.is_file():
+            sys.exit(f"{page.absolute()}: no such file; run this in the root of the source tree")
+        page.write_text(rewritten(page.read_text(encoding="utf-8"), name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ __all__ = ["Checkpoint", "newest"]
 
 _LOG = logging.getLogger("hvd_ext")
 
-# The ranks ask each other for signals about so often, seconds: an exchange takes about a thousandth of that.
-_ASK_S = 1.0
+# The ranks ask each other for signals about so often, seconds: Open MPI kills a second after SIGTERM if nobody tells it
+# to wait longer, and an exchange takes about a thousandth of this.
+_ASK_S = 0.25
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -49,8 +50,8 @@ class Checkpoint(keras.callbacks.Callback):
         every_steps: save after so many batches too; None: not in the middle of an epoch.
         keep: so many checkpoints stay.
         resume: "auto" goes on from a checkpoint if there is one; True must find one; False begins afresh.
-        signals: names of signals upon which all ranks save after the same batch and training stops, within about a
-            second or one batch, if one rank gets one. They are noted while `fit` runs.
+        signals: names of signals upon which, if one rank gets one, all ranks save after the same batch and training
+            stops: within a quarter of a second, or one batch. They are noted while `fit` runs.
         on_signal: "stop" ends `fit`, so that the script goes on (`stopped_by` tells why); "exit" ends the program with
             the status 128 + the signal's number.
 

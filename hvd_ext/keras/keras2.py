@@ -101,6 +101,12 @@ class Keras2(Distributed):
         self._hvd_ext_passes.step(pairs, update)
         return steps
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidError(
+            f"optimizer {_name(self)!r}: optimizers of Keras 2 are not pickled; make another from get_config(), and "
+            "wrap that"
+        )
+
     def _applied(self, plain: Any, pairs: Pairs, arguments: Any, keywords: Any) -> Any:
         object.__setattr__(self, "_hvd_ext_inside", True)
         try:
@@ -135,6 +141,12 @@ class Legacy(Keras2):
     @ops.plain
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return super()._aggregate_gradients(self._for_others(grads_and_vars))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # a copy is plain, as one from the configuration
+        for own in (self._hvd_ext_reducer, self._hvd_ext_passes):
+            memo[id(own)] = None
+        return super().__deepcopy__(memo)
 
 
 class LossScaling(Keras2):

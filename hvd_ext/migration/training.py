@@ -57,7 +57,7 @@ _TAPE_ROWS = (
         _TAPES,
         "DistributedGradientTape",
         _TAPE_ARGUMENTS,
-        "with a plain optimizer; sources may be keras.Variable",
+        "with a plain optimizer; all after `gradtape` by keyword; sources may be keras.Variable",
         _REDUCTION,
     ),
     *callable_rows(
@@ -119,9 +119,9 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it; "
-        "wraps the optimizer of every file, while Horovod leaves that of a `.keras` file unwrapped in silence",
-        {"legacy_opts": "accepted; changes nothing: legacy optimizers are those of tf_keras"},
+        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it. "
+        "The optimizer of every file is wrapped; Horovod leaves that of a `.keras` file plain, in silence",
+        {"legacy_opts": "!load_model has no keyword 'legacy_opts'"},
         OTHER,
     ),
     *callable_rows(

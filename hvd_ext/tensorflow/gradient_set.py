@@ -106,7 +106,7 @@ class GradientSet:
             return {"name": self._label, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
 
         values = agreement.exchange(self.job.engine, registration.EXCHANGE, mine)
-        registration.check_facts(values)
+        registration.check_facts(values, self.job.engine.ranks)
         return registration.joint([value["kinds"] for value in values])
 
     def _channel(self, joint: str) -> Channel:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext import pairs
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow import sparse
 
@@ -133,8 +134,5 @@ def refuse_xla(label: str) -> None:
     while graph is not None:
         context = graph._get_control_flow_context()
         if context is not None and context.IsXLAContext():
-            raise InvalidError(
-                f"{label}: the training step is compiled with XLA (jit_compile), and XLA cannot "
-                "communicate; use model.compile(..., jit_compile=False) or tf.function(jit_compile=False)"
-            )
+            raise InvalidError(f"{label}: {pairs.XLA}")
         graph = getattr(graph, "outer_graph", None)

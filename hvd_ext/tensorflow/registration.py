@@ -68,10 +68,10 @@ def open(
         return {"name": name, "facts": given, **_described(where, specs, options, groups)}
 
     values = agreement.exchange(owner.engine, EXCHANGE, mine)
-    check_facts(values)
+    check_facts(values, owner.engine.ranks)
     where = f"channel {values[0]['name']!r}"  # the verdict has the same words on all ranks
-    agreement.check_same(where, [value["options"] for value in values])
-    agreement.check_tensors(where, [value["tensors"] for value in values])
+    agreement.check_same(where, [value["options"] for value in values], owner.engine.ranks)
+    agreement.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
     kinds = joint([value["kinds"] for value in values])
     agreed = tuple(
         dataclasses.replace(spec, present=kind != "-", sparse=kind == "s")
@@ -84,21 +84,23 @@ def open(
         prepared = _Prepared(name, agreed, options, owner, groups)
         return prepared.described()
 
-    agreement.check_same(where, agreement.exchange(owner.engine, f"plans of {EXCHANGE}", prepare))
+    plans = agreement.exchange(owner.engine, f"plans of {EXCHANGE}", prepare)
+    agreement.check_same(where, plans, owner.engine.ranks)
     assert prepared is not None
     return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)
 
 
-def check_facts(values: Sequence[dict[str, Any]]) -> None:
+def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
     """Compare what must be the same on all ranks.
 
     Args:
         values: what the ranks sent: "name", the channel's there, and "facts".
+        ranks: the job's numbers of these ranks.
 
     Raises:
         MismatchError: a fact differs; with rank 0's name in its words.
     """
-    agreement.check_same(values[0]["name"], [value["facts"] for value in values])
+    agreement.check_same(values[0]["name"], [value["facts"] for value in values], ranks)
 
 
 def joint(ranks: Sequence[str]) -> str:

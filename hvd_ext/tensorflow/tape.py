@@ -187,6 +187,13 @@ def _distributed_class(plain: type) -> type:
     return type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
 
 
+def _is_recorded() -> bool:
+    """Whether a tape may want the derivative of what is done now; TensorFlow keeps a custom gradient for ever."""
+    from tensorflow.python.eager import record
+
+    return bool(record.could_possibly_record())
+
+
 def _reduced(
     options: GradientOptions, gradients: Sequence[Any], sources: Sequence[Any], local: tuple[int, ...], generic: bool
 ) -> list[Any]:
@@ -213,11 +220,11 @@ def _reduced(
 
         return [results[place] for place in tensors_out], backward
 
-    if dense:
+    if dense and _is_recorded():
         outputs = iter(tf.custom_gradient(reduce)(*[gradients[place] for place in dense]))
         results = [next(outputs) if isinstance(result, tf.Tensor) else result for result in results]
     else:
-        reduce()
+        reduce(*[gradients[place] for place in dense])
     for place, gradient in enumerate(results):
         if gradient is not None and place not in own:
             gradient._hvd_ext_reduced = True

@@ -149,8 +149,8 @@ def _agree(
         }
 
     values = agreement.exchange(job.engine, where, described)
-    agreement.check_same(where, [value["root_rank"] for value in values])
-    agreement.check_tensors(where, [value["tensors"] for value in values])
+    agreement.check_same(where, [value["root_rank"] for value in values], job.engine.ranks)
+    agreement.check_tensors(where, [value["tensors"] for value in values], job.engine.ranks)
 
 
 def _is_function(graph: Any) -> bool:

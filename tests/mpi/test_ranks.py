@@ -11,6 +11,11 @@ from tests.mpi import jobs
 FOLDER = jobs.ROOT / "tests" / "ranks"
 # Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on 8 ranks.
 SAME_ON_ANY_NUMBER = (
+    "test_accumulation.py",
+    "test_loss_scale.py",
+    "test_optimizer_gradients.py",
+    "test_optimizer_options.py",
+    "test_pairs.py",
     "test_callbacks_keras2.py",
     "test_callbacks_learning_rate.py",
     "test_callbacks_together.py",
@@ -19,6 +24,9 @@ SAME_ON_ANY_NUMBER = (
     "test_training_page.py",
     "test_gpu_machines.py",
     "test_keras2.py",
+    "test_migration.py",
+    "test_pattern_options.py",
+    "test_patterns.py",
     "test_tape.py",
     "test_saving.py",
     "test_refusals_keras.py",

@@ -109,6 +109,104 @@ TEST("coordinator: an allgather starts with all first dimensions, an exchange wi
   CHECK(out[2].message.texts == (std::vector<std::string>{"zero", ""}));
 }
 
+Message Allreduce(const std::string& name, int64_t id, const std::string& terms = "", bool counted = false) {
+  CallSpec spec;
+  spec.kind = Kind::kAllreduce;
+  spec.name = name;
+  spec.shape = {3};
+  spec.terms = terms;
+  spec.counted = counted;
+  return Announce(id, spec, "");
+}
+
+TEST("coordinator: two calls of one name at once on one rank are an error on all ranks, and the next use works") {
+  Coordinator coordinator(2);
+  std::vector<Outgoing> out;
+  coordinator.Receive(1, Allreduce("a", 1), 0, &out);
+  coordinator.Receive(1, Allreduce("a", 2), 0, &out);
+  CHECK_EQ(out.size(), 2u);
+  for (const Outgoing& o : out) CHECK(o.message.code == Code::kInvalid);
+  CHECK(out[0].message.text.find("allreduce 'a': rank 1 has called it while allreduce 'a' was under way") == 0);
+  CHECK_EQ(Told(&out), "1:3:1 1:3:2 ");
+  CHECK_OK(coordinator.Watch(100, 60, 80, &out));  // nobody waits
+  CHECK_EQ(Told(&out), "");
+  coordinator.Receive(0, Allreduce("a", 3), 0, &out);
+  CHECK_EQ(Told(&out), "0:3:3 1:3:1 ");  // to rank 1 again, which has ended it
+  coordinator.Receive(0, Allreduce("a", 4), 0, &out);
+  CHECK_EQ(Told(&out), "0:3:4 1:3:2 ");
+  CHECK(!coordinator.waiting());
+  coordinator.Receive(0, Allreduce("a", 5), 0, &out);
+  coordinator.Receive(1, Allreduce("a", 6), 0, &out);
+  CHECK_EQ(Told(&out), "0:2:5 1:2:6 ");
+}
+
+TEST("coordinator: calls with counted names at once on one rank are an error on all ranks, other kinds are not") {
+  Coordinator coordinator(2);
+  std::vector<Outgoing> out;
+  coordinator.Receive(0, Allreduce("allreduce.0", 1, "", true), 0, &out);
+  coordinator.Receive(0, Allreduce("x", 2), 0, &out);
+  coordinator.Receive(0, Allreduce("group.0", 3, "grouped_allreduce", true), 0, &out);
+  CHECK_EQ(Told(&out), "");
+  coordinator.Receive(0, Allreduce("allreduce.1", 4, "", true), 0, &out);
+  CHECK_EQ(Told(&out), "0:3:1 0:3:4 ");
+  coordinator.Receive(1, Allreduce("allreduce.0", 5, "", true), 0, &out);
+  CHECK_EQ(Told(&out), "0:3:1 1:3:5 ");
+}
+
+TEST("coordinator: calls that a rank has refused itself do not count as under way") {
+  Coordinator coordinator(2);
+  std::vector<Outgoing> out;
+  Message refusal = Allreduce("a", -1);
+  refusal.code = Code::kInvalid;
+  refusal.texts = {"no"};
+  coordinator.Receive(1, refusal, 0, &out);
+  CHECK_OK(coordinator.Watch(100, 60, 80, &out));
+  coordinator.Receive(1, Allreduce("a", 2), 100, &out);
+  CHECK_EQ(Told(&out), "");
+  coordinator.Receive(0, Allreduce("a", 3), 100, &out);
+  CHECK(out[0].message.text == "allreduce 'a': rank 1 has refused it: no");
+}
+
+TEST("coordinator: terms are compared line by line, and their first line is the call's name for people") {
+  auto told = [](const std::string& first, const std::string& second) {
+    Coordinator coordinator(2);
+    std::vector<Outgoing> out;
+    coordinator.Receive(0, Allreduce("a", 1, first), 0, &out);
+    coordinator.Receive(1, Allreduce("a", 2, second), 0, &out);
+    return out[0].message.text;
+  };
+  CHECK_EQ(told("sum\nfactor 1", "sum\nfactor 1"), "");
+  CHECK_EQ(told("sum\nfactor 1\nlast", "sum\nfactor 2\nlast"),
+           "sum 'a': rank 1 has factor 2, rank 0 has factor 1; all ranks must give the same");
+  CHECK_EQ(told("sum\none", "sum\none\ntwo"),
+           "sum 'a': rank 1 has two, rank 0 has nothing more; all ranks must give the same");
+  CHECK_EQ(told("sum", "allreduce"),
+           "sum 'a': rank 1 has allreduce, rank 0 has sum; one name must mean the same collective on all ranks");
+}
+
+TEST("coordinator: a dtype that travels in another one is the user's in words and comparisons") {
+  Coordinator coordinator(2);
+  std::vector<Outgoing> out;
+  for (int rank : {0, 1}) {
+    CallSpec spec;
+    spec.kind = Kind::kAllgather;
+    spec.name = "g";
+    spec.dtype = DType::kBytes;
+    spec.users_dtype = rank == 0 ? "bool" : "";
+    spec.shape = {3};
+    coordinator.Receive(rank, Announce(rank, spec, ""), 0, &out);
+  }
+  CHECK(out[0].message.text.find("allgather 'g': rank 1 has bytes[3], rank 0 has bool[3]") == 0);
+}
+
+TEST("coordinator: a process set's calls are named with its ranks") {
+  Coordinator coordinator(2, {1, 3});
+  std::vector<Outgoing> out;
+  coordinator.Receive(0, Allreduce("a", 1), 0, &out);
+  CHECK_FAILS(coordinator.Watch(10, 0, 5, &out), Code::kCommunication,
+              "allreduce 'a' in the process set of ranks 1, 3 has waited 10 s for rank 3 (it has not called it)");
+}
+
 TEST("messages: every field comes back as it was") {
   Message message;
   message.type = MessageType::kReport;

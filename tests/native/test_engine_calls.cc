@@ -161,22 +161,42 @@ TEST("engine: calls made in a different order on each rank are matched by name a
     std::vector<int> order;
     for (int i = 0; i < kNames; ++i) order.push_back((i * 5 + rank * 3) % kNames);
     if (rank % 2 == 1) std::reverse(order.begin(), order.end());
-    std::vector<std::future<Result>> results(kNames * kUses);
     for (int use = 0; use < kUses; ++use) {
+      std::vector<std::future<Result>> results(kNames);
       for (int i : order) {  // the uses of one name differ in their values, the names also in their lengths
         CallSpec spec = AllreduceSpec("x" + std::to_string(i), plan, 100 + i, DType::kInt32);
         spec.segment_nbytes = 64;
-        results[i * kUses + use] = StartCall(engine, spec, Input(DType::kInt32, 100 + i, rank, 10 * i + use));
+        results[i] = StartCall(engine, spec, Input(DType::kInt32, 100 + i, rank, 10 * i + use));
       }
-    }
-    for (int i = 0; i < kNames; ++i) {
-      for (int use = 0; use < kUses; ++use) {
-        Result result = Await(std::move(results[i * kUses + use]), "call " + std::to_string(i));
+      for (int i = 0; i < kNames; ++i) {
+        Result result = Await(std::move(results[i]), "call " + std::to_string(i));
         CHECK_OK(result.status);
         CHECK(result.data == Reduced(DType::kInt32, ReduceOp::kSum, 100 + i, kSize, 10 * i + use));
       }
     }
     CHECK_EQ(engine->GetStatistics().calls, kNames * kUses);
+  });
+}
+
+TEST("engine: two calls of one name at once on one rank are an error on all ranks, and the next one works") {
+  Engines engines(2);
+  std::atomic<int> made{0};
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t plan = AddPlan(engine, RingAllreduce(rank, 2));
+    std::string input = Input(DType::kInt32, 4, rank, 1);
+    CallSpec spec = AllreduceSpec("x", plan, 4, DType::kInt32);
+    while (rank == 0 && made == 0) std::this_thread::yield();  // rank 0 comes when rank 1 has made both
+    std::vector<std::future<Result>> results;
+    results.push_back(StartCall(engine, spec, input));
+    results.push_back(StartCall(engine, spec, input));
+    for (auto& each : results) {
+      CHECK_FAILS(Await(std::move(each), "x").status, Code::kInvalid,
+                  "rank 1 has called it while allreduce 'x' was under way");
+    }
+    made = 1;
+    Result result = Call(engine, spec, input);
+    CHECK_OK(result.status);
+    CHECK(result.data == Reduced(DType::kInt32, ReduceOp::kSum, 4, 2, 1));
   });
 }
 

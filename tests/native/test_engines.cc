@@ -106,10 +106,17 @@ TEST("engines: a stall in a set is named by the job's numbers") {
   SetWarningSink([](const std::string& text) { printed += text; });
   {
     Engines set(2, config);
-    CHECK_FAILS(Call(set[0], BarrierSpec("all"), "").status, Code::kCommunication, "for rank 5 (it has not called it)");
+    Status failed = Call(set[0], BarrierSpec("all"), "").status;
+    CHECK_FAILS(failed, Code::kCommunication, "for rank 5 (it has not called it)");
+    CHECK_FAILS(failed, Code::kCommunication, "nothing works in the process set of ranks 2, 5 until all ranks remove");
   }
   SetWarningSink(nullptr);
   CHECK(printed.find("for rank 5") != std::string::npos);
+  std::vector<LaneReport> reports(2);
+  reports[0].answered = true;
+  reports[0].runs = 9;
+  CHECK(WaitsForLane("bucket 0 of 'Adam'", 60, 0, reports, {2, 5}) ==
+        "bucket 0 of 'Adam' in the process set of ranks 2, 5 has waited 60 s for rank 5 (it does not answer)");
 }
 
 constexpr HvdExtConfig kConfig = {60, 0, 8, 1};

@@ -161,7 +161,7 @@ TEST("wire: a dtype that cannot travel so is refused in words, and so are ranks 
     CHECK(refused(doubles, DType::kFloat16).find("only float32 may travel as float16, this is float64") !=
           std::string::npos);
     spec.kind = Kind::kBroadcast;
-    CHECK(refused(spec, DType::kFloat16).find("only an allreduce may have a wire dtype") != std::string::npos);
+    CHECK(refused(spec, DType::kFloat16).find("only a reduction may have a wire dtype") != std::string::npos);
     spec.kind = Kind::kAllreduce;
     if (rank == 1) spec.wire = DType::kBFloat16;
     Result result = Call(engine, spec, std::string(16, 0));

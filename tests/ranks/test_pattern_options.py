@@ -47,7 +47,8 @@ OPTIONS: dict[str, tuple[Callable[[keras.Model], dict[str, Any]], Callable[[], f
 def test_an_option_equals_its_meaning_on_the_joined_batch(name: str) -> None:
     keywords, factor = OPTIONS[name]
     ours, reference = model(), model()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.5), **keywords(ours)), "mse")
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.02, momentum=0.5), **keywords(ours))
+    ours.compile(wrapped, "mse", run_eagerly=True)
     reference.compile(keras.optimizers.SGD(0.02 * factor(), momentum=0.5), "mse", run_eagerly=True)
     for salt in range(2):
         ours.train_on_batch(*data(hvd.rank(), BATCH, salt))
@@ -64,7 +65,7 @@ def test_backward_passes_are_one_step_on_all_their_batches(average: bool) -> Non
         backward_passes_per_step=2,
         average_aggregated_gradients=average,
     )
-    ours.compile(wrapped, "mse")
+    ours.compile(wrapped, "mse", run_eagerly=True)
     reference.compile(keras.optimizers.SGD(0.02 if average else 0.04, momentum=0.5), "mse", run_eagerly=True)
     for salt in range(4):
         ours.train_on_batch(*data(hvd.rank(), BATCH, salt))
@@ -79,7 +80,7 @@ def test_local_layers_stay_on_their_rank_and_the_others_are_shared() -> None:
     ours = model()
     fill(ours.layers[0].weights, salt=hvd.rank())
     optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[ours.layers[0]])
-    ours.compile(optimizer, "mse")
+    ours.compile(optimizer, "mse", run_eagerly=True)
     played = [model() for _ in range(hvd.size())]
     for rank, network in enumerate(played):
         fill(network.layers[0].weights, salt=rank)

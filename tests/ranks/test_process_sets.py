@@ -240,18 +240,25 @@ def test_ranks_that_disagree_all_get_an_error_and_the_next_call_works(rank: int,
         assert hvd.remove_process_set(hvd.add_process_set([1, 2]))
 
 
-def test_a_rank_that_leaves_a_set_is_named_by_those_who_wait(rank: int, size: int) -> None:
+def test_ranks_of_a_set_are_named_by_their_numbers_in_the_job(rank: int, size: int) -> None:
     if size == 1:
         pytest.skip("one rank waits for nobody")
     process_set = hvd.add_process_set([size - 2, size - 1]) if size > 2 else hvd.add_process_set([1])
+    leaves = threading.Thread(target=lambda: process_sets.member(process_set, "test").engine.stop())
     if size > 2 and process_set.included():
         engine = process_sets.member(process_set, "test").engine
+        specs = [GradientSpec("g", (1 + rank // (size - 1),), "float32")]
+        words = rf"rank {size - 1} has float32\[2\], rank {size - 2} has float32\[1\]"
+        with pytest.raises(MismatchError, match=words):
+            registration.open("x", specs, owner=process_sets.member(process_set, "test"))
         if rank == size - 1:
-            engine.stop()
+            leaves.start()
         else:
             with pytest.raises(CommunicationError, match=f"rank {size - 1} has shut down"):
                 engine.exchange("late", b"")
     assert hvd.remove_process_set(process_set)
+    if leaves.ident is not None:
+        leaves.join()
     assert hvd.allgather_object(rank) == list(range(size))
 
 

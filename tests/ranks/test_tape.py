@@ -159,7 +159,7 @@ def test_embeddings_are_reduced_as_slices_or_made_dense(traced: bool) -> None:
     for rank in range(hvd.size()):
         expected[rank % 7] += 1
         expected[3] += 6
-    for choices in ({}, {"sparse_as_dense": True}, {"compression": hvd.Compression.bf16}):
+    for choices in ({}, {"sparse_as_dense": True}, *([] if traced else [{"compression": hvd.Compression.bf16}])):
         slices, dense = (tf.function(step) if traced else step)(**choices)
         assert isinstance(slices, tf.IndexedSlices) != bool(choices.get("sparse_as_dense"))
         np.testing.assert_array_equal(tf.convert_to_tensor(slices), expected)

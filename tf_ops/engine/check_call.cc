@@ -20,14 +20,13 @@ Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size) {
   if (!IsDivided(spec.kind)) return Status::Ok();
   bool pairs = spec.kind == Kind::kAlltoall;
   if (units == (pairs ? size * size : size)) return Status::Ok();
-  return Invalid(NameOfCall(spec.kind, spec.name) + ": its plan must have one unit for each of the " +
-                 std::to_string(size) + " ranks" + (pairs ? " and each of their peers" : "") + ", it has " +
-                 std::to_string(units));
+  return Invalid(NameOfCall(spec) + ": its plan must have one unit for each of the " + std::to_string(size) + " ranks" +
+                 (pairs ? " and each of their peers" : "") + ", it has " + std::to_string(units));
 }
 
 Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   if (spec.name.empty()) return Invalid("a collective must have a name, this one's is empty");
-  std::string name = NameOfCall(spec.kind, spec.name) + ": ";
+  std::string name = NameOfCall(spec) + ": ";
   if (spec.kind == Kind::kExchange) return Invalid(name + "an exchange is made by Exchange");
   if (!NeedsPlan(spec.kind)) {
     return spec.kind == Kind::kBarrier ? Status::Ok() : Invalid("collective '" + spec.name + "': its kind is unknown");
@@ -41,7 +40,9 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
     return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
   }
   HVD_EXT_RETURN_IF_ERROR(CheckWire(name, spec.dtype, spec.wire));
-  if (spec.wire && spec.kind != Kind::kAllreduce) return Invalid(name + "only an allreduce may have a wire dtype");
+  if (spec.wire && spec.kind != Kind::kAllreduce && spec.kind != Kind::kReducescatter) {
+    return Invalid(name + "only a reduction may have a wire dtype");
+  }
   if (IsDivided(spec.kind) && spec.shape.empty()) {
     return Invalid(name + "the tensor must have a dimension 0 to be " +
                    (spec.kind == Kind::kAllgather ? "joined" : "divided") +

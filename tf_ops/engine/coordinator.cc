@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "engine/stall.h"
@@ -10,7 +11,8 @@ namespace hvd_ext {
 namespace {
 
 // Where Announce puts what.
-enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kWire, kShape };
+enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kWire, kCounted, kShape };
+enum Text : size_t { kPayload, kTerms, kUsersDType, kSplits };
 
 constexpr int64_t kNoWire = -1;
 
@@ -36,6 +38,18 @@ const char* NameOfKind(Kind kind) {
   return "unknown call";
 }
 
+// A refusal has no text but its words.
+std::string TextOf(const Message& a, Text text) { return text < a.texts.size() ? a.texts[text] : ""; }
+
+// "allreduce", or what the user has called
+std::string LabelOf(Kind kind, const std::string& terms) {
+  return terms.empty() ? NameOfKind(kind) : terms.substr(0, terms.find('\n'));
+}
+
+std::string LabelOf(const Message& a) { return LabelOf(KindOf(a), TextOf(a, kTerms)); }
+
+std::string NameOfCall(const Message& a) { return LabelOf(a) + " '" + a.text + "'"; }
+
 std::vector<int64_t> ShapeOf(const Message& a) { return {a.numbers.begin() + kShape, a.numbers.end()}; }
 
 bool AnyFirstDimension(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
@@ -50,9 +64,9 @@ std::string ListOf(const std::vector<int64_t>& numbers) {
 // ranks hear of it, as they wait for this one.
 Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows) {
   int64_t all = a.numbers[kShape];
-  std::string who = NameOfCall(KindOf(a), a.text) + ": rank " + std::to_string(number) + " has ";
+  std::string who = NameOfCall(a) + ": rank " + std::to_string(number) + " has ";
   std::string ranks = std::to_string(size) + " ranks";
-  if (a.texts.size() < 2) {
+  if (a.texts.size() <= kSplits) {
     if (all % size == 0) {
       rows->insert(rows->end(), static_cast<size_t>(size), all / size);
       return Status::Ok();
@@ -60,8 +74,8 @@ Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows
     return Invalid(who + std::to_string(all) + " rows and no splits; without splits the rows must divide evenly over " +
                    ranks);
   }
-  std::vector<int64_t> splits(a.texts[1].size() / sizeof(int64_t));
-  if (!splits.empty()) std::memcpy(splits.data(), a.texts[1].data(), splits.size() * sizeof(int64_t));
+  std::vector<int64_t> splits(a.texts[kSplits].size() / sizeof(int64_t));
+  if (!splits.empty()) std::memcpy(splits.data(), a.texts[kSplits].data(), splits.size() * sizeof(int64_t));
   int64_t left = all;
   bool fit = static_cast<int>(splits.size()) == size;
   for (int64_t n : splits) {
@@ -77,16 +91,33 @@ Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows
   return Status::Ok();
 }
 
-// "float32[3, 4]"
-std::string TensorOf(const Message& a) {
-  return std::string(NameOf(static_cast<DType>(a.numbers[kDType]))) + ListOf(ShapeOf(a));
+std::string DTypeOf(const Message& a) {
+  std::string users = TextOf(a, kUsersDType);
+  return users.empty() ? NameOf(static_cast<DType>(a.numbers[kDType])) : users;
 }
+
+// "float32[3, 4]"
+std::string TensorOf(const Message& a) { return DTypeOf(a) + ListOf(ShapeOf(a)); }
 
 bool SameTensor(const Message& a, const Message& b) {
   std::vector<int64_t> shape_a = ShapeOf(a), shape_b = ShapeOf(b);
-  if (a.numbers[kDType] != b.numbers[kDType] || shape_a.size() != shape_b.size()) return false;
+  if (DTypeOf(a) != DTypeOf(b) || shape_a.size() != shape_b.size()) return false;
   if (AnyFirstDimension(KindOf(a))) shape_a[0] = shape_b[0];
   return shape_a == shape_b;
+}
+
+// The first line in which two terms differ, of each; false: they do not.
+bool DifferentLines(const std::string& a, const std::string& b, std::string* line_a, std::string* line_b) {
+  std::istringstream lines_a(a), lines_b(b);
+  while (true) {
+    *line_a = *line_b = "nothing more";
+    bool more_a = static_cast<bool>(std::getline(lines_a, *line_a));
+    bool more_b = static_cast<bool>(std::getline(lines_b, *line_b));
+    if (!more_a) *line_a = "nothing more";
+    if (!more_b) *line_b = "nothing more";
+    if (*line_a != *line_b) return true;
+    if (!more_a && !more_b) return false;
+  }
 }
 
 // What `a` (of `rank`) has that `b` (of rank 0) has not; empty if they agree.
@@ -95,9 +126,13 @@ std::string Difference(int rank, const Message& a, const Message& b, const std::
     return "rank " + std::to_string(NumberOf(numbers, rank)) + " has " + mine + ", rank " +
            std::to_string(NumberOf(numbers, 0)) + " has " + first + "; " + rule;
   };
-  if (a.numbers[kKind] != b.numbers[kKind]) {
-    return differ(NameOfKind(KindOf(a)), NameOfKind(KindOf(b)), "one name must mean the same collective on all ranks");
+  const std::string one_name = "one name must mean the same collective on all ranks";
+  if (LabelOf(a) != LabelOf(b)) return differ(LabelOf(a), LabelOf(b), one_name);
+  std::string terms_a = TextOf(a, kTerms), terms_b = TextOf(b, kTerms), line_a, line_b;
+  if (!terms_a.empty() && !terms_b.empty() && DifferentLines(terms_a, terms_b, &line_a, &line_b)) {
+    return differ(line_a, line_b, "all ranks must give the same");
   }
+  if (a.numbers[kKind] != b.numbers[kKind]) return differ(NameOfKind(KindOf(a)), NameOfKind(KindOf(b)), one_name);
   if (!SameTensor(a, b)) {
     return differ(TensorOf(a), TensorOf(b),
                   AnyFirstDimension(KindOf(a)) ? "all ranks must give one dtype and one shape, except for dimension 0"
@@ -145,9 +180,10 @@ Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
                      spec.root,
                      spec.plan_digest,
                      spec.segment_nbytes,
-                     spec.wire ? static_cast<int64_t>(*spec.wire) : kNoWire};
+                     spec.wire ? static_cast<int64_t>(*spec.wire) : kNoWire,
+                     spec.counted};
   message.numbers.insert(message.numbers.end(), spec.shape.begin(), spec.shape.end());
-  message.texts.push_back(std::move(payload));
+  message.texts = {std::move(payload), spec.terms, spec.users_dtype};
   if (spec.splits) {
     message.texts.emplace_back(reinterpret_cast<const char*>(spec.splits->data()),
                                spec.splits->size() * sizeof(int64_t));
@@ -155,7 +191,7 @@ Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
   return message;
 }
 
-std::string NameOfCall(Kind kind, const std::string& name) { return std::string(NameOfKind(kind)) + " '" + name + "'"; }
+std::string NameOfCall(const CallSpec& spec) { return LabelOf(spec.kind, spec.terms) + " '" + spec.name + "'"; }
 
 Coordinator::Coordinator(int size, std::vector<int> numbers) : size_(size), numbers_(std::move(numbers)) {}
 
@@ -163,6 +199,7 @@ int Coordinator::Number(int rank) const { return NumberOf(numbers_, rank); }
 
 void Coordinator::Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out) {
   std::string name = announcement.text;
+  std::string clash = Clash(rank, announcement, out);
   std::deque<Entry>& entries = entries_[name];
   size_t r = static_cast<size_t>(rank);
   auto entry = std::find_if(entries.begin(), entries.end(), [r](const Entry& e) { return !e.here[r]; });
@@ -177,15 +214,45 @@ void Coordinator::Receive(int rank, Message announcement, double now_s, std::vec
   entry->announcements[r] = std::move(announcement);
   entry->here[r] = 1;
   ++entry->count;
+  if (!clash.empty()) entry->clash = clash;
+  if (!entry->clash.empty()) Refuse(*entry, Invalid(NameOfCall(entry->announcements[r]) + ": " + entry->clash), out);
   if (gone_ < 0 && entry->count < size_) return;
   if (gone_ >= 0) {
     Refuse(*entry, Gone(*entry), out);
-  } else {
+  } else if (entry->clash.empty()) {
     Finish(*entry, out);
   }
   entries.erase(entry);
   --waiting_;
   if (entries.empty()) entries_.erase(name);
+}
+
+std::string Coordinator::Clash(int rank, const Message& coming, std::vector<Outgoing>* out) {
+  // Exchanges have the order of the thread that makes them; nobody can take another's place in a barrier.
+  auto ordered = [](const Message& a) {
+    return a.code != Code::kOk || KindOf(a) == Kind::kExchange || KindOf(a) == Kind::kBarrier;
+  };
+  if (ordered(coming)) return "";
+  std::string words;
+  auto look = [&](std::deque<Entry>* entries) {
+    for (Entry& entry : *entries) {
+      const Message& other = entry.announcements[static_cast<size_t>(rank)];
+      if (!entry.here[static_cast<size_t>(rank)] || !entry.clash.empty() || ordered(other)) continue;
+      bool counted = coming.numbers[kCounted] != 0 && other.numbers[kCounted] != 0;
+      if (other.text != coming.text && !(counted && LabelOf(other) == LabelOf(coming))) continue;
+      words = "rank " + std::to_string(Number(rank)) + " has called it while " + NameOfCall(other) +
+              " was under way, and the other ranks cannot tell which is which; calls of several threads need names, "
+              "each one its own";
+      entry.clash = words;
+      Refuse(entry, Invalid(NameOfCall(coming) + ": " + words), out);
+    }
+  };
+  if (coming.numbers[kCounted] != 0) {
+    for (auto& [name, entries] : entries_) look(&entries);
+  } else if (auto found = entries_.find(coming.text); found != entries_.end()) {
+    look(&found->second);
+  }
+  return words;
 }
 
 void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
@@ -216,14 +283,14 @@ Status Coordinator::Compare(const Entry& entry) const {
     auto made = std::find_if(entry.announcements.begin(), entry.announcements.end(),
                              [](const Message& other) { return other.code == Code::kOk; });
     if (made == entry.announcements.end()) return Mismatch(a.texts[0]);  // all have refused it: nobody waits
-    return Mismatch(NameOfCall(KindOf(*made), made->text) + ": rank " +
+    return Mismatch(NameOfCall(*made) + ": rank " +
                     std::to_string(Number(static_cast<int>(&a - entry.announcements.data()))) +
                     " has refused it: " + a.texts[0]);
   }
   const Message& first = entry.announcements[0];
   for (int rank = 1; rank < size_; ++rank) {
     std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first, numbers_);
-    if (!difference.empty()) return Mismatch(NameOfCall(KindOf(first), first.text) + ": " + difference);
+    if (!difference.empty()) return Mismatch(NameOfCall(first) + ": " + difference);
   }
   return Status::Ok();
 }
@@ -243,7 +310,7 @@ void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<O
 Status Coordinator::Gone(const Entry& entry) const {
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
   const Message& a = entry.announcements[first];
-  return Communication(NameOfCall(KindOf(a), a.text) + ": " + HasLeft(Number(gone_)));
+  return Communication(NameOfCall(a) + ": " + HasLeft(Number(gone_)));
 }
 
 void Coordinator::Leave(int rank, std::vector<Outgoing>* out) {
@@ -262,12 +329,21 @@ std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
   }
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
   const Message& a = entry.announcements[first];
-  return WaitsForCall(NameOfCall(KindOf(a), a.text), waited_s, missing);
+  return WaitsForCall(NameOfCall(a) + InSet(numbers_), waited_s, missing);
+}
+
+bool Coordinator::Awaited(const Entry& entry) const {
+  if (!entry.clash.empty()) return false;
+  for (size_t rank = 0; rank < entry.here.size(); ++rank) {
+    if (entry.here[rank] && entry.announcements[rank].code == Code::kOk) return true;
+  }
+  return false;
 }
 
 Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out) {
   for (auto& [name, entries] : entries_) {
     for (Entry& entry : entries) {
+      if (!Awaited(entry)) continue;
       double waited_s = now_s - entry.since_s;
       if (fatal_s > 0 && waited_s >= fatal_s) return Communication(Waits(entry, waited_s));
       if (warn_s <= 0 || waited_s < warn_s * static_cast<double>(entry.warnings + 1)) continue;

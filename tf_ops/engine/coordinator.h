@@ -2,7 +2,9 @@
 // Pure logic: no transport, no clock.
 //
 // The n-th announcement of a name by one rank belongs to the n-th of every other rank: control messages of one rank
-// stay in order, so a rank's announcement goes to the oldest entry of its name that still lacks this rank.
+// stay in order, so a rank's announcement goes to the oldest entry of its name that still lacks this rank. That holds
+// only while a rank has one call of a name under way: two have come from two threads, in any order. Both are an error
+// on all ranks then, for nobody knows which calls of the others they are.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ namespace hvd_ext {
 // kAnnounce's fields from a call; `payload` is an exchange's.
 Message Announce(int64_t id, const CallSpec& spec, std::string payload);
 // "allreduce 'x'"
-std::string NameOfCall(Kind kind, const std::string& name);
+std::string NameOfCall(const CallSpec& spec);
 
 struct Outgoing {
   int peer;
@@ -47,9 +49,14 @@ class Coordinator {
     int count = 0;
     double since_s = 0;
     int64_t warnings = 0;
+    std::string clash;  // two calls at once: the words, which all have been told who are here; nobody waits
   };
 
+  // The words for calls of one rank that must not be under way at once: those that are, and the one that comes. Empty:
+  // it may come.
+  std::string Clash(int rank, const Message& coming, std::vector<Outgoing>* out);
   void Finish(const Entry& entry, std::vector<Outgoing>* out) const;
+  bool Awaited(const Entry& entry) const;  // somebody waits who has not been answered or refused it himself
   Status Compare(const Entry& entry) const;
   std::string Waits(const Entry& entry, double waited_s) const;
   void Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const;

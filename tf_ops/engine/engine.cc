@@ -251,7 +251,7 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
     if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
     if (status.ok() && NeedsPlan(spec.kind)) status = CheckUnits(spec, call->plan->units, size());
     if (status.ok() && state_->gone >= 0) {
-      status = Communication(NameOfCall(spec.kind, spec.name) + ": " + state_->HasLeft(state_->gone));
+      status = Communication(NameOfCall(spec) + ": " + state_->HasLeft(state_->gone));
     }
     if (status.ok()) {
       call->spec = std::move(spec);

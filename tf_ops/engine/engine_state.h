@@ -39,7 +39,7 @@ struct OpenCall {
   double since_s = 0;
   double warned_s = 0;  // when rank 0 (or this rank) last said who is missing
 
-  std::string name() const { return NameOfCall(spec.kind, spec.name); }
+  std::string name() const { return NameOfCall(spec); }
 };
 
 class Engine::State : public std::enable_shared_from_this<Engine::State> {

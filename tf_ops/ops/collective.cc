@@ -39,7 +39,10 @@ using tensorflow::shape_inference::ShapeHandle;
   REGISTER_OP(name)                    \
       .Input("call_name: string")      \
       .Input("tensor: T")              \
+      .Input("terms: string")          \
       .Output("result: T")             \
+      .Attr("dtype: string = ''")      \
+      .Attr("counted: bool = false")   \
       .Attr("limits: list(int) >= 1")  \
       .Attr("plans: list(int) >= 1")   \
       .Attr("digests: list(int) >= 1") \
@@ -74,6 +77,7 @@ Gives all ranks the sum or average of their tensors, bit-identical on all ranks.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
+terms: what else all ranks must have alike, a line each; the first line is what the user has called.
 result: the sum or average.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -81,6 +85,8 @@ digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 average: divide the sum by the number of ranks.
 wire: float32 travels in this dtype and is added in float32; other dtypes travel as they are.
+dtype: the user's, where the tensor travels in another one.
+counted: the name is a number; two such calls of one rank at once are an error.
 )doc");
 
 HVD_EXT_REGISTER("HvdExt>Allgather").Attr(HVD_EXT_MOVED).SetIsStateful().SetShapeFn(AnyFirstDimension).Doc(R"doc(
@@ -88,11 +94,14 @@ Gives all ranks the tensors of all, joined along the first dimension in the orde
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's part; the first dimension may differ from rank to rank.
+terms: as in HvdExt>Allreduce.
 result: the joined parts.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
+dtype: as in HvdExt>Allreduce.
+counted: as in HvdExt>Allreduce.
 )doc");
 
 HVD_EXT_REGISTER("HvdExt>Broadcast")
@@ -105,17 +114,21 @@ Gives all ranks the tensor of one.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: the root's values; on the other ranks only shape and dtype count.
+terms: as in HvdExt>Allreduce.
 result: the root's values.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 root: the rank whose values all get.
+dtype: as in HvdExt>Allreduce.
+counted: as in HvdExt>Allreduce.
 )doc");
 
 HVD_EXT_REGISTER("HvdExt>Reducescatter")
     .Attr(HVD_EXT_REDUCED)
     .Attr("average: bool")
+    .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(AnyFirstDimension)
     .Doc(R"doc(
@@ -123,12 +136,16 @@ Gives each rank its part of the sum or average of all ranks' tensors, divided al
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
+terms: as in HvdExt>Allreduce.
 result: this rank's rows of the sum or average; the first ranks have one more where they do not divide evenly.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 average: divide the sum by the number of ranks.
+dtype: as in HvdExt>Allreduce.
+counted: as in HvdExt>Allreduce.
+wire: as in HvdExt>Allreduce.
 )doc");
 
 HVD_EXT_REGISTER("HvdExt>Alltoall")
@@ -144,6 +161,7 @@ Gives each rank rows of every rank's tensor, joined along the first dimension in
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's rows; the first dimension may differ from rank to rank.
 splits: how many rows go to each rank, from the first row on.
+terms: as in HvdExt>Allreduce.
 result: the rows that all ranks have sent here.
 received: how many rows came from each rank.
 limits: sizes in bytes, ascending; the last row takes what is larger.
@@ -151,18 +169,24 @@ plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
 has_splits: without, `splits` is not looked at and the rows are divided evenly.
+dtype: as in HvdExt>Allreduce.
+counted: as in HvdExt>Allreduce.
 )doc");
 
 REGISTER_OP("HvdExt>Barrier")
     .Input("call_name: string")
+    .Input("terms: string")
     .Attr("engine: int = 0")
+    .Attr("counted: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
 Ends when all ranks of the engine have come to it.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
+terms: as in HvdExt>Allreduce.
 engine: of the process set; 0 is the job's.
+counted: as in HvdExt>Allreduce.
 )doc");
 
 struct SizeClasses {
@@ -214,11 +238,14 @@ class CallOp : public tensorflow::AsyncOpKernel {
       OP_REQUIRES_OK(construction, construction->GetAttr("average", &average));
       op_ = average ? ReduceOp::kAverage : ReduceOp::kSum;
     }
-    if (kind == Kind::kAllreduce) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
+    if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       std::string wire;
       OP_REQUIRES_OK(construction, construction->GetAttr("wire", &wire));
       if (!wire.empty()) wire_ = wire == "float16" ? DType::kFloat16 : DType::kBFloat16;
-    } else if (kind == Kind::kBroadcast) {
+    }
+    if (kind == Kind::kBroadcast) {
       OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
     } else if (kind == Kind::kAlltoall) {
       OP_REQUIRES_OK(construction, construction->GetAttr("has_splits", &has_splits_));
@@ -236,6 +263,9 @@ class CallOp : public tensorflow::AsyncOpKernel {
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
     spec.dtype = FromTensorFlow(running->input.dtype());
     spec.op = op_;
+    spec.terms = context->input(2).scalar<tensorflow::tstring>()();
+    spec.users_dtype = users_dtype_;
+    spec.counted = counted_;
     if (spec.dtype == DType::kFloat32) spec.wire = wire_;
     spec.root = static_cast<int>(root_);
     for (int64_t dimension : running->input.shape().dim_sizes()) spec.shape.push_back(dimension);
@@ -249,7 +279,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     spec.segment_nbytes = classes_.segments[row];
     if (kind_ == Kind::kAlltoall) {
       spec.received = &running->received;
-      const auto splits = context->input(2).flat<int64_t>();
+      const auto splits = context->input(3).flat<int64_t>();
       if (has_splits_) spec.splits.emplace(splits.data(), splits.data() + splits.size());
     }
     running->pending = Pending::Begin(context, std::move(done));
@@ -275,6 +305,8 @@ class CallOp : public tensorflow::AsyncOpKernel {
   const Kind kind_;
   ReduceOp op_ = ReduceOp::kSum;
   std::optional<DType> wire_;
+  std::string users_dtype_;
+  bool counted_ = false;
   int64_t root_ = 0;
   bool has_splits_ = false;
   SizeClasses classes_;
@@ -290,6 +322,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
  public:
   explicit BarrierOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("engine", &engine_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -298,6 +331,8 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
     CallSpec spec;
     spec.kind = Kind::kBarrier;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
+    spec.terms = context->input(1).scalar<tensorflow::tstring>()();
+    spec.counted = counted_;
     auto pending = Pending::Begin(context, std::move(done));
     engine->Call(
         std::move(spec), nullptr,
@@ -311,7 +346,8 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  int64_t engine_;
+  int64_t engine_ = 0;
+  bool counted_ = false;
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Allreduce").Device(tensorflow::DEVICE_CPU), CallOpOf<Kind::kAllreduce>);

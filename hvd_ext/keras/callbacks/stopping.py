@@ -16,7 +16,8 @@ class StopTogether(base.Callback):
     """Makes all ranks stop as soon as one rank's callbacks want to (`model.stop_training`), after the same step.
 
     Put it behind all callbacks that may stop. At the end of each epoch the ranks agree, in one small exchange. A wish
-    to stop within an epoch is held back until the ranks agree next. All ranks need it in their lists.
+    to stop within an epoch is held back until the ranks agree next.
+    All ranks need the callback in their lists.
 
     Args:
         every: also agree after every so many steps; None: at the ends of epochs only. The smallest of all ranks counts.
@@ -26,7 +27,7 @@ class StopTogether(base.Callback):
     Raises:
         InvalidError: `every` is no number of steps; or, when `fit` begins, the ranks have unequal numbers of steps or
             epochs.
-        MismatchError: when the ranks agree, they are not after the same step: they had unequal data.
+        MismatchError: the ranks have made unequal numbers of steps: they had unequal data; on all ranks.
     """
 
     works_on_batches = True
@@ -80,7 +81,7 @@ class StopTogether(base.Callback):
         self.model.stop_training = False
 
     def _agree(self, where: str) -> None:
-        ranks = allgather_object((where, self._epoch, self._steps, self._wanted), name=_NAME)
+        ranks = allgather_object((where, self._steps, self._epoch, self._wanted), name=_NAME)
         for rank, (*place, _) in enumerate(ranks):
             if place != list(ranks[0][:3]):
                 raise MismatchError(
@@ -92,5 +93,5 @@ class StopTogether(base.Callback):
 
 
 def _told(place: Any) -> str:
-    where, epoch, steps = place
-    return f"{where} step {steps} of epoch {epoch + 1}"
+    where, step, epoch = place
+    return f"{where} step {step} of epoch {epoch + 1}"

@@ -11,7 +11,7 @@ import numpy as np
 
 import hvd_ext as hvd
 from hvd_ext.keras.optimizer import Distributed
-from tests.ranks.migration.registry import check, compare, every, mine
+from tests.ranks.migration.registry import check, compare, every, mine, refused
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
 Schedule = hvd.callbacks.LearningRateScheduleCallback
@@ -167,10 +167,7 @@ def own_loss(true: Any, predicted: Any) -> Any:
 
 @check(
     "load_model",
-    *(
-        f"load_model({argument})"
-        for argument in ("filepath", "custom_optimizers", "custom_objects", "compression", "legacy_opts")
-    ),
+    *(f"load_model({argument})" for argument in ("filepath", "custom_optimizers", "custom_objects", "compression")),
 )
 def loaded() -> None:
     """A file of a plain model with an optimizer and a loss of one's own comes back wrapped, and goes on together."""
@@ -185,13 +182,17 @@ def loaded() -> None:
             custom_optimizers=[OwnSGD],
             custom_objects={"own_loss": own_loss},
             compression=hvd.Compression.none,
-            legacy_opts=False,
         )
     assert isinstance(ours.optimizer, Distributed)
     for got, expected in zip(ours.optimizer.variables, plain.optimizer.variables, strict=True):
         np.testing.assert_array_equal(got.numpy(), expected.numpy())
     ours.train_on_batch(*data(hvd.rank(), 4))
     assert_same_bits_on_all_ranks(ours.weights)
+
+
+check("load_model(legacy_opts)")(
+    lambda: refused("load_model(legacy_opts)", lambda: hvd.load_model("x.keras", legacy_opts=True), TypeError)
+)
 
 
 def normalized(**keywords: Any) -> tuple[np.ndarray, np.ndarray]:

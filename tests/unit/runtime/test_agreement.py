@@ -16,6 +16,7 @@ class Answers:
 
     def __init__(self, own_rank: int, *others: dict[str, Any]) -> None:
         self.rank, self.others = own_rank, [json.dumps(other).encode() for other in others]
+        self.ranks = tuple(range(len(others) + 1))
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:
         return [*self.others[: self.rank], payload, *self.others[self.rank :]]
@@ -40,6 +41,17 @@ def test_our_own_error_is_raised_in_the_words_that_the_others_see() -> None:
 
     with pytest.raises(MismatchError, match="^rank 1: no$"):
         agreement.exchange(engine, "x", fails)
+
+
+def test_ranks_of_a_process_set_have_the_numbers_of_the_job() -> None:
+    engine: Any = Answers(0, {"error": "InvalidError", "text": "no"})
+    engine.ranks = (2, 5)
+    with pytest.raises(InvalidError, match="^rank 5: no$"):
+        agreement.exchange(engine, "x", lambda: 1)
+    with pytest.raises(MismatchError, match="rank 5 has 2, rank 2 has 1"):
+        agreement.check_same("it", [{"a": 1}, {"a": 2}], ranks=(2, 5))
+    with pytest.raises(MismatchError, match=r"rank 5 has 'c' \(float32\[\]\), rank 2 has 'b'"):
+        agreement.check_tensors("it", [[["b", "float32[]"]], [["c", "float32[]"]]], ranks=(2, 5))
 
 
 def test_an_error_of_another_kind_stays_as_it_is_here_and_is_named_elsewhere() -> None:

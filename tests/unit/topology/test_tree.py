@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from hvd_ext.errors import TopologyError
+from hvd_ext.planning import planner, registry
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import even_tree, random_tree
 
@@ -87,3 +90,37 @@ def test_wrong_trees_are_refused() -> None:
 def test_impossible_links_are_refused(values: tuple[float, float]) -> None:
     with pytest.raises(TopologyError, match="both are finite and not negative"):
         Link(*values)
+
+
+def test_a_subset_keeps_links_and_drops_what_is_empty() -> None:
+    cluster = from_hosts(["a", "b", "a", "b", "c"])
+    pair = cluster.subset([1, 4])
+    assert pair == Tree(Node("cluster", ETHERNET, (Node("b", SHARED_MEMORY, (leaf(0),)), cluster_of_c(1))))
+    assert cluster.subset([0, 2]) == from_hosts(["a", "a"])
+    assert cluster.subset([3]) == from_hosts(["b"])
+    assert cluster.subset(range(5)) == cluster
+    assert Tree(cluster.root, 1e-9).subset([0]).gamma_s_per_byte == 1e-9
+
+
+def cluster_of_c(rank: int) -> Node:
+    return Node("c", SHARED_MEMORY, (leaf(rank),))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_algorithms_work_on_random_subsets(seed: int) -> None:
+    dice = random.Random(seed)
+    cluster = random_tree(seed, most_leaves=14)
+    ranks = sorted(dice.sample(range(cluster.size), dice.randint(1, cluster.size)))
+    part = cluster.subset(ranks)
+    assert sorted(part.ranks) == list(range(len(ranks)))
+    neighbours = [ranks[place] for place in part.ranks]
+    assert neighbours == [rank for rank in cluster.ranks if rank in ranks]
+    for name in {"auto", *registry.names()} - {"torus2d"}:  # which needs two dimensions
+        planner.prove(planner.allreduce_plan(part, name, nbytes=1 << 20).plan)
+    planner.prove(planner.all_to_all_plan(part))
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [2], [-1]])
+def test_a_subset_of_other_ranks_is_refused(ranks: list[int]) -> None:
+    with pytest.raises(TopologyError, match="takes ranks of the tree"):
+        from_hosts(["a", "b"]).subset(ranks)

@@ -1,0 +1,187 @@
+"""Trains with any set of the features of `hvd_ext.pairs`, distributed, and plainly on the joined batch."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_ext as hvd
+from tests.ranks.training import fill
+
+SCALE, FACTOR = 4.0, 2.0
+SHAPES = {"table": (7, 3), "kernel": (3, 5), "own": (4,)}
+KEYWORDS: dict[str, dict[str, Any]] = {
+    "op=Sum": {"op": hvd.Sum},
+    "compression": {"compression": hvd.Compression.fp16},
+    "predivide": {"gradient_predivide_factor": FACTOR},
+    "backward_passes_per_step": {"backward_passes_per_step": 2},
+    "groups": {"groups": 2},
+    "sparse_as_dense": {"sparse_as_dense": True},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "clipping": {"clipnorm": 0.25},
+    "global_clipnorm": {"global_clipnorm": 0.25},
+    "EMA": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+}
+
+
+class Case:
+    """A set of features.
+
+    Args:
+        features: of `hvd_ext.pairs.FEATURES`.
+        process_set: what "process_set" takes.
+    """
+
+    def __init__(self, features: set[str], process_set: hvd.ProcessSet) -> None:
+        self.features = features
+        self.process_set = process_set
+        self.members = list(range(hvd.size()))
+        if "process_set" in features:
+            self.members = list(process_set.ranks) if process_set.included() else [hvd.rank()]
+        self.alone = "process_set" in features and not process_set.included()
+        self.keras2 = "Keras 2" in features
+        self.passes = 2 if features & {"accumulation", "backward_passes_per_step"} else 1
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What the optimizer or the tape is given."""
+        found: dict[str, Any] = {"process_set": self.process_set} if "process_set" in self.features else {}
+        for feature in self.features:
+            found |= KEYWORDS.get(feature, {})
+        return found
+
+    def optimizer(self, plain: bool) -> Any:
+        """Make an optimizer; plain: Keras itself adds up what ours does."""
+        settings: dict[str, Any] = {"momentum": 0.5}
+        for feature in self.features:
+            settings |= SETTINGS.get(feature, {})
+        if plain and self.passes > 1 and not self.keras2:
+            settings["gradient_accumulation_steps"] = self.passes
+        if self.keras2:
+            import tf_keras
+
+            made = tf_keras.optimizers.SGD(0.5, **settings)
+            if "mixed_float16" in self.features:
+                made = tf_keras.mixed_precision.LossScaleOptimizer(made, initial_scale=SCALE)
+            return made
+        made = keras.optimizers.SGD(0.5, **settings)
+        if "mixed_float16" in self.features:
+            made = keras.optimizers.LossScaleOptimizer(made, initial_scale=SCALE)
+        return made
+
+    def variables(self) -> list[Any]:
+        """Make the variables, equal on all ranks."""
+        if self.keras2:
+            found = [tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()]
+        else:
+            found = [keras.Variable(np.zeros(shape), dtype="float32", name=name) for name, shape in SHAPES.items()]
+        fill(found)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """How many applies there are; in mixed precision the second is bad on the last rank."""
+        return 3 if "mixed_float16" in self.features else 2
+
+    def gradients(self, rank: int, step: int) -> list[Any]:
+        """Give one rank's gradients; the first has repeated rows if it is sparse."""
+        bad = np.inf if "mixed_float16" in self.features and step == 1 and rank == hvd.size() - 1 else 1.0
+        found: list[Any] = [
+            tf.constant((np.arange(np.prod(shape)).reshape(shape) * 3 + rank * 5 + step * 7) % 16 - 7, tf.float32) / 8
+            for shape in SHAPES.values()
+        ]
+        found[1] = found[1] * bad
+        if self.features & {"sparse gradients", "sparse_as_dense"}:
+            found[0] = tf.IndexedSlices(found[0][:3], tf.constant([rank % 7, 5, 5]), tf.constant(SHAPES["table"]))
+        return found
+
+    def joined(self, step: int) -> list[tf.Tensor]:
+        """Give the gradients of the batch of all ranks that train together, dense."""
+        every = [[tf.convert_to_tensor(one) for one in self.gradients(rank, step)] for rank in self.members]
+        size = 1 if "op=Sum" in self.features else len(self.members)
+        found = [tf.add_n(list(parts)) / size for parts in zip(*every, strict=True)]
+        if "local variables" in self.features:
+            found[2] = self.gradients(hvd.rank(), step)[2] / (1 if self.alone else len(self.members))
+        return found
+
+    def plainly(self) -> list[np.ndarray]:
+        """Train with an optimizer of Keras alone."""
+        optimizer, variables, kept = self.optimizer(True), self.variables(), []
+        sums = "backward_passes_per_step" in self.features
+        for step in range(self.steps):
+            given = [scaled(optimizer, part, self.keras2) for part in self.joined(step)]
+            kept.append(given)
+            if self.keras2 and self.passes > 1:
+                if len(kept) == self.passes:
+                    given = [tf.add_n(list(parts)) for parts in zip(*kept, strict=True)]
+                    optimizer.apply_gradients(zip(given, variables, strict=True))
+                    kept.clear()
+                continue
+            given = [part * self.passes for part in given] if sums else given
+            optimizer.apply_gradients(zip(given, variables, strict=True))
+        return [variable.numpy() for variable in variables]
+
+    def together(self) -> list[list[np.ndarray]]:
+        """Train with ours; a list of values for each optimizer."""
+        count = 2 if "two optimizers" in self.features else 1
+        taped = "tape" in self.features
+        optimizers = [self.optimizer(False) for _ in range(count)]
+        lists = [self.variables() for _ in range(count)]
+        if not taped:
+            optimizers = [hvd.DistributedOptimizer(optimizer, **self.keywords) for optimizer in optimizers]
+            if "local variables" in self.features:
+                for optimizer, variables in zip(optimizers, lists, strict=True):
+                    optimizer.register_local_var(variables[2])
+        for step in range(self.steps):
+            for optimizer, variables in zip(optimizers, lists, strict=True):
+                given = [scaled(optimizer, part, self.keras2) for part in self.gradients(hvd.rank(), step)]
+                given = self.from_tape(given, variables) if taped else given
+                optimizer.apply_gradients(zip(given, variables, strict=True))
+        return [[variable.numpy() for variable in variables] for variables in lists]
+
+    def from_tape(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+        """Reduce gradients by a tape that has them as those of a loss."""
+        tape = hvd.DistributedGradientTape(tf.GradientTape(), **self.keywords)
+        if "local variables" in self.features:
+            tape.register_local_source(variables[2])
+        with tape:
+            loss = tf.constant(0.0)
+            for gradient, variable in zip(gradients, variables, strict=True):
+                value = tf.convert_to_tensor(variable)
+                if isinstance(gradient, tf.IndexedSlices):
+                    table = variable if self.keras2 else variable.value
+                    loss += tf.reduce_sum(tf.gather(table, gradient.indices) * gradient.values)
+                else:
+                    loss += tf.reduce_sum(value * gradient)
+        return tape.gradient(loss, variables)
+
+    def compiled(self) -> None:
+        """Take one step inside a function that XLA compiles."""
+        variables, optimizer = self.variables(), self.optimizer(False)
+        if "tape" not in self.features:
+            optimizer = hvd.DistributedOptimizer(optimizer, **self.keywords)
+        with contextlib.suppress(AttributeError):  # some have nothing to build
+            optimizer.build(variables)
+
+        @tf.function(jit_compile=True, autograph=False)
+        def step() -> None:
+            given = self.gradients(hvd.rank(), 0)
+            given = self.from_tape(given, variables) if "tape" in self.features else given
+            optimizer.apply_gradients(list(zip(given, variables, strict=True)))
+
+        step()
+
+
+def scaled(optimizer: Any, gradient: Any, keras2: bool) -> Any:
+    """Scale a gradient as its loss would be."""
+    if not hasattr(optimizer, "inner_optimizer"):
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(scaled(optimizer, gradient.values, keras2), gradient.indices, gradient.dense_shape)
+    return optimizer.get_scaled_loss(gradient) if keras2 else optimizer.scale_loss(gradient)

@@ -1,0 +1,65 @@
+"""Every pair of features works as on the joined batch, or is refused in the words of `hvd_ext.pairs`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from hvd_ext.pairs import Pair, pairs
+from tests.ranks.pairing import Case
+
+HAS_KERAS2 = importlib.util.find_spec("tf_keras") is not None
+
+
+@pytest.fixture(scope="module")
+def evens() -> Iterator[hvd.ProcessSet]:
+    """Ranks 0, 2, 4, ...; on one rank the global set."""
+    if hvd.size() == 1:
+        yield hvd.global_process_set
+        return
+    added = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    yield added
+    hvd.remove_process_set(added)
+
+
+def case(pair: Pair, process_set: hvd.ProcessSet) -> Case:
+    if "Keras 2" in (pair.first, pair.second) and not HAS_KERAS2:
+        pytest.skip("tf_keras is not installed")
+    if hvd.size() > 2 and "process_set" not in (pair.first, pair.second):
+        pytest.skip("the same on any number of ranks: shown on one and two")
+    return Case({pair.first, pair.second}, process_set)
+
+
+def name(pair: Pair) -> str:
+    return f"{pair.first} and {pair.second}"
+
+
+@pytest.mark.parametrize("pair", [pair for pair in pairs() if not pair.words], ids=name)
+def test_a_pair_that_works_equals_training_on_the_joined_batch(pair: Pair, evens: hvd.ProcessSet) -> None:
+    tried = case(pair, evens)
+    expected = tried.plainly()
+    # halves have 11 bits
+    rtol, atol = (2e-3, 2e-3) if "compression" in tried.features else (2e-5, 2e-6)
+    for got in tried.together():
+        for value, wanted in zip(got, expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=rtol, atol=atol)
+        shared = got[:2] if "local variables" in tried.features else got
+        digest = hashlib.sha256(b"".join(value.tobytes() for value in shared)).hexdigest()
+        everyone = hvd.allgather_object(digest)
+        assert {everyone[rank] for rank in tried.members} == {digest}
+
+
+@pytest.mark.parametrize("pair", [pair for pair in pairs() if pair.words], ids=name)
+def test_a_pair_that_is_refused_says_so(pair: Pair, evens: hvd.ProcessSet) -> None:
+    tried = case(pair, evens)
+    with pytest.raises((InvalidError, TypeError, ValueError)) as caught:
+        tried.compiled() if "XLA" in tried.features else tried.together()
+    assert pair.words in str(caught.value)
+    of_keras = {"accumulation", "Keras 2"}, {"clipping", "global_clipnorm"}
+    assert isinstance(caught.value, InvalidError) or tried.features in of_keras
