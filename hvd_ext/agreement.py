@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import errors
-from hvd_ext.errors import HvdExtError, MismatchError
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
 
 if TYPE_CHECKING:
     from hvd_ext.engine import Engine
@@ -50,6 +50,27 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
     if isinstance(exception, type) and issubclass(exception, HvdExtError):
         raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from own
     raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from own
+
+
+def place_of_root(engine: Engine, root_rank: object) -> int:
+    """Find a root that a user gave among the ranks that take part.
+
+    Args:
+        engine: theirs.
+        root_rank: a rank of the job, also in a process set.
+
+    Returns:
+        Its place among them.
+
+    Raises:
+        InvalidError: it is not one of them.
+    """
+    if isinstance(root_rank, int) and not isinstance(root_rank, bool) and root_rank in engine.ranks:
+        return engine.ranks.index(root_rank)
+    words = f"a rank, 0 to {engine.size - 1}"
+    if engine.ranks != tuple(range(engine.size)):
+        words = f"one of the ranks {', '.join(map(str, engine.ranks))} of its process set"
+    raise InvalidError(f"root_rank ({root_rank!r}): must be {words}")
 
 
 def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> None:

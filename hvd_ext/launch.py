@@ -80,9 +80,9 @@ def check_size(launch: Launch, size: int) -> None:
     if launch.size is not None and launch.size != size:
         if launch.by.startswith("srun"):
             raise CommunicationError(
-                f"launcher ({launch.by}) started {launch.size} processes, but MPI sees {size}: srun starts MPI jobs only "
-                "with the interface that the MPI of the build speaks; use srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 "
-                "(MPICH); srun --mpi=list names what there is"
+                f"launcher ({launch.by}) started {launch.size} processes, but MPI sees {size}: srun starts MPI jobs "
+                "only with the interface that the MPI of the build speaks; use srun --mpi=pmix (Open MPI) or "
+                "srun --mpi=pmi2 (MPICH); srun --mpi=list names what there is"
             )
         raise CommunicationError(
             f"launcher ({launch.by}) started {launch.size} processes, but the MPI that hvd_ext was built with sees "

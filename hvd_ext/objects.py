@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, process_sets
@@ -47,14 +48,14 @@ def broadcast_object(
     _check_session("broadcast_object", session)
     name = name or "broadcast_object"
     try:
-        root = _place(job, root_rank, process_set)
+        root = agreement.place_of_root(job.engine, root_rank)
     except InvalidError as error:
         job.engine.refuse(name, str(error))  # the others wait for this rank
         raise
     own = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
     kinds, roots, payloads = _exchanged(job, name, own, root_rank)
     agreement.check_same(name, [{"root_rank": one} for one in roots], job.engine.ranks)
-    _raise_failed(name, kinds, payloads, process_set)
+    _raise_failed(name, kinds, payloads, job.engine.ranks)
     if kinds[root] == _LARGE:
         payloads[root] = _large(job, name, own[1] or bytes(int(payloads[root])), root_rank, process_set)
     return obj if job.engine.rank == root else pickle.loads(payloads[root])
@@ -83,7 +84,7 @@ def allgather_object(
     name = name or "allgather_object"
     own = _dumped(obj)
     kinds, _, payloads = _exchanged(job, name, own, 0)
-    _raise_failed(name, kinds, payloads, process_set)
+    _raise_failed(name, kinds, payloads, job.engine.ranks)
     if _LARGE in kinds:
         sizes = [int(payload) if kind == _LARGE else 0 for kind, payload in zip(kinds, payloads, strict=True)]
         everything = memoryview(_large(job, name, own[1] if own[0] == _LARGE else b"", None, process_set))
@@ -99,18 +100,6 @@ def _check_session(where: str, session: Any) -> None:
             f"{where}: session ({session!r}): must be None, there are no sessions in TensorFlow 2; a name is given as "
             "name=..."
         )
-
-
-def _place(job: Runtime, root_rank: Any, process_set: ProcessSet | None) -> int:
-    """The place of a root of the user's among the ranks that take part."""
-    given = process_set is not None and process_set is not process_sets.global_process_set
-    ranks = process_set.ranks if given and process_set is not None else tuple(range(job.engine.size))
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
-        words = f"one of the ranks {', '.join(map(str, ranks))} of its process set"
-        raise InvalidError(
-            f"root_rank ({root_rank!r}): must be {words if given else f'a rank, 0 to {job.engine.size - 1}'}"
-        )
-    return ranks.index(root_rank)
 
 
 def _dumped(obj: Any) -> tuple[bytes, bytes]:
@@ -157,8 +146,7 @@ def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, proce
         return result.numpy().tobytes()
 
 
-def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], process_set: ProcessSet | None) -> None:
-    for place, (kind, payload) in enumerate(zip(kinds, payloads, strict=True)):
+def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], ranks: Sequence[int]) -> None:
+    for rank, kind, payload in zip(ranks, kinds, payloads, strict=True):
         if kind == _ERROR:
-            rank = place if process_set is None else process_set.ranks[place]
             raise HvdExtError(f"{name}: the object of rank {rank} does not pickle: {payload.decode()}")

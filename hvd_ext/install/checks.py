@@ -114,7 +114,8 @@ def tensorflow() -> Finding:
     answer = tensorflow_answer()
     if answer.error:
         return Finding("TensorFlow", State.WRONG, answer.error, versions.pip(versions.TENSORFLOW))
-    return Finding("TensorFlow", State.OK, f"{answer.values['version']}, {answer.values['gpus']} GPU")
+    seen = f"{answer.values['version']}, {answer.values['gpus']} GPU"
+    return _in_window("tensorflow", Finding("TensorFlow", State.OK, seen), str(answer.values["version"]))
 
 
 def keras() -> Finding:
@@ -127,7 +128,16 @@ def keras() -> Finding:
         return Finding("Keras 3", State.WRONG, version, versions.pip("'keras>=3'"))
     if backend != "tensorflow":
         return Finding("Keras 3", State.WRONG, f"{version} on {backend}", "export KERAS_BACKEND=tensorflow")
-    return Finding("Keras 3", State.OK, version)
+    return _in_window("keras", Finding("Keras 3", State.OK, version), version)
+
+
+def _in_window(name: str, finding: Finding, version: str) -> Finding:
+    verdict, words = versions.WINDOWS[name].judge(version)
+    if verdict == "ok":
+        return finding
+    seen, _, mend = words.partition(": python -m pip")
+    state = State.WRONG if verdict == "error" else State.OPTIONAL
+    return Finding(finding.part, state, seen, f"python -m pip{mend}" if mend else "")
 
 
 def mpi() -> Finding:

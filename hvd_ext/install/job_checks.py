@@ -175,7 +175,7 @@ def _kind_of_variables(text: str) -> str:
 
 
 def _mend_of_meeting(answers: Answers) -> str:
-    if "SLURM" in answers[0]["launcher"]:
+    if "SLURM" in answers[0]["launcher"] or answers[0]["mpirun"].endswith("srun"):
         return "srun --mpi=pmix (or --mpi=pmi2 for MPICH); srun --mpi=list names what there is"
     return "see docs/launch.md"
 

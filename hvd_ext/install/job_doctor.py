@@ -20,6 +20,7 @@ from hvd_ext.install.child import MARK
 from hvd_ext.install.job_facts import Facts
 
 LIMIT_S = 120.0  # ranks of a busy machine need tens of seconds to import TensorFlow
+CHECKS_S = 120.0  # the other ranks of a host wait meanwhile for the one that imports TensorFlow
 GRACE_S = 15.0  # behind the limit: the meeting ends by itself, and says more than its end by force
 WIDTH = 110
 LINGER_S = 20.0  # a rank that ends badly ends the job: rank 0 gets so long to report
@@ -69,12 +70,13 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
     facts: Facts = known
     met: dict[str, Any] = {}
     before = signal.signal(signal.SIGTERM, _ended)
+    of_host = known.place in (0, None)
     try:
-        facts = job_facts.collect(environ, of_host=known.place in (0, None))
+        facts = job_facts.collect(environ, of_host=of_host)
         if facts.refused:
             met = {"error": facts.refused}
         else:
-            met = _meeting(facts, environ, limit_s)
+            met = _meeting(facts, environ, limit_s if of_host else limit_s + CHECKS_S)
     except Ended:
         met = {"error": "the launcher ended the job before the ranks met", "cut_off": True}
     finally:

@@ -49,7 +49,7 @@ def pairs() -> str:
 
 PAGES = {
     README: {"settings": settings, "algorithms": algorithms},
-    "docs/migration.md": {"migration": migration},
+    "docs/migration.md": {"migration": migration, "pairs": pairs},
 }
 
 

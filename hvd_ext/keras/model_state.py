@@ -39,7 +39,7 @@ def ready(model: keras.Model) -> None:
             f"model {model.name!r}: its variables do not exist yet; give it an Input, or call it on a batch before fit"
         )
     for optimizer in optimizers(model):
-        if not optimizer.built and optimizer is model.optimizer:
+        if not optimizer.built and optimizer is getattr(model, "optimizer", None):
             optimizer.build(model.trainable_variables)
         elif not optimizer.built:
             raise InvalidError(

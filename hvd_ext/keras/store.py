@@ -31,6 +31,8 @@ _LOG = logging.getLogger("hvd_ext")
 # Sections of a rank's file; every owner of hvd_ext.state has one more.
 _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
 
+_WRITES = "a checkpoint could not be written, older ones are as they were; make room on the disk, or see that it works"
+
 T = TypeVar("T")
 
 
@@ -95,8 +97,10 @@ class Store:
         self._serial += 1
         writing = folder.writing(self._directory, self._serial, answers[0]["id"])
         try:
-            self._exchange("folder", lambda: _disk(writing.mkdir) if self._leads else None)
-            entries = self._exchange("files", lambda: _disk(lambda: self._write(writing, differing[self._rank])))
+            self._exchange("folder", lambda: self._disk(_WRITES, writing.mkdir) if self._leads else None)
+            entries = self._exchange(
+                "files", lambda: self._disk(_WRITES, lambda: self._write(writing, differing[self._rank]))
+            )
             files = [File.model_validate(file) for answer in entries for file in answer["files"]]
             found = Manifest(
                 id=answers[0]["id"],
@@ -113,7 +117,7 @@ class Store:
                 model=files[0].name,
                 files=files,
             )
-            self._exchange("publish", lambda: _disk(lambda: self._publish(writing, found)))
+            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, found)))
         except BaseException:
             if self._leads:
                 shutil.rmtree(writing, ignore_errors=True)
@@ -262,7 +266,7 @@ class Store:
                 with (path / manifest.rank_file(self._rank)).open("rb") as file:
                     self._own = arrays.read(file)
 
-        self._exchange("load", lambda: _disk(load))
+        self._exchange("load", lambda: self._disk("what was complete must be readable", load))
         if self._job.engine.size > 1:
             model_state.send(written)
         if alike:
@@ -282,15 +286,15 @@ class Store:
         model_state.assign(others, own[_SEEDS], "Checkpoint")
         model_state.set_random_state(own[_RANDOM])
 
+    def _disk(self, rule: str, work: Callable[[], T]) -> T:
+        """Do what needs a disk; every failure is one of the checkpoint, whichever library it comes from."""
+        try:
+            return work()
+        except HvdExtError:
+            raise
+        except Exception as error:
+            seen = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"Checkpoint, directory ({self._directory}): {rule}; {seen}") from error
+
     def _exchange(self, what: str, make: Callable[[], Any]) -> list[Any]:
         return agreement.exchange(self._job.engine, f"Checkpoint: {what}", make)
-
-
-def _disk(work: Callable[[], T]) -> T:
-    """Do what needs a disk; every failure is one of the checkpoint, whichever library it comes from."""
-    try:
-        return work()
-    except HvdExtError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"Checkpoint: {type(error).__name__}: {error}") from error

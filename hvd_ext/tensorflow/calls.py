@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -87,30 +87,6 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
     if instead is not None:
         raise InvalidError(f"{kind}: op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {instead}")
     return check_op(op)
-
-
-def root_in(job: Runtime, root_rank: Any, process_set: ProcessSet | None) -> int:
-    """Find the root among the ranks that take part.
-
-    Args:
-        job: the runtime of these ranks.
-        root_rank: what the user gave: a rank of the job, also in a process set.
-        process_set: what the user gave; None for all ranks.
-
-    Returns:
-        Its place among them.
-
-    Raises:
-        InvalidError: it is not one of them.
-    """
-    ranks: Sequence[int] = range(job.engine.size)
-    words = f"must be a rank, 0 to {job.engine.size - 1}"
-    if process_set is not None and process_set is not process_sets.global_process_set:
-        ranks = process_set.ranks
-        words = f"must be a rank of process set {process_set.process_set_id}, one of {', '.join(map(str, ranks))}"
-    if isinstance(root_rank, bool) or not isinstance(root_rank, int) or root_rank not in ranks:
-        raise InvalidError(f"root_rank ({root_rank!r}): {words}")
-    return ranks.index(root_rank)
 
 
 def terms(label: str, *lines: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext import runtime
+from hvd_ext import agreement, runtime
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Average, Compression, ReduceOp
 from hvd_ext.process_sets import ProcessSet
@@ -155,7 +155,7 @@ def broadcast(
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("broadcast", name, process_set) as call:
-        root = calls.root_in(call.job, root_rank, process_set)
+        root = agreement.place_of_root(call.job.engine, root_rank)
         tensor = dtypes.converted("broadcast", tensor, MOVED)
         carrier, dtype = dtypes.carried(tensor)
         classes = gradients.broadcast_classes(call.job, root)

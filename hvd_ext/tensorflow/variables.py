@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_ext import agreement, process_sets
 from hvd_ext.errors import InvalidError
 from hvd_ext.process_sets import ProcessSet
-from hvd_ext.tensorflow import calls, collectives, ops
+from hvd_ext.tensorflow import collectives, ops
 from hvd_ext.tensorflow.dtypes import MOVED
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _broadcast(
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     label = where if name is None else f"{where} {name}"
     if tf.executing_eagerly():
-        _agree(job, label, variables, tensors, root_rank, process_set)
+        _agree(job, label, variables, tensors, root_rank)
     done = []
     for dtype, members in _pieces(tensors):
         flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in members], axis=0)
@@ -130,10 +130,9 @@ def _agree(
     variables: list[Any],
     tensors: list[tf.Tensor],
     root_rank: int,
-    process_set: ProcessSet | None,
 ) -> None:
     def described() -> dict[str, Any]:
-        calls.root_in(job, root_rank, process_set)
+        agreement.place_of_root(job.engine, root_rank)
         for variable, tensor in zip(variables, tensors, strict=True):
             if tensor.dtype.name not in MOVED:
                 raise InvalidError(

@@ -29,6 +29,7 @@ SAME_ON_ANY_NUMBER = (
     "test_patterns.py",
     "test_tape.py",
     "test_saving.py",
+    "test_checkpoint.py",
     "test_refusals_keras.py",
     "test_registration_keras.py",
 )

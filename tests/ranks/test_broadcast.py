@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext import objects
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.tensorflow import variables as variables_module
 from hvd_ext.tensorflow.dtypes import MOVED
@@ -75,6 +76,52 @@ def test_variables_of_every_kind_get_the_roots_values(
     assert int(ours[4]) == root
 
 
+def test_the_variables_of_every_optimizer_are_taken(rank: int, size: int) -> None:
+    """Keras 3 has a list, older optimizers a method; both kinds of variables in one call."""
+    optimizer = keras.optimizers.SGD(0.1 * (rank + 1), momentum=0.9)
+    optimizer.build([keras.Variable(np.ones(3))])
+    optimizer.variables[-1].assign(np.full(3, rank))
+
+    class Older:
+        def __init__(self) -> None:
+            self.made = [tf.Variable([float(rank)])]
+
+        def variables(self) -> list[tf.Variable]:
+            return self.made
+
+    older = Older()
+    hvd.broadcast_variables([*optimizer.variables, *older.variables()], size - 1, inplace=True)
+    older.made[0].assign([float(rank)])
+    hvd.broadcast_variables(older.variables, size - 1)
+    assert float(optimizer.learning_rate) == pytest.approx(0.1 * size)
+    np.testing.assert_array_equal(optimizer.variables[-1], np.full(3, size - 1))
+    assert float(older.made[0][0]) == size - 1
+
+
+def test_broadcast_in_place_gives_the_values_too(rank: int, size: int) -> None:
+    variables = [tf.Variable(typed(rank, "float32")), keras.Variable(values(rank, (3,)), dtype="int64")]
+    for way in WAYS.values():
+        first, second = way(lambda: hvd.broadcast_(variables, size - 1, name="in place"))()
+        np.testing.assert_array_equal(first, values(size - 1, (5, 2)))
+        np.testing.assert_array_equal(second, values(size - 1, (3,)))
+        np.testing.assert_array_equal(variables[0], first)
+        variables[0].assign(typed(rank, "float32"))
+
+
+def test_global_variables_exist_in_graphs_of_tensorflow_1_only(rank: int, size: int) -> None:
+    with pytest.raises(InvalidError, match=r"keeps no list of all variables; say which: hvd_ext\.broadcast_variables"):
+        hvd.broadcast_global_variables(0)
+    with pytest.raises(InvalidError, match="keeps no list"):
+        tf.function(lambda: hvd.broadcast_global_variables(0), autograph=False)()
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("w", initializer=tf.constant(values(rank, (4,)), tf.float32))
+        done = hvd.broadcast_global_variables(size - 1)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(done)
+            np.testing.assert_array_equal(session.run(variable), values(size - 1, (4,)))
+
+
 def test_variables_can_be_broadcast_inside_a_function(rank: int) -> None:
     variable = tf.Variable(typed(rank, "float32"))
 
@@ -97,10 +144,19 @@ def test_objects_travel(rank: int, size: int) -> None:
         assert got["rank"] == root
         assert got["function"](10) == 10 + root
         np.testing.assert_array_equal(got["array"], values(root, (3,)))
+    with pytest.raises(InvalidError, match="there are no sessions in TensorFlow 2; a name is given as name="):
+        hvd.broadcast_object(own, 0, "a name")
+    with pytest.raises(InvalidError, match="there are no sessions"):
+        hvd.allgather_object(own, "a name")
     everybody = hvd.allgather_object(["text", rank, None])
     assert everybody == [["text", other, None] for other in range(size)]
-    big = hvd.allgather_object(b"x" * (200_000 + rank))
-    assert [len(one) for one in big] == [200_000 + other for other in range(size)]
+    # Beside each other: through rank 0, and as a tensor.
+    length = (200_000, objects.LARGE_NBYTES + 1)[rank % 2] + rank
+    big = hvd.allgather_object(bytes([65 + rank]) * length)
+    for other, one in enumerate(big):
+        assert one == bytes([65 + other]) * ((200_000, objects.LARGE_NBYTES + 1)[other % 2] + other)
+    large = hvd.broadcast_object(np.full(objects.LARGE_NBYTES, rank, np.uint8), size - 1)
+    np.testing.assert_array_equal(large, np.full(objects.LARGE_NBYTES, size - 1, np.uint8))
 
 
 def test_an_object_that_does_not_pickle_is_an_error_on_all_ranks(size: int) -> None:

@@ -66,22 +66,35 @@ def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_steps_of_an_epoch_and_momentum_correction_are_as_asked() -> None:
+def test_rates_go_down_in_steps_or_smoothly_and_momentum_may_be_left_as_it_is() -> None:
+    weights = []
+    for correction in (True, False):
+        ours, spy = model(), Rates()
+        ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
+        stairs = hvd.callbacks.LearningRateScheduleCallback(
+            0.4, 0.5, start_epoch=1, end_epoch=3, momentum_correction=correction
+        )
+        smoothly = hvd.callbacks.LearningRateScheduleCallback(
+            0.4, lambda epoch: epoch / 10, 3, None, False, correction, steps_per_epoch=4
+        )
+        fit(ours, stairs, smoothly, spy, epochs=4)
+        assert spy.rates == pytest.approx([0.5, 0.5, 0.4, 0.4, 0.2, 0.2, 0.12, 0.13], rel=1e-6)
+        assert_same_bits_on_all_ranks(ours.weights)
+        weights.append(values(ours.weights))
+    for got, wanted in zip(weights[0], reference(spy.rates, 0.5), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    assert not np.array_equal(weights[0][0], weights[1][0])
+
+
+def test_the_rate_and_the_momentum_are_those_of_an_optimizer_inside_a_loss_scale_optimizer() -> None:
     ours, spy = model(), Rates()
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
-    stairs = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)
-    later = hvd.callbacks.LearningRateScheduleCallback(
-        0.4, lambda epoch: epoch / 10, start_epoch=3, staircase=False, momentum_correction=False, steps_per_epoch=4
-    )
-    fit(ours, stairs, later, spy, epochs=4)
-    assert spy.rates == pytest.approx([0.5, 0.5, 0.4, 0.4, 0.2, 0.2, 0.12, 0.13], rel=1e-6)
-    # without correction the velocity keeps the rates of its gradients: scale the reference's back for the last steps
+    inner = keras.optimizers.SGD(0.2, momentum=0.9)
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)), "mse")
+    fit(ours, hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5), spy)
+    assert spy.rates == pytest.approx([0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
     assert_same_bits_on_all_ranks(ours.weights)
-    uncorrected = model()
-    uncorrected.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
-    plain = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3, momentum_correction=False)
-    fit(uncorrected, plain, later, epochs=4)
-    assert any(not np.array_equal(a, b) for a, b in zip(values(ours.weights), values(uncorrected.weights), strict=True))
+    for got, wanted in zip(values(ours.weights), reference(spy.rates, 0.9), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +156,11 @@ def test_an_unknown_number_of_steps_is_refused_where_it_is_needed() -> None:
     with pytest.raises(InvalidError, match="LearningRateWarmupCallback: steps_per_epoch must be given"):
         ours.fit(unknown, verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1)])
     ours.fit(unknown, verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1, steps_per_epoch=STEPS)])
-    ours.optimizer = None
+    ours.optimizer = None  # a training step of one's own may do without
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5)
+    callback.set_model(ours)
+    with pytest.raises(InvalidError, match="has no compiled optimizer"):
+        callback.on_train_begin()
     for arguments in ((None, 0.5), ("0.1", 0.5), (0.1, "half")):
         with pytest.raises(InvalidError, match=r"initial_lr|multiplier"):
             hvd.callbacks.LearningRateScheduleCallback(*arguments)

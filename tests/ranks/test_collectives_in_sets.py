@@ -124,9 +124,9 @@ def test_objects_and_variables_of_a_set(mine: list[ProcessSet], rank: int, monke
 def test_who_is_not_a_member_may_not_call(sets: list[ProcessSet], rank: int, size: int) -> None:
     for where in sets:
         if where.included():
-            with pytest.raises(InvalidError, match=rf"root_rank \({size}\): must be .*of .*process set"):
+            with pytest.raises(InvalidError, match=rf"root_rank \({size}\): must be "):
                 hvd.broadcast(1.0, size, process_set=where)
-            with pytest.raises(InvalidError, match=rf"root_rank \({size}\): must be one of the ranks"):
+            with pytest.raises(InvalidError, match=rf"root_rank \({size}\): must be (one of the ranks|a rank, 0)"):
                 hvd.broadcast_object(1, size, process_set=where)
             continue
         for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.allgather_object, hvd.grouped_allreduce):

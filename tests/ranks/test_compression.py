@@ -59,6 +59,16 @@ def test_whole_numbers_that_a_half_holds_are_exact(compression: object, way: str
     np.testing.assert_array_equal(function(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
 
 
+@pytest.mark.parametrize("compression", HALVES)
+def test_a_reducescatter_gives_the_rows_of_the_sum(compression: hvd.Compression, rank: int, size: int) -> None:
+    exact = hvd.reducescatter(values(rank, (300, 7)).astype(np.float32), op=hvd.Sum, compression=compression)
+    mine = np.array_split(np.arange(300), size)[rank]
+    np.testing.assert_array_equal(exact, total(size, (300, 7))[mine])
+    near = hvd.reducescatter(thirds(rank), op=hvd.Sum, compression=compression)
+    expected = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
+    np.testing.assert_allclose(near, np.array_split(expected, size)[rank], rtol=(size + 2) * UNIT[compression])
+
+
 def test_half_of_the_bytes_are_sent(rank: int, size: int) -> None:
     engine = runtime.current().engine
 

@@ -34,7 +34,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "allgather": {"tensor": ones(4, 2)},
     "broadcast": {"tensor": ones(4), "root_rank": 0},
     "reducescatter": {"tensor": ones(4, 2)},
-    "alltoall": {"tensor": ones(16, 2)},
+    "alltoall": {"tensor": ones(840, 2)},
     "sparse allreduce": {"tensor": slices()},
 }
 FACTORS = {
@@ -70,9 +70,9 @@ TABLE: dict[str, dict[str, tuple[dict[str, Any], list[str]]]] = {
         "compression": ({"compression": hvd.Compression.fp16}, ["compression float16", "compression none"]),
     },
     "alltoall": {
-        "dtype": ({"tensor": ones(16, 2, dtype="uint8")}, ["uint8[16, 2]", "float32[16, 2]"]),
-        "shape": ({"tensor": ones(16, 3)}, ["float32[16, 3]", "float32[16, 2]"]),
-        "splits": ({"splits": [7]}, ["splits [7] for 16 rows"]),
+        "dtype": ({"tensor": ones(840, 2, dtype="uint8")}, ["uint8[840, 2]", "float32[840, 2]"]),
+        "shape": ({"tensor": ones(840, 3)}, ["float32[840, 3]", "float32[840, 2]"]),
+        "splits": ({"splits": [7]}, ["splits [7] for 840 rows"]),
     },
     "sparse allreduce": {
         **FACTORS,

@@ -16,6 +16,7 @@ from hvd_ext.install import checks, child, doctor, native, sources, versions
 from hvd_ext.install.checks import Finding, State
 
 TENSORFLOW = {"version": "2.21.0", "keras": "3.15.1", "backend": "tensorflow", "gpus": 0}
+WINDOW = versions.WINDOWS["keras"]
 OPEN_MPI = "Open MPI v4.1.8, package: Open MPI"
 
 
@@ -73,6 +74,7 @@ def test_a_tensorflow_that_does_not_import_is_to_mend(monkeypatch):
     [
         ({"keras": "2.15.0"}, "2.15.0", "keras>=3"),
         ({"backend": "jax"}, "3.15.1 on jax", "KERAS_BACKEND=tensorflow"),
+        ({"keras": "3.4.1"}, WINDOW.judge("3.4.1")[1].split(": python")[0], "pip install 'keras>=3.8'"),
     ],
 )
 def test_a_keras_that_cannot_be_used_is_to_mend(monkeypatch, values, seen, mend):
@@ -80,6 +82,12 @@ def test_a_keras_that_cannot_be_used_is_to_mend(monkeypatch, values, seen, mend)
     finding = checks.keras()
     assert (finding.state, finding.seen) == (State.WRONG, seen)
     assert mend in finding.mend
+
+
+def test_versions_that_nobody_has_tried_are_optional(monkeypatch):
+    says(monkeypatch, version="2.22.0", keras="3.16.0")
+    assert [finding.state for finding in (checks.tensorflow(), checks.keras())] == [State.OPTIONAL] * 2
+    assert "newer than what the tests pass on" in checks.tensorflow().seen
 
 
 def test_without_mpirun_the_mend_is_the_wheel(monkeypatch):

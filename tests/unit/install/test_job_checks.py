@@ -215,6 +215,16 @@ def test_an_mpi_library_that_horovod_asks_for_is_found_in_its_file() -> None:
     assert job_facts.NEEDED.search(b"\x7fELF\0libmpi.so\0") is None
 
 
+def test_the_launcher_is_the_outermost_ancestor_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "HYDRA build details: Version: 5.0.2"
+    monkeypatch.setattr(job_facts.child, "version_line", lambda command, environ, timeout_s: f"{said} {command[0]}")
+    programs = ["/bin/bash", "/opt/hydra_pmi_proxy", "/opt/mpiexec.hydra", "/bin/bash"]
+    assert job_facts.started_by(programs) == "MPICH 5.0.2: mpiexec"
+    assert job_facts.started_by(["/bin/bash", ""]) == ""
+    monkeypatch.setattr(job_facts.child, "version_line", lambda *given, timeout_s: "mpirun (Open MPI) 4.1.8")
+    assert job_facts.started_by(["/venv/bin/orterun_wrapper"]) == "Open MPI 4.1.8: mpirun"
+
+
 def test_the_loopback_and_what_is_down_lead_nowhere() -> None:
     address = type("Address", (), {})
 
