@@ -47,6 +47,15 @@ REFUSED: dict[frozenset[str], str] = {
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
 
+# What a reader should know about pairs that work, and of three features together.
+REMARKS = (
+    "accumulation or backward_passes_per_step with mixed_float16, and accumulation with a tape, reduce at every pass: "
+    "in float16 all ranks must see alike whether a pass is finite, and a tape does not know of the optimizer's passes.",
+    "A tape does not know of its optimizer either: with local variables give that neither global_clipnorm nor a loss "
+    "scale, or wrap the optimizer instead of the tape.",
+    "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
+)
+
 _TEST = "tests/ranks/test_pairs.py::test_a_pair_that_works_equals_training_on_the_joined_batch"
 
 
@@ -108,7 +117,7 @@ def table() -> str:
     for pair in pairs():
         if pair.words and "XLA" not in (pair.first, pair.second):
             notes.append(f"- {pair.first} and {pair.second}: {_NOTES.get(pair.words, pair.words)}.")
-    notes.append(f"- XLA and anything: {XLA}.")
+    notes += [f"- XLA and anything: {XLA}.", "", *REMARKS]
     return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
 
 

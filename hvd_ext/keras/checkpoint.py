@@ -219,10 +219,10 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _name_unclaimed(self) -> None:
         waiting = state.unclaimed()
-        if waiting:
+        if waiting and runtime.current().engine.rank == 0:
             names = ", ".join(f"{owner} ({', '.join(arrays)})" for owner, arrays in waiting.items())
             _LOG.warning("Checkpoint: nobody has claimed this state of the checkpoint, it is dropped: %s", names)
-            state.forget_unclaimed()
+        state.forget_unclaimed()
 
     def _arguments(self) -> dict[str, Any]:
         names = ("every", "every_steps", "keep", "resume", "signals", "on_signal")

@@ -37,12 +37,24 @@ class Distributed:
         Raises:
             InvalidError: the optimizer has a global_clipnorm.
         """
-        if getattr(self, "inner_optimizer", self).global_clipnorm is not None:
-            raise InvalidError(pairs.words("local variables", "global_clipnorm"))
+        refuse_global_norm(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, arguments = super().__reduce__()
         return getattr(self.__class__, rebuild.__name__), arguments  # of the plain class, which pickle finds
+
+
+def refuse_global_norm(optimizer: Any) -> None:
+    """Refuse an optimizer, or one inside of it, whose global norm would count local variables.
+
+    Args:
+        optimizer: wrapped or not.
+
+    Raises:
+        InvalidError: it has a global_clipnorm.
+    """
+    if getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None) is not None:
+        raise InvalidError(pairs.words("local variables", "global_clipnorm"))
 
 
 class Reducing(Distributed):

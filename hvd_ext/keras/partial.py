@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.distributed import refuse_global_norm
 from hvd_ext.keras.optimizer import DistributedOptimizer
 
 
@@ -30,6 +31,8 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         PlanError, TypeError: as `hvd_ext.DistributedOptimizer`.
     """
     layers = _layers(local_layers)
+    if layers:
+        refuse_global_norm(optimizer)  # before anything is changed
     wrapped = DistributedOptimizer(optimizer, name, **keywords)
     if layers:
         wrapped.check_local()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import keras
 
 from hvd_ext import agreement, runtime
+from hvd_ext.checkpoints.manifest import described
 from hvd_ext.errors import CheckpointError, InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.keras.optimizer import DistributedOptimizer
@@ -136,8 +136,7 @@ def _digest(path: Path, rank: int, where: str) -> str | None:
     if path.is_dir():
         return _FOLDER
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return described(path).sha256
     except OSError as error:
         if rank == 0:
             raise CheckpointError(f"{where}: rank 0 must have it; it cannot be read: {error.strerror}") from error

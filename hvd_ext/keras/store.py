@@ -203,7 +203,7 @@ class Store:
         return {
             "files": [file.model_dump() for file in files],
             "states": list(states),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": {
                 "hvd_ext": hvd_ext.__version__,
                 "python": platform.python_version(),

@@ -17,7 +17,7 @@ def rows() -> tuple[Row, ...]:
 def _row(variable: variables.Variable) -> Row:
     if variable.status == variables.HEEDED:
         ours = next(setting.name for setting in options.SETTINGS if setting.field == variable.field)
-        return Row(SECTION, variable.name, ours, OTHER, variable.note)
+        return Row(SECTION, variable.name, ours, OTHER, variable.note.removeprefix(f"{ours}: "))
     if variable.status == variables.LAUNCHER:
         return Row(SECTION, variable.name, "", OTHER, variable.note)
     ours = WARNED if variable.status == variables.IGNORED else ""

@@ -10,7 +10,7 @@ _LIFE, _SETS, _COLLECTIVES, _LEFT = "The job", "Process sets", "Collectives", "N
 _PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
 _SCOPE = "accepted; changes nothing: names of scopes are not used"
 _SESSION = "must be None: there are no sessions in TensorFlow 2"
-_VALUE = "its name is `tensor` (`import hvd_ext.keras as hvd` keeps `value` and the order of Horovod's Keras face)"
+_VALUE = "of the Keras face: `import hvd_ext.keras as hvd` keeps this name, and its order of arguments"
 
 _ODD = {"device_dense": _PLACED, "device_sparse": _PLACED, "ignore_name_scope": _SCOPE}
 
@@ -20,7 +20,7 @@ _LIFE_ROWS = (
         "init",
         "comm process_sets",
         "",
-        {"comm": "None or all ranks; for a part of the ranks use a process set"},
+        {"comm": "by keyword: None or all ranks; for a part of the ranks use a process set"},
     ),
     *same(_LIFE, "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"),
     *same(_LIFE, "mpi_enabled mpi_built mpi_threads_supported gloo_enabled gloo_built"),
@@ -49,10 +49,16 @@ _SET_ROWS = (
         "ProcessSet",
         "ranks_or_comm",
         "",
-        {"ranks_or_comm": "a list of ranks, as the first argument; no mpi4py communicator"},
+        {"ranks_or_comm": "a list of ranks, as the first argument, not by keyword; no mpi4py communicator"},
     ),
     *same(_SETS, "ProcessSet.size ProcessSet.rank ProcessSet.included ProcessSet.process_set_id ProcessSet.ranks"),
-    Row(_SETS, "ProcessSet.mpi_comm", "", REFUSED, "a set has its ranks only: hvd_ext.ProcessSet(ranks)"),
+    Row(
+        _SETS,
+        "ProcessSet.mpi_comm",
+        "",
+        REFUSED,
+        "communicators of mpi4py are not taken, give the ranks that they have in the job",
+    ),
     *same(_SETS, "global_process_set"),
     *callable_rows(_SETS, "add_process_set", "process_set", "at any time, without a setting"),
     *callable_rows(_SETS, "remove_process_set", "process_set"),
@@ -65,7 +71,7 @@ _COLLECTIVE_ROWS = (
         "allreduce",
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
-        "float32, float64, float16, bfloat16, int32 and int64; a difference between ranks is an error on all",
+        "also of bfloat16; a difference between ranks is an error on all",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(

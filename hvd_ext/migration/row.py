@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 SAME, OTHER, REFUSED = "same", "other", "refused"
+# Arguments that have another name here.
+_RENAMED = {"value": "tensor", "ranks_or_comm": "ranks"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ def callable_rows(
     for argument in arguments.split():
         words = said.get(argument, "")
         status = SAME if not words else REFUSED if words.startswith("!") else OTHER
-        ours = "" if status == REFUSED else argument
+        ours = "" if status == REFUSED else _RENAMED.get(argument, argument)
         yield Row(section, f"{name}({argument})", ours, status, words.lstrip("!"))
 
 

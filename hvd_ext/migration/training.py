@@ -9,10 +9,10 @@ _OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, lay
 
 _PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
 _COMPRESSION = "Compression.none, .fp16 and also .bf16; sums are taken in float32"
-_GROUPS = "as there; groups of several dtypes and variables of equal names work"
-_NUM_GROUPS = "accepted, as `groups=N`"
+_GROUPS = "as there; several dtypes and variables of equal names work too"
+_NUM_GROUPS = "accepted as `groups=N`, with a DeprecationWarning"
 
-_REDUCTION = {"device_dense": _PLACED, "device_sparse": _PLACED, "num_groups": _NUM_GROUPS}
+_REDUCTION = {"device_dense": _PLACED, "device_sparse": _PLACED, "num_groups": _NUM_GROUPS, "groups": _GROUPS}
 
 _OPTIMIZER_ROWS = (
     *callable_rows(
@@ -35,7 +35,7 @@ _OPTIMIZER_ROWS = (
         "PartialDistributedOptimizer",
         "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op groups "
         "process_set local_layers scale_local_gradients",
-        "",
+        "all after `name` by keyword",
         {key: words for key, words in _REDUCTION.items() if key != "num_groups"},
     ),
     *same(_OPTIMIZERS, "DistributedOptimizer.register_local_var", "its gradient stays local"),
@@ -64,7 +64,7 @@ _TAPE_ROWS = (
         _TAPES,
         "PartialDistributedGradientTape",
         _TAPE_ARGUMENTS.replace("scale_local", "local_layers scale_local"),
-        "",
+        "all after `gradtape` by keyword",
         _REDUCTION,
     ),
     *callable_rows(
@@ -113,14 +113,15 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "callbacks.BestModelCheckpoint",
         "monitor verbose save_weights_only mode save_freq",
-        "Horovod asks that `filepath` is set later",
+        "`filepath` may be set later, as there, or given; by keyword what follows `verbose`: Horovod has two orders",
     ),
     *callable_rows(
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it. "
-        "The optimizer of every file is wrapped; Horovod leaves that of a `.keras` file plain, in silence",
+        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it; "
+        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a "
+        "`.keras` file plain, in silence",
         {"legacy_opts": "!load_model has no keyword 'legacy_opts'"},
         OTHER,
     ),
@@ -128,7 +129,7 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "SyncBatchNormalization",
         "fused",
-        "a layer of Keras 3",
+        "a layer of Keras 3; all by keyword",
         {"fused": "must be False, as in Horovod"},
     ),
     *callable_rows(

@@ -9,21 +9,18 @@ the ranks are its members.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext import runtime
+from hvd_ext import process_sets, runtime
+from hvd_ext.errors import InvalidError
 from hvd_ext.options import ReduceOp, Sum
 from hvd_ext.runtime import Runtime
 from hvd_ext.tensorflow import ops
 
 # The ranks' parts of an allgather or alltoall differ in size, so its grain cannot follow them: that of a middling size.
 _GATHER_NBYTES = 1 << 20
-
-# By the generation of their engine, with which a plan's handle begins: so a gradient finds its forward call's ranks.
-_jobs: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 
 
 def summed(
@@ -43,7 +40,7 @@ def summed(
     Returns:
         The reduced tensor.
     """
-    rows = _rows(job, [job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
+    rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
     return ops.allreduce(name, tensor, average=op != Sum, wire=wire, **rows, **more)
 
 
@@ -53,7 +50,7 @@ def gather_classes(job: Runtime) -> dict[str, list[int]]:
     Args:
         job: the runtime of the ranks that take part.
     """
-    return {**_rows(job, [job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+    return {**_rows([job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
 def scatter_classes(job: Runtime) -> dict[str, list[int]]:
@@ -62,7 +59,7 @@ def scatter_classes(job: Runtime) -> dict[str, list[int]]:
     Args:
         job: the runtime of the ranks that take part.
     """
-    return {**_rows(job, [job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+    return {**_rows([job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
 def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
@@ -71,7 +68,7 @@ def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
     Args:
         job: the runtime of the ranks that take part.
     """
-    return {**_rows(job, [job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+    return {**_rows([job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
 
 
 def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
@@ -81,11 +78,10 @@ def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
         job: the runtime of the ranks that take part.
         root: the place among them of the rank whose tensor all get.
     """
-    return _rows(job, [job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
+    return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
 
 
-def _rows(job: Runtime, prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
-    _jobs[job.engine.generation] = job
+def _rows(prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
     return {
         "limits": list(runtime.SIZE_CLASSES),
         "plans": [one.plan for one in prepared],
@@ -95,7 +91,15 @@ def _rows(job: Runtime, prepared: list[runtime.Prepared]) -> dict[str, list[int]
 
 
 def _job(op: Any) -> Runtime:
-    return _jobs.get(op.get_attr("plans")[0] >> 32) or runtime.current()
+    """The ranks of the forward call: the handle of its plan begins with the generation of their engine."""
+    job = runtime.current()
+    for one in (None, *job.process_sets.values()):
+        found = process_sets.runtime_of(one)
+        if found is not None and found.engine.generation == op.get_attr("plans")[0] >> 32:
+            return found
+    raise InvalidError(
+        "gradient of a collective: its process set has been removed, or hvd_ext has been shut down, since"
+    )
 
 
 def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:

@@ -21,7 +21,7 @@ from hvd_ext.tensorflow.channel import Channel, GradientSpec
 __all__ = ["Channel", "GradientSpec", "open", "wire_of"]
 
 # One name for all channels: ranks that come with different ones meet, and hear what differs.
-EXCHANGE = "gradients"
+EXCHANGE = "agreement on gradients"
 
 Groups = int | Sequence[Sequence[int]] | None
 
@@ -84,7 +84,7 @@ def open(
         prepared = _Prepared(name, agreed, options, owner, groups)
         return prepared.described()
 
-    plans = agreement.exchange(owner.engine, f"plans of {EXCHANGE}", prepare)
+    plans = agreement.exchange(owner.engine, f"{EXCHANGE}, plans", prepare)
     agreement.check_same(where, plans, owner.engine.ranks)
     assert prepared is not None
     return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)

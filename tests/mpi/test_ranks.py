@@ -11,6 +11,8 @@ from tests.mpi import jobs
 FOLDER = jobs.ROOT / "tests" / "ranks"
 # Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on 8 ranks.
 SAME_ON_ANY_NUMBER = (
+    "test_mismatch_table.py",
+    "test_names.py",
     "test_accumulation.py",
     "test_loss_scale.py",
     "test_optimizer_gradients.py",
@@ -30,6 +32,7 @@ SAME_ON_ANY_NUMBER = (
     "test_tape.py",
     "test_saving.py",
     "test_checkpoint.py",
+    "test_checkpoint_models.py",
     "test_refusals_keras.py",
     "test_registration_keras.py",
 )

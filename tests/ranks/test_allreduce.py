@@ -64,9 +64,8 @@ def test_every_algorithm_gives_the_same_sum_or_says_why_not(
     np.testing.assert_array_equal(result, total(size, (elements,)))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", WIDENED)
-def test_narrow_whole_numbers_are_added_exactly_or_refused(dtype: str, way: str, rank: int, size: int) -> None:
+@pytest.mark.parametrize(("way", "dtype"), [*(("eager", dtype) for dtype in WIDENED), ("traced", "uint8")])
+def test_narrow_whole_numbers_are_added_exactly_or_refused(way: str, dtype: str, rank: int, size: int) -> None:
     reduce = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum))
     result = reduce(tf.cast(values(rank, (19,)) // 2, dtype))
     assert result.dtype.name == dtype
@@ -80,9 +79,8 @@ def test_narrow_whole_numbers_are_added_exactly_or_refused(dtype: str, way: str,
             reduce(largest)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", REDUCED)
-def test_factors_multiply_before_and_after(dtype: str, way: str, rank: int, size: int) -> None:
+@pytest.mark.parametrize(("way", "dtype"), [*(("eager", dtype) for dtype in REDUCED), ("traced", "int32")])
+def test_factors_multiply_before_and_after(way: str, dtype: str, rank: int, size: int) -> None:
     x = tf.cast(values(rank, (19,)) * 4, dtype)
     reduce = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.25, postscale_factor=2.0))
     np.testing.assert_array_equal(tf.cast(reduce(x), tf.int64), 2 * total(size, (19,)))

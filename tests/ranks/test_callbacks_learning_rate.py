@@ -90,7 +90,7 @@ def test_the_rate_and_the_momentum_are_those_of_an_optimizer_inside_a_loss_scale
     ours, spy = model(), Rates()
     inner = keras.optimizers.SGD(0.2, momentum=0.9)
     ours.compile(hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)), "mse")
-    fit(ours, hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5), spy)
+    fit(ours, *hvd.callbacks.synchronized([hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5), spy]))
     assert spy.rates == pytest.approx([0.2, 0.2, 0.1, 0.1, 0.05, 0.05])
     assert_same_bits_on_all_ranks(ours.weights)
     for got, wanted in zip(values(ours.weights), reference(spy.rates, 0.9), strict=True):

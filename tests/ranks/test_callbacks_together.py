@@ -153,6 +153,12 @@ def test_a_metric_that_does_not_add_up_is_averaged() -> None:
     assert after.epochs[0]["loss"] == pytest.approx(sum(logs["loss"] for logs in every) / hvd.size(), rel=1e-5)
     ours.evaluate(*data(hvd.rank(), 2), verbose=0)
     assert set(hvd.callbacks.joined_metrics(ours)) == {"loss", "largest"}
+    if hvd.size() > 1:
+        fresh = compiled(0.0, ["mae"])
+        if hvd.rank() == 0:
+            fresh.evaluate(*data(0, 2), verbose=0)
+        with pytest.raises(MismatchError, match="joined_metrics: the ranks' models must have the same metrics"):
+            hvd.callbacks.joined_metrics(fresh)
 
 
 def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left(tmp_path: Path) -> None:

@@ -87,17 +87,21 @@ def shared(tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path / "job")))
 
 
-def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shared: Path) -> None:
+def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(
+    shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = own_model()
     expected = fit(whole, hvd.callbacks.BroadcastGlobalVariablesCallback())
     residual = np.arange(3) + hvd.rank()
     state.register("residual", lambda: {"r": residual.copy()}, lambda saved: residual.__setitem__(..., saved["r"]))
+    state.register("gone", lambda: {"x": np.ones(2)}, print)
     try:
         first = own_model()
         random.seed(hvd.rank())
         np.random.seed(hvd.rank())
         with pytest.raises(CrashError) as crash:
             fit(first, Checkpoint(shared, every_steps=3), Crash(STEPS + 3))
+        state.unregister("gone")
         residual[:] = -1
         random.seed(100)
         np.random.seed(100)
@@ -108,6 +112,10 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(shar
         seen = fit(second, Checkpoint(shared), draw, hvd.callbacks.BroadcastGlobalVariablesCallback())
     finally:
         state.unregister("residual")
+        state.unregister("gone")
+    if hvd.rank() == 0:
+        assert "nobody has claimed this state of the checkpoint, it is dropped: gone (x)" in caplog.text
+    assert state.unclaimed() == {}
     for got, wanted in zip(everything(second), everything(whole), strict=True):
         np.testing.assert_array_equal(got, wanted)
     assert seen == {name: each[1:] for name, each in expected.items()}

@@ -97,6 +97,21 @@ def test_data_of_ones_own_are_evened_out(remainder: str, steps: int | None) -> N
         assert lengths == each[remainder]
 
 
+def test_the_ranks_of_a_process_set_share_data_among_themselves() -> None:
+    inside = range(max(1, hvd.size() - 1))
+    group = hvd.add_process_set(inside) if hvd.size() > 1 else None
+    x = np.arange(3 * len(inside))
+    try:
+        if hvd.rank() in inside:
+            seen = flat([batch.numpy().tolist() for batch in hvd.shard(x, 2, process_set=group)])
+            assert seen == x[hvd.rank() :: len(inside)].tolist()
+        else:
+            with pytest.raises(InvalidError, match=f"shard: rank {hvd.rank()} is not in process set"):
+                hvd.shard(x, 2, process_set=group)
+    finally:
+        hvd.remove_process_set(group or hvd.global_process_set)
+
+
 def test_an_endless_data_set_stays_endless() -> None:
     endless = hvd.shard(counted(hvd.size()).repeat(), 2)
     assert int(endless.cardinality()) in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY)

@@ -51,16 +51,16 @@ def test_under_the_policy_fit_skips_steps_on_all_ranks_when_one_overflows_and_go
     for salt in range(2):
         ours.train_on_batch(*data(hvd.rank(), 4, salt))
         reference.train_on_batch(*joined(4, 4, salt))
-    before, scale, steps = values(ours.weights), scale_of(optimizer), int(optimizer.iterations)
+    before, scale, steps = values(ours.weights), scale_of(optimizer), int(optimizer.inner_optimizer.iterations)
     x, y = data(hvd.rank(), 4, 2)
     ours.train_on_batch(x, y * (1e30 if last() else 1.0))
     for old, new in zip(before, values(ours.weights), strict=True):
         np.testing.assert_array_equal(old, new)
     assert scale_of(optimizer) == scale / 2
-    assert int(optimizer.iterations) == steps
+    assert int(optimizer.inner_optimizer.iterations) == steps
     ours.train_on_batch(x, y)
     reference.train_on_batch(*joined(4, 4, 2))
-    assert int(optimizer.iterations) == steps + 1
+    assert int(optimizer.inner_optimizer.iterations) == steps + 1
     assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables])
     for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
         np.testing.assert_allclose(got, expected, rtol=0.02, atol=0.005)

@@ -142,6 +142,7 @@ def test_apply_without_variables_uses_those_the_optimizer_was_built_with() -> No
         np.testing.assert_allclose(after, before - gradient.numpy(), rtol=1e-6)
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer")
 def test_wrapped_inner_optimizers_train_inside_a_multi_optimizer() -> None:
     def multi(wrap: object) -> keras.optimizers.Optimizer:
         inner = [wrap(keras.optimizers.Adam(0.1)), wrap(keras.optimizers.SGD(0.1))]

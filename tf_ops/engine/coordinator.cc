@@ -110,13 +110,12 @@ bool SameTensor(const Message& a, const Message& b) {
 bool DifferentLines(const std::string& a, const std::string& b, std::string* line_a, std::string* line_b) {
   std::istringstream lines_a(a), lines_b(b);
   while (true) {
-    *line_a = *line_b = "nothing more";
     bool more_a = static_cast<bool>(std::getline(lines_a, *line_a));
     bool more_b = static_cast<bool>(std::getline(lines_b, *line_b));
+    if (!more_a && !more_b) return false;
     if (!more_a) *line_a = "nothing more";
     if (!more_b) *line_b = "nothing more";
     if (*line_a != *line_b) return true;
-    if (!more_a && !more_b) return false;
   }
 }
 

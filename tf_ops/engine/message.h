@@ -12,8 +12,8 @@ namespace hvd_ext {
 enum class MessageType : int64_t {
   // Calls. `id` is the receiver's (or announcer's) own number of the call.
   kAnnounce =
-      1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, wire dtype, shape...;
-          // texts = {payload}, and where an alltoall has splits, their int64
+      1,  // any -> 0: text = name, numbers = kind, dtype, op, root, plan digest, segment_nbytes, wire dtype, counted,
+          // shape...; texts = {payload, terms, the user's dtype}, and where an alltoall has splits, their int64
   kStart = 2,   // 0 -> all: run it now; numbers = dimension 0 of every rank (allgather) or the
                 // rows from each rank to each (alltoall), texts = payloads (exchange)
   kRefuse = 3,  // 0 -> who has announced it: end it with `code` and `text`

@@ -94,7 +94,10 @@ def joined_metrics(model: keras.Model) -> dict[str, float]:
     Raises:
         MismatchError: the ranks' models have different metrics, or a rank has evaluated nothing since it was compiled.
     """
-    own = {name: float(value) for name, value in model.get_metrics_result().items() if base.is_number(value)}
+    try:
+        own = {name: float(value) for name, value in model.get_metrics_result().items() if base.is_number(value)}
+    except ValueError:  # Keras: nothing was evaluated; the others must hear of it
+        own = {}
     ranks = allgather_object((own, _state(model), _shapes(model)), name="joined_metrics")
     if any(shapes != ranks[0][2] for _, _, shapes in ranks):
         raise MismatchError(
@@ -143,7 +146,10 @@ def _checked(model: keras.Model, own: dict[str, float], prefix: str, state: Stat
     """Give the sums if they are those of the numbers in the logs; a callback may have used the metrics in between."""
     if not state:
         return None
-    results = _results(model, state)
+    try:
+        results = _results(model, state)
+    except ValueError:  # Keras: some of the model's metrics have never been used
+        return None
     named = {name: value for name, value in results.items() if prefix + name in own}
     right = all(np.isclose(own[prefix + name], value, rtol=1e-6, equal_nan=True) for name, value in named.items())
     return state if named and right else None

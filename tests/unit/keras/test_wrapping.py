@@ -76,6 +76,8 @@ def test_what_is_no_optimizer_of_keras_3_is_refused(optimizer: object) -> None:
 def test_optimizers_that_leave_the_update_to_others_are_refused() -> None:
     with pytest.raises(InvalidError, match=r"tf\.compat\.v1 are not taken"):
         hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
     with pytest.raises(InvalidError, match="wrap each of them"):
         hvd.DistributedOptimizer(keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.5)))
 
@@ -117,3 +119,10 @@ def test_before_init_a_step_is_refused_and_changes_nothing() -> None:
         optimizer.apply([tf.ones(3)], [variable])
     np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
     assert int(optimizer.iterations) == 0
+
+
+def test_older_ways_to_say_it_are_taken() -> None:
+    keywords = {"device_dense": "/gpu:0", "device_sparse": "", "use_locking": True, "sparse_as_dense": True}
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), "name", **keywords, num_groups=0)
+    assert isinstance(wrapped, Distributed)
+    assert wrapped._hvd_ext_reducer.options.sparse_as_dense

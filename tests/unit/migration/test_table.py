@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,35 @@ def test_the_installed_horovod_has_what_was_written_down() -> None:
     public, variables = horovod_api.frozen()
     assert horovod_api.public() == public
     assert horovod_api.variables() == variables
+
+
+def names_of(function: object) -> list[str]:
+    return [parameter.name for parameter in inspect.signature(function).parameters.values()]
+
+
+@NEEDS_HOROVOD
+@pytest.mark.parametrize("face", ["tensorflow", "tensorflow.keras", "keras"])
+def test_arguments_have_horovods_order_or_the_page_says_that_they_need_their_names(face: str) -> None:
+    theirs = pytest.importorskip(f"horovod.{face}", reason="Horovod is installed, but not for TensorFlow")
+    ours = hvd_ext if face == "tensorflow" else importlib.import_module(f"hvd_ext.{face}")
+    pairs = dict.fromkeys(dir(ours), (theirs, ours))
+    if face != "tensorflow":
+        pairs |= {f"callbacks.{name}": (theirs.callbacks, hvd_ext.callbacks) for name in dir(hvd_ext.callbacks)}
+    rows = {row.horovod: row for row in ROWS}
+    seen = 0
+    for full, modules in pairs.items():
+        name = full.rpartition(".")[2]
+        if full not in rows or rows[full].status == REFUSED or not all(hasattr(one, name) for one in modules):
+            continue
+        values = [getattr(one, name) for one in modules]
+        if not all(callable(value) for value in values) or name == "Compression":
+            continue
+        wanted, got = map(names_of, values)
+        seen += 1
+        notes = [rows[full].note, *(row.note for row in ROWS if row.owner == full and row.argument)]
+        if got[: len(wanted)] != wanted and not any("by keyword" in note for note in notes):
+            raise AssertionError(f"{face}: {full}{wanted} is here {got}")
+    assert seen > 20
 
 
 @NEEDS_HOROVOD
