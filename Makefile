@@ -42,7 +42,7 @@ check: setup ## the quick tests: under 3 minutes on 2 cores
 
 test-oldest: $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
 	@echo "== a copy of the tree with libraries for this TensorFlow: $(oldest_tree)"
-	mkdir -p $(oldest_tree)
+	rm -rf $(oldest_tree) && mkdir -p $(oldest_tree)
 	tar -cf - --exclude='./.venv*' --exclude=./.git --exclude=./build --exclude=./out --exclude=./hvd_ext/lib . | tar -xf - -C $(oldest_tree)
 	cd $(oldest_tree) && $(oldest_python) -m hvd_ext build
 	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) tests/unit tests/ranks

@@ -61,7 +61,7 @@ def library() -> Any:
             f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
         ) from None
     _keep_independent()
-    return devices.OnHost(_shim(module))
+    return devices.OnHost(module)
 
 
 def begin_step(channel: int) -> tf.Operation | None:
@@ -191,28 +191,3 @@ def _keep_independent() -> None:
             "hvd_ext needs one of the versions that its README names"
         )
     dependencies.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | set(_INDEPENDENT)
-
-
-def _shim(module: Any) -> Any:
-    import inspect
-    import types
-
-    if "terms" in inspect.signature(module.hvd_ext_allreduce).parameters:
-        return module
-    made = types.SimpleNamespace(**vars(module))
-    for kind in ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier"):
-        op = getattr(module, f"hvd_ext_{kind}")
-
-        def call(*inputs: Any, _op: Any = op, _kind: str = kind, **attributes: Any) -> Any:
-            for key in (
-                "counted",
-                "dtype",
-                *(("wire",) if _kind != "allreduce" else ()),
-                *(("engine",) if "engine" not in inspect.signature(_op).parameters else ()),
-            ):
-                attributes.pop(key, None)
-            at = 1 if _kind == "barrier" else 2
-            return _op(*inputs[:at], *inputs[at + 1 :], **attributes)
-
-        setattr(made, f"hvd_ext_{kind}", call)
-    return made

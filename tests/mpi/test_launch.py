@@ -92,12 +92,34 @@ def test_elastic_jobs_are_refused_in_words(tmp_path: Path) -> None:
     assert "InvalidError: launcher (HOROVOD_ELASTIC=1)" in job.outputs[0], job.text()
 
 
-def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variable", "mend"),
+    [("PMI_SIZE", "use the mpirun that belongs to the MPI of the build"), ("SLURM_STEP_NUM_TASKS", "srun --mpi=pmix")],
+)
+def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(variable: str, mend: str, tmp_path: Path) -> None:
     # As a launcher of another MPI does it: processes that say they are 3, in which our MPI sees one.
-    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={"PMI_SIZE": "3"})
+    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={variable: "3"})
     job.must_fail()
     assert "started 3 processes" in job.outputs[0], job.text()
     assert "sees 1" in job.outputs[0], job.text()
+    assert mend in job.outputs[0], job.text()
+
+
+def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -> None:
+    program = """
+    import hvd_ext as hvd
+    from hvd_ext import runtime
+
+    for life in range(2):
+        hvd.init()
+        print("bucket", runtime.current().options.bucket_nbytes, flush=True)
+        hvd.shutdown()
+    """
+    changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3"}
+    job = jobs.run(tmp_path, program, changes=changes).must_succeed()
+    assert all(job.says(rank, "bucket 4096") for rank in range(2)), job.text()
+    warned = [text.count("HOROVOD_CYCLE_TIME=3 has no effect in hvd_ext") for text in job.outputs]
+    assert warned == [1, 0], job.text()
 
 
 @pytest.mark.parametrize("first", ["mpi4py", "hvd_ext"])
