@@ -43,7 +43,7 @@ class CommunicationError(HvdExtError):
     """A peer is gone or stays away; `shutdown()` and `init()` start afresh."""
 
 
-class NotInitializedError(HvdExtError):
+class NotInitializedError(HvdExtError, ValueError):
     """`init()` has not been called, or what is used belongs to an engine that has been shut down."""
 
 

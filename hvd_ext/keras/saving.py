@@ -1,4 +1,4 @@
-"""`load_model`: a model from a file on all ranks, its optimizer wrapped again."""
+"""`load_model`: a model from a file, its optimizer wrapped again; also for ranks that have no such file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvd_ext.objects import broadcast_object
 
 _LOG = logging.getLogger("hvd_ext")
 
-# A file goes from rank 0 to ranks that lack it in pieces of so many bytes.
+# A file goes from one rank to those that lack it in pieces of so many bytes.
 _PIECE_NBYTES = 32 << 20
 # Stands for the digest of a folder, which each rank reads by itself.
 _FOLDER = "a folder"
@@ -34,79 +34,103 @@ def load_model(
     *,
     compile: bool = True,
     safe_mode: bool = True,
-    each_rank: bool = False,
+    root_rank: int | None = None,
+    legacy_opts: bool = False,
     **options: Any,
 ) -> keras.Model:
-    """Load a model that was saved with or without the wrapper, and wrap its optimizer; all ranks call it.
+    """Load a model that was saved with or without the wrapper, and wrap its optimizer.
 
-    Slots, iterations, loss scale and averages of weights are those of the file. Every rank reads its own file where it
-    is the same as rank 0's; rank 0 sends its file to the others, so that it needs to be on rank 0's disk only. What
-    ranks had for themselves is not in it: states of seed generators, and the gradients that the others have added up
-    since their last update (`hvd_ext.callbacks.Checkpoint` keeps all of that).
+    Each rank that calls it reads its own file and tells nobody, so that rank 0 alone may load a model, as scripts for
+    Horovod do; a broadcast of its variables then goes before the first step. With `root_rank` all ranks call it, and
+    get the file of that rank.
+
+    Slots, iterations, loss scale and averages of weights are those of the file. What ranks had for themselves is not in
+    it: states of seed generators, and the gradients that the others have added up since their last update
+    (`hvd_ext.callbacks.Checkpoint` keeps all of that).
 
     Args:
-        filepath: a `.keras` or `.h5` file; on ranks where rank 0's file lies elsewhere, or not at all, any path.
+        filepath: a `.keras` or `.h5` file; with root_rank, on ranks where that file lies elsewhere or not at all, any
+            path.
         custom_optimizers: classes of optimizers of your own.
         custom_objects: classes and functions of your own, by name, as `keras.models.load_model` takes them.
         compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
         safe_mode: as `keras.models.load_model` takes it.
-        each_rank: True: every rank reads the file that it has saved itself, so that a model which was saved in the
-            middle of a gradient accumulation goes on from there.
+        root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
+        legacy_opts: must be False: there are no legacy optimizers in Keras 3.
         **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
 
     Returns:
         The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
 
     Raises:
-        CheckpointError: rank 0 has no such file, or it cannot be read; on all ranks.
+        CheckpointError: there is no such file, or it cannot be read; with root_rank on all ranks.
+        MismatchError: the ranks name different roots.
         InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
     """
-    job = runtime.current()
+    if legacy_opts:
+        raise InvalidError(
+            f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers, and "
+            "tf_keras.models.load_model loads those of tf_keras"
+        )
     GradientOptions.from_keywords("load_model", {key: value for key, value in options.items() if key != "name"})
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
+
+    def loaded(path: Path) -> keras.Model:
+        model = _loaded(path, objects, compile, safe_mode, where)
+        if getattr(model, "optimizer", None) is not None:
+            model.optimizer = DistributedOptimizer(model.optimizer, **options)
+        elif options:
+            raise InvalidError(
+                f"{where}: the model has no optimizer that {', '.join(options)} could be for; compile it with "
+                "hvd_ext.DistributedOptimizer"
+            )
+        return model
+
+    if root_rank is None:
+        return loaded(Path(filepath))
+    job = runtime.current()
     with tempfile.TemporaryDirectory(prefix="hvd_ext-") as folder:
-        path = Path(filepath) if each_rank else _shared(job, Path(filepath), Path(folder), where)
-
-        def load() -> None:
-            nonlocal model
-            model = _loaded(path, objects, compile, safe_mode, where)
-            if getattr(model, "optimizer", None) is not None:
-                model.optimizer = DistributedOptimizer(model.optimizer, **options)
-            elif options:
-                raise InvalidError(
-                    f"{where}: the model has no optimizer that {', '.join(options)} could be for; compile it with "
-                    "hvd_ext.DistributedOptimizer"
-                )
-
-        model: Any = None
-        agreement.exchange(job.engine, "load_model", load)
-    if job.engine.rank == 0 and job.engine.size > 1 and not each_rank and _accumulates(model):
+        path = _shared(job, Path(filepath), Path(folder), where, root_rank)
+        models: list[keras.Model] = []
+        agreement.exchange(job.engine, "load_model", lambda: models.append(loaded(path)))
+    if job.engine.rank == root_rank and job.engine.size > 1 and _accumulates(models[0]):
         _LOG.warning(
             "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had added up are "
-            "not in this file, each goes on from rank 0's",
+            "not in this file, each goes on from those of rank %d",
             where,
+            root_rank,
         )
-    return model
+    return models[0]
 
 
-def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str) -> Path:
-    """Give the path of a file with the bytes of rank 0's: this rank's own, or a copy in the folder."""
-    seen = agreement.exchange(job.engine, "load_model: file", lambda: _digest(path, job.engine.rank, where))
-    lacking = [rank for rank, digest in enumerate(seen) if digest != seen[0]]
+def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: int) -> Path:
+    """Give the path of a file with the bytes of the root's: this rank's own, or a copy in the folder."""
+
+    def mine() -> dict[str, Any]:
+        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < job.engine.size:
+            raise InvalidError(f"root_rank ({root!r}): must be a rank, 0 to {job.engine.size - 1}")
+        return {"root_rank": root, "digest": _digest(path, job.engine.rank == root, where)}
+
+    answers = agreement.exchange(job.engine, "load_model: file", mine)
+    agreement.check_same("load_model", [{"root_rank": answer["root_rank"]} for answer in answers])
+    seen = [answer["digest"] for answer in answers]
+    lacking = [rank for rank, digest in enumerate(seen) if digest != seen[root]]
     if not lacking:
         return path
     differing = [rank for rank in lacking if seen[rank] is not None]
-    if differing and job.engine.rank == 0:
-        _LOG.warning("%s: rank %d has another file of this name; all take that of rank 0", where, differing[0])
-    if seen[0] == _FOLDER:
+    if differing and job.engine.rank == root:
+        _LOG.warning(
+            "%s: rank %d has another file of this name; all take that of rank %d", where, differing[0], root
+        )
+    if seen[root] == _FOLDER:
         raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} has not")
     copy = folder / path.name
-    pieces = _pieces(path) if job.engine.rank == 0 else iter(())
+    pieces = _pieces(path) if job.engine.rank == root else iter(())
     with contextlib.ExitStack() as stack:
         failed: OSError | None = None
         target = None
-        while isinstance(piece := broadcast_object(next(pieces, None), 0, name="load_model: bytes"), bytes):
+        while isinstance(piece := broadcast_object(next(pieces, None), root, name="load_model: bytes"), bytes):
             if job.engine.rank in lacking and failed is None:
                 try:
                     target = target or stack.enter_context(copy.open("wb", buffering=0))
@@ -132,14 +156,14 @@ def _pieces(path: Path) -> Iterator[bytes | str]:
         yield str(error)
 
 
-def _digest(path: Path, rank: int, where: str) -> str | None:
+def _digest(path: Path, must: bool, where: str) -> str | None:
     if path.is_dir():
         return _FOLDER
     try:
         return described(path).sha256
     except OSError as error:
-        if rank == 0:
-            raise CheckpointError(f"{where}: rank 0 must have it; it cannot be read: {error.strerror}") from error
+        if must:
+            raise CheckpointError(f"{where}: the root must have it; it cannot be read: {error.strerror}") from error
         return None
 
 

@@ -119,11 +119,9 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "all ranks call it, also where the file is on rank 0's disk only: drop an `if hvd.rank() == 0` in front of it; "
-        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a "
-        "`.keras` file plain, in silence",
-        {"legacy_opts": "!load_model has no keyword 'legacy_opts'"},
-        OTHER,
+        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a `.keras` "
+        "file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only",
+        {"legacy_opts": "must be False: Keras 3 has no legacy optimizers"},
     ),
     *callable_rows(
         _CALLBACKS,

@@ -50,7 +50,7 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
 
 
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
-    gradtape: tf.GradientTape, local_layers: Any = None, **keywords: Any
+    gradtape: tf.GradientTape, *, local_layers: Any = None, **keywords: Any
 ) -> tf.GradientTape:
     """Make a tape's `gradient` give reduced gradients, except for the weights of some layers, which stay on their rank.
 

@@ -99,7 +99,8 @@ def test_it_goes_on_bit_for_bit(make: Any, file: str, tmp_path: Path) -> None:
     fit(first, Checkpoint(tmp_path, every=None, every_steps=4), Stopped())
     if hvd.rank() == 0:
         path = newest(tmp_path)
-        assert path is not None and (path / file).exists()
+        # Keras 3.8 writes a model.keras of any model
+        assert path is not None and any((path / name).exists() for name in (file, "model.keras"))
     second = make()
     fill(second.trainable_weights, salt=5)
     seen = fit(second, Checkpoint(tmp_path))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, fill, joined, model, values
 
@@ -79,7 +79,7 @@ def test_three_steps_saved_and_loaded_and_three_more_are_six(name: str, ending: 
     each_rank = name == "accumulation"  # of which each has its own part
     if hvd.rank() == 0 or each_rank:
         whole.save(path)  # the others have no such file
-    loaded = hvd.load_model(path, each_rank=each_rank)
+    loaded = hvd.load_model(path, root_rank=None if each_rank else 0)
     loaded.run_eagerly = True
     for got, expected in zip(values(loaded.optimizer.variables), values(whole.optimizer.variables), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -101,7 +101,7 @@ def test_a_file_of_rank_0_lacks_what_the_others_have_accumulated_and_says_so(
         steps(ours, 0, 1)
         caplog.clear()
         ours.save(tmp_path / "model.keras")
-        loaded = hvd.load_model(tmp_path / "model.keras")
+        loaded = hvd.load_model(tmp_path / "model.keras", root_rank=0)
         assert ("in the middle of a gradient accumulation" in caplog.text) == said
         assert_same_bits_on_all_ranks(loaded.optimizer.variables)
 
@@ -110,37 +110,66 @@ class Halved(keras.optimizers.SGD):
     """An optimizer that Keras does not have."""
 
 
-def test_a_file_is_read_on_rank_0_and_all_have_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_is_read_on_one_rank_and_all_have_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours = model()
     ours.compile(Halved(0.5, momentum=0.25), "mse", run_eagerly=True)  # saved without the wrapper
     path = tmp_path / "model.keras"
     fill(ours.weights, salt=hvd.rank())
     ours.save(path)  # every rank has another
-    loaded = hvd.load_model(path, custom_optimizers=[Halved], compression=hvd.Compression.bf16)
+    root, compression = hvd.size() - 1, hvd.Compression.bf16
+    loaded = hvd.load_model(path, custom_optimizers=[Halved], compression=compression, root_rank=root)
     assert loaded.optimizer.momentum == 0.25
     assert_same_bits_on_all_ranks(loaded.weights)
-    if hvd.rank() == 0:
+    if hvd.rank() == root:
         np.testing.assert_array_equal(loaded.weights[0].numpy(), ours.weights[0].numpy())
-    if hvd.size() > 1 and hvd.rank() == 0:
-        assert "rank 1 has another file of this name; all take that of rank 0" in caplog.text
+    if hvd.size() > 1 and hvd.rank() == root:
+        assert f"rank 0 has another file of this name; all take that of rank {root}" in caplog.text
     steps(loaded, 0, 1)
     assert_same_bits_on_all_ranks(loaded.weights)
 
 
+def test_rank_0_alone_may_load_and_send_what_it_has_loaded(tmp_path: Path) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse", run_eagerly=True)
+    steps(ours, 0, 1)
+    whole = values(ours.weights)
+    if hvd.rank() == 0:
+        ours.save(tmp_path / "model.keras")
+        resumed = hvd.load_model(tmp_path / "model.keras")
+    else:
+        resumed = model()
+        resumed.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.25)), "mse")
+    x, y = data(hvd.rank(), BATCH, salt=1)
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    resumed.fit(x, y, batch_size=BATCH, callbacks=[start], verbose=0, shuffle=False)
+    steps(ours, 1, 2)
+    for got, expected, before in zip(values(resumed.weights), values(ours.weights), whole, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        assert not np.array_equal(got, before)
+    assert_same_bits_on_all_ranks([*resumed.weights, *resumed.optimizer.variables])
+
+
 def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
-    with pytest.raises(CheckpointError, match=r"load_model \(.*\): rank 0 must have it; it cannot be read: No such"):
+    with pytest.raises(CheckpointError, match=r"load_model \(.*\): the root must have it; it cannot be read: No such"):
+        hvd.load_model(path, root_rank=0)
+    with pytest.raises(CheckpointError, match=r"load_model \(.*\): Keras cannot load it"):
         hvd.load_model(path)
     ours = model()
     ours.save(path)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(CheckpointError, match="Keras cannot load it"):
-        hvd.load_model(path)
+        hvd.load_model(path, root_rank=0)
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="Keras cannot load it"):
-        hvd.load_model(tmp_path / "folder")
+        hvd.load_model(tmp_path / "folder", root_rank=0)
     with pytest.raises(TypeError, match="compresion"):
         hvd.load_model(path, compresion=hvd.Compression.fp16)
+    with pytest.raises(InvalidError, match="root_rank"):
+        hvd.load_model(path, root_rank=hvd.size())
+    if hvd.size() > 1:
+        with pytest.raises(MismatchError, match="root_rank must be the same on all ranks"):
+            hvd.load_model(path, root_rank=min(hvd.rank(), 1))
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 

@@ -126,7 +126,7 @@ def test_local_sources_stay_on_their_rank() -> None:
         value = loss()
     mine = plain.gradient(value, network.trainable_variables)
     for scale, tape in (
-        (hvd.size(), hvd.PartialDistributedGradientTape(tf.GradientTape(), own)),
+        (hvd.size(), hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=own)),
         (1, hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[own], scale_local_gradients=False)),
     ):
         with tape:

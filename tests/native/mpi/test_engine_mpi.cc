@@ -26,8 +26,8 @@ TEST("mpi engine: collectives of every dtype and length are right, and the engin
       std::vector<std::future<Result>> results;
       for (DType dtype : kReducible) {
         for (int64_t plan : {ring, star}) {
-          CallSpec spec =
-              AllreduceSpec("x" + std::to_string(static_cast<int>(dtype)), plan, elements, dtype, ReduceOp::kAverage);
+          std::string name = (plan == ring ? "ring" : "star") + std::to_string(static_cast<int>(dtype));
+          CallSpec spec = AllreduceSpec(name, plan, elements, dtype, ReduceOp::kAverage);
           spec.segment_nbytes = 65536;
           results.push_back(StartCall(engine.get(), spec, Input(dtype, elements, rank)));
         }
