@@ -6,6 +6,7 @@ The comparing functions are pure: they take what all ranks sent.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
 
 if TYPE_CHECKING:
     from hvd_ext.engine import Engine
+
+# what Keras appends to a name that the process has used before
+_NUMBER = re.compile(r"_\d+(?=_|:|$)")
 
 
 def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
@@ -96,6 +100,9 @@ def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[i
 def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks: Sequence[int] | None = None) -> None:
     """Check that all ranks have the same tensors in the same order.
 
+    Names need not be equal to the letter: Keras numbers layers by what the process has made before, and a model that
+    one rank has loaded from a file lacks the model's name in front.
+
     Args:
         subject: begins the message.
         lists: per rank the tensors as pairs (name, dtype and shape as text).
@@ -107,7 +114,7 @@ def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks:
     first, rank_0 = lists[0], _numbers(ranks, lists)[0]
     for rank, tensors in zip(_numbers(ranks, lists), lists, strict=True):
         for index, ((name, text), (name_0, text_0)) in enumerate(zip(tensors, first, strict=False)):
-            if name != name_0:
+            if not _alike(name, name_0):
                 raise MismatchError(
                     f"{subject}: tensor {index} must have the same name on all ranks; rank {rank} has {name!r} "
                     f"({text}), rank {rank_0} has {name_0!r} ({text_0}); build the model in the same order on all ranks"
@@ -132,3 +139,12 @@ def _with_rank(rank: int, text: str, size: int) -> str:
 
 def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int]:
     return range(len(values)) if ranks is None else ranks
+
+
+def _alike(name: str, other: str) -> bool:
+    """Tell whether two names are of one layer and one variable of it, or of one slot, but for what Keras adds."""
+    parts, others = ([_NUMBER.sub("", part) for part in text.split("/")[-2:]] for text in (name, other))
+    return len(parts) == len(others) and all(
+        f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")
+        for part, same in zip(parts, others, strict=True)
+    )

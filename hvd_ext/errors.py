@@ -22,6 +22,9 @@ __all__ = [
 class HvdExtError(RuntimeError):
     """Anything that hvd_ext itself found wrong; raised as it is for a broken invariant (a bug of hvd_ext)."""
 
+    # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
+    __init__ = Exception.__init__
+
 
 class InvalidError(HvdExtError, ValueError):
     """An argument or a setting that breaks a rule; nothing was sent."""

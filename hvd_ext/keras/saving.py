@@ -120,9 +120,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
         return path
     differing = [rank for rank in lacking if seen[rank] is not None]
     if differing and job.engine.rank == root:
-        _LOG.warning(
-            "%s: rank %d has another file of this name; all take that of rank %d", where, differing[0], root
-        )
+        _LOG.warning("%s: rank %d has another file of this name; all take that of rank %d", where, differing[0], root)
     if seen[root] == _FOLDER:
         raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} has not")
     copy = folder / path.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvd_ext import refused
-from hvd_ext.migration.row import OTHER, REFUSED, Row, callable_rows, same
+from hvd_ext.migration.row import REFUSED, Row, callable_rows, same
 
 _OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, layers"
 
@@ -119,8 +119,8 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a `.keras` "
-        "file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only",
+        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a "
+        "`.keras` file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only",
         {"legacy_opts": "must be False: Keras 3 has no legacy optimizers"},
     ),
     *callable_rows(

@@ -81,3 +81,24 @@ def test_tensors_are_compared_by_name_then_by_text_then_by_number() -> None:
     for lists in ([same, same[:1]], [same[:1], same]):
         with pytest.raises(MismatchError, match=r"the first that only one of them has is 'b'"):
             agreement.check_tensors("it", lists)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "alike"),
+    [
+        ("sequential_11/dense_22/kernel", "dense_20/kernel", True),  # a model of a file has no name in front
+        ("SGD/sequential_1_dense_2_kernel_momentum", "SGD/dense_kernel_momentum", True),
+        ("kernel:0", "kernel_1:0", True),
+        ("net/branch_a/kernel", "net/branch_b/kernel", False),
+        ("dense/kernel", "dense/bias", False),
+        ("SGD/a_kernel_momentum", "SGD/b_kernel_momentum", False),
+        ("a", "b", False),
+    ],
+)
+def test_names_may_differ_by_what_keras_adds_and_by_nothing_else(name: str, other: str, alike: bool) -> None:
+    lists = [[[name, "float32[]"]], [[other, "float32[]"]]]
+    if alike:
+        agreement.check_tensors("it", lists)
+    else:
+        with pytest.raises(MismatchError, match="must have the same name"):
+            agreement.check_tensors("it", lists)
