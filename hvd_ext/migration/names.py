@@ -65,13 +65,17 @@ _SET_ROWS = (
     *callable_rows(_SETS, "process_set_included_op", "process_set_id name"),
 )
 
+_GRADIENT = "its gradient is that of the sum of the ranks' losses; Horovod divides it by their number"
+_SCATTER_GRADIENT = "its gradient is that of the sum of the ranks' losses; Horovod's is that times their number"
+
 _COLLECTIVE_ROWS = (
     *callable_rows(
         _COLLECTIVES,
         "allreduce",
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
-        "also of bfloat16; a difference between ranks is an error on all",
+        "also of bfloat16, and of whole numbers of 8 and 16 bits, whose overflow is an error; a difference between "
+        "ranks is an error on all",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
@@ -83,30 +87,40 @@ _COLLECTIVE_ROWS = (
         _ODD,
     ),
     *callable_rows(
-        _COLLECTIVES, "allgather", "tensor value name ignore_name_scope process_set", "", {**_ODD, "value": _VALUE}
+        _COLLECTIVES,
+        "allgather",
+        "tensor value name ignore_name_scope process_set",
+        _GRADIENT,
+        {**_ODD, "value": _VALUE},
+        OTHER,
     ),
-    *callable_rows(_COLLECTIVES, "grouped_allgather", "tensors name ignore_name_scope process_set", "", _ODD),
+    *callable_rows(
+        _COLLECTIVES, "grouped_allgather", "tensors name ignore_name_scope process_set", _GRADIENT, _ODD, OTHER
+    ),
     *callable_rows(
         _COLLECTIVES,
         "broadcast",
         "tensor value root_rank name ignore_name_scope process_set",
-        "root_rank is a rank of the job, also in a process set",
+        f"root_rank is a rank of the job, also in a process set; {_GRADIENT}",
         {**_ODD, "value": _VALUE},
+        OTHER,
     ),
     *callable_rows(_COLLECTIVES, "alltoall", "tensor splits name ignore_name_scope process_set", "", _ODD),
     *callable_rows(
         _COLLECTIVES,
         "reducescatter",
         "tensor value device_dense compression op name process_set ignore_name_scope prescale_factor postscale_factor",
-        "",
+        _SCATTER_GRADIENT,
         {**_ODD, "value": _VALUE},
+        OTHER,
     ),
     *callable_rows(
         _COLLECTIVES,
         "grouped_reducescatter",
         "tensors device_dense compression op process_set prescale_factor postscale_factor",
-        "",
+        _SCATTER_GRADIENT,
         _ODD,
+        OTHER,
     ),
     *callable_rows(
         _COLLECTIVES,
