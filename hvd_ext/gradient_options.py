@@ -117,6 +117,33 @@ class GradientOptions:
                 fields["groups"] = keywords["num_groups"]
         return cls(**fields)
 
+    @classmethod
+    def from_texts(cls, where: str, texts: Mapping[str, str]) -> GradientOptions:
+        """Read the options from a command line.
+
+        Args:
+            where: whose they are, for messages ("bench training").
+            texts: by name; numbers, "true" and "false" as YAML reads them, op and compression by their names.
+
+        Returns:
+            The options.
+
+        Raises:
+            InvalidError: an option that there is not, or a value that breaks its rule.
+            PlanError: there is no algorithm of this name.
+        """
+        import yaml
+
+        named = {"op": {"average": Average, "sum": Sum}, "compression": {one.name: one for one in Compression}}
+        values = {
+            name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
+            for name, text in texts.items()
+        }
+        try:
+            return cls.from_keywords(where, values)
+        except TypeError as error:
+            raise InvalidError(str(error)) from None
+
     def for_channel(self, job: Options) -> Options:
         """Give the options of a channel.
 
@@ -126,6 +153,10 @@ class GradientOptions:
         return job.replace(
             op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, compression=self.compression
         )
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the keywords that make these options."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def described(self) -> dict[str, Any]:
         """Give what must be the same on all ranks besides the options of the channel and the groups."""

@@ -8,7 +8,7 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.training_worker import COMPUTE, Task
 from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
+from hvd_ext.gradient_options import GradientOptions
 
 WIDTHS = {"mlp": 1024, "cnn": 512}
 HOROVOD = "horovod"
@@ -41,6 +42,7 @@ class Request:
         ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
         timeout_s: longest time without an answer of a job.
+        options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's has none of them.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -55,6 +57,7 @@ class Request:
     ranks: tuple[int, ...] = ()
     rate: float | None = None
     timeout_s: float = 600.0
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
@@ -79,6 +82,9 @@ class Request:
                 if count < least:
                     why = ", one for each repetition" if name == "steps" else ""
                     raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
+        if "algorithm" in self.options:
+            raise InvalidError("option algorithm: say --algorithms, which compares them")
+        GradientOptions.from_texts("bench training", self.options)
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
@@ -137,7 +143,8 @@ def _start(
     stack: ExitStack, request: Request, launcher: Launcher, ranks: int | None, name: str, module: str, mca: Any
 ) -> Worker:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_ext-bench-")))
-    task = Task(str(folder), request.model, request.width or WIDTHS[request.model], request.batch, mca)
+    width = request.width or WIDTHS[request.model]
+    task = Task(str(folder), request.model, width, request.batch, mca, request.options)
     command = launcher.command(ranks, [sys.executable, "-m", f"hvd_ext.bench.{module}", task.write()])
     job = stack.enter_context(Job(command, folder / "log", job_environment()))
     return Worker(name, job, folder, request.timeout_s)

@@ -53,6 +53,10 @@ def training(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw the rows, also those kept, into this PNG file.")
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of our DistributedOptimizer, such as compression=bf16; may be given again."),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time without an answer of a job, seconds.")] = 600.0,
 ) -> None:
     """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
@@ -74,7 +78,11 @@ def training(
             raise typer.BadParameter("the launcher says how many ranks there are", param_hint="--ranks")
         if append and json_file is None:
             raise typer.BadParameter("names no file; say --json FILE too", param_hint="--append")
+        for text in option or ():
+            if "=" not in text:
+                raise typer.BadParameter(f"({text!r}): must be NAME=VALUE", param_hint="--option")
         request = Request(
+            options=dict(text.split("=", 1) for text in option or ()),
             algorithms=_names(algorithms),
             model=model,
             width=width,
@@ -91,7 +99,7 @@ def training(
         run = results.begin_run(start.describe())
         with progress(max(len(request.ranks), 1) * request.repetitions) as tell:
             rows, notes, topology = measure(request, start, tell)
-        run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
+        run.update(topology=topology, options=dict(request.options), rate_bytes_per_second=request.rate, notes=notes)
         result = training_results.result(run, rows)
         kept = results.joined(before, result) if before else result
         if json_file is not None:

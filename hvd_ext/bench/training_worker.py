@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -42,6 +43,7 @@ class Task:
         width: units of a hidden dense layer.
         batch: digits of a rank's batch.
         mca: parameters of Open MPI, set before it starts.
+        options: keywords of our optimizer, as texts.
     """
 
     folder: str
@@ -49,6 +51,7 @@ class Task:
     width: int
     batch: int
     mca: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> Task:
@@ -238,15 +241,17 @@ def main(text: str) -> None:
     task.tell_mpi()
     import hvd_ext as hvd
     from hvd_ext.bench.training_model import Learner, batches
+    from hvd_ext.gradient_options import GradientOptions
     from hvd_ext.keras.optimizer import channels
 
     hvd.init()
+    options = GradientOptions.from_texts("bench training", task.options).keywords()
     data = batches(hvd.rank(), hvd.size(), task.batch)
 
     def make(algorithm: str) -> dict[str, Learner]:
         if algorithm == COMPUTE:
             return {"": Learner(task.model, task.width, data)}
-        wrapped = lambda optimizer: hvd.DistributedOptimizer(optimizer, algorithm=algorithm)  # noqa: E731
+        wrapped = functools.partial(hvd.DistributedOptimizer, **{**options, "algorithm": algorithm})
         return {"": Learner(task.model, task.width, data, wrap=wrapped)}
 
     def chosen(learner: Learner) -> str:

@@ -64,6 +64,8 @@ def rows_of(*hosts: int) -> list[dict[str, Any]]:
         ({"repetitions": 0}, r"repetitions \(0\)"),
         ({"steps": 4}, r"steps \(4\): must be at least 5, one for each repetition"),
         ({"timeout_s": 0.0}, r"timeout \(0\)"),
+        ({"options": {"algorithm": "ring"}}, "say --algorithms"),
+        ({"options": {"compression": "fp8"}}, "compression"),
     ],
 )
 def test_a_request_that_cannot_be_measured_is_refused(changes: dict[str, Any], words: str) -> None:

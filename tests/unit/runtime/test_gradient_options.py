@@ -129,3 +129,15 @@ def test_what_is_not_said_comes_from_init() -> None:
     channel = GradientOptions(op=hvd.Sum, compression=Compression.none).for_channel(job)
     assert (channel.op, channel.bucket_nbytes, channel.compression) == (hvd.Sum, 77, Compression.none)
     assert GradientOptions().for_channel(job).compression is Compression.bf16
+
+
+def test_a_command_line_says_the_same_in_texts() -> None:
+    texts = {"op": "Sum", "compression": "bf16", "groups": "2", "sparse_as_dense": "true", "bucket_nbytes": "77"}
+    options = GradientOptions.from_texts("it", texts)
+    said = (options.op, options.compression, options.groups, options.sparse_as_dense, options.bucket_nbytes)
+    assert said == (hvd.Sum, Compression.bf16, 2, True, 77)
+    assert GradientOptions(**options.keywords()).keywords() == options.keywords()
+    with pytest.raises(InvalidError, match="did you mean 'compression'"):
+        GradientOptions.from_texts("it", {"compresion": "bf16"})
+    with pytest.raises(InvalidError, match=r"compression \('fp8'\)"):
+        GradientOptions.from_texts("it", {"compression": "fp8"})
