@@ -9,7 +9,7 @@ import pytest
 from tests.mpi import jobs
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
-# Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on 8 ranks.
+# Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on more than two.
 SAME_ON_ANY_NUMBER = (
     "test_mismatch_table.py",
     "test_names.py",
@@ -42,9 +42,16 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=SLOW) for n in (3, 4, 8))])
 def test_the_tests_of_ranks_pass_on_so_many_ranks(ranks: int, tmp_path: Path) -> None:
-    left_out = SAME_ON_ANY_NUMBER if ranks in (3, 8) else ()
-    arguments = ["-m", "pytest", "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
-    # The temporary folders of the ranks stay in ours.
-    own = {"PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
-    arguments += [f"--ignore={FOLDER / name}" for name in left_out]
-    jobs.run(tmp_path, [*arguments, str(FOLDER)], ranks=ranks, changes=own, limit_s=600 + 300 * ranks).must_succeed()
+    run(tmp_path, ranks, [*(f"--ignore={FOLDER / name}" for name in SAME_ON_ANY_NUMBER), str(FOLDER)])
+
+
+@pytest.mark.slow
+def test_the_tests_that_are_the_same_on_any_number_pass_on_two_ranks(tmp_path: Path) -> None:
+    run(tmp_path, 2, [str(FOLDER / name) for name in SAME_ON_ANY_NUMBER])
+
+
+def run(folder: Path, ranks: int, arguments: list[str]) -> None:
+    """Run tests on several ranks; the temporary folders of the ranks stay in this test's."""
+    own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
+    options = ["-m", "pytest", "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
+    jobs.run(folder, [*options, *arguments], ranks=ranks, changes=own, limit_s=600 + 300 * ranks).must_succeed()
