@@ -175,6 +175,22 @@ TEST("engines: a set runs beside its job, and stops alone or with it") {
   CHECK_FAILS(Engine::OfPlan(of_job, &found), Code::kStopped, "no engine runs; call init() first");
 }
 
+TEST("engines: a set of a set stops with the job, and 0 is the job as a parent too") {
+  int64_t job = StartJob_(), set = StartSet_(0), inner = StartSet_(set);
+  CHECK(Exchanged(0, "job") == "job");
+  std::shared_ptr<Engine> found;
+  CHECK_OK(Engine::Find(0, &found));
+  CHECK_EQ(found->generation(), job);
+  CHECK_OK(Engine::Find(inner, &found));
+  int32_t alone = 7;
+  CHECK_EQ(hvd_ext_stop(job, 0, &alone), 0);
+  CHECK_EQ(alone, 0);
+  CHECK_FAILS(Call(found.get(), BarrierSpec("late"), "").status, Code::kStopped, "has been shut down");
+  job = StartJob_();
+  for (int64_t number : {set, inner}) CHECK_FAILS(Engine::Find(number, &found), Code::kStopped, "has been shut down");
+  CHECK_EQ(hvd_ext_stop(job, 0, &alone), 0);
+}
+
 TEST("engines: a set that its ranks do not make is refused") {
   int64_t job = StartJob_(), set = 0;
   for (std::vector<int> ranks : {std::vector<int>{}, {1}, {0, 0}, {0, 1}, {-1, 0}}) {

@@ -151,7 +151,7 @@ def test_mpi_starts_without_a_launcher():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mode", ["failed", "abort"])
+@pytest.mark.parametrize("mode", ["failed", "abort", "making"])
 def test_a_rank_that_goes_down_alone_ends_the_job(mode):
     # The others would sleep for longer than the limit.
     program = str(built() / "tests" / "hvd_ext_mpi_life")

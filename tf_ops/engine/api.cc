@@ -11,7 +11,6 @@
 
 #include "engine/engine.h"
 #include "engine/engines.h"
-#include "engine/transport.h"
 #include "kernels/reduce.h"
 #include "plan/ir.def"  // for HVD_EXT_PLAN_VERSION
 #include "plan/plan.h"
@@ -120,7 +119,7 @@ int hvd_ext_stop(int64_t engine, int32_t together, int32_t* alone) {
   return Report(status);
 }
 
-void hvd_ext_finish_mpi(int32_t failed, int32_t code) { FinishMpi(failed != 0, code); }
+void hvd_ext_finish_mpi(int32_t failed, int32_t code) { FinishJob(failed != 0, code); }
 
 void hvd_ext_abort(int32_t code) { AbortJob(code); }
 

@@ -30,7 +30,7 @@ int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine);  // one ra
 int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
                       int64_t* engine, int32_t* rank);
 int hvd_ext_stop(int64_t engine, int32_t together, int32_t* alone);  // see StopEngine of engines.h
-void hvd_ext_finish_mpi(int32_t failed, int32_t code);               // at process exit, see FinishMpi
+void hvd_ext_finish_mpi(int32_t failed, int32_t code);               // at process exit, see FinishJob
 void hvd_ext_abort(int32_t code);  // ends the job at once; a no-op where no engine runs
 
 int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -26,12 +28,13 @@ struct Started {
 
 // Never destroyed: at exit an engine's thread may still run, and Python may still call.
 struct Process {
+  std::mutex making;                   // one set is made at a time; taken before `life`
   std::mutex life;                     // one start or stop at a time
   std::mutex mutex;                    // guards what follows
   std::map<int64_t, Started> engines;  // by generation
   int64_t job = 0;                     // the generation of the job's; 0: none runs
   int64_t last = 0;                    // the generation of the newest that has been started
-  pid_t started_by = 0;                // the process
+  std::atomic<pid_t> started_by{0};    // the process; read without a lock
 };
 
 Process& TheProcess() {
@@ -40,10 +43,10 @@ Process& TheProcess() {
 }
 
 // A forked child has the parent's memory and none of its threads: it would write into what the parent shares with the
-// other ranks.
+// other ranks. Asked before a lock is taken: the thread that held it may not be in the child.
 bool IsForked() {
-  const Process& process = TheProcess();
-  return process.started_by != 0 && process.started_by != getpid();
+  pid_t started_by = TheProcess().started_by;
+  return started_by != 0 && started_by != getpid();
 }
 
 constexpr const char* kForked =
@@ -107,9 +110,9 @@ Status OfStopped(const std::string& what, int64_t handle) {
 }
 
 Status StartJob(const Config& config, bool mpi, bool shared_memory, std::shared_ptr<Engine>* engine) {
+  if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
-  if (IsForked()) return Invalid(kForked);
   if (process.job != 0) return Invalid("an engine runs already in this process; call shutdown() first");
   std::shared_ptr<Transport> transport;
   if (mpi) {
@@ -124,9 +127,11 @@ Status StartJob(const Config& config, bool mpi, bool shared_memory, std::shared_
 
 Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, bool shared_memory,
                 std::shared_ptr<Engine>* engine) {
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> life(process.life);
   if (IsForked()) return Invalid(kForked);
+  Process& process = TheProcess();
+  // Not `life` yet: where another rank does not come, this waits for ever, and the job must be able to stop all the
+  // same.
+  std::lock_guard<std::mutex> making(process.making);
   Started of = Entry(parent);
   if (of.engine == nullptr) return NoneRuns();
   bool ascend = std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<int>());
@@ -146,26 +151,29 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
   }
   config.idle_s = kIdleSet_s;
   for (int rank : ranks) config.numbers.push_back(rank);
-  return Start(std::move(transport), config, parent, engine);
+  std::lock_guard<std::mutex> life(process.life);
+  if (Entry(parent).engine != of.engine) return NoneRuns();  // it has stopped meanwhile
+  return Start(std::move(transport), config, of.engine->generation(), engine);
 }
 
 Status StopEngine(int64_t generation, bool together, bool* alone) {
-  Process& process = TheProcess();
-  std::lock_guard<std::mutex> life(process.life);
   *alone = false;
   if (IsForked()) return Status::Ok();
-  std::vector<int64_t> stops;  // its sets first, all of them at the same time
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> life(process.life);
+  std::set<int64_t> stops = {generation};  // and its sets, and theirs, which are younger: these first, at the same time
   {
     std::lock_guard<std::mutex> lock(process.mutex);
     for (const auto& [number, started] : process.engines) {
-      if (started.parent != generation) continue;
-      stops.push_back(number);
+      if (stops.count(started.parent) == 0) continue;
+      stops.insert(number);
       started.engine->StopSoon();
     }
-    if (process.engines.count(generation) > 0) stops.push_back(generation);
   }
-  for (int64_t number : stops) {
+  for (auto at = stops.rbegin(); at != stops.rend(); ++at) {
+    int64_t number = *at;
     Started stopped = Entry(number);
+    if (stopped.engine == nullptr) continue;
     if (stopped.engine->Stop()) *alone = true;
     if (together && stopped.engine->quiet()) stopped.transport->Release();
     std::lock_guard<std::mutex> lock(process.mutex);
@@ -176,8 +184,17 @@ Status StopEngine(int64_t generation, bool together, bool* alone) {
 }
 
 void AbortJob(int code) {
+  if (IsForked()) return;
   std::shared_ptr<Transport> transport = Entry(0).transport;
   if (transport != nullptr) transport->Abort(code);
+}
+
+void FinishJob(bool failed, int code) {
+  // A thread that still makes an engine, with ranks that do not come, would go on to call MPI.
+  Process& process = TheProcess();
+  std::unique_lock<std::mutex> making(process.making, std::try_to_lock);
+  std::unique_lock<std::mutex> life(process.life, std::try_to_lock);
+  FinishMpi(failed || !making.owns_lock() || !life.owns_lock(), code);
 }
 
 Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {

@@ -1,5 +1,5 @@
 // Beginnings and ends of MPI that need a process of their own: `hvd_ext_mpi_life MODE`. Exit status 0 if all went as it
-// must; with "failed" and "abort" the job must fail.
+// must; with "failed", "abort" and "making" the job must fail.
 #include <mpi.h>
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/engines.h"
 #include "engine/transport.h"
 
 namespace {
@@ -85,6 +86,26 @@ int Alone(bool abort) {
   return 0;
 }
 
+// Rank 0 ends while a thread of it waits for rank 1 to make a set, which does not come.
+int Making() {
+  std::shared_ptr<hvd_ext::Engine> job;
+  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, /*shared_memory=*/true, &job);
+  if (!status.ok()) return Wrong(status.message);
+  if (job->rank() == 0) {
+    std::thread([number = job->generation()] {
+      std::shared_ptr<hvd_ext::Engine> set;
+      hvd_ext::StartSet(number, {0, 1}, 1, hvd_ext::Config(), true, &set);
+      Wrong("the set was made");
+    }).detach();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  bool alone = true;
+  status = hvd_ext::StopEngine(job->generation(), /*together=*/false, &alone);
+  if (!status.ok() || alone) return Wrong("the job did not stop");
+  hvd_ext::FinishJob(false, 0);
+  return Wrong("the job went on");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -94,5 +115,6 @@ int main(int argc, char** argv) {
   if (mode == "single") return Single();
   if (mode == "failed") return Alone(/*abort=*/false);
   if (mode == "abort") return Alone(/*abort=*/true);
-  return Wrong("mode '" + mode + "' must be started, attached, single, failed or abort");
+  if (mode == "making") return Making();
+  return Wrong("mode '" + mode + "' must be started, attached, single, failed, abort or making");
 }
