@@ -190,6 +190,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
+        if self._store is not None:
+            self._store.forget()  # or the next epoch would begin with what the checkpoint held
         if self.stopped_by is None and self.every and (epoch + 1) % self.every == 0:
             self.save(epoch + 1, 0, "end of epoch")
 

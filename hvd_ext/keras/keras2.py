@@ -18,13 +18,12 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.keras import reduction
 from hvd_ext.keras.distributed import Distributed, class_of
 from hvd_ext.keras.passes import Passes
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.reducer import Reducer
 
-# What may differ between ranks when the first step begins, as for Keras 3.
-_MAY_DIFFER = ("name", "learning_rate")
 # The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.
 _SKIP, _AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
 _PASSES_AND_SCALE = (
@@ -194,9 +193,7 @@ def _facts(optimizer: Any, label: str) -> dict[str, Any]:
         facts[f"{whose} class"] = one.__class__.__name__
         with tf.init_scope():  # the configuration reads variables, also while a step is traced
             config = one.get_config()
-        for key, value in config.items():
-            if key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
-                facts[f"{whose} {key}"] = value
+        facts |= reduction.comparable(config, whose)
     return facts
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -33,11 +35,29 @@ def facts(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any]:
     return {"the optimizer's class": optimizer.__class__.__name__, **_settings(optimizer, "the optimizer's")}
 
 
-def _settings(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
+def comparable(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Give what a configuration says that must be the same on all ranks.
+
+    Args:
+        config: of an optimizer of Keras 3 or tf_keras.
+        whose: for the names.
+
+    Returns:
+        Plain values by name. A learning rate is left out, a schedule of it is not: no broadcast reaches that.
+    """
     settings: dict[str, Any] = {}
-    for key, value in optimizer.get_config().items():
-        if key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
+    for key, value in config.items():
+        if key == "learning_rate" and isinstance(value, Mapping):
+            settings[f"{whose} learning rate schedule"] = json.dumps(
+                value, sort_keys=True, default=lambda one: type(one).__name__
+            )
+        elif key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
             settings[f"{whose} {key}"] = value
+    return settings
+
+
+def _settings(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
+    settings = comparable(optimizer.get_config(), whose)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         settings["the inner optimizer's class"] = inner.__class__.__name__

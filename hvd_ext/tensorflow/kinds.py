@@ -100,7 +100,7 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
         variable: that it belongs to.
 
     Raises:
-        InvalidError: the gradient is not floating, or its variable is overwritten with it.
+        InvalidError: the gradient is not floating, not of its variable's shape, or the variable is overwritten with it.
     """
     if getattr(variable, "overwrite_with_gradient", False):
         raise InvalidError(
@@ -118,6 +118,13 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
     if not given.is_floating:
         raise InvalidError(
             f"{label}: the gradient of {name(variable)!r} must be of a floating dtype; it is {given.name}"
+        )
+    rows = isinstance(gradient, tf.IndexedSlices)
+    shape = tf.TensorShape(gradient.values.shape if rows else getattr(gradient, "shape", None))
+    wanted = tf.TensorShape([None, *variable.shape[1:]] if rows else variable.shape)
+    if not shape.is_compatible_with(wanted):
+        raise InvalidError(
+            f"{label}: the gradient of {name(variable)!r} must be of its shape; it is {shape}, not {wanted}"
         )
 
 

@@ -182,6 +182,22 @@ def test_no_gradients_at_all_is_left_to_keras() -> None:
         optimizer.apply(gradients(0, 0)[:2], ours)
 
 
+def test_a_gradient_of_another_shape_on_one_rank_is_refused_on_all() -> None:
+    ours = variables()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.apply(gradients(hvd.rank(), 0), ours)
+    before, last = values(ours), hvd.size() - 1
+    given: list[tf.Tensor | tf.IndexedSlices] = [*gradients(hvd.rank(), 1)]
+    for wrong in (tf.zeros(77), tf.IndexedSlices(tf.zeros([1, 77]), tf.constant([0]))):
+        given[0] = wrong if hvd.rank() == last else given[0]
+        with pytest.raises(InvalidError, match=r"must be of its shape; it is \(.*77,?\), not"):
+            optimizer.apply(given, ours)
+    for got, expected in zip(values(ours), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    optimizer.apply(gradients(hvd.rank(), 1), ours)
+    assert_same_bits_on_all_ranks(ours)
+
+
 def test_an_optimizer_that_never_asks_for_the_reduction_is_refused() -> None:
     class Silent(keras.optimizers.SGD):
         def _backend_apply_gradients(self, grads: list[tf.Tensor], trainable_variables: list[keras.Variable]) -> None:

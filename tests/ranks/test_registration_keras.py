@@ -170,6 +170,16 @@ def test_fit_raises_the_mismatch_and_equal_models_train_afterwards() -> None:
     assert_same_bits_on_all_ranks(equal.weights)
 
 
+def test_a_schedule_of_the_learning_rate_may_not_differ() -> None:
+    """It lives in Python, where no broadcast reaches it."""
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    schedules = [keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.5) for rate in (0.1, 0.2 if last() else 0.1)]
+    equal, differing = (hvd.DistributedOptimizer(keras.optimizers.SGD(schedule)) for schedule in schedules)
+    apply_once(equal, variable)()
+    words = raised_alike(apply_once(differing, variable), MismatchError)
+    assert "the optimizer's learning rate schedule must be the same on all ranks" in words
+
+
 def test_the_learning_rate_may_differ_until_a_broadcast_sets_it() -> None:
     variable = keras.Variable(np.zeros(2, np.float32), name="weights")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0 if hvd.rank() == 0 else 0.5))
