@@ -7,36 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.mpi import jobs
+from tests.ranks.conftest import SAME_ON_ANY_NUMBER
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
-# Files whose tests do not depend on how many other ranks there are; two cores need minutes for them on more than two.
-SAME_ON_ANY_NUMBER = (
-    "test_mismatch_table.py",
-    "test_names.py",
-    "test_accumulation.py",
-    "test_loss_scale.py",
-    "test_optimizer_gradients.py",
-    "test_optimizer_options.py",
-    "test_pairs.py",
-    "test_callbacks_keras2.py",
-    "test_callbacks_learning_rate.py",
-    "test_callbacks_together.py",
-    "test_hangs.py",
-    "test_sync_batch_norm.py",
-    "test_training_page.py",
-    "test_gpu_machines.py",
-    "test_keras2.py",
-    "test_migration.py",
-    "test_pattern_options.py",
-    "test_patterns.py",
-    "test_tape.py",
-    "test_saving.py",
-    "test_checkpoint.py",
-    "test_checkpoint_models.py",
-    "test_refusals_keras.py",
-    "test_registration_keras.py",
-)
-
 SLOW = pytest.mark.slow
 
 

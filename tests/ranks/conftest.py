@@ -15,6 +15,44 @@ import pytest
 
 LAUNCHED_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
+# Files whose tests do not depend on how many other ranks there are: the suite runs them on one and on two, and `make
+# check` not at all. Two cores need minutes for them on more.
+SAME_ON_ANY_NUMBER = (
+    "test_optimizer.py",
+    "test_callbacks.py",
+    "test_mismatch_table.py",
+    "test_names.py",
+    "test_accumulation.py",
+    "test_loss_scale.py",
+    "test_optimizer_gradients.py",
+    "test_optimizer_options.py",
+    "test_pairs.py",
+    "test_callbacks_keras2.py",
+    "test_callbacks_learning_rate.py",
+    "test_callbacks_together.py",
+    "test_hangs.py",
+    "test_sync_batch_norm.py",
+    "test_training_page.py",
+    "test_gpu_machines.py",
+    "test_keras2.py",
+    "test_migration.py",
+    "test_pattern_options.py",
+    "test_patterns.py",
+    "test_tape.py",
+    "test_saving.py",
+    "test_checkpoint.py",
+    "test_checkpoint_models.py",
+    "test_refusals_keras.py",
+    "test_registration_keras.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that are the same on any number of ranks as slow; a job of several ranks names its files."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name in SAME_ON_ANY_NUMBER:
+            item.add_marker(pytest.mark.slow)
+
 
 def two_uneven_hosts(size: int) -> str:
     """Describe a cluster of two hosts in YAML: the first has one rank more than the second, or two more.
