@@ -21,6 +21,8 @@ import numpy as np
 import hvd_ext as hvd
 from hvd_ext.checkpoints import arrays
 
+pytestmark = pytest.mark.slow
+
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 hvd.init()
 dies = sys.argv[1] == "die"

@@ -17,6 +17,8 @@ import pytest
 from tests.mpi import jobs
 from tests.mpi.clusters import run_command
 
+pytestmark = pytest.mark.slow
+
 # The checks of a machine import TensorFlow twice; one test makes them, the others look at the job only.
 QUICK = """
     import os, sys, time
@@ -76,7 +78,6 @@ def test_the_table_has_no_line_of_another_rank(tmp_path: Path) -> None:
     assert [job.outputs[rank].strip() for rank in (1, 2)] == ["", ""]
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
     arguments = [*quick(tmp_path), "--json", "--limit-s", "10"]
     job = jobs.run(tmp_path, arguments, ranks=3, changes={"LATE": "1"}).must_fail()
@@ -106,7 +107,6 @@ def test_two_hosts_are_named_with_their_network(tmp_path: Path, short: Path, mon
     assert found["network"]["seen"].startswith("in common: 10.77.0.0/")
 
 
-@pytest.mark.slow
 def test_the_launcher_of_another_mpi_is_named_with_both(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "mpich"]
     try:

@@ -23,6 +23,8 @@ import numpy as np
 import tensorflow as tf
 import horovod.tensorflow.keras as hvd
 
+pytestmark = pytest.mark.slow
+
 hvd.init()
 
 gpus = tf.config.list_physical_devices("GPU")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.mpi import jobs
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
     import os, pathlib, threading, time
