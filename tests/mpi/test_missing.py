@@ -9,6 +9,8 @@ import pytest
 from hvd_ext.arrival import Arrivals
 from tests.mpi import jobs
 
+pytestmark = pytest.mark.slow
+
 NEVER = """
     import os, pathlib, time
     import hvd_ext as hvd

@@ -8,6 +8,8 @@ import pytest
 
 from tests.mpi import jobs
 
+pytestmark = pytest.mark.slow
+
 FOLDER = jobs.ROOT / "tests" / "ranks"
 FILES = ("test_numpy.py", "test_channel.py", "test_alltoall.py")
 
