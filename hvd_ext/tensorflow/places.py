@@ -10,13 +10,14 @@ import tensorflow as tf
 from hvd_ext import process, process_sets
 from hvd_ext.errors import HvdExtError
 from hvd_ext.process_sets import ProcessSet
+from hvd_ext.tensorflow.ops import plain
 
 # What Horovod answers for a set where there is no answer.
 NOT_INITIALIZED = -1
 UNKNOWN_SET = -2
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def rank_op(name: str | None = None) -> tf.Tensor:
     """Give this process's rank when the graph runs.
 
@@ -32,7 +33,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
     return _found(process.rank, name)
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """Give this rank's place on its host when the graph runs.
 
@@ -48,7 +49,7 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
     return _found(process.local_rank, name)
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Give the number of ranks on this host when the graph runs.
 
@@ -64,7 +65,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return _found(process.local_size, name)
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
     """Give the number of ranks, of the job or of a process set, when the graph runs.
 
@@ -82,7 +83,7 @@ def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf
     return _found(lambda: process_sets.find(_identity(process_set_id)).size(), name)
 
 
-@tf.autograph.experimental.do_not_convert
+@plain
 def process_set_included_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
     """Tell whether this rank is in a process set when the graph runs.
 

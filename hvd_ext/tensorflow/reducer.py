@@ -60,11 +60,6 @@ class Reducer:
         """
         self._local.append(source)
 
-    @property
-    def has_local(self) -> bool:
-        """Whether anything was registered as local."""
-        return bool(self._local)
-
     @ops.plain
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], facts: Facts | None = None) -> list[Any]:
         """Reduce gradients over the ranks; eager, or while a function is traced. All ranks call it.
