@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hvd_ext.checkpoints import folder, manifest
 from tests.mpi import jobs
+
+pytestmark = pytest.mark.slow
 
 # Argument: "die" for a job whose rank 1 is killed in its third save; else a job that ends its launcher.
 PROGRAM = """
@@ -20,8 +24,6 @@ import keras
 import numpy as np
 import hvd_ext as hvd
 from hvd_ext.checkpoints import arrays
-
-pytestmark = pytest.mark.slow
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 hvd.init()

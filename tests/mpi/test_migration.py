@@ -11,6 +11,8 @@ import pytest
 
 from tests.mpi import jobs
 
+pytestmark = pytest.mark.slow
+
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
     reason="needs Horovod: python -m hvd_ext install-horovod",
@@ -22,8 +24,6 @@ import os
 import numpy as np
 import tensorflow as tf
 import horovod.tensorflow.keras as hvd
-
-pytestmark = pytest.mark.slow
 
 hvd.init()
 
