@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine}
+parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 mkdir -p "$folder"
 
@@ -67,8 +67,13 @@ for part in $parts; do
                 --repetitions 5 --json "$folder/training_nine.json" --append --plot "$folder/training_nine.png"
         done
         ;;
+    topk)
+        # where PyTorch is not installed its rows are left out, and a note says so
+        hvd_ext bench topk --threads 1,2 --json "$folder/topk.json" --plot "$folder/topk.png"
+        hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --json "$folder/topk_sizes.json"
+        ;;
     *)
-        echo "measure.sh: part ($part): must be one_host, nine, nine_1mb, racks, sweep, training or training_nine" >&2
+        echo "measure.sh: part ($part): must be one_host, nine, nine_1mb, racks, sweep, training, training_nine or topk" >&2
         exit 2
         ;;
     esac

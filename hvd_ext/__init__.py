@@ -56,6 +56,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.variables": ("broadcast_variables", "broadcast_global_variables", "broadcast_"),
     "hvd_ext.tensorflow.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
     "hvd_ext.tensorflow.devices": ("pin_gpu",),
+    "hvd_ext.tensorflow.topk": ("mstopk", "topk_error_feedback"),
     "hvd_ext.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.trace.recording": ("start_trace", "stop_trace"),
     "hvd_ext.keras.optimizer": ("DistributedOptimizer",),
@@ -72,6 +73,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "verbose",
     ),
     "hvd_ext.data": ("shard",),
+    "hvd_ext.compression.topk": ("TopK", "Warmup"),
+    "hvd_ext.keras.flush": ("flush",),
     "hvd_ext.options": ("Average", "Sum", "Compression", "Options"),
     "hvd_ext.refused": ("Adasum", "Min", "Max", "Product", "join", "elastic", "start_timeline", "stop_timeline"),
 }
@@ -87,6 +90,7 @@ __all__ = ["__version__", *_NAMES]
 
 if TYPE_CHECKING:
     from hvd_ext import errors
+    from hvd_ext.compression.topk import TopK, Warmup
     from hvd_ext.data import shard
     from hvd_ext.keras import callbacks
     from hvd_ext.keras.callbacks import (
@@ -97,6 +101,7 @@ if TYPE_CHECKING:
         MetricAverageCallback,
         verbose,
     )
+    from hvd_ext.keras.flush import flush
     from hvd_ext.keras.learning_rate import scale_learning_rate
     from hvd_ext.keras.optimizer import DistributedOptimizer
     from hvd_ext.keras.partial import PartialDistributedOptimizer
@@ -133,6 +138,7 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
     from hvd_ext.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
     from hvd_ext.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+    from hvd_ext.tensorflow.topk import mstopk, topk_error_feedback
     from hvd_ext.tensorflow.variables import broadcast_, broadcast_global_variables, broadcast_variables
     from hvd_ext.trace.recording import start_trace, stop_trace
 

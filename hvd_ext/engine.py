@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ext import native
-from hvd_ext.errors import InvalidError
+from hvd_ext.engine_channels import Channels
 from hvd_ext.native import call as _call
 from hvd_ext.options import Options
-from hvd_ext.specs import DTYPES, BucketSpec, ChannelSpec, Statistics, TensorSpec
+from hvd_ext.specs import ChannelSpec, Statistics
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class Engine:
+class Engine(Channels):
     """A running engine; made by `start_mpi`, `start_local` or `start_set`."""
 
     def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:
@@ -76,101 +76,6 @@ class Engine:
             InvalidError: a channel uses it, or there is no such plan.
         """
         _call("hvd_ext_plan_remove", plan)
-
-    def open_channel(self, name: str, tensors: Sequence[TensorSpec], buckets: Sequence[BucketSpec]) -> int:
-        """Open a channel; all ranks open their channels in the same order, with equal arguments.
-
-        Args:
-            name: for messages.
-            tensors: the channel's tensors.
-            buckets: every tensor is in exactly one.
-
-        Returns:
-            The channel's handle.
-
-        Raises:
-            InvalidError: a tensor in no bucket or in two, an unknown plan, and so on.
-        """
-        names = (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors])
-        handle = ctypes.c_int64()
-        _call(
-            "hvd_ext_channel_open",
-            self.generation,
-            name.encode(),
-            len(tensors),
-            names,
-            _int64s([tensor.elements for tensor in tensors]),
-            len(buckets),
-            _int64s([len(bucket.tensors) for bucket in buckets]),
-            _int64s([tensor for bucket in buckets for tensor in bucket.tensors]),
-            _int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
-            _int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
-            _int32s([int(bucket.op) for bucket in buckets]),
-            _int64s([bucket.plan for bucket in buckets]),
-            _int64s([bucket.segment_nbytes for bucket in buckets]),
-            ctypes.byref(handle),
-        )
-        self.channels[1 + (handle.value & 0xFFFFFFFF)] = ChannelSpec(name, tuple(tensors), tuple(buckets))
-        return handle.value
-
-    def close_channel(self, channel: int) -> None:
-        """Close a channel; collects that still wait fail with `NotInitializedError`.
-
-        Args:
-            channel: from `open_channel`.
-
-        Raises:
-            InvalidError: there is no such channel.
-        """
-        _call("hvd_ext_channel_close", channel)
-
-    def begin_step(self, channel: int) -> None:
-        """Begin a step of a channel.
-
-        Args:
-            channel: from `open_channel`.
-
-        Raises:
-            InvalidError: the step before was left half-way; the message names the tensors that are missing.
-        """
-        _call("hvd_ext_channel_begin_step", channel)
-
-    def reduce(
-        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
-    ) -> None:
-        """Do a whole step of a channel with NumPy arrays; waits for all ranks.
-
-        Args:
-            channel: from `open_channel`.
-            inputs: one array per tensor, contiguous, of its dtype and number of elements.
-            outputs: like `inputs`, for the results; may be the same arrays.
-
-        Raises:
-            InvalidError: an array that is not contiguous, or not as its tensor was declared.
-            CommunicationError: the step has failed on some rank.
-        """
-        spec = self.channels[1 + (channel & 0xFFFFFFFF)]
-        if not len(inputs) == len(outputs) == len(spec.tensors):
-            raise InvalidError(
-                f"reduce of {spec.name!r}: it takes {len(spec.tensors)} inputs and as many outputs, got {len(inputs)} "
-                f"and {len(outputs)}"
-            )
-        for tensor, *arrays in zip(spec.tensors, inputs, outputs, strict=True):
-            for array in arrays:
-                if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
-                    raise InvalidError(
-                        f"reduce of {spec.name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
-                        f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
-                    )
-        memories = ctypes.c_void_p * len(inputs)
-        _call(
-            "hvd_ext_channel_reduce",
-            channel,
-            len(inputs),
-            memories(*[array.ctypes.data for array in inputs]),
-            memories(*[array.ctypes.data for array in outputs]),
-            _int64s([array.nbytes for array in inputs]),
-        )
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:
         """Send bytes to all ranks and get everybody's; waits for all ranks.
@@ -271,7 +176,7 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
         CommunicationError: MPI refused.
     """
     engine, place = ctypes.c_int64(), ctypes.c_int32()
-    given = (_int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
+    given = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
     _call("hvd_ext_start_set", job.generation, *given, ctypes.byref(engine), ctypes.byref(place))
     return Engine(engine.value, place.value, ranks)
 
@@ -288,11 +193,3 @@ def finish_mpi(failed: bool, code: int = 1) -> None:
 
 def _config(options: Options) -> native.Config:
     return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window, options.shared_memory)
-
-
-def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
-    return (ctypes.c_int32 * len(values))(*values)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import pairs
+from hvd_ext.compression import topk
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Average, Compression, Options, ReduceOp, Sum, check_compression
 
@@ -29,9 +31,10 @@ class GradientOptions:
 
     Args:
         op: `Average` or `Sum` of the ranks' gradients.
-        algorithm: "auto" or an allreduce algorithm's name; None for that of `init`.
+        algorithm: "auto" or an allreduce algorithm's name; None for that of `init`. With a `TopK` an algorithm for
+            sparse gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
         bucket_nbytes: gradients travel together in buckets of about so many bytes; None for the one of `init`.
-        compression: how float32 gradients travel; None for that of `init`.
+        compression: how float32 gradients travel, or a `TopK`: which part of them; None for that of `init`.
         sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
         gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
         backward_passes_per_step: so many gradients are added up on each rank before one reduction and one update.
@@ -39,6 +42,7 @@ class GradientOptions:
         groups: a number of buckets, or lists of variables that travel together; None and 0: buckets of bucket_nbytes.
         process_set: the ranks that reduce among themselves; None for all.
         scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
+        check_every: after so many steps the ranks compare a checksum of their weights; 0: never. Optimizers only.
 
     Raises:
         InvalidError: a value breaks its rule, or two of them exclude each other; the message says what to do.
@@ -48,7 +52,7 @@ class GradientOptions:
     op: ReduceOp = Average
     algorithm: str | None = None
     bucket_nbytes: int | None = None
-    compression: Compression | None = None
+    compression: Compression | TopK | None = None
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     backward_passes_per_step: int = 1
@@ -56,15 +60,13 @@ class GradientOptions:
     groups: int | Sequence[Sequence[Any]] | None = None
     process_set: ProcessSet | None = None
     scale_local_gradients: bool = True
+    check_every: int = 0
 
     def __post_init__(self) -> None:
-        compression = None if self.compression is None else check_compression(self.compression)
-        object.__setattr__(self, "compression", compression)
+        if self.compression is not None and not isinstance(self.compression, TopK):
+            object.__setattr__(self, "compression", _checked_compression(self.compression))
         Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes)
-        if self.algorithm not in (None, "auto"):
-            from hvd_ext.planning import registry
-
-            registry.get(self.algorithm)
+        _check_algorithm(self.algorithm, self.topk)
         for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
@@ -76,6 +78,8 @@ class GradientOptions:
         passes = self.backward_passes_per_step
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise InvalidError(f"backward_passes_per_step ({passes!r}): must be a whole number from 1")
+        if isinstance(self.check_every, bool) or not isinstance(self.check_every, int) or self.check_every < 0:
+            raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
         object.__setattr__(self, "groups", _checked_groups(self.groups))
         object.__setattr__(self, "process_set", _checked_set(self.process_set))
 
@@ -123,7 +127,8 @@ class GradientOptions:
 
         Args:
             where: whose they are, for messages ("bench training").
-            texts: by name; numbers, "true" and "false" as YAML reads them, op and compression by their names.
+            texts: by name; numbers, "true" and "false" as YAML reads them, op and compression by their names; a
+                `TopK` as "topk:0.01" or "topk:density=0.01,wire=bf16" (`hvd_ext.compression.topk.from_text`).
 
         Returns:
             The options.
@@ -139,10 +144,17 @@ class GradientOptions:
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
             for name, text in texts.items()
         }
+        if values.get("compression", "") == texts.get("compression") and texts["compression"].startswith("topk"):
+            values["compression"] = topk.from_text(texts["compression"])
         try:
             return cls.from_keywords(where, values)
         except TypeError as error:
             raise InvalidError(str(error)) from None
+
+    @property
+    def topk(self) -> TopK | None:
+        """The options of sparse gradients; None where all gradients travel whole."""
+        return self.compression if isinstance(self.compression, TopK) else None
 
     def for_channel(self, job: Options) -> Options:
         """Give the options of a channel.
@@ -150,6 +162,8 @@ class GradientOptions:
         Args:
             job: those of `init`, which hold where these say nothing.
         """
+        if self.topk is not None:  # dense gradients beside the sparse ones travel as those of the job
+            return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes)
         return job.replace(
             op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, compression=self.compression
         )
@@ -166,8 +180,45 @@ class GradientOptions:
             "backward_passes_per_step",
             "average_aggregated_gradients",
             "scale_local_gradients",
+            "check_every",
         )
-        return {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        if self.topk is not None:
+            values["sparse algorithm"] = self.sparse_algorithm
+            values |= {f"TopK's {name}": value for name, value in self.topk.described().items()}
+        return values
+
+    @property
+    def sparse_algorithm(self) -> str:
+        """The algorithm for sparse gradients."""
+        return self.algorithm or "hitopk"
+
+
+def _checked_compression(compression: Any) -> Compression:
+    try:
+        return check_compression(compression)
+    except InvalidError as error:
+        raise InvalidError(f"{error}, but hvd_ext.TopK(...)") from None
+
+
+def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
+    from hvd_ext.planning import registry
+
+    sparse_names = getattr(registry, "sparse_names", lambda: ("hitopk",))()
+    if sparse is not None:
+        if algorithm not in (None, *sparse_names):
+            raise InvalidError(
+                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) it must be one of "
+                f"{', '.join(sparse_names)}, or None; the dense gradients beside the sparse ones take that "
+                "of init"
+            )
+    elif algorithm in sparse_names:
+        raise InvalidError(
+            f"algorithm ({algorithm!r}): sends a part of the gradients, and compression must say which; give "
+            "compression=hvd_ext.TopK(density=0.01) too"
+        )
+    elif algorithm not in (None, "auto"):
+        registry.get(algorithm)
 
 
 def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:

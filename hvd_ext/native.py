@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from hvd_ext.errors import NativeLibraryError, raise_for
@@ -12,7 +13,7 @@ DIRECTORY = Path(__file__).resolve().parent / "lib"
 LIBRARY = DIRECTORY / "libhvd_ext_engine.so"
 OPS = DIRECTORY / "libhvd_ext_ops.so"
 
-ABI_VERSION = 5  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 6  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -24,6 +25,27 @@ class Config(ctypes.Structure):
         ("stall_fatal_s", ctypes.c_double),
         ("window", ctypes.c_int64),
         ("shared_memory", ctypes.c_int64),
+    ]
+
+
+class Sparse(ctypes.Structure):
+    """HvdExtSparse."""
+
+    _fields_ = [
+        ("enabled", ctypes.c_int32),
+        ("selector", ctypes.c_int32),
+        ("samplings", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("threshold", ctypes.c_double),
+        ("dense_plan", ctypes.c_int64),
+        ("dense_above", ctypes.c_double),
+        ("momentum", ctypes.c_float),
+        ("has_momentum", ctypes.c_int32),
+        ("nesterov", ctypes.c_int32),
+        ("masks", ctypes.c_int32),
+        ("value_wire", ctypes.c_int32),
+        ("indices", ctypes.c_int32),
+        ("per_tensor", ctypes.c_int32),
     ]
 
 
@@ -45,6 +67,7 @@ class TraceRecord(ctypes.Structure):
 
 _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
 _i32s, _i64s, _memories = ctypes.POINTER(_i32), ctypes.POINTER(_i64), ctypes.POINTER(_memory)
+_floats = ctypes.POINTER(ctypes.c_float)
 
 # name -> (result, arguments); a result of None is a C void
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
@@ -64,11 +87,17 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         [
             *(_i64, _text, _i64, ctypes.POINTER(_text), _i64s),  # the tensors
             *(_i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s),  # the buckets
-            _i64s,
+            *(ctypes.POINTER(Sparse), _i64s),
         ],
     ),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_begin_sparse_step": (ctypes.c_int, [_i64, ctypes.c_double]),
+    "hvd_ext_channel_end_step": (ctypes.c_int, [_i64, _i32]),
+    "hvd_ext_channel_state": (ctypes.c_int, [_i64, _i64, _i64s]),
+    "hvd_ext_channel_state_read": (ctypes.c_int, [_i64, _i64, _i32, _floats]),
+    "hvd_ext_channel_state_write": (ctypes.c_int, [_i64, _i64, _i32, _floats]),
+    "hvd_ext_channel_sparse_statistics": (ctypes.c_int, [_i64, _i64s]),
     "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
     "hvd_ext_exchange": (
         ctypes.c_int,
@@ -83,6 +112,11 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_test_add": (ctypes.c_int, [_i32, _memory, _memory, _i64]),
     "hvd_ext_test_divide": (ctypes.c_int, [_i32, _memory, _i64, _i64]),
     "hvd_ext_test_decode": (ctypes.c_int, [_i64s, _i64, _i64, _i32, _i32]),
+    "hvd_ext_test_read_pass": (ctypes.c_int, [_memory, _i64, _i32, ctypes.POINTER(ctypes.c_double)]),
+    "hvd_ext_test_algorithm_1": (
+        ctypes.c_int,
+        [_memory, _i64, _i64, _i32, ctypes.c_uint64, _memory, _memory, _memory, _i64s],
+    ),
 }
 
 
@@ -123,6 +157,16 @@ def call(name: str, *arguments: object) -> None:
     code = getattr(library, name)(*arguments)
     if code:
         raise_for(code, (library.hvd_ext_error() or b"").decode(errors="replace"))
+
+
+def int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Lay numbers out for a function that takes `const int64_t*`."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    """Lay numbers out for a function that takes `const int32_t*`."""
+    return (ctypes.c_int32 * len(values))(*values)
 
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:

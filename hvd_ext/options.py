@@ -206,6 +206,11 @@ def check_compression(compression: object) -> Compression:
     """
     if isinstance(compression, Compression):
         return compression
+    if type(compression).__name__ == "TopK":
+        raise InvalidError(
+            f"compression ({compression!r}): TopK keeps a rest for each optimizer; give it to "
+            "hvd_ext.DistributedOptimizer"
+        )
     known = {"NoneCompressor": Compression.none, "FP16Compressor": Compression.fp16}
     name = "NoneCompressor" if compression is None else getattr(compression, "__name__", "")
     if name not in known:

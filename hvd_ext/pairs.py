@@ -9,6 +9,7 @@ import itertools
 FEATURES: dict[str, str] = {
     "op=Sum": "`op=hvd.Sum`",
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
+    "top-k": "`compression=hvd.TopK(...)`",
     "predivide": "`gradient_predivide_factor`",
     "accumulation": "Keras' `gradient_accumulation_steps`",
     "backward_passes_per_step": "`backward_passes_per_step`",
@@ -37,6 +38,13 @@ REFUSED: dict[frozenset[str], str] = {
         "gradient_predivide_factor: it splits the division of an average, and with op=Sum nothing is divided; leave "
         "one of them out"
     ),
+    frozenset({"compression", "top-k"}): (
+        "must be one of Compression.none, Compression.fp16, Compression.bf16; there are no others, but hvd_ext.TopK"
+    ),
+    frozenset({"top-k", "Keras 2"}): (
+        "compression=hvd_ext.TopK(...) works with optimizers of Keras 3, and with a tape; take "
+        "keras.optimizers, or a hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
+    ),
     frozenset({"local variables", "global_clipnorm"}): (
         "global_clipnorm: local variables count in the norm, so that each rank would scale the reduced gradients "
         "differently and the ranks would part; use clipnorm or clipvalue, which look at one variable at a time"
@@ -53,6 +61,9 @@ REMARKS = (
     "in float16 all ranks must see alike whether a pass is finite, and a tape does not know of the optimizer's passes.",
     "A tape does not know of its optimizer either: with local variables give that neither global_clipnorm nor a loss "
     "scale, or wrap the optimizer instead of the tape.",
+    "top-k: sparse gradients travel whole, as rows. A clip of Keras and a global_clipnorm look at what has been sent, "
+    "which comes in bursts; `TopK(clip=...)` looks at each rank's gradients before. With a tape, nothing leaves out a "
+    "step that is not finite: look at the gradients, which are not finite on all ranks then.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 
@@ -123,6 +134,9 @@ def table() -> str:
 
 # what stands in the table where the error has only a few words to look for
 _NOTES = {
+    REFUSED[frozenset({"compression", "top-k"})]: (
+        "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
+    ),
     "a tape adds nothing up": (
         "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
     ),

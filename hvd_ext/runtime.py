@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hvd_ext.engine import Engine
     from hvd_ext.options import Options
     from hvd_ext.planning.model import LogicalPlan
-    from hvd_ext.planning.planner import Chosen
+    from hvd_ext.planning.planner import Chosen, SparseChosen
     from hvd_ext.process_sets import ProcessSet
     from hvd_ext.topology.tree import Tree
 
@@ -46,6 +46,23 @@ class Prepared:
     chosen: Chosen | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class PreparedSparse:
+    """The two plans of a buffer whose elements are selected; each runs as one segment, on float32.
+
+    Args:
+        sparse: the plan of the selected elements.
+        dense: the plan of a step in which nothing is selected.
+        dense_above: steps of this density and above take `dense`, in (0, 1].
+        chosen: the planner's choice with its reason.
+    """
+
+    sparse: Prepared
+    dense: Prepared
+    dense_above: float
+    chosen: SparseChosen
+
+
 class Runtime:
     """One `init` to `shutdown`, or one process set: engine, topology, options, hosts, and the engine's plans."""
 
@@ -67,6 +84,7 @@ class Runtime:
         self.last_process_set = 0  # the id of the newest
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
+        self._sparse: dict[tuple[int, str, float, float], PreparedSparse] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
@@ -143,6 +161,33 @@ class Runtime:
                 chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
                 self._prepared[key] = self._made(chosen.plan, nbytes, chosen)
             return self._prepared[key]
+
+    def sparse_allreduce(
+        self, nbytes: int, algorithm: str = "hitopk", density: float = 0.01, entry_nbytes: float = 4.0
+    ) -> PreparedSparse:
+        """Prepare an allreduce that sends selected elements.
+
+        Args:
+            nbytes: the size of the buffer, float32.
+            algorithm: the name of a sparse schedule.
+            density: the usual part of the elements that is selected, in (0, 1].
+            entry_nbytes: of a value and its index on the way, in the mean.
+
+        Returns:
+            The prepared plans with the planner's choice.
+
+        Raises:
+            PlanError: an unknown algorithm, one that cannot run on the topology, or a density out of its range.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = (nbytes, algorithm, density, entry_nbytes)
+            if key not in self._sparse:
+                chosen = planner.sparse_plan(self.tree, algorithm, nbytes, density, entry_nbytes)
+                sparse, dense = (self._made(plan, nbytes) for plan in (chosen.plan, chosen.dense))
+                self._sparse[key] = PreparedSparse(sparse, dense, chosen.dense_above, chosen)
+            return self._sparse[key]
 
     def all_gather(self, nbytes: int) -> Prepared:
         """Prepare an all-gather.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,18 @@ from hvd_ext.errors import InvalidError
 
 Save = Callable[[], dict[str, np.ndarray]]
 Load = Callable[[dict[str, np.ndarray]], None]
+Everyone = Callable[[], Iterable[dict[str, np.ndarray]]]
+LoadAll = Callable[[dict[str, np.ndarray] | None, Everyone], None]
 
 # owner -> how to get its state and how to set it; each a function that gives the function, or None when it is gone
-_owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | None]]] = {}
-# what was restored before its owner was there
-_waiting: dict[str, dict[str, np.ndarray]] = {}
+_owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None]]] = {}
+# those whose second function is a LoadAll
+_of_all: set[str] = set()
+# what was restored before its owner was there: its own, or None, and what all ranks had
+_waiting: dict[str, tuple[dict[str, np.ndarray] | None, Everyone]] = {}
 
 
-def register(owner_key: str, save: Save, load: Load) -> None:
+def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: LoadAll | None = None) -> None:
     """Make the state of an owner part of every checkpoint from now on.
 
     An owner that registers after a checkpoint was restored gets its part of it at once, by `load`. Methods of an object
@@ -34,22 +38,29 @@ def register(owner_key: str, save: Save, load: Load) -> None:
     Args:
         owner_key: names the owner; the same in the job that resumes.
         save: gives a copy of the state, arrays of numbers, booleans or text by name.
-        load: takes what `save` gave in an earlier job.
+        load: takes what `save` gave in an earlier job of as many ranks.
+        load_all: in place of load, for state that can be divided among another number of ranks: takes this rank's own
+            (None where there was no such rank), and a function that gives what every rank of the earlier job saved, by
+            rank, which raises a `CheckpointError` where that cannot be read. All ranks call it at the same time.
 
     Raises:
         InvalidError: the key is no text or is taken, or `save` or `load` cannot be called.
     """
     if not isinstance(owner_key, str) or not owner_key:
         raise InvalidError(f"state.register, owner_key ({owner_key!r}): must be a text that is not empty")
-    if not callable(save) or not callable(load):
-        raise InvalidError(f"state.register, {owner_key!r}: save and load must be functions")
+    given = load_all if load is None else load
+    if not callable(save) or not callable(given) or (load is not None and load_all is not None):
+        raise InvalidError(f"state.register, {owner_key!r}: save and load must be functions; load_all stands for load")
     if _functions(owner_key) is not None:
         raise InvalidError(
             f"state.register, owner_key ({owner_key!r}): it is taken; take another, or `unregister` the first"
         )
-    _owners[owner_key] = (_reference(save), _reference(load))
+    _owners[owner_key] = (_reference(save), _reference(given))
+    _of_all.discard(owner_key)
+    if load is None:
+        _of_all.add(owner_key)
     if owner_key in _waiting:
-        load(_waiting.pop(owner_key))
+        _give(owner_key, given, *_waiting.pop(owner_key))
 
 
 def unregister(owner_key: str) -> None:
@@ -78,32 +89,40 @@ def collect() -> dict[str, dict[str, np.ndarray]]:
     return collected
 
 
-def restore(states: Mapping[str, dict[str, np.ndarray]]) -> tuple[str, ...]:
+def restore(
+    states: Mapping[str, dict[str, np.ndarray]],
+    saved: Mapping[str, Everyone] | None = None,
+) -> tuple[str, ...]:
     """Give all owners their state; what belongs to nobody yet waits for its owner's `register`.
 
     Args:
-        states: from `collect`. What waited before is forgotten.
+        states: from `collect`, this rank's own; nothing where the job had another number of ranks. What waited before
+            is forgotten.
+        saved: for each owner of any rank what gives all ranks' states; None where there is no such thing.
 
     Returns:
-        The owners that are not there yet.
+        The owners that got nothing: they are not there yet, or cannot do with the states of another number of ranks.
     """
     _waiting.clear()
-    for owner, arrays in states.items():
+    left = []
+    saved = saved or {}
+    for owner in [*states, *(owner for owner in saved if owner not in states)]:
+        own, everyone = states.get(owner), saved.get(owner, lambda: ())
         functions = _functions(owner)
         if functions is None:
-            _waiting[owner] = dict(arrays)
-        else:
-            functions[1](dict(arrays))
-    return tuple(_waiting)
+            _waiting[owner] = own, everyone
+        if functions is None or not _give(owner, functions[1], own, everyone):
+            left.append(owner)
+    return tuple(left)
 
 
 def unclaimed() -> dict[str, tuple[str, ...]]:
     """Tell what was restored and still waits for its owner.
 
     Returns:
-        The names of the arrays, by owner.
+        The names of the arrays, by owner; none where only other ranks' states are known.
     """
-    return {owner: tuple(arrays) for owner, arrays in _waiting.items()}
+    return {owner: tuple(own or ()) for owner, (own, _) in _waiting.items()}
 
 
 def forget_unclaimed() -> None:
@@ -111,7 +130,15 @@ def forget_unclaimed() -> None:
     _waiting.clear()
 
 
-def _functions(owner: str) -> tuple[Save, Load] | None:
+def _give(owner: str, load: Any, own: dict[str, np.ndarray] | None, everyone: Everyone) -> bool:
+    if owner in _of_all:
+        load(None if own is None else dict(own), everyone)
+    elif own is not None:
+        load(dict(own))
+    return owner in _of_all or own is not None
+
+
+def _functions(owner: str) -> tuple[Save, Any] | None:
     if owner not in _owners:
         return None
     save, load = (reference() for reference in _owners[owner])

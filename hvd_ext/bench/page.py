@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench import training_results
+from hvd_ext.bench import convergence_results, hitopk_results, topk_results, training_results
 from hvd_ext.bench.results import BENCHMARK, cluster_name, load, places, ratios
 from hvd_ext.bench.table import faults, losses, ratio, seconds, words_of
 
@@ -83,14 +83,17 @@ def training_markdown(result: Mapping[str, Any]) -> str:
 
 
 def _facts(result: Mapping[str, Any]) -> str:
-    run = result["runs"][0]
-    machine, versions = run["machine"], run["versions"]
-    named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
     counts = sorted({len(row["samples"]) for row in result["rows"]})
     samples = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{_where(result['runs'][0])} Medians of {samples} samples."
+
+
+def _where(run: Mapping[str, Any]) -> str:
+    machine, versions = run["machine"], run["versions"]
+    named = ", ".join(f"{name} {versions[name]}" for name in sorted(versions))
     return (
         f"{run['date']}, {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['system']}; load before the start {machine['load_before']}. {named}. Medians of {samples} samples."
+        f"{machine['system']}; load before the start {machine['load_before']}. {named}."
     )
 
 
@@ -164,6 +167,17 @@ def rewritten(page: str, folder: Path) -> str:
 
 def _markdown_of(path: Path) -> str:
     kind = json.loads(path.read_text(encoding="utf-8"))["benchmark"]
+    if kind == topk_results.BENCHMARK:
+        found = topk_results.load(path)
+        return topk_results.markdown(found, _facts(found))
+    if kind == hitopk_results.BENCHMARK:
+        found = hitopk_results.load(path)
+        measured = [row for row in found["rows"] if not row["simulated"]]
+        told = f"{_facts({**found, 'rows': measured})}\n\n" if measured else ""
+        return told + hitopk_results.markdown(found)
+    if kind == convergence_results.BENCHMARK:
+        found = convergence_results.load(path)
+        return f"{_where(found)}\n\n{convergence_results.markdown(found)}"
     return markdown(load(path)) if kind == BENCHMARK else training_markdown(training_results.load(path))
 
 

@@ -212,7 +212,13 @@ class Sampler:
         return fault_of(result, self._elements, lambda n: values_of(self._ranks.rank, n))
 
 
-def serve(make: Make, task: Task, release: Callable[[], None] = lambda: None, topology: str = "") -> None:
+def serve(
+    make: Make,
+    task: Task,
+    release: Callable[[], None] = lambda: None,
+    topology: str = "",
+    kind: type[Sampler] = Sampler,
+) -> None:
     """Do what the parent says until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
@@ -220,6 +226,7 @@ def serve(make: Make, task: Task, release: Callable[[], None] = lambda: None, to
         task: what is known at the start.
         release: gives back what `make` opened.
         topology: YAML text of the topology; empty where none was given.
+        kind: of the sampler.
     """
     ranks = Ranks()
     folder, sampler = Path(task.folder), None
@@ -243,7 +250,7 @@ def serve(make: Make, task: Task, release: Callable[[], None] = lambda: None, to
                 sampler = None
                 release()
                 elements = turn["bytes"] // 4
-                sampler = Sampler(make(elements, turn["algorithms"]), elements, ranks, task.check, alive)
+                sampler = kind(make(elements, turn["algorithms"]), elements, ranks, task.check, alive)
                 emit(events, "opened", contestants=sampler.facts())
             elif sampler is not None:
                 samples = []

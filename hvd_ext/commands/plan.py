@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.errors import HvdExtError
-from hvd_ext.planning import explain as explaining, planner
+from hvd_ext.planning import explain as explaining, explain_sparse, planner
+from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
+from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.read import read
 from hvd_ext.topology.tree import Tree, from_hosts
 
@@ -70,62 +72,123 @@ def plan(
     hosts: Annotated[str | None, typer.Option(help="the cluster as ranks per host, such as 4,4,3")] = None,
     nbytes: Annotated[str, typer.Option("--bytes", help="size of the buffer, such as 1000000 or 8MiB")] = "8MiB",
     algorithm: Annotated[str, typer.Option(help="whose plan to draw")] = "auto",
+    density: Annotated[
+        float | None, typer.Option(help="price the sparse algorithms: the part of the elements that is selected")
+    ] = None,
+    entry_nbytes: Annotated[
+        float, typer.Option("--entry-bytes", help="with --density: of a selected value and its index on the way")
+    ] = ENTRY_NBYTES,
+    height: Annotated[
+        int, typer.Option(help="with --density: levels that add up before they select; 1 hosts, 2 racks, 0 by price")
+    ] = 1,
     draw: Annotated[bool, typer.Option("--draw", help="draw the plan")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to a file")] = None,
 ) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
     console = Console()
     try:
-        tree = cluster_of(topology, hosts)
-        explanation = explaining.explain(tree, size_of(nbytes))
-        chosen = planner.allreduce_plan(tree, algorithm, size_of(nbytes))
-        if json_file is not None:
-            text = json.dumps(explaining.as_json(explanation), indent=1) + "\n"
-            try:
-                json_file.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise HvdExtError(f"--json {json_file}: it cannot be written: {error.strerror or error}") from error
+        tree, size = cluster_of(topology, hosts), size_of(nbytes)
+        if density is None:
+            explanation = explaining.explain(tree, size)
+            drawn = planner.allreduce_plan(tree, algorithm, size).plan
+            _write(json_file, explaining.as_json(explanation))
+            _show(console, explanation, explaining.kinds(tree))
+        else:
+            name = "hitopk" if algorithm == "auto" else algorithm
+            sparse, chosen = explain_sparse.explain(tree, size, density, name, entry_nbytes, height or None)
+            drawn = chosen.plan
+            _write(json_file, explain_sparse.as_json(sparse))
+            _show_sparse(console, sparse, explaining.kinds(tree))
     except HvdExtError as error:
         Console(stderr=True).print(f"hvd_ext plan: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    console.print(table_of(explanation, explaining.kinds(tree)))
-    for entry in explanation.entries:
-        if entry.note:
-            console.print(f"{entry.name}: {entry.note}", markup=False, highlight=False, soft_wrap=True)
-    line = f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-    bound = f"bound: no allreduce of whole buffers can take less than {explanation.bound_s * 1e3:.4g} ms on these links"
-    console.print(bound, markup=False, highlight=False, soft_wrap=True)
-    if draw and tree.size > explaining.MOST_DRAWN:
+    if draw:
+        _draw(console, drawn)
+
+
+def _write(json_file: Path | None, figures: dict[str, object]) -> None:
+    if json_file is None:
+        return
+    try:
+        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HvdExtError(f"--json {json_file}: it cannot be written: {error.strerror or error}") from error
+
+
+def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[str, ...]) -> None:
+    title = f"allreduce of {explanation.nbytes:,} bytes on {explanation.cluster}"
+    console.print(table_of(explanation.entries, explanation.winner, kinds, title))
+    lines = [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note]
+    lines.append(f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way")
+    bound_ms = explanation.bound_s * 1e3
+    lines.append(f"bound: no allreduce of whole buffers can take less than {bound_ms:.4g} ms on these links")
+    _say(console, lines)
+
+
+def _show_sparse(console: Console, explanation: explain_sparse.SparseExplanation, kinds: tuple[str, ...]) -> None:
+    title = (
+        f"allreduce of {explanation.nbytes:,} bytes at density {explanation.density:g} on {explanation.cluster}, "
+        f"{explanation.entry_nbytes:g} bytes an entry"
+    )
+    console.print(table_of(explanation.entries, explanation.algorithm, kinds, title))
+    _say(console, [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note])
+    table = Table(title=f"where the time of {explanation.algorithm} goes", title_justify="left")
+    table.add_column("step", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    for kind in kinds:
+        table.add_column(f"{kind}, MB sent", justify="right")
+    for step in explanation.steps:
+        sent = [f"{nbytes / 1e6:.4g}" for nbytes in step.sent_nbytes]
+        table.add_row(step.name, f"{step.seconds * 1e3:.4g}", *sent)
+    console.print(table)
+    above = f"{explanation.dense_above:.3g}"
+    lines = [
+        f"price: {explanation.pricing}; MB sent: by all ranks together",
+        f"dense: cheaper from density {above} on; a step of that density or more sends whole buffers",
+    ]
+    if len(kinds) > 1:
+        lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")
+    _say(console, lines)
+
+
+def _say(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _draw(console: Console, drawn: LogicalPlan) -> None:
+    if drawn.size > explaining.MOST_DRAWN:
         console.print(
-            f"not drawn: a plan of {tree.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"
+            f"not drawn: a plan of {drawn.size} ranks is too large; up to {explaining.MOST_DRAWN} fit a screen"
         )
-    elif draw:
-        console.print("\n" + explaining.draw(chosen.plan), markup=False, highlight=False, soft_wrap=True)
+    else:
+        _say(console, ["\n" + explaining.draw(drawn)])
 
 
-def table_of(explanation: explaining.Explanation, kinds: tuple[str, ...]) -> Table:
-    """Shows an explanation as a table.
+def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:
+    """Shows algorithms as a table.
 
     Args:
-        explanation: of a cluster.
+        entries: of a cluster.
+        winner: whose line is bold.
         kinds: of its links, from the root down.
+        title: of the table.
 
     Returns:
         One row for each algorithm.
     """
-    table = Table(title=f"allreduce of {explanation.nbytes:,} bytes on {explanation.cluster}", title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("algorithm", no_wrap=True)
     table.add_column("price, ms", justify="right", no_wrap=True)
     table.add_column("rounds", justify="right")
     for kind in kinds:
         table.add_column(f"{kind}, MB", justify="right")
     table.add_column("why")
-    for entry in explanation.entries:
+    for entry in entries:
         price = "-" if entry.price_s is None else f"{entry.price_s * 1e3:.4g}"
         loads = [f"{load.busiest_nbytes / 1e6:.4g}" for load in entry.loads] or ["-"] * len(kinds)
         rounds = "-" if entry.rounds is None else str(entry.rounds)
-        style = "bold" if entry.name == explanation.winner else None
+        style = "bold" if entry.name == winner else None
         table.add_row(entry.name, price, rounds, *loads, entry.verdict, style=style)
     return table
 

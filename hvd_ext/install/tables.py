@@ -25,11 +25,12 @@ def settings() -> str:
 
 
 def algorithms() -> str:
-    """Gives the table of algorithms, from the cards in the registry."""
+    """Gives the table of algorithms, from the cards in the registry: those of whole buffers first."""
     from hvd_ext.planning import registry
 
-    cards = [registry.get(name).card for name in registry.names()]
-    rows = [[f"`{card.name}`", card.idea, card.rounds, card.bytes, card.limits, card.source] for card in cards]
+    cards = [registry.card(name) for name in (*registry.names(), *registry.sparse_names())]
+    names = {card.name: f"`{card.name}`" + (" (with `TopK`)" if card.sparse else "") for card in cards}
+    rows = [[names[card.name], card.idea, card.rounds, card.bytes, card.limits, card.source] for card in cards]
     return markdown(["Name", "Idea", "Rounds", "Bytes a rank sends", "Limits", "Source"], rows)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_ext import pairs
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.keras import accumulation, reduction
+from hvd_ext.keras import accumulation, reduction, same_weights
 from hvd_ext.tensorflow import kinds
 from hvd_ext.tensorflow.reducer import Reducer
 
@@ -86,6 +86,7 @@ class Reducing(Distributed):
                     "reduced: they were applied without the other ranks; derive it from keras.optimizers.Optimizer and "
                     "leave apply to that class"
                 )
+        same_weights.check(reducer, self._iterations.value, variables)
 
     def _clip_gradients(self, grads: Any) -> Any:
         reducer = self._hvd_ext_reducer

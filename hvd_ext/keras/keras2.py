@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext import pairs as features
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.keras import reduction
@@ -51,6 +52,10 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         InvalidError: the optimizer cannot be wrapped; the message says what to do.
     """
     _check(optimizer)
+    if options.topk is not None:
+        raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
+    if options.check_every:
+        raise InvalidError(f"check_every ({options.check_every}): there is none for optimizers of tf_keras")
     scaling = hasattr(optimizer, "inner_optimizer")
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)

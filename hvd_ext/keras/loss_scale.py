@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras import accumulation, reduction
+from hvd_ext.keras import accumulation, reduction, same_weights
 from hvd_ext.keras.distributed import Distributed
 from hvd_ext.tensorflow import kinds
 
@@ -33,10 +33,24 @@ class LossScaling(Distributed):
         facts = lambda: reduction.facts(self, reducer.label)  # noqa: E731 - one word for one thing
         with reducer.step(grads, variables, facts, dense=True) as ready:
             present = [gradient for gradient in ready if gradient is not None]
-            reduced = iter(reducer.reduce_step(_told(present, reducer.local_now), self._iterations.value))
             factor = accumulation.factor(reducer.options)
+            scale: Any = None
+            if reducer.options.topk is not None:
+                # what waits on the ranks is in the gradients' own unit, whatever the scale will be
+                scale = self._hvd_ext_scale(variables)
+                present = [gradient / tf.cast(scale, gradient.dtype) for gradient in present]
+            reduced = iter(reducer.reduce_step(_told(present, reducer.local_now), self._iterations.value))
             ready = [None if gradient is None else kinds.scaled(next(reduced), factor) for gradient in ready]
+            if scale is not None:
+                ready = [None if gradient is None else gradient * tf.cast(scale, gradient.dtype) for gradient in ready]
             super().apply(ready, variables)
+        same_weights.check(reducer, self.inner_optimizer._iterations.value, variables)
+
+    def _hvd_ext_scale(self, variables: Sequence[Any]) -> tf.Tensor:
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        return tf.convert_to_tensor(self.dynamic_scale)
 
 
 def scaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import accumulation, jit, loss_scale
+from hvd_ext.keras import accumulation, in_part, jit, loss_scale
 from hvd_ext.keras.distributed import Distributed, Reducing, class_of
 from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.reducer import Reducer
@@ -43,7 +43,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         name: its name in messages; None for its class's name.
         **keywords: the fields of `hvd_ext.gradient_options.GradientOptions`, which are Horovod's keywords and ours: op,
             compression, sparse_as_dense, gradient_predivide_factor, backward_passes_per_step,
-            average_aggregated_gradients, groups, process_set, scale_local_gradients, algorithm, bucket_nbytes.
+            average_aggregated_gradients, groups, process_set, scale_local_gradients, algorithm, bucket_nbytes,
+            check_every. compression may be a `hvd_ext.TopK` (docs/topk.md).
             Horovod's device_dense, device_sparse and use_locking are taken and change nothing; num_groups is groups.
 
     Returns:
@@ -65,10 +66,18 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     wrapped = loss_scale.scaled(optimizer)
     scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
-    reducer = Reducer(label, options)
+    plain = wrapped.inner_optimizer if scaling else wrapped
+    momentum = in_part.momentum_of(plain, options)
+    reducer = Reducer(label, options, momentum, lambda: int(plain.iterations) if plain.built else 0)
+    front: type[Distributed] = (
+        loss_scale.LossScaling if scaling else Reducing if options.topk is None else in_part.InPart
+    )
     # past Keras' own __setattr__, which tracks what it is given
     object.__setattr__(wrapped, "_hvd_ext_reducer", reducer)
-    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), loss_scale.LossScaling if scaling else Reducing))
+    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), front))
+    if scaling and momentum is not None:
+        object.__setattr__(plain, "_hvd_ext_reducer", reducer)
+        object.__setattr__(plain, "__class__", class_of(type(plain), in_part.Inner))
     weakref.finalize(wrapped, reducer.close).atexit = False
     _drop_traced_steps(wrapped)
     return wrapped

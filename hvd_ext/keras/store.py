@@ -24,7 +24,7 @@ from hvd_ext.checkpoints import arrays, folder, manifest
 from hvd_ext.checkpoints.arrays import Sections
 from hvd_ext.checkpoints.manifest import File, Manifest
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
-from hvd_ext.keras import model_state
+from hvd_ext.keras import model_state, optimizer_states
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -190,7 +190,7 @@ class Store:
     def _write(self, writing: Path, differing: list[int]) -> dict[str, Any]:
         """Write this rank's files."""
         written, others = model_state.variables(self._model)
-        states = state.collect()
+        states = {**state.collect(), **optimizer_states.collect(self._model)}
         content = {
             _WEIGHTS: model_state.arrays(written, differing),
             _SEEDS: model_state.arrays(others),
@@ -271,13 +271,13 @@ class Store:
             model_state.send(written)
         if alike:
             self._assign(self._own)
-            owned = {name: values for name, values in self._own.items() if name.startswith(_OWNER)}
-            state.restore({name.removeprefix(_OWNER): values for name, values in owned.items()})
+        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
+        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
         if self._rank == 0:
             _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
             if not alike:
                 words = "%s: saved by %d ranks, restored on %d: all have rank 0's model; dropped: %s"
-                dropped = [*found.own, *found.states, "seeds and random state"]
+                dropped = [*found.own, *left, "seeds and random state"]
                 _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def _assign(self, own: Sections) -> None:

@@ -101,16 +101,24 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
-    pricing = f"the plan as it runs, pipelined, {_pricing(tree)}"
     return Explanation(
-        tree.describe(), nbytes, chosen.algorithm, pricing, allreduce_bound_s(tree, nbytes), tuple(entries)
+        tree.describe(), nbytes, chosen.algorithm, pricing(tree), allreduce_bound_s(tree, nbytes), tuple(entries)
     )
 
 
-def _pricing(tree: Tree) -> str:
-    if tree.size <= planner.MOST_SIMULATED:
-        return "simulated message by message"
-    return "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
+def pricing(tree: Tree, grain: str = "pipelined") -> str:
+    """Says how prices are found.
+
+    Args:
+        tree: the cluster.
+        grain: how buffers are cut.
+
+    Returns:
+        For people.
+    """
+    how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
+    how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
+    return f"the plan as it runs, {grain}, {how}"
 
 
 def kinds(tree: Tree) -> tuple[str, ...]:
@@ -238,8 +246,9 @@ def draw(plan: LogicalPlan) -> str:
 
 def _received(call: Call, rank: int) -> list[tuple[int, int]]:
     """The units, begin and end, that a call leaves complete on a rank."""
-    if call.kind == "reduce":
-        return [(call.spans[0].begin, call.spans[0].end)] if rank == call.root else []
+    if call.kind in ("reduce", "sparse_merge"):
+        ends_on = call.root if call.kind == "reduce" else call.ranks[0]
+        return [(call.spans[0].begin, call.spans[0].end)] if rank == ends_on else []
     if call.kind == "reduce_scatter":
         span = call.spans[call.ranks.index(rank)]
         return [(span.begin, span.end)]

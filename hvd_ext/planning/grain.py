@@ -11,7 +11,7 @@ import numpy as np
 from hvd_ext.planning.cost import MESSAGE_NBYTES, Traffic, traffic
 from hvd_ext.planning.cost.loads import Ports
 from hvd_ext.planning.cost.simulate import WINDOW
-from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.model import Call, LogicalPlan, is_sparse
 from hvd_ext.topology.tree import Tree
 
 # Inside a host nothing is gained by messages that fit an eager limit, and each message costs a waking.
@@ -48,8 +48,10 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
 
     Returns:
         A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments; the whole buffer where
-        the plan sends nothing.
+        the plan sends nothing, and where it is sparse: what a rank selects, and its residual, is a range of the buffer.
     """
+    if is_sparse(plan):
+        return _aligned(max(nbytes, 1))
     way = _way(plan, tree)
     if way is None:
         return _aligned(max(nbytes, 1))

@@ -64,6 +64,12 @@ def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
 VERSION, COLUMNS, OPCODES = parse(definition().read_text(encoding="utf-8"))
 ROUND, OPCODE, PEER, BEGIN, COUNT = (COLUMNS[name] for name in ("ROUND", "OPCODE", "PEER", "BEGIN", "COUNT"))
 SEND, RECV, RECV_REDUCE = (OPCODES[name] for name in ("SEND", "RECV", "RECV_REDUCE"))
+SEND_SPARSE, RECV_SPARSE = (OPCODES[name] for name in ("SEND_SPARSE", "RECV_SPARSE"))
+SELECT, CLEAR, SCATTER_ADD, PACK, MERGE, TAKE, FOLD = (
+    OPCODES[name] for name in ("SELECT", "CLEAR", "SCATTER_ADD", "PACK", "MERGE", "TAKE", "FOLD")
+)
+SENDS = (SEND, SEND_SPARSE)
+LOCAL_OPCODES = (SELECT, CLEAR, SCATTER_ADD, PACK, MERGE, TAKE, FOLD)
 OPCODE_NAMES = {value: name for name, value in OPCODES.items()}
 
 

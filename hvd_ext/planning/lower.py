@@ -5,7 +5,8 @@ has one span and one target; a reduce_scatter has one span per rank, each with a
 reductions side by side. With chains of neighbours that end at the target this is the ring; with binomial trees turned
 so that they end at the target it is recursive halving, for any number of ranks (a circulant pattern: Bruck et al.
 1997, Traeff 2023). Broadcast and all_gather are the same programs backwards in time: who received sends, who sent
-receives. An exchange and an all_to_all are no reductions to one target, and have a few lines of their own.
+receives. An exchange and an all_to_all are no reductions to one target, and have a few lines of their own. The calls of
+sparse plans are in lower_sparse.py.
 
 `place` is a rank's position in its group; `step` counts the rounds of one call from 0.
 """
@@ -16,12 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV, RECV_REDUCE, ROUND, SEND, Rows
-from hvd_ext.planning.model import Call, Level, LogicalPlan, Method
+from hvd_ext.planning.ir import (
+    BEGIN,
+    COUNT,
+    LOCAL_OPCODES,
+    OPCODE,
+    PEER,
+    RECV,
+    RECV_REDUCE,
+    ROUND,
+    SEND,
+    SEND_SPARSE,
+    SENDS,
+    Rows,
+)
+from hvd_ext.planning.lower_sparse import rounds_of_sparse_call, sparse_rows
+from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan, Method
 
 _Ints = NDArray[np.int64]
 # One hop per row: step, opcode, place of the peer, index of the span.
 _HOP_COLUMNS = 4
+_OF_SPARSE_PLANS = frozenset((*LOCAL, *SPARSE))
 
 
 def rows_of(plan: LogicalPlan, rank: int) -> Rows:
@@ -33,7 +49,8 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
 
     Returns:
         int64 [n, 5], columns as in ir.def, sorted by round; within a round receives come first, then by first unit,
-        which makes the messages of each pair of ranks match in order.
+        which makes the messages of each pair of ranks match in order. Local rows are in the order in which they run,
+        messages of entries in that of lower_sparse.py.
 
     Raises:
         PlanError: the rank is not in [0, size).
@@ -43,14 +60,19 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
     parts: list[Rows] = []
     first_round = 0
     for level in plan.levels:
-        for call in level.calls:
-            if rank == call.root or rank in call.ranks:
-                rows = _rows_of_call(call, rank)
-                rows[:, ROUND] += first_round
-                parts.append(rows)
+        own = [call for call in level.calls if rank == call.root or rank in call.ranks]
+        made = [_rows_of_call(call, rank) for call in own if call.kind not in _OF_SPARSE_PLANS]
+        if sparse := [call for call in own if call.kind in _OF_SPARSE_PLANS]:
+            made.append(sparse_rows(sparse, rank))
+        for rows in made:
+            rows[:, ROUND] += first_round
+        parts += made
         first_round += rounds_of_level(level)
     rows = np.concatenate(parts) if parts else np.empty((0, 5), dtype=np.int64)
-    order = np.lexsort((rows[:, BEGIN], rows[:, OPCODE] == SEND, rows[:, ROUND]))
+    # A stable sort: local rows and messages of entries stay in their order.
+    ordered = np.isin(rows[:, OPCODE], (*LOCAL_OPCODES, SEND_SPARSE))
+    begins = np.where(ordered, 0, rows[:, BEGIN])
+    order = np.lexsort((begins, np.isin(rows[:, OPCODE], SENDS), rows[:, ROUND]))
     return np.ascontiguousarray(rows[order])
 
 
@@ -81,7 +103,7 @@ def rounds_of_level(level: Level) -> int:
 def rounds_of_call(call: Call) -> int:
     """The rounds of one call: ring d - 1, recursive ceil(log2 d), direct 1, and one more for a root outside the group.
 
-    An exchange takes one round.
+    An exchange takes one round; calls of sparse plans have rounds of local rows besides.
 
     Args:
         call: of d ranks.
@@ -89,6 +111,8 @@ def rounds_of_call(call: Call) -> int:
     Returns:
         The rounds.
     """
+    if call.kind in _OF_SPARSE_PLANS:
+        return rounds_of_sparse_call(call)
     if call.kind == "exchange":
         return 1
     handed_over = call.root >= 0 and call.root not in call.ranks

@@ -7,11 +7,31 @@ from typing import Literal, get_args
 
 from hvd_ext.errors import PlanError
 
-Kind = Literal["reduce_scatter", "all_gather", "reduce", "broadcast", "exchange", "all_to_all"]
+Kind = Literal[
+    "reduce_scatter",
+    "all_gather",
+    "reduce",
+    "broadcast",
+    "exchange",
+    "all_to_all",
+    "select",
+    "fold",
+    "scatter",
+    "sparse_allreduce",
+    "sparse_all_gather",
+    "sparse_merge",
+    "sparse_broadcast",
+]
 Method = Literal["ring", "recursive", "direct"]
 Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "all_to_all"]
 
-ROOTED: tuple[Kind, ...] = ("reduce", "broadcast")
+ROOTED: tuple[Kind, ...] = ("reduce", "broadcast", "sparse_broadcast")
+# Kinds of one rank, that send nothing.
+LOCAL: tuple[Kind, ...] = ("select", "fold", "scatter")
+# Kinds that send the entries of sparse vectors.
+SPARSE: tuple[Kind, ...] = ("sparse_allreduce", "sparse_all_gather", "sparse_merge", "sparse_broadcast")
+_PAIRS: tuple[Kind, ...] = ("exchange", "sparse_merge")
+_ONE_SPAN: tuple[Kind, ...] = (*ROOTED, *_PAIRS, *LOCAL, "sparse_allreduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +59,28 @@ class Call:
     - all_to_all: spans[i] is held by ranks[i] and cut into one equal part for each rank of the group, in its order;
       part j ends on ranks[j].
 
+    Those of sparse plans, where each rank has a sparse vector (tf_ops/plan/ir.def):
+
+    - select: spans[0] of ranks[0] goes through error feedback; its vector becomes the k largest elements.
+    - fold: spans[0] of ranks[0] goes through error feedback, whole: nothing is selected.
+    - sparse_allreduce: spans[0] becomes, on all ranks of the group, the sum of the entries of their vectors, added up
+      in the order of the group, so that all get the same bits.
+    - sparse_all_gather: as all_gather, but only elements that are not 0 travel.
+    - sparse_merge: ranks[1] gives its vector to ranks[0], whose vector becomes the k largest entries of the sum.
+    - sparse_broadcast: the vector of `root` becomes that of all ranks of the group.
+    - scatter: spans[0] of ranks[0] becomes the entries of its vector, and 0 elsewhere.
+
     A root outside `ranks` does not contribute to a reduce: it hands over through ranks[-1], its nearest member of the
     group (FlexReduce needs this where a learner's target range leaves its current range).
 
     Args:
         kind: what the call does.
         ranks: the group in the order of its ring.
-        spans: one per rank (reduce_scatter, all_gather, all_to_all) or one (reduce, broadcast, exchange).
+        spans: one per rank (reduce_scatter, all_gather, all_to_all, sparse_all_gather) or one (the other kinds).
         root: the rank where a reduce ends and a broadcast starts; -1 for the other kinds.
         method: how the call is lowered: a ring (chains of neighbours), recursive halving or doubling (a circulant
             pattern for any number of ranks), or direct (everybody to the owner in one round). A ring of an all_to_all
-            goes to the next rank, then to the next but one, ...; an exchange has one way only.
+            goes to the next rank, then to the next but one, ...; an exchange and the sparse kinds have one way only.
     """
 
     kind: Kind
@@ -67,14 +98,16 @@ class Call:
         rooted = self.kind in ROOTED
         if not self.ranks or len(set(self.ranks)) != len(self.ranks):
             raise PlanError(f"{self.kind} on ranks {self.ranks}: a group has at least one rank and each rank once")
-        one_span = rooted or self.kind == "exchange"
+        one_span = self.kind in _ONE_SPAN
         if len(self.spans) != (1 if one_span else len(self.ranks)):
             raise PlanError(
                 f"{self.kind} on ranks {self.ranks}: it takes {'one span' if one_span else 'one span per rank'}, got "
                 f"{len(self.spans)}"
             )
-        if self.kind == "exchange" and len(self.ranks) != 2:
-            raise PlanError(f"exchange on ranks {self.ranks}: two ranks exchange, got {len(self.ranks)}")
+        if self.kind in _PAIRS and len(self.ranks) != 2:
+            raise PlanError(f"{self.kind} on ranks {self.ranks}: it joins two ranks, got {len(self.ranks)}")
+        if self.kind in LOCAL and len(self.ranks) != 1:
+            raise PlanError(f"{self.kind} on ranks {self.ranks}: it is of one rank, got {len(self.ranks)}")
         if self.kind == "all_to_all" and (
             self.method == "recursive" or any(span.count % len(self.ranks) for span in self.spans)
         ):
@@ -84,8 +117,10 @@ class Call:
             )
         if rooted != (self.root >= 0):
             raise PlanError(
-                f"{self.kind} with root {self.root}: reduce and broadcast have a root, the other kinds have none"
+                f"{self.kind} with root {self.root}: {', '.join(ROOTED)} have a root, the other kinds have none"
             )
+        if self.kind == "sparse_broadcast" and self.root not in self.ranks:
+            raise PlanError(f"sparse_broadcast on ranks {self.ranks}: its root is one of them, got {self.root}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +184,18 @@ class LogicalPlan:
                             f"{self.algorithm}, level {level.name!r}: {call.kind} on units [{span.begin}, {span.end}): "
                             f"units are in [0, {self.units})"
                         )
+
+
+def is_sparse(plan: LogicalPlan) -> bool:
+    """Whether a plan sends entries of sparse vectors, or keeps a residual.
+
+    Args:
+        plan: any.
+
+    Returns:
+        True if a call is of a kind of sparse plans; such plans run as one segment, on float32.
+    """
+    return any(call.kind in (*LOCAL, *SPARSE) for level in plan.levels for call in level.calls)
 
 
 def reversed_level(level: Level, name: str = "") -> Level:

@@ -10,8 +10,24 @@ from hvd_ext.planning import registry
 from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.planning.sparse_planner import SparseChosen, sparse_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
+
+__all__ = [
+    "Chosen",
+    "SparseChosen",
+    "all_gather_plan",
+    "all_to_all_plan",
+    "allreduce_plan",
+    "broadcast_plan",
+    "price",
+    "profile_of",
+    "prove",
+    "reduce_scatter_plan",
+    "size_class",
+    "sparse_plan",
+]
 
 DEFAULT_NBYTES = 8 << 20
 # A chain moves each byte once over each port but takes d - 1 rounds; above this size a broadcast halves its way

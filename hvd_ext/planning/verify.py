@@ -15,9 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, OPCODE_NAMES, PEER, RECV, RECV_REDUCE, ROUND, SEND, Rows
+from hvd_ext.planning.ir import (
+    BEGIN,
+    COUNT,
+    LOCAL_OPCODES,
+    OPCODE,
+    OPCODE_NAMES,
+    PEER,
+    RECV,
+    RECV_SPARSE,
+    ROUND,
+    SEND,
+    SEND_SPARSE,
+    SENDS,
+    Rows,
+)
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Collective, LogicalPlan
+from hvd_ext.planning.verify_sparse import Message, Vectors, check_local_row, check_order
 
 _Counts = NDArray[np.int16]
 
@@ -59,8 +74,11 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
         _check_rows(own, rank, size, units, name)
     cuts = _cuts(rows, units, size, collective)
     state = _initial(size, cuts, collective, root)
-    _run(rows, cuts, state, name)
+    vectors = Vectors(state, cuts, name)
+    _run(rows, vectors, name)
     _compare(state, cuts, collective, root, name)
+    if collective == "allreduce":
+        vectors.finish()
 
 
 def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None:
@@ -72,17 +90,21 @@ def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None
         where = f"{name}, rank {rank}, row {number} (round {row[ROUND]}, units [{begin}, {end}))"
         if row[OPCODE] not in OPCODE_NAMES:
             raise PlanError(f"{where}: opcode {row[OPCODE]} is not one of {OPCODE_NAMES}")
-        if not 0 <= row[PEER] < size or row[PEER] == rank:
+        local = row[OPCODE] in LOCAL_OPCODES
+        if not 0 <= row[PEER] < size or (row[PEER] == rank and not local):
             raise PlanError(f"{where}: peer {row[PEER]} is not another rank in [0, {size})")
         if begin < 0 or row[COUNT] < 1 or end > units:
             raise PlanError(f"{where}: a row moves at least one unit of [0, {units})")
         if row[ROUND] < last:
             raise PlanError(f"{where}: rounds do not decrease, the row before has round {last}")
         last = row[ROUND]
-        if row[OPCODE] == SEND:
+        if local:
+            check_local_row(row, rank, where)
+        elif row[OPCODE] == SEND:
             sent[last].append((begin, end))
-        else:
+        elif row[OPCODE] not in (SEND_SPARSE, RECV_SPARSE):
             received[last].append((begin, end, row[OPCODE]))
+    check_order(rows, rank, name)
     for number, spans in received.items():
         _check_overlaps(spans, sent[number], f"{name}, rank {rank}, round {number}")
 
@@ -178,47 +200,50 @@ class _Progress:
     waits: list[tuple[list[int], int]] = field(default_factory=list)
 
 
-def _run(rows: Sequence[Rows], cuts: NDArray[np.int64], state: _Counts, name: str) -> None:
-    """Runs all ranks on `state` until all have ended, each starting a round when its round before is complete."""
+def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
+    """Runs all ranks until all have ended, each starting a round when its round before is complete."""
     ranks = [_Progress(_by_round(own)) for own in rows]
-    # Messages in flight: (sender, receiver) -> [(begin, end, contributors)], in order.
-    sent: dict[tuple[int, int], list[tuple[list[int], _Counts]]] = defaultdict(list)
+    # Messages in flight: (sender, receiver) -> [(row, what it holds)], in order.
+    sent: dict[tuple[int, int], list[tuple[list[int], Message]]] = defaultdict(list)
 
     def start(rank: int) -> None:
         me = ranks[rank]
         me.at += 1
         me.waits = []
         for row in me.rounds[me.at] if me.at < len(me.rounds) else ():
-            sends = row[OPCODE] == SEND
+            if row[OPCODE] in LOCAL_OPCODES:
+                vectors.local(rank, row)
+                continue
+            sends = row[OPCODE] in SENDS
             key = (row[PEER], 1 if sends else 0)
             me.waits.append((row, me.started[key]))
             me.started[key] += 1
             if sends:
-                first, last = np.searchsorted(cuts, (row[BEGIN], row[BEGIN] + row[COUNT]))
-                sent[rank, row[PEER]].append((row, state[rank, first:last].copy()))
+                sent[rank, row[PEER]].append((row, vectors.outgoing(rank, row)))
 
     def partner_started(rank: int, row: list[int], number: int) -> bool:
-        return ranks[row[PEER]].started[rank, 0 if row[OPCODE] == SEND else 1] > number
+        return ranks[row[PEER]].started[rank, 0 if row[OPCODE] in SENDS else 1] > number
 
     def complete(rank: int) -> bool:
         return all(partner_started(rank, row, number) for row, number in ranks[rank].waits)
 
     def apply(rank: int) -> None:
         for row, number in ranks[rank].waits:
-            if row[OPCODE] == SEND:
+            if row[OPCODE] in SENDS:
                 continue
-            message, contributors = sent[row[PEER], rank][number]
+            message, held = sent[row[PEER], rank][number]
+            if (message[OPCODE] == SEND_SPARSE) != (row[OPCODE] == RECV_SPARSE):
+                raise PlanError(
+                    f"{name}: rank {rank} has in round {row[ROUND]} a {OPCODE_NAMES[row[OPCODE]]} from rank "
+                    f"{row[PEER]}, but that rank's message {number} to it is a {OPCODE_NAMES[message[OPCODE]]}"
+                )
             if (message[BEGIN], message[COUNT]) != (row[BEGIN], row[COUNT]):
                 raise PlanError(
                     f"{name}: rank {rank} receives in round {row[ROUND]} from rank {row[PEER]} units [{row[BEGIN]}, "
                     f"{row[BEGIN] + row[COUNT]}), but that rank's message {number} to it, of round {message[ROUND]}, "
                     f"holds units [{message[BEGIN]}, {message[BEGIN] + message[COUNT]})"
                 )
-            first, last = np.searchsorted(cuts, (row[BEGIN], row[BEGIN] + row[COUNT]))
-            if row[OPCODE] == RECV_REDUCE:
-                state[rank, first:last] += contributors
-            else:
-                state[rank, first:last] = contributors
+            vectors.incoming(rank, row, held)
 
     for rank in range(len(ranks)):
         start(rank)

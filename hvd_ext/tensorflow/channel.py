@@ -21,6 +21,8 @@ from hvd_ext.tensorflow import ops
 
 if TYPE_CHECKING:
     from hvd_ext.planning.planner import Chosen
+    from hvd_ext.planning.sparse_planner import SparseChosen
+    from hvd_ext.specs import SparseBucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Channel:
         options: the options it was opened with.
         buckets: which gradients travel together: tuples of indices into `specs`, in the order in which they travel.
         choices: for each bucket the chosen plan with its algorithm and the reason (`planning.planner.Chosen`).
+        sparse: for each bucket what the engine was told about sending a part of it; None: it is sent whole.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class Channel:
         owner: runtime.Runtime,
         handle: int,
         buckets: tuple[tuple[int, ...], ...],
-        choices: tuple[Chosen | None, ...],
+        choices: tuple[Chosen | SparseChosen | None, ...],
+        sparse: tuple[SparseBucket | None, ...] = (),
     ) -> None:
         """Use `registration.open`."""
         self.name = name
@@ -89,13 +93,14 @@ class Channel:
         self.options = options
         self.buckets = buckets
         self.choices = choices
+        self.sparse = sparse or (None,) * len(buckets)
         self._owner = owner
         self._handle: int | None = handle
         included = sorted(index for bucket in buckets for index in bucket)
         self._tensor_of = {index: tensor for tensor, index in enumerate(included)}
 
     @property
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> Chosen | SparseChosen | None:
         """The choice for the largest bucket (algorithm, why); None where no rank has any gradient."""
         if not self.choices:
             return None
@@ -107,8 +112,21 @@ class Channel:
         """Whether the channel can reduce: not closed, and its engine still runs."""
         return self._handle is not None and _runs(self._owner)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether a part of its gradients waits on the ranks between steps: each step then ends with `end_step`."""
+        return any(bucket is not None for bucket in self.sparse)
+
+    @property
+    def with_momentum(self) -> frozenset[int]:
+        """The indices of the gradients that go through a momentum before they are sent."""
+        buckets = zip(self.buckets, self.sparse, strict=True)
+        return frozenset(
+            index for bucket, spec in buckets if spec is not None and spec.momentum is not None for index in bucket
+        )
+
     @ops.plain
-    def reduce(self, gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+    def reduce(self, gradients: Sequence[tf.Tensor | None], density: tf.Tensor | None = None) -> list[tf.Tensor | None]:
         """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
 
         Every rank calls it once per step. Gradients that are None here but present elsewhere count as zeros. A tape
@@ -116,6 +134,7 @@ class Channel:
 
         Args:
             gradients: one dense tensor or None per spec, of the spec's shape and dtype.
+            density: float64, the same on all ranks: the part that is sent, where a part is.
 
         Returns:
             The sums or averages, bit-identical on all ranks; None where no rank has the gradient.
@@ -141,7 +160,11 @@ class Channel:
             # Two steps in one graph: the second begins after the first, which nothing else would order.
             last = ops.memory_of_graph().setdefault(("last step", handle), [])
             with tf.control_dependencies(list(last)):
-                begin = ops.begin_step(channel=handle)
+                if self.has_state:
+                    assert density is not None
+                    begin = ops.begin_sparse_step(density, channel=handle)
+                else:
+                    begin = ops.begin_step(channel=handle)
             with tf.control_dependencies([begin] if begin is not None else []):
                 tickets = [ops.submit(tensors[index], channel=handle, tensor=self._tensor_of[index]) for index in order]
             for index, ticket in zip(order, tickets, strict=True):
@@ -152,12 +175,41 @@ class Channel:
             last[:] = [reduced[index] for index in order]
         return reduced
 
+    @ops.plain
+    def end_step(self, ok: tf.Tensor) -> tf.Operation | None:
+        """End a step of a channel that `has_state`; all ranks call it alike.
+
+        Args:
+            ok: a boolean that depends on all that `reduce` gave; False: what the ranks keep is as before the step.
+
+        Returns:
+            The operation, in a graph.
+
+        Raises:
+            NotInitializedError: as `reduce`.
+        """
+        handle = self._checked_handle()
+        with ops.translated():
+            ended = ops.end_step(ok, channel=handle)
+        if ended is not None:
+            ops.memory_of_graph().setdefault(("last step", handle), []).append(ended)
+        return ended
+
     def close(self) -> None:
         """Give the channel's buffers back; collects that still wait fail. All ranks close it. Again: nothing."""
         if self.is_open:
             assert self._handle is not None
             self._owner.engine.close_channel(self._handle)
         self._handle = None
+
+    @property
+    def handle(self) -> int:
+        """The engine's handle.
+
+        Raises:
+            NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
+        """
+        return self._checked_handle()
 
     def _checked_handle(self) -> int:
         if self._handle is None:

@@ -15,6 +15,8 @@ from hvd_ext import agreement, runtime
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.tensorflow import kinds, registration
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
+from hvd_ext.tensorflow.feedback import Arrays, Everyone, Feedback
+from hvd_ext.tensorflow.in_part import InPart
 
 _LIST = "the list of variables"
 
@@ -26,20 +28,35 @@ class GradientSet:
         job: the runtime of the ranks that take part.
         channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
         name: the same on all ranks; once it is open, unlike that of any other set of the job.
+        feedback: of the steps of which a part is sent; None before the first, and where all is sent.
 
     Args:
         label: whose gradients they are, for messages.
         options: how they become one.
         job: the runtime of the ranks that take part.
         variables: the list, without local variables.
+        in_part: how a part of the gradients is sent; None: they are sent whole.
+        first_step: gives the number of update steps before the first; rank 0's counts.
     """
 
-    def __init__(self, label: str, options: GradientOptions, job: runtime.Runtime, variables: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        label: str,
+        options: GradientOptions,
+        job: runtime.Runtime,
+        variables: Sequence[Any],
+        in_part: InPart | None = None,
+        first_step: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.job = job
         self.channels: list[Channel] = []
         self.name = label
+        self.feedback: Feedback | None = None
+        self._restored: tuple[Arrays | None, Everyone] | None = None
         self._label = label
         self._options = options
+        self._in_part = in_part
+        self._first_step = first_step
         self._specs = [
             GradientSpec(kinds.name(variable), tuple(variable.shape), kinds.dtype(variable).name)
             for variable in variables
@@ -95,6 +112,24 @@ class GradientSet:
         self._last = found
         return self._channel(found), found
 
+    def save(self) -> Arrays:
+        """Copy what sparse steps have left on this rank; nothing before the first step."""
+        if self.feedback is None:
+            return {}
+        return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
+
+    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+        """Go on from what `save` gave: now, or when the first channel is opened; all ranks call it alike.
+
+        Args:
+            own: as `Feedback.load` takes it.
+            everyone: as there.
+        """
+        if self.feedback is None:
+            self._restored = own, everyone
+        else:
+            self.feedback.load(self.channels[-1], own, everyone)
+
     def close(self) -> None:
         """Close its channels."""
         for channel in self.channels:
@@ -110,7 +145,8 @@ class GradientSet:
         return registration.joint([value["kinds"] for value in values])
 
     def _channel(self, joint: str) -> Channel:
-        for channel in self.channels:
+        # what waits on the ranks is with the newest
+        for channel in self.channels if self._in_part is None else reversed(self.channels):
             if all(spec.kind == kinds.DENSE for spec, kind in zip(channel.specs, joint, strict=True) if kind == "d"):
                 return channel
         opened = ["".join(spec.kind for spec in channel.specs) for channel in self.channels]
@@ -124,9 +160,24 @@ class GradientSet:
             for spec, kind in zip(self._specs, own, strict=True)
         ]
         options = self._options.for_channel(self.job.options)
-        channel = registration.open(self._label, specs, options, owner=self.job, groups=self._groups, facts=facts)
+        channel = registration.open(
+            self._label, specs, options, owner=self.job, groups=self._groups, in_part=self._in_part, facts=facts
+        )
+        if self._in_part is not None:
+            self._keep(channel)
         self.channels.append(channel)
         return channel
+
+    def _keep(self, channel: Channel) -> None:
+        """Give a channel that was opened what waits on the ranks."""
+        if self.feedback is not None:
+            self.feedback.move(self.channels[-1], channel)
+            return
+        steps = agreement.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
+        self.feedback = Feedback(self._label, self._options, self.job, steps[0])
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self.feedback.load(channel, *restored)
 
 
 def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> registration.Groups:

@@ -146,7 +146,7 @@ def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Te
 
 
 # A reduced gradient is a constant to a tape: its way goes through tickets, which are whole numbers.
-for _kind in ("BeginStep", "Submit", "Collect", "Barrier"):
+for _kind in ("BeginStep", "BeginSparseStep", "EndStep", "Submit", "Collect", "Barrier"):
     tf.no_gradient(f"HvdExt>{_kind}")
 
 

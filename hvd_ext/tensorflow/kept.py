@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext import process_sets, runtime, state
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.tensorflow import kinds
@@ -92,6 +93,8 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
         reducer = Reducer(label, dataclasses.replace(options, groups=groups))
+        if options.topk is not None:
+            _register(reducer)
         for place in local:
             reducer.register_local_var(own[place])
         with tf.init_scope():
@@ -102,6 +105,17 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
             if owner is not None:
                 weakref.finalize(owner, _forget, key).atexit = False
     return _kept[key]
+
+
+def _register(reducer: Reducer) -> None:
+    """Make what sparse steps leave part of checkpoints: tapes are told apart by the order of their first steps."""
+    job = process_sets.runtime_of(reducer.options.process_set)
+    if job is None:
+        return
+    ranks = "" if job is runtime.current() else f" of ranks {', '.join(map(str, job.engine.ranks))}"
+    owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
+    state.unregister(owner)  # of an earlier init
+    state.register(owner, reducer.save_first, load_all=reducer.load_first)
 
 
 def _described(label: str, place: int, source: Any, generic: bool) -> Source:

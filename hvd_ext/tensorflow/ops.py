@@ -18,6 +18,8 @@ from hvd_ext.tensorflow import devices
 # They order themselves: by names and their n-th use, or by a channel. TensorFlow would chain them one after the other.
 _INDEPENDENT = (
     "HvdExt>BeginStep",
+    "HvdExt>BeginSparseStep",
+    "HvdExt>EndStep",
     "HvdExt>Submit",
     "HvdExt>Collect",
     "HvdExt>Allreduce",
@@ -67,6 +69,16 @@ def library() -> Any:
 def begin_step(channel: int) -> tf.Operation | None:
     """Begin a step of a channel; see the op's text in tf_ops/ops/gradient.cc."""
     return library().hvd_ext_begin_step(channel=channel)
+
+
+def begin_sparse_step(density: tf.Tensor, channel: int) -> tf.Operation | None:
+    """Begin a step in which a part of the gradients is sent; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_begin_sparse_step(density, channel=channel)
+
+
+def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:
+    """End such a step; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_end_step(ok, channel=channel)
 
 
 def submit(gradient: tf.Tensor, channel: int, tensor: int) -> tf.Tensor:

@@ -7,7 +7,6 @@ parts of a model in turn has one for each list of variables.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,9 +16,12 @@ from hvd_ext import process_sets
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.runtime import Runtime
-from hvd_ext.tensorflow import kinds, ops, sparse
+from hvd_ext.tensorflow import kinds, ops
 from hvd_ext.tensorflow.channel import Channel
+from hvd_ext.tensorflow.feedback import Arrays, Everyone
 from hvd_ext.tensorflow.gradient_set import GradientSet
+from hvd_ext.tensorflow.in_part import InPart, Momentum
+from hvd_ext.tensorflow.step import Step
 
 Facts = Callable[[], dict[str, Any]]
 
@@ -30,19 +32,62 @@ class Reducer:
     Args:
         label: its name in messages and of its channels, such as "Adam".
         options: how gradients become one.
+        momentum: taken over from the optimizer, where the options ask for that.
+        first_step: gives the number of update steps that there were before the first.
     """
 
-    def __init__(self, label: str, options: GradientOptions) -> None:
+    def __init__(
+        self,
+        label: str,
+        options: GradientOptions,
+        momentum: Momentum | None = None,
+        first_step: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.label = label
         self.options = options
+        self._in_part = None if options.topk is None else InPart(options.topk, options.sparse_algorithm, momentum)
+        self._first_step = first_step
+        self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
+        self._flushing = False
         self._local: list[Callable[[], Iterable[Any]]] = []
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
-        self._under_way: _Step | None = None
+        self._under_way: Step | None = None
 
     @property
     def channels(self) -> tuple[Channel, ...]:
         """The channels opened so far."""
         return tuple(channel for every in self._sets.values() for channel in every.channels)
+
+    @property
+    def sets(self) -> tuple[GradientSet, ...]:
+        """The lists of variables whose gradients were reduced so far, in the order of their first steps."""
+        return tuple(self._sets.values())
+
+    def restore(self, states: dict[int, tuple[Arrays | None, Everyone]]) -> None:
+        """Go on from what was saved of each list: now, or at its first step; all ranks call it alike.
+
+        Args:
+            states: by the list's place in `sets`, what `GradientSet.load` takes.
+        """
+        self._restored = dict(states)
+        for place, one in enumerate(self.sets):
+            if place in self._restored:
+                one.load(*self._restored.pop(place))
+
+    def save_first(self) -> Arrays:
+        """Copy what waits on this rank of a tape's only list."""
+        return self.sets[0].save() if self._sets else {}
+
+    def load_first(self, own: Arrays | None, everyone: Everyone) -> None:
+        """Go on from what `save_first` gave; see `GradientSet.load`."""
+        self.restore({0: (own, everyone)})
+
+    def flush(self) -> None:
+        """Make the next step of each list dense; all ranks call it alike."""
+        self._flushing = not self._sets
+        for one in self.sets:
+            if one.feedback is not None:
+                one.feedback.flush()
 
     def register_local_var(self, variable: Any) -> None:
         """Keep a variable's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
@@ -51,6 +96,11 @@ class Reducer:
             variable: of Keras or TensorFlow; it may differ from rank to rank.
         """
         self.register_local_source(lambda: (variable,))
+
+    @property
+    def local_keys(self) -> frozenset[Any]:
+        """The keys of the variables whose gradients stay on their rank."""
+        return frozenset(kinds.key(variable) for source in self._local for variable in source())
 
     def register_local_source(self, source: Callable[[], Iterable[Any]]) -> None:
         """Keep the gradients of variables on their rank that need not be there yet.
@@ -119,7 +169,7 @@ class Reducer:
             )
         job = process_sets.runtime_of(self.options.process_set)
         if job is None:
-            begun = _Step(None, None, kinds.OUTSIDE * len(variables), (), list(gradients), variables, "")
+            begun = Step(None, None, None, kinds.OUTSIDE * len(variables), (), list(gradients), variables, "")
         else:
             begun = self._begun(job, gradients, variables, facts, dense or self.options.sparse_as_dense, communicates)
         outer, self._under_way = self._under_way, begun
@@ -139,6 +189,20 @@ class Reducer:
         """Which of the gradients that `step` gave, without those that were None, are local."""
         step = self._under_way
         return [] if step is None else [step.kinds[index] == kinds.LOCAL for index in step.present]
+
+    @property
+    def finite(self) -> tf.Tensor:
+        """Whether all that the step under way has reduced is finite, equal on all ranks; known where a part is sent."""
+        step = self._under_way
+        return tf.constant(True) if step is None or step.finite is None else step.finite
+
+    @property
+    def through_momentum(self) -> frozenset[Any]:
+        """The keys of the variables whose gradients have gone through a momentum in the step under way."""
+        step = self._under_way
+        if step is None or step.channel is None:
+            return frozenset()
+        return frozenset(kinds.key(step.variables[step.shared[index]]) for index in step.channel.with_momentum)
 
     def reduce_step(self, gradients: Sequence[Any], after: tf.Variable | None = None) -> list[Any]:
         """Reduce the gradients of the step under way.
@@ -166,9 +230,9 @@ class Reducer:
         if step.channel is None:
             return list(gradients)
         if tf.executing_eagerly() or after is None:
-            return self._reduced(step, gradients)
+            return step.reduced_now(gradients, self.options, self._in_part)
         with tf.control_dependencies([after.read_value()]):
-            reduced = self._reduced(step, gradients)
+            reduced = step.reduced_now(gradients, self.options, self._in_part)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
             after.assign_add(tf.zeros((), after.dtype), read_value=False)
             return [tf.nest.map_structure(tf.identity, result, expand_composites=True) for result in reduced]
@@ -187,8 +251,8 @@ class Reducer:
         facts: Facts | None,
         dense: bool,
         communicates: bool,
-    ) -> _Step:
-        local = {kinds.key(variable) for source in self._local for variable in source()}
+    ) -> Step:
+        local = self.local_keys
         keys = [kinds.key(variable) for variable in variables]
         shared = tuple(index for index, key in enumerate(keys) if key not in local)
         every = self._set(job, tuple(keys[index] for index in shared), [variables[index] for index in shared])
@@ -210,61 +274,17 @@ class Reducer:
             kinds.ready(self.label, gradient, variable, kind, divisor)
             for gradient, variable, kind in zip(gradients, variables, agreed, strict=True)
         ]
-        return _Step(job, channel, "".join(agreed), shared, ready, variables, every.name)
+        if self._flushing and every.feedback is not None:
+            every.feedback.flush()
+        self._flushing = False
+        return Step(job, channel, every.feedback, "".join(agreed), shared, ready, variables, every.name)
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> GradientSet:
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
-            every = self._sets[keys] = GradientSet(self.label, self.options, job, variables)
+            place = len(self._sets) if every is None else list(self._sets).index(keys)
+            every = GradientSet(self.label, self.options, job, variables, self._in_part, self._first_step)
+            if place in self._restored:
+                every.load(*self._restored.pop(place))
+            self._sets[keys] = every
         return every
-
-    def _reduced(self, step: _Step, gradients: Sequence[Any]) -> list[Any]:
-        assert step.job is not None
-        assert step.channel is not None
-        factor = self.options.gradient_predivide_factor
-        results = dict(zip(step.present, gradients, strict=True))
-        dense = [results[index] if step.kinds[index] == kinds.DENSE else None for index in step.shared]
-        scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
-        for index, own, reduced in zip(step.shared, dense, step.channel.reduce(scaled), strict=True):
-            if own is not None:
-                results[index] = kinds.scaled(reduced, factor)
-        for index in step.shared:
-            if step.kinds[index] == kinds.SPARSE:
-                results[index] = sparse.reduce(
-                    step.job,
-                    f"{step.name}/{kinds.name(step.variables[index])}#{index}",
-                    results[index],
-                    self.options,
-                    shape=tuple(step.variables[index].shape),
-                    dtype=kinds.dtype(step.variables[index]),
-                )
-        return [results[index] for index in step.present]
-
-
-@dataclasses.dataclass
-class _Step:
-    """A step under way.
-
-    Args:
-        job: the runtime of the ranks that take part; None where this rank does not.
-        channel: for the dense gradients; None where this rank does not take part.
-        kinds: the agreed kind of each gradient.
-        shared: the indices of the variables that are not local.
-        ready: what was given to the caller.
-        variables: of the step.
-        name: of the calls for sparse gradients.
-    """
-
-    job: Runtime | None
-    channel: Channel | None
-    kinds: str
-    shared: tuple[int, ...]
-    ready: list[Any]
-    variables: Sequence[Any]
-    name: str
-    reduced: bool = False
-
-    @property
-    def present(self) -> list[int]:
-        """The indices of the gradients that are there."""
-        return [index for index, gradient in enumerate(self.ready) if gradient is not None]

@@ -17,6 +17,7 @@ from hvd_ext.planning import buckets as bucketing
 from hvd_ext.specs import DTYPES, BucketSpec, TensorSpec
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
+from hvd_ext.tensorflow.in_part import InPart
 
 __all__ = ["Channel", "GradientSpec", "open", "wire_of"]
 
@@ -34,6 +35,7 @@ def open(
     *,
     owner: runtime.Runtime | None = None,
     groups: Groups = None,
+    in_part: InPart | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,
 ) -> Channel:
     """Open a channel; all ranks call it, with equal arguments except for `present` and `sparse`.
@@ -47,6 +49,7 @@ def open(
         owner: the runtime of the ranks that take part; None for that of all ranks.
         groups: a number of groups, or lists of indices into the specs: what travels together
             (`planning.buckets.by_groups`); None: buckets of bucket_nbytes.
+        in_part: how a part of the gradients is sent; None: they are sent whole.
         facts: gives what else must be the same on all ranks, by name; what it raises is raised on all ranks.
 
     Returns:
@@ -65,6 +68,7 @@ def open(
 
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
+        given |= {} if in_part is None else in_part.described()
         return {"name": name, "facts": given, **_described(where, specs, options, groups)}
 
     values = agreement.exchange(owner.engine, EXCHANGE, mine)
@@ -81,13 +85,14 @@ def open(
 
     def prepare() -> dict[str, Any]:
         nonlocal prepared
-        prepared = _Prepared(name, agreed, options, owner, groups)
+        prepared = _Prepared(name, agreed, options, owner, groups, in_part)
         return prepared.described()
 
     plans = agreement.exchange(owner.engine, f"{EXCHANGE}, plans", prepare)
     agreement.check_same(where, plans, owner.engine.ranks)
     assert prepared is not None
-    return Channel(name, agreed, options, owner, prepared.open(owner), prepared.buckets, prepared.choices)
+    handle = prepared.open(owner)
+    return Channel(name, agreed, options, owner, handle, prepared.buckets, prepared.choices, prepared.sparse)
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -119,25 +124,50 @@ class _Prepared:
     """The buckets of a channel and their plans, before it is opened."""
 
     def __init__(
-        self, name: str, specs: tuple[GradientSpec, ...], options: Options, owner: runtime.Runtime, groups: Groups
+        self,
+        name: str,
+        specs: tuple[GradientSpec, ...],
+        options: Options,
+        owner: runtime.Runtime,
+        groups: Groups,
+        in_part: InPart | None,
     ) -> None:
         self.included = tuple(index for index, spec in enumerate(specs) if spec.kind == "d")
         self._name = name
         self._specs = specs
         self._options = options
-        self._buckets = self._planned(groups)
+        reduced = self._reduced()
+        takes = None if in_part is None else in_part.options.takes
+        some = [takes is not None and takes(spec.shape, spec.dtype) for spec in reduced]
+        self._buckets = self._planned(groups, None if in_part is None else some)
         self.buckets = tuple(tuple(self.included[tensor] for tensor in bucket.tensors) for bucket in self._buckets)
         self._wires = [wire_of(bucket.dtype, options) for bucket in self._buckets]
+        self._in_part = [
+            None if in_part is None else in_part.planned(owner, bucket, some[bucket.tensors[0]])
+            for bucket in self._buckets
+        ]
         self._plans = [
             owner.allreduce(bucket.nbytes // 2 if wire else bucket.nbytes, options.algorithm)
-            for bucket, wire in zip(self._buckets, self._wires, strict=True)
+            if planned is None
+            else planned.plan
+            for bucket, wire, planned in zip(self._buckets, self._wires, self._in_part, strict=True)
         ]
-        self.choices = tuple(plan.chosen for plan in self._plans)
+        self.choices = tuple(
+            plan.chosen if planned is None else planned.prepared.chosen
+            for plan, planned in zip(self._plans, self._in_part, strict=True)
+        )
+        self.sparse = tuple(None if planned is None else planned.spec for planned in self._in_part)
 
     def described(self) -> dict[str, Any]:
         return {
-            f"bucket {index}": [list(bucket), plan.algorithm, f"plan {plan.digest:016x}", plan.segment_nbytes]
-            for index, (bucket, plan) in enumerate(zip(self.buckets, self._plans, strict=True))
+            f"bucket {index}": [
+                list(bucket),
+                plan.algorithm,
+                f"plan {plan.digest:016x}",
+                plan.segment_nbytes,
+                *([] if planned is None else planned.described()),
+            ]
+            for index, (bucket, plan, planned) in enumerate(zip(self.buckets, self._plans, self._in_part, strict=True))
         }
 
     def open(self, owner: runtime.Runtime) -> int:
@@ -148,17 +178,21 @@ class _Prepared:
                 BucketSpec(bucket.dtype, self._options.op, plan.plan, plan.segment_nbytes, tuple(bucket.tensors), wire)
                 for bucket, plan, wire in zip(self._buckets, self._plans, self._wires, strict=True)
             ],
+            **({} if not any(self.sparse) else {"sparse": self.sparse}),
         )
 
-    def _planned(self, groups: Groups) -> tuple[bucketing.Bucket, ...]:
+    def _planned(self, groups: Groups, some: list[bool] | None) -> tuple[bucketing.Bucket, ...]:
         infos = [bucketing.TensorInfo(spec.name, spec.elements, spec.dtype) for spec in self._reduced()]
         if not infos:
             return ()
-        if groups is None:
-            return bucketing.by_size(infos, self._options.bucket_nbytes).buckets
-        if not isinstance(groups, int):
+        if groups is not None and not isinstance(groups, int):
             place = {index: tensor for tensor, index in enumerate(self.included)}
             groups = [[place[index] for index in group if index in place] for group in groups]
+        if some is not None:
+            sparse = [index for index, one in enumerate(some) if one]
+            return bucketing.apart(infos, sparse, groups, self._options.bucket_nbytes).buckets
+        if groups is None:
+            return bucketing.by_size(infos, self._options.bucket_nbytes).buckets
         return bucketing.by_groups(infos, groups, self._options.bucket_nbytes).buckets
 
     def _reduced(self) -> list[GradientSpec]:

@@ -158,7 +158,7 @@ def _wide(values: tf.Tensor) -> tf.Tensor:
 
 
 def _wire(dtype: tf.DType, job: Runtime, options: GradientOptions) -> tf.DType:
-    compression = job.options.compression if options.compression is None else options.compression
+    compression = options.for_channel(job.options).compression
     return tf.as_dtype(compression.value) if dtype == tf.float32 and compression != Compression.none else dtype
 
 

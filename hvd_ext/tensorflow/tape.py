@@ -21,6 +21,7 @@ _WITHOUT = {
         "give the Keras optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
     ),
     "average_aggregated_gradients": "it speaks of backward_passes_per_step, which a tape has not; leave it out",
+    "check_every": "a tape does not see the weights change; give it to hvd_ext.DistributedOptimizer",
 }
 _NONE = tf.UnconnectedGradients.NONE
 
@@ -175,7 +176,13 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], keywords: dict[str, A
         raise InvalidError(f"{label}: the tape is wrapped already; wrap a tape once")
     if not isinstance(tape, tf.GradientTape):
         raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
-    tape._hvd_ext_options = GradientOptions.from_keywords(label, keywords, _WITHOUT)
+    options = GradientOptions.from_keywords(label, keywords, _WITHOUT)
+    if options.topk is not None and options.topk.momentum_correction:
+        raise InvalidError(
+            f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
+            "out, or wrap the optimizer with hvd_ext.DistributedOptimizer"
+        )
+    tape._hvd_ext_options = options
     tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
     tape._hvd_ext_plain = False
     tape.__class__ = _distributed_class(type(tape))
@@ -211,6 +218,11 @@ def _reduced(
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if options.topk is not None:
+                raise InvalidError(
+                    f"{LABEL}: with compression=hvd_ext.TopK(...) the reduced gradients depend on earlier steps, and "
+                    "cannot be differentiated; take the second derivative of the loss with a plain tape"
+                )
             # a sum over the ranks, and each rank's result is the same: its transpose is the sum again
             back: list[Any] = [None] * len(gradients)
             for place, gradient in zip(tensors_out, upstream, strict=True):

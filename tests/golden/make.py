@@ -36,6 +36,11 @@ def plans() -> Iterator[tuple[str, LogicalPlan]]:
         for algorithm in registry.names():
             if registry.get(algorithm).supports(tree) is None:
                 yield f"{algorithm}_{name}", planner.allreduce_plan(tree, algorithm).plan
+        for algorithm in registry.sparse_names():
+            schedule = registry.sparse(algorithm)
+            for number, plan in enumerate(schedule.variants(tree)):
+                yield f"{algorithm}_{name}" + (f"_variant{number}" if number else ""), plan
+            yield f"{algorithm}_{name}_dense", schedule.dense(tree)
     yield "blueconnect_fig4", planner.allreduce_plan(fig4(), "blueconnect").plan
     yield "ring_single", planner.allreduce_plan(from_hosts("a"), "ring").plan
     yield "all_gather_dealt", planner.all_gather_plan(dealt)

@@ -38,6 +38,7 @@ HORVODRUN = ["horovodrun", "--mpi", "--mpi-args=--oversubscribe --mca btl_vader_
 # Variables by which a launcher may be known: a test that itself runs under one must not hand them on.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "HOROVOD_", "HVD_EXT_")
 _KEPT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+_running: list[subprocess.Popen[bytes]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +143,25 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _running.append(process)
         timed_out = not _ended(process, limit_s)
         if timed_out:
-            process.send_signal(signal.SIGTERM)
-            if not _ended(process, GRACE_S):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
+        _running.remove(process)
     return Job(process.returncode, timed_out, tuple(_read(folder / f"rank{r}.txt") for r in range(ranks)), _read(log))
+
+
+def stop() -> None:
+    """End what still runs."""
+    for process in list(_running):
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    if not _ended(process, GRACE_S):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:

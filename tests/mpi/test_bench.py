@@ -54,6 +54,7 @@ def bench(tmp_path: Path, *options: str, status: int = 0) -> tuple[dict[str, Any
     return json.loads(path.read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_every_contestant_of_every_size_is_measured_and_checked(tmp_path: Path) -> None:
     plot = tmp_path / "x.png"
     options = ["--ranks", "2", "--bytes", "4,4096,40000000000000", "--algorithms", "ring,torus2d,mpi,horovod"]
@@ -89,6 +90,7 @@ def test_a_wrong_result_is_a_row_and_an_exit_status(tmp_path: Path) -> None:
     assert "wrong result: ring engine, 2 ranks, 400 bytes: rank 1: element 7 is" in shown
 
 
+@pytest.mark.slow
 def test_under_a_launched_job_the_first_rank_starts_the_jobs_and_results_are_appended(tmp_path: Path) -> None:
     launcher = shlex.join(mpirun(2, []))
     path = tmp_path / "result.json"
@@ -109,6 +111,7 @@ def test_under_a_launched_job_the_first_rank_starts_the_jobs_and_results_are_app
     assert [run["launcher"] for run in kept["runs"]] == [launcher, launcher]
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_in_a_rehearsed_cluster_rows_know_hosts_bound_and_price(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
@@ -163,6 +166,7 @@ def wait_for(condition: Callable[[], bool], running: subprocess.Popen[bytes]) ->
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
     number: signal.Signals, tmp_path: Path

@@ -96,6 +96,7 @@ def reached(cluster: Cluster, source: str, target: str) -> bool:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout == "reached\n"
 
 
+@pytest.mark.slow
 def test_hosts_have_names_and_shared_memory_of_their_own_and_mpi_joins_them(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py", reason="needs mpi4py: python -m pip install mpi4py")
     program = f"""{RANK}
@@ -141,6 +142,7 @@ def test_limits_hold_between_hosts_and_racks_and_change_while_it_runs() -> None:
         wait_for(lambda: reached(cluster, "h1", "h2"), "the cable is back")
 
 
+@pytest.mark.slow
 def test_without_a_rate_there_is_no_limit_until_it_is_set() -> None:
     with Cluster(Spec((1, 1))) as cluster:
         assert any(bits_per_second(cluster, "h1", "h2") > 40e6 for _ in range(TRIES))

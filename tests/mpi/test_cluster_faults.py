@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from tests.mpi.faulty import Faulty, running
 
 pytestmark = pytest.mark.cluster
 
+Waiting = dict[Callable[[Path], None], Future[None]]
+
 # Where mpirun ends by itself, nothing else may end it before; a busy machine makes it wait.
 LONG_S = 200.0
 
@@ -25,13 +29,9 @@ def fails_by_itself(job: Faulty, rank: int) -> bool:
     return "CommunicationError: " in job.said(rank)
 
 
-@pytest.mark.slow
-def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remains, "PATIENCE_S", 3.0)
+def a_host_is_cut_off(folder: Path) -> None:
     limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "30"}
-    with running(tmp_path, Spec((2, 1, 1), rate="100mbit"), **limits) as job:
+    with running(folder, Spec((2, 1, 1), rate="100mbit"), **limits) as job:
         job.wait_for_steps(3)
         job.cluster.cut("h2")
         job.must_fail()
@@ -44,6 +44,77 @@ def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waite
         assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()
         # Here mpirun alone would wait on; where the host comes back before, it ends by itself.
         assert job.status or "mpirun waits for a host that does not answer" in job.error, job.text()
+
+
+def a_host_is_cut_off_in_training(folder: Path) -> None:
+    fit = """
+    import keras
+    import numpy as np
+    import hvd_ext as hvd
+
+    hvd.init()
+    x = np.random.default_rng(hvd.rank()).normal(size=(6400, 20)).astype("float32")
+    model = keras.Sequential([keras.layers.Dense(100, "relu"), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print("step", batch, flush=True))
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x, x[:, :1], batch_size=32, epochs=1000, verbose=0, callbacks=[start, told])
+    """
+    # Ranks that import TensorFlow come to init() seconds apart.
+    limits = {"HVD_EXT_STALL_WARN_S": "5", "HVD_EXT_STALL_FATAL_S": "30"}
+    with running(folder, Spec((2, 1), rate="100mbit"), fit, **limits) as job:
+        job.wait_for_steps(3)
+        job.cluster.cut("h2")
+        job.must_fail()
+        for rank in (0, 1):
+            assert "2 (it does not answer)" in job.said(rank), job.text()
+        assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
+        assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()
+
+
+def a_rank_never_starts(folder: Path) -> None:
+    never = """
+    import os, time
+    from hvd_ext import process
+
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "3":
+        print("is here", flush=True)
+        time.sleep(3600)
+    process.init()
+    """
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "20"}
+    with running(folder, Spec((2, 2), rate="100mbit"), never, **limits) as job:
+        job.must_fail()
+        said = "".join(job.said(rank) for rank in (0, 1, 2))
+        assert "rank 3 (local rank 1) of host h2 has not called init()" in said, job.text()
+        assert "all 2 of host h1 are here: a rank of another host has not called init()" in said, job.text()
+        assert "longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in said, job.text()
+
+
+WAITS = (a_host_is_cut_off, a_host_is_cut_off_in_training, a_rank_never_starts)
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
+    """Starts at the same time what does little but wait for half a minute, each in a cluster of its own."""
+    with pytest.MonkeyPatch.context() as change, ThreadPoolExecutor(len(WAITS)) as pool:
+        change.setattr(remains, "PATIENCE_S", 3.0)
+        yield {wait: pool.submit(wait, tmp_path_factory.mktemp(wait.__name__)) for wait in WAITS}
+
+
+@pytest.mark.slow
+def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(waiting: Waiting) -> None:
+    waiting[a_host_is_cut_off].result()
+
+
+@pytest.mark.slow
+def test_training_ends_on_all_ranks_when_a_host_is_cut_off(waiting: Waiting) -> None:
+    waiting[a_host_is_cut_off_in_training].result()
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_starts_is_named_with_its_host(waiting: Waiting) -> None:
+    waiting[a_rank_never_starts].result()
 
 
 @pytest.mark.slow
@@ -82,26 +153,6 @@ def test_ranks_that_are_killed_end_the_job(
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_starts_is_named_with_its_host(tmp_path: Path) -> None:
-    never = """
-    import os, time
-    from hvd_ext import process
-
-    if os.environ["OMPI_COMM_WORLD_RANK"] == "3":
-        print("is here", flush=True)
-        time.sleep(3600)
-    process.init()
-    """
-    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "20"}
-    with running(tmp_path, Spec((2, 2), rate="100mbit"), never, **limits) as job:
-        job.must_fail()
-        said = "".join(job.said(rank) for rank in (0, 1, 2))
-        assert "rank 3 (local rank 1) of host h2 has not called init()" in said, job.text()
-        assert "all 2 of host h1 are here: a rank of another host has not called init()" in said, job.text()
-        assert "longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in said, job.text()
-
-
-@pytest.mark.slow
 def test_a_rank_ends_also_where_the_daemon_that_should_end_it_is_stuck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,31 +169,3 @@ def test_a_rank_ends_also_where_the_daemon_that_should_end_it_is_stuck(
         daemon.resume()
         job.must_fail()
         assert job.status, job.text()
-
-
-@pytest.mark.slow
-def test_training_ends_on_all_ranks_when_a_host_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remains, "PATIENCE_S", 3.0)
-    fit = """
-    import keras
-    import numpy as np
-    import hvd_ext as hvd
-
-    hvd.init()
-    x = np.random.default_rng(hvd.rank()).normal(size=(6400, 20)).astype("float32")
-    model = keras.Sequential([keras.layers.Dense(100, "relu"), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
-    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: print("step", batch, flush=True))
-    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    model.fit(x, x[:, :1], batch_size=32, epochs=1000, verbose=0, callbacks=[start, told])
-    """
-    # Ranks that import TensorFlow come to init() seconds apart.
-    limits = {"HVD_EXT_STALL_WARN_S": "5", "HVD_EXT_STALL_FATAL_S": "30"}
-    with running(tmp_path, Spec((2, 1), rate="100mbit"), fit, **limits) as job:
-        job.wait_for_steps(3)
-        job.cluster.cut("h2")
-        job.must_fail()
-        for rank in (0, 1):
-            assert "2 (it does not answer)" in job.said(rank), job.text()
-        assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
-        assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()

@@ -24,18 +24,15 @@ def test_a_tensor_may_have_more_than_two_to_the_31_elements(tmp_path: Path) -> N
         import hvd_ext as hvd
 
         hvd.init()
-        elements, period = 2**31 + 3, 251
-        pattern = np.arange(period, dtype=np.uint8)
-        if hvd.rank() == 0:
-            x = tf.constant(np.resize(pattern, elements))
-        else:
-            x = tf.zeros([elements], tf.uint8)
+        part, parts = 251 << 16, 131
+        elements = part * parts
+        assert elements > 2**31
+        pattern = np.resize(np.arange(251, dtype=np.uint8), part)
+        x = tf.tile(pattern, [parts]) if hvd.rank() == 0 else tf.zeros([elements], tf.uint8)
         result = hvd.broadcast(x, 0).numpy()
         assert result.shape == (elements,), result.shape
-        step = period << 18
-        for begin in range(0, elements, step):
-            part = result[begin : begin + step]
-            assert np.array_equal(part, np.resize(pattern, len(part))), begin
+        for begin in range(0, elements, part):
+            assert np.array_equal(result[begin : begin + part], pattern), begin
         print("as sent")
     """
     job = jobs.run(tmp_path, program, ranks=2, limit_s=900).must_succeed()

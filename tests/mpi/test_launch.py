@@ -48,7 +48,7 @@ WITH_TENSORFLOW = """
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: Path) -> None:
     job = jobs.run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=ranks).must_succeed()
     for rank in range(ranks):
@@ -62,6 +62,7 @@ def test_without_a_launcher_the_job_has_one_rank(stop: bool, tmp_path: Path) -> 
     assert job.says(0, "life 1 rank 0 of 1 mpi False"), job.text()
 
 
+@pytest.mark.slow
 @NEEDS_HOROVOD
 def test_horovodrun_with_mpi_starts_a_job(tmp_path: Path) -> None:
     job = jobs.run(
@@ -143,8 +144,9 @@ def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
 
 
+@pytest.mark.slow
 @NEEDS_HOROVOD
-@pytest.mark.parametrize("first", ["horovod", pytest.param("hvd_ext", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", ["horovod", "hvd_ext"])
 def test_mpi_that_horovod_uses_is_shared(first: str, tmp_path: Path) -> None:
     start = "import horovod.tensorflow as horovod; horovod.init()"
     check = "assert horovod.allreduce(x, op=horovod.Sum, name='x').numpy().tolist() == [total, 2 * total]"

@@ -26,7 +26,7 @@ int Open(int64_t engine, int64_t plan, int64_t* channel) {
   int64_t elements[] = {2, 3, 4}, sizes[] = {1, 2}, tensors[] = {2, 1, 0}, plans[] = {plan, plan}, grains[] = {0, 8};
   int32_t dtypes[] = {0, 1}, wires[] = {2, -1}, ops[] = {0, 1};
   return hvd_ext_channel_open(engine, "Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
-                              channel);
+                              nullptr, channel);
 }
 
 TEST("api: every function says so when no engine runs") {

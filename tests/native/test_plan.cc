@@ -48,7 +48,7 @@ TEST("plan: a plan that is refused leaves the target alone") {
 }
 
 TEST("plan: an unknown opcode is refused") {
-  Refuses({{0, kSend, 1, 0, 1}, {0, 4, 1, 1, 1}}, "row 1: opcode 4 is unknown");
+  Refuses({{0, kSend, 1, 0, 1}, {0, 13, 1, 1, 1}}, "row 1: opcode 13 is unknown");
   Refuses({{0, 0, 1, 0, 1}}, "row 0: opcode 0 is unknown");
 }
 

@@ -44,7 +44,13 @@ SAME_ON_ANY_NUMBER = (
     "test_checkpoint_models.py",
     "test_refusals_keras.py",
     "test_registration_keras.py",
+    "test_topk_state.py",
+    "test_topk_page.py",
 )
+
+# Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
+# more the sums are those of the other files, and test_optimizer_sets.py trains.
+UP_TO_THREE = ("test_training.py", "test_refusals_tape.py", "test_topk.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,10 +78,12 @@ def two_uneven_hosts(size: int) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def hvd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The package, initialized for the whole session; with more than two ranks on two uneven virtual hosts."""
     import hvd_ext
+    from tests.mpi import several
 
+    several.begin_beside(request.session, tmp_path_factory)
     if LAUNCHED_SIZE > 2 and "HVD_EXT_TOPOLOGY" not in os.environ:
         path: Path = tmp_path_factory.mktemp("topology") / f"rank{os.environ['OMPI_COMM_WORLD_RANK']}.yaml"
         path.write_text(two_uneven_hosts(LAUNCHED_SIZE), encoding="utf-8")

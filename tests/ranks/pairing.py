@@ -17,6 +17,7 @@ SHAPES = {"table": (7, 3), "kernel": (3, 5), "own": (4,)}
 KEYWORDS: dict[str, dict[str, Any]] = {
     "op=Sum": {"op": hvd.Sum},
     "compression": {"compression": hvd.Compression.fp16},
+    "top-k": {"compression": hvd.TopK(0.5, min_elements=1, wire="fp32")},
     "predivide": {"gradient_predivide_factor": FACTOR},
     "backward_passes_per_step": {"backward_passes_per_step": 2},
     "groups": {"groups": 2},
@@ -54,6 +55,8 @@ class Case:
         found: dict[str, Any] = {"process_set": self.process_set} if "process_set" in self.features else {}
         for feature in self.features:
             found |= KEYWORDS.get(feature, {})
+        if self.features >= {"compression", "top-k"}:
+            found["compression"] = tuple(KEYWORDS[name]["compression"] for name in ("compression", "top-k"))
         return found
 
     def optimizer(self, plain: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield f"{node.value.id}.{node.attr}"
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     """Parses a Python file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -188,3 +190,18 @@ def test_every_skip_gives_a_reason():
                 if node.func.attr in ("skip", "skipif", "xfail") and not said:
                     silent.append(f"{name(path)}:{node.lineno}")
     assert silent == []
+
+
+def loses_its_mark(text: str) -> bool:
+    """Whether the mark of all tests of a file stands in something, as in the text of a program, and has no effect."""
+    targets = [target for node in ast.parse(text).body if isinstance(node, ast.Assign) for target in node.targets]
+    says = re.search(r"^\s*pytestmark\s*=", text, re.MULTILINE)
+    return bool(says) and not any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in targets)
+
+
+def test_the_mark_of_a_file_stands_in_the_file_and_not_in_a_program_of_it():
+    mark = "pytestmark = pytest.mark.slow\n"
+    assert loses_its_mark(f'PROGRAM = """\n{mark}"""\n')
+    assert not loses_its_mark(f'{mark}PROGRAM = """\n"""\n')
+    tests = [path for path in PYTHON if name(path).startswith("tests/")]
+    assert [name(path) for path in tests if loses_its_mark(path.read_text(encoding="utf-8"))] == []

@@ -1,5 +1,6 @@
 #include "engine/api.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "engine/engine.h"
 #include "engine/engines.h"
+#include "kernels/read_pass.h"
 #include "kernels/reduce.h"
 #include "plan/ir.def"  // for HVD_EXT_PLAN_VERSION
 #include "plan/plan.h"
@@ -35,6 +37,20 @@ Config ConfigOf(const HvdExtConfig& config) {
   native.stall_warn_s = config.stall_warn_s;
   native.stall_fatal_s = config.stall_fatal_s;
   if (config.window > 0) native.window = config.window;
+  return native;
+}
+
+SparseSpec SparseOf(const HvdExtSparse& sparse) {
+  SparseSpec native;
+  native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
+  native.dense_plan = sparse.dense_plan;
+  native.dense_above = sparse.dense_above;
+  if (sparse.has_momentum != 0) native.momentum = sparse.momentum;
+  native.nesterov = sparse.nesterov != 0;
+  native.masks = sparse.masks != 0;
+  if (sparse.value_wire >= 0) native.value_wire = static_cast<DType>(sparse.value_wire);
+  native.indices = static_cast<SparseIndices>(sparse.indices);
+  native.per_tensor = sparse.per_tensor != 0;
   return native;
 }
 
@@ -138,7 +154,8 @@ int hvd_ext_plan_remove(int64_t plan) {
 int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
                          const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
-                         const int64_t* plans, const int64_t* segment_nbytes, int64_t* channel) {
+                         const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
+                         int64_t* channel) {
   std::shared_ptr<Engine> found;
   Status status = Engine::Find(engine, &found);
   if (!status.ok()) return Report(status);
@@ -150,6 +167,7 @@ int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, co
     spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
                             std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
     if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
+    if (sparse != nullptr && sparse[i].enabled != 0) spec.buckets.back().sparse = SparseOf(sparse[i]);
     bucket_tensors += bucket_sizes[i];
   }
   return Report(found->OpenChannel(std::move(spec), channel));
@@ -173,7 +191,9 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
   Engine::Helper helper(found.get());
-  status = found->BeginStep(channel);
+  bool sparse = false;
+  status = found->HasSparse(channel, &sparse);
+  if (status.ok() && !sparse) status = found->BeginStep(channel);
   int64_t ticket = 0;
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
     status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket);
@@ -187,6 +207,55 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
     });
   }
   return Report(n_tensors > 0 ? waiting->Wait(&helper) : Status::Ok());
+}
+
+int hvd_ext_channel_begin_sparse_step(int64_t channel, double density) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->BeginSparseStep(channel, density) : status);
+}
+
+int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->EndStep(channel, commit != 0) : status);
+}
+
+int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  KeptShard shard;
+  if (status.ok()) status = found->GetKept(channel, bucket, &shard);
+  if (!status.ok()) return Report(status);
+  values[0] = shard.begin;
+  values[1] = shard.elements;
+  values[2] = shard.has_velocity ? 1 : 0;
+  values[3] = 0;
+  return Report(status);
+}
+
+int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->ReadKept(channel, bucket, static_cast<Kept>(which), to) : status);
+}
+
+int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->WriteKept(channel, bucket, static_cast<Kept>(which), from) : status);
+}
+
+int hvd_ext_channel_sparse_statistics(int64_t channel, int64_t values[6]) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  SparseStatistics statistics;
+  if (status.ok()) status = found->GetSparseStatistics(channel, &statistics);
+  if (!status.ok()) return Report(status);
+  const int64_t counted[6] = {statistics.entries,     statistics.value_nbytes, statistics.index_nbytes,
+                              statistics.head_nbytes, statistics.committed,    statistics.dropped};
+  std::copy_n(counted, 6, values);
+  return Report(status);
 }
 
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {
@@ -278,6 +347,17 @@ int hvd_ext_test_divide(int32_t dtype, void* data, int64_t divisor, int64_t elem
 int hvd_ext_test_decode(const int64_t* rows, int64_t n_rows, int64_t units, int32_t rank, int32_t size) {
   Plan plan;
   return Report(Decode(rows, n_rows, units, rank, size, &plan));
+}
+
+int hvd_ext_test_read_pass(const float* x, int64_t elements, int32_t threads, double* sum) {
+  *sum = ReadPass(x, elements, threads);
+  return Report(Status::Ok());
+}
+
+int hvd_ext_test_algorithm_1(const float* x, int64_t elements, int64_t k, int32_t samplings, uint64_t seed,
+                             float* magnitudes, int32_t* indices, float* values, int64_t* picked) {
+  *picked = Algorithm1(x, elements, k, samplings, seed, magnitudes, indices, values);
+  return Report(Status::Ok());
 }
 
 }  // extern "C"

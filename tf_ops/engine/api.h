@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 5
+#define HVD_EXT_ABI_VERSION 6
 
 typedef struct {
   double stall_warn_s;
@@ -17,6 +17,21 @@ typedef struct {
   int64_t window;
   int64_t shared_memory;  // 0: messages inside a host go by MPI too
 } HvdExtConfig;
+
+// What makes a bucket sparse: see SparseSpec of engine.h.
+typedef struct {
+  int32_t enabled;              // 0: an ordinary bucket
+  int32_t selector, samplings;  // Selector of kernels/topk.h
+  uint64_t seed;
+  double threshold;
+  int64_t dense_plan;
+  double dense_above;
+  float momentum;
+  int32_t has_momentum, nesterov, masks;
+  int32_t value_wire;  // a dtype; -1: float32
+  int32_t indices;     // 0 the smallest, 1 int32, 2 gaps, 3 a bitmap
+  int32_t per_tensor;
+} HvdExtSparse;
 
 int64_t hvd_ext_abi_version(void);
 int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
@@ -37,17 +52,30 @@ int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_
 int hvd_ext_plan_remove(int64_t plan);
 
 // `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has. `wires`
-// holds the dtype in which float32 travels, -1 for its own.
+// holds the dtype in which float32 travels, -1 for its own. `sparse` has an element for each bucket; null: none is.
 int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
                          const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
-                         const int64_t* plans, const int64_t* segment_nbytes, int64_t* channel);
+                         const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
+                         int64_t* channel);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
-// which may be the same memory.
+// which may be the same memory. Where some buckets are sparse it is the step that hvd_ext_channel_begin_sparse_step has
+// begun.
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes);
+
+// In place of begin_step where some buckets are sparse, and its end: see Engine::BeginSparseStep and EndStep.
+int hvd_ext_channel_begin_sparse_step(int64_t channel, double density);
+int hvd_ext_channel_end_step(int64_t channel, int32_t commit);
+// What a sparse bucket keeps on this rank: its first element in the bucket, its elements, has velocity, 0. `which`: 0
+// residual, 1 velocity; between steps, else kInvalid.
+int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]);
+int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to);
+int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from);
+// Since it was opened: entries sent, bytes of values, of positions, of heads; steps committed, steps dropped.
+int hvd_ext_channel_sparse_statistics(int64_t channel, int64_t values[6]);
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
 // [data + offsets[r], data + offsets[r + 1]).
@@ -69,6 +97,10 @@ int hvd_ext_trace_read(void* records, int64_t most, int64_t* count, int64_t* dro
 int hvd_ext_test_add(int32_t dtype, void* accumulator, const void* x, int64_t elements);
 int hvd_ext_test_divide(int32_t dtype, void* data, int64_t divisor, int64_t elements);
 int hvd_ext_test_decode(const int64_t* rows, int64_t n_rows, int64_t units, int32_t rank, int32_t size);
+// For benchmarks: see read_pass.h.
+int hvd_ext_test_read_pass(const float* x, int64_t elements, int32_t threads, double* sum);
+int hvd_ext_test_algorithm_1(const float* x, int64_t elements, int64_t k, int32_t samplings, uint64_t seed,
+                             float* magnitudes, int32_t* indices, float* values, int64_t* picked);
 
 #ifdef __cplusplus
 }

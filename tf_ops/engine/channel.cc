@@ -30,13 +30,16 @@ Status Channel::Check(const ChannelSpec& spec) {
     }
     HVD_EXT_RETURN_IF_ERROR(CheckWire(where + ": ", bucket.dtype, bucket.wire));
     if (bucket.tensors.empty()) return Invalid(where + ": it must hold a tensor");
+    int64_t elements = 0;
     for (int64_t tensor : bucket.tensors) {
       if (tensor < 0 || tensor >= static_cast<int64_t>(uses.size())) {
         return Invalid(where + ": tensor (" + std::to_string(tensor) + ") must be in [0, " +
                        std::to_string(uses.size()) + ")");
       }
       ++uses[static_cast<size_t>(tensor)];
+      elements += std::max<int64_t>(0, spec.elements[static_cast<size_t>(tensor)]);
     }
+    if (bucket.sparse) HVD_EXT_RETURN_IF_ERROR(CheckSparse(where, bucket, elements));
   }
   for (size_t i = 0; i < uses.size(); ++i) {
     std::string tensor = name + "tensor " + Quoted(spec.tensor_names[i]);
@@ -47,24 +50,38 @@ Status Channel::Check(const ChannelSpec& spec) {
   return Status::Ok();
 }
 
-Channel::Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans, Trace* trace)
-    : spec_(std::move(spec)), lane_(lane), trace_(trace), plans_(std::move(plans)) {
+Channel::Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans,
+                 std::vector<std::shared_ptr<const Plan>> dense_plans, Trace* trace)
+    : spec_(std::move(spec)),
+      lane_(lane),
+      trace_(trace),
+      plans_(std::move(plans)),
+      dense_plans_(std::move(dense_plans)),
+      feedback_(spec_.buckets.size()),
+      running_(spec_.buckets.size()) {
   places_.resize(spec_.elements.size());
   for (size_t i = 0; i < spec_.buckets.size(); ++i) {
     int64_t nbytes_each = static_cast<int64_t>(SizeOf(spec_.buckets[i].dtype));
     int64_t elements = 0;
+    std::vector<int64_t> begins;
     for (int64_t tensor : spec_.buckets[i].tensors) {
       int64_t tensor_elements = spec_.elements[static_cast<size_t>(tensor)];
       places_[static_cast<size_t>(tensor)] = {static_cast<int64_t>(i), elements * nbytes_each,
                                               tensor_elements * nbytes_each};
+      begins.push_back(elements);
       elements += tensor_elements;
     }
     bucket_elements_.push_back(elements);
+    if (!spec_.buckets[i].sparse) continue;
+    has_sparse_ = true;
+    feedback_[i] = std::make_shared<Feedback>(*spec_.buckets[i].sparse, ShardOf(*plans_[i], elements), begins);
   }
 }
 
 bool Channel::uses(const Plan* plan) const {
-  return std::any_of(plans_.begin(), plans_.end(), [plan](const auto& p) { return p.get() == plan; });
+  auto is_it = [plan](const auto& p) { return p.get() == plan; };
+  return std::any_of(plans_.begin(), plans_.end(), is_it) ||
+         std::any_of(dense_plans_.begin(), dense_plans_.end(), is_it);
 }
 
 std::string Channel::NameOfBucket(int64_t bucket, const ChannelStep& step) const {
@@ -89,9 +106,11 @@ Status Channel::HalfWay(const ChannelStep& step) const {
                  (missing.size() == 1 ? " was" : " were") + " not)");
 }
 
-Status Channel::BeginStep(std::vector<Delivery>* ended, bool* lost) {
+Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost) {
   *lost = false;
   if (!failure_.ok()) return failure_;
+  HVD_EXT_RETURN_IF_ERROR(CheckDensity(density));
+  DropOpenStep();
   int64_t tensors = static_cast<int64_t>(places_.size());
   if (!steps_.empty() && steps_.back()->reserved == 0 && tensors > 0) {
     EndWaiting(steps_.back().get(), Invalid("a step of " + Quoted(spec_.name) + " ended before a tensor was submitted"),
@@ -120,6 +139,8 @@ Status Channel::BeginStep(std::vector<Delivery>* ended, bool* lost) {
   }
   auto step = std::make_shared<ChannelStep>();
   step->number = next_step_++;
+  step->density = density.value_or(1);
+  sparse_step_ = has_sparse_;
   step->tensors.resize(places_.size());
   step->buckets.resize(spec_.buckets.size());
   steps_.push_back(std::move(step));
@@ -185,6 +206,7 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
     size_t next = static_cast<size_t>(step->queued);
     if (step->buckets[next].here < static_cast<int64_t>(spec_.buckets[next].tensors.size())) break;
     full->push_back(step->queued);
+    ++running_[next];
     ++step->queued;
     ++queued_;
   }
@@ -248,6 +270,7 @@ void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status,
   ChannelStep::Bucket& entry = step->buckets[static_cast<size_t>(bucket)];
   entry.ended = true;
   entry.status = status;
+  --running_[static_cast<size_t>(bucket)];
   for (int64_t tensor : spec_.buckets[static_cast<size_t>(bucket)].tensors) {
     Deliver& waiting = step->tensors[static_cast<size_t>(tensor)].waiting;
     if (waiting == nullptr) continue;

@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
+#include "engine/error_feedback.h"
+#include "engine/sparse_run.h"
 #include "engine/stall.h"
 #include "engine/trace.h"
 #include "plan/plan.h"
@@ -29,12 +32,17 @@ struct Delivery {
 
 class Channel {
  public:
-  // `plans` are the buckets'. Check has accepted the spec.
-  Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans, Trace* trace = nullptr);
+  // `plans` are the buckets', `dense_plans` those of the sparse ones, null for the others. Check and CheckPlans have
+  // accepted them. Throws std::bad_alloc.
+  Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans,
+          std::vector<std::shared_ptr<const Plan>> dense_plans, Trace* trace = nullptr);
   static Status Check(const ChannelSpec& spec);
+  static Status CheckPlans(const ChannelSpec& spec, const std::vector<std::shared_ptr<const Plan>>& plans,
+                           const std::vector<std::shared_ptr<const Plan>>& dense_plans);
 
-  // See Engine::BeginStep. *lost: buckets of the broken step are on their way, so the lane must fail with the status.
-  Status BeginStep(std::vector<Delivery>* ended, bool* lost);
+  // See Engine::BeginStep and Engine::BeginSparseStep, which gives the density. *lost: buckets of the broken step are
+  // on their way, so the lane must fail with the status.
+  Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost);
 
   // A submit is Reserve, the copy to `to` without the mutex, then Arrive, which says which buckets are full and next in
   // line.
@@ -58,15 +66,28 @@ class Channel {
   const ChannelSpec& spec() const { return spec_; }
   int64_t lane() const { return lane_; }
   int64_t queued() const { return queued_; }  // buckets so far, over all steps
-  const std::shared_ptr<const Plan>& plan(int64_t bucket) const { return plans_[static_cast<size_t>(bucket)]; }
   int64_t bucket_elements(int64_t bucket) const { return bucket_elements_[static_cast<size_t>(bucket)]; }
   bool uses(const Plan* plan) const;
+
+  // channel_sparse.cc; see Engine.
+  bool has_sparse() const { return has_sparse_; }
+  Status EndStep(bool commit);
+  Status GetKept(int64_t bucket, KeptShard* shard) const;
+  Status CopyKept(int64_t bucket, Kept which, float* to, const float* from);
+  SparseStatistics GetSparseStatistics() const;
+  // Of a sparse bucket's run in a step: its plan, and what it works with. Null for others.
+  const std::shared_ptr<const Plan>& PlanOf(const ChannelStep& step, int64_t bucket) const;
+  std::shared_ptr<SparseRun> MakeRun(const ChannelStep& step, int64_t bucket) const;
 
  private:
   struct Place {
     int64_t bucket, offset_nbytes, nbytes;
   };
 
+  static Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t elements);
+  Status CheckDensity(std::optional<double> density) const;
+  void DropOpenStep();
+  Status FindFeedback(int64_t bucket, Feedback** feedback) const;
   Status CheckTensor(int64_t tensor) const;
   ChannelStep* Find(int64_t ticket) const;
   Status HalfWay(const ChannelStep& step) const;
@@ -77,13 +98,19 @@ class Channel {
   ChannelSpec spec_;
   int64_t lane_;
   Trace* trace_;
-  std::vector<std::shared_ptr<const Plan>> plans_;
+  std::vector<std::shared_ptr<const Plan>> plans_, dense_plans_;
   std::vector<Place> places_;                       // by tensor
   std::vector<int64_t> bucket_elements_;            // by bucket
   std::deque<std::shared_ptr<ChannelStep>> steps_;  // the last is the current one
   int64_t next_step_ = 1;
   int64_t queued_ = 0;
   Status failure_;
+  bool has_sparse_ = false;
+  bool sparse_step_ = false;                         // begun and not ended
+  std::vector<std::shared_ptr<Feedback>> feedback_;  // by bucket; null: not sparse
+  std::vector<int64_t> running_;                     // by bucket: its runs, queued or further, that have not ended
+  std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
+  int64_t committed_ = 0, dropped_ = 0;
 };
 
 struct ChannelStep {
@@ -102,6 +129,7 @@ struct ChannelStep {
   };
 
   int64_t number = 0;
+  double density = 1;
   std::vector<Tensor> tensors;
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied

@@ -147,11 +147,22 @@ Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   HVD_EXT_RETURN_IF_ERROR(state_->Usable());
   std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
-  for (size_t i = 0; i < plans.size(); ++i) HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(spec.buckets[i].plan, &plans[i]));
+  std::vector<std::shared_ptr<const Plan>> dense_plans(plans.size());
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const BucketSpec& bucket = spec.buckets[i];
+    HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(bucket.plan, &plans[i]));
+    if (bucket.sparse) HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(bucket.sparse->dense_plan, &dense_plans[i]));
+  }
+  HVD_EXT_RETURN_IF_ERROR(Channel::CheckPlans(spec, plans, dense_plans));
   int64_t lane = 1 + static_cast<int64_t>(state_->channels.size());
   HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, state_->config.window));
   *channel = state_->HandleOf(state_->channels.size());
-  auto opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans), &state_->trace);
+  std::shared_ptr<Channel> opened;
+  try {
+    opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans), std::move(dense_plans), &state_->trace);
+  } catch (const std::bad_alloc&) {
+    return Internal("open of a channel: no memory for what its sparse buckets keep");
+  }
   auto failed = state_->lane_failures.find(lane);
   std::vector<Delivery> none;
   if (failed != state_->lane_failures.end()) opened->Fail(failed->second, &none);
@@ -182,14 +193,17 @@ Status Engine::CloseChannel(int64_t channel) {
   return Status::Ok();
 }
 
-Status Engine::BeginStep(int64_t channel) {
+Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
+Status Engine::BeginSparseStep(int64_t channel, double density) { return Begin(channel, density); }
+
+Status Engine::Begin(int64_t channel, std::optional<double> density) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   HVD_EXT_RETURN_IF_ERROR(state_->Usable());
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &found));
   bool lost = false;
   auto ended = std::make_shared<std::vector<Delivery>>();
-  Status status = found->BeginStep(ended.get(), &lost);
+  Status status = found->BeginStep(density, ended.get(), &lost);
   if (lost) found->Fail(Communication(status.message), ended.get());
   if (lost || !ended->empty()) {
     state_->Post([state = state_.get(), found, ended, lost, status] {
@@ -250,6 +264,9 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
     status = state_->Usable();
     if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
     if (status.ok() && NeedsPlan(spec.kind)) status = CheckUnits(spec, call->plan->units, size());
+    if (status.ok() && call->plan != nullptr && call->plan->sparse) {
+      status = Invalid(NameOfCall(spec) + ": its plan is a sparse one, which only a channel's bucket can have");
+    }
     if (status.ok() && state_->gone >= 0) {
       status = Communication(NameOfCall(spec) + ": " + state_->HasLeft(state_->gone));
     }

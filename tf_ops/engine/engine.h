@@ -22,6 +22,7 @@
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 
 namespace hvd_ext {
 
@@ -48,13 +49,31 @@ struct Config {
   std::vector<int> numbers{};  // the ranks' numbers in messages; empty: their own
 };
 
+// How the positions of selected entries travel.
+enum class SparseIndices : int32_t { kSmallest = 0, kRaw = 1, kDelta = 2, kBitmap = 3 };
+
+// A bucket with error feedback, in whose plan SELECT and FOLD stand for it. What its ranks keep from step to step, the
+// residual and the velocity, lies on the rank whose plan selects it, in the units of the bucket's sums at that row. A
+// step leaves it as it was until EndStep commits it.
+struct SparseSpec {
+  TopKOptions selection{};
+  int64_t dense_plan = 0;               // its FOLD is of the units that the bucket's plan selects
+  double dense_above = 1;               // steps of this density and above use dense_plan
+  std::optional<float> momentum{};      // momentum correction: what is selected from is a sum of velocities
+  bool nesterov = false, masks = true;  // ... and the velocity of what was selected becomes 0
+  DType value_wire = DType::kFloat32;   // of selected values on their way; what rounding takes stays in the residual
+  SparseIndices indices = SparseIndices::kSmallest;
+  bool per_tensor = false;  // each tensor's part of the units gets its share of k; else all of them have one k
+};
+
 struct BucketSpec {
   DType dtype;
   ReduceOp op;
-  int64_t plan;                  // from AddPlan
-  int64_t segment_nbytes;        // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
-  std::vector<int64_t> tensors;  // indices of the channel's tensors, in their order in the buffer
-  std::optional<DType> wire{};   // float32 only: it travels as float16 or bfloat16; segment_nbytes counts these
+  int64_t plan;                        // from AddPlan
+  int64_t segment_nbytes;              // pipelining grain; a bucket is cut into ceil(nbytes / segment_nbytes) segments
+  std::vector<int64_t> tensors;        // indices of the channel's tensors, in their order in the buffer
+  std::optional<DType> wire{};         // float32 only: it travels as float16 or bfloat16; segment_nbytes counts these
+  std::optional<SparseSpec> sparse{};  // float32 only; segment_nbytes is not used
 };
 
 struct ChannelSpec {
@@ -101,6 +120,18 @@ using Deliver = std::function<void(const Status&, const void* data)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
 
+// What a sparse bucket keeps on this rank: elements [begin, begin + elements) of the bucket.
+struct KeptShard {
+  int64_t begin = 0, elements = 0;
+  bool has_velocity = false;
+};
+enum class Kept : int32_t { kResidual = 0, kVelocity = 1 };
+
+struct SparseStatistics {
+  int64_t entries = 0, value_nbytes = 0, index_nbytes = 0, head_nbytes = 0;  // sent
+  int64_t committed = 0, dropped = 0;                                        // steps
+};
+
 struct Statistics {
   int64_t buckets = 0, calls = 0, segments = 0, bytes_sent = 0, bytes_received = 0;
 };
@@ -135,6 +166,19 @@ class Engine {
   // A new step of the channel: fails if the step before was left half-way (tensors submitted, others not), and lets the
   // next step start afresh where nothing of the broken step has been sent; else the channel stays failed.
   Status BeginStep(int64_t channel);
+  // In place of BeginStep where some buckets are sparse: the step's density, in [0, 1]. Rank by rank the number of
+  // entries that is selected from the elements [b, e) of a bucket is K(e) - K(b), K(x) = floor(density x + 1/2). A
+  // step that has not been ended is dropped.
+  Status BeginSparseStep(int64_t channel, double density);
+  // The step under way is done, and its buckets keep what it has made of their residuals and velocities (commit, when
+  // all of them have ended well), or what they had before it.
+  Status EndStep(int64_t channel, bool commit);
+  Status HasSparse(int64_t channel, bool* has);
+  // Between steps only.
+  Status GetKept(int64_t channel, int64_t bucket, KeptShard* shard);
+  Status ReadKept(int64_t channel, int64_t bucket, Kept which, float* to);
+  Status WriteKept(int64_t channel, int64_t bucket, Kept which, const float* from);
+  Status GetSparseStatistics(int64_t channel, SparseStatistics* statistics);
   // Copies the tensor into its bucket's buffer; returns at once. `ticket` is the step it belongs to.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
   // Once per tensor and step; it may come before the submit. Results of the last two steps are kept, older ones
@@ -167,6 +211,8 @@ class Engine {
   static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
 
  private:
+  Status Begin(int64_t channel, std::optional<double> density);
+
   Engine();
   class State;
   std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread

@@ -198,7 +198,8 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
   const BucketSpec& spec = channel->spec().buckets[static_cast<size_t>(bucket)];
   Run run;
   run.what = channel->NameOfBucket(bucket, *step);
-  run.plan = channel->plan(bucket);
+  run.plan = channel->PlanOf(*step, bucket);
+  run.sparse = channel->MakeRun(*step, bucket);
   run.dtype = spec.dtype;
   run.wire = spec.wire;
   run.divisor = spec.op == ReduceOp::kAverage ? size : 1;

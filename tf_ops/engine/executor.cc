@@ -9,17 +9,13 @@
 namespace hvd_ext {
 namespace {
 
-// The longest message: one that takes long over a slow link must not look like a stall. A multiple of every dtype's
-// size.
-constexpr int64_t kPieceNbytes = 4 << 20;
-
 // Bytes of an element in a message.
 int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
 
 int64_t CountSegments(const Run& run) {
   if (run.elements == 0) return 0;
   int64_t nbytes_each = MessageNbytes(run);
-  if (!run.unit_begins.empty() || run.segment_nbytes <= 0) return 1;
+  if (!run.unit_begins.empty() || run.segment_nbytes <= 0 || run.sparse != nullptr) return 1;
   int64_t elements_each = std::max<int64_t>(1, run.segment_nbytes / nbytes_each);
   return (run.elements + elements_each - 1) / elements_each;
 }
@@ -81,6 +77,9 @@ Status Executor::Progress(double now_s, bool* moved) {
 Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
   for (const std::unique_ptr<OpenRun>& open : lane->runs) {
     if (open->segments == 0) *moved = true;
+    const bool first = open->started == 0 && open->segments > 0;
+    // The run before it of its bucket has not ended; those behind it keep their order.
+    if (first && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
     while (open->started < open->segments) {
       int64_t slot = lane->next_segment % window_;
       std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
@@ -94,6 +93,7 @@ Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
       }
       place->plan = open->run.plan;
       place->buffer = open->run.buffer;
+      place->sparse = open->run.sparse;
       place->tag = static_cast<int>(number * window_ + slot);
       place->begin = UnitBegin(open->started, open->segments, open->run.elements);
       place->elements = UnitBegin(open->started + 1, open->segments, open->run.elements) - place->begin;
@@ -122,9 +122,12 @@ Status Executor::StartRound(Segment* segment) {
   int64_t round = rows[segment->next_row].round;
   segment->round = round;
   NoteRound(*segment, false);
-  size_t end = segment->next_row;
+  if (IsLocal(rows[segment->next_row].opcode)) return RunLocalRows(segment);
+  const size_t first = segment->next_row;
+  size_t end = first;
   for (; end < rows.size() && rows[end].round == round; ++end) {
     const Row& row = rows[end];
+    if (IsSparse(row.opcode)) continue;
     int64_t begin = UnitAt(*segment, row.begin);
     int64_t elements = UnitAt(*segment, row.begin + row.count) - begin;
     // No message where there is nothing to move: the peer finds the same length and leaves it out too.
@@ -143,7 +146,7 @@ Status Executor::StartRound(Segment* segment) {
       }
     }
   }
-  return Status::Ok();
+  return segment->sparse == nullptr ? Status::Ok() : PostVectors(segment, first, end);
 }
 
 bool Executor::Combines(const Run& run, const Row& row) {
@@ -179,6 +182,8 @@ Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
     case Opcode::RECV_REDUCE:
       statistics_.bytes_received += nbytes;
       return transport_->Recv(row.peer, segment->tag, data, nbytes, &transfer->request);
+    default:
+      break;
   }
   return Internal(segment->open->run.what + ": a plan holds an opcode that the executor does not know");
 }
@@ -205,7 +210,8 @@ void Executor::Record(int64_t number, const OpenRun& open) {
 Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   while (true) {
     HVD_EXT_RETURN_IF_ERROR(TestTransfers(segment, moved));
-    if (segment->waiting > 0) return Status::Ok();
+    if (segment->sparse != nullptr) HVD_EXT_RETURN_IF_ERROR(TestVectors(segment, moved));
+    if (IsWaiting(*segment)) return Status::Ok();
     NoteRound(*segment, true);
     if (segment->next_row == segment->plan->rows.size()) break;
     HVD_EXT_RETURN_IF_ERROR(StartRound(segment));
@@ -300,6 +306,7 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
     std::unique_ptr<OpenRun> ended = std::move(lane->runs[i]);
     lane->runs.erase(lane->runs.begin() + static_cast<std::ptrdiff_t>(i));
     --open_runs_;
+    if (ended->run.sparse != nullptr && ended->segments > 0) ended->run.sparse->Leave();
     if (ended->begin_s >= 0) Record(number, *ended);
     ended->run.done(Status::Ok());
   }
@@ -327,7 +334,7 @@ void Executor::FailAll(const Status& status) {
 void Executor::Abandon(std::unique_ptr<Segment> segment) {
   static std::mutex* mutex = new std::mutex;
   static auto* kept = new std::vector<std::unique_ptr<Segment>>;
-  if (segment->waiting == 0) return;
+  if (!IsWaiting(*segment)) return;
   abandoned_ = true;
   segment->open = nullptr;
   std::lock_guard<std::mutex> lock(*mutex);
@@ -350,6 +357,7 @@ std::vector<LaneView> Executor::Views() const {
       for (const Transfer& transfer : segment->transfers) {
         if (transfer.request != nullptr) view.peers.push_back(transfer.row->peer);
       }
+      if (segment->sparse != nullptr) segment->sparse->AddPeers(&view.peers);
     }
     std::sort(view.peers.begin(), view.peers.end());
     view.peers.erase(std::unique(view.peers.begin(), view.peers.end()), view.peers.end());

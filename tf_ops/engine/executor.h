@@ -20,10 +20,12 @@
 #include <vector>
 
 #include "engine/buffer_pool.h"
+#include "engine/sparse_run.h"
 #include "engine/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
+#include "kernels/topk.h"
 #include "plan/plan.h"
 
 namespace hvd_ext {
@@ -40,6 +42,7 @@ struct Run {
   std::shared_ptr<Buffer> buffer;
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
+  std::shared_ptr<SparseRun> sparse;        // of a bucket with error feedback, which is one segment
   std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
   int64_t id = 0, part = 0;                 // for the trace: the step and bucket, or the call
   std::function<void(const Status&)> done;  // once, on the engine's thread
@@ -101,8 +104,9 @@ class Executor {
   };
   struct Segment {
     OpenRun* open;
-    std::shared_ptr<const Plan> plan;  // these two outlive an abandoned run
+    std::shared_ptr<const Plan> plan;  // these three outlive an abandoned run
     std::shared_ptr<Buffer> buffer;
+    std::shared_ptr<SparseRun> sparse;
     int tag;
     int64_t begin, elements;
     size_t next_row = 0;
@@ -131,6 +135,14 @@ class Executor {
   static void Combine(const Segment& segment, const Transfer& transfer);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(int64_t number, Lane* lane);
+  static bool IsWaiting(const Segment& segment) {
+    return segment.waiting > 0 || (segment.sparse != nullptr && segment.sparse->waiting() > 0);
+  }
+  // executor_sparse.cc
+  SparseWork WorkOf(const Segment& segment);
+  Status PostVectors(Segment* segment, size_t first, size_t end);
+  Status TestVectors(Segment* segment, bool* moved);
+  Status RunLocalRows(Segment* segment);
   static void NoteRound(const Segment& segment, bool ended);
   void Record(int64_t number, const OpenRun& open);
   void Abandon(std::unique_ptr<Segment> segment);
@@ -145,6 +157,7 @@ class Executor {
   int64_t open_runs_ = 0;
   bool abandoned_ = false;
   ExecutorStatistics statistics_;
+  TopKScratch scratch_;
 };
 
 }  // namespace hvd_ext

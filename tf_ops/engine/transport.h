@@ -17,6 +17,10 @@
 
 namespace hvd_ext {
 
+// The longest message that a plan's row is cut into: one that takes long over a slow link must not look like a stall. A
+// multiple of every dtype's size.
+constexpr int64_t kPieceNbytes = 4 << 20;
+
 // One message under way. Owned by the transport; the caller keeps the pointer until Test reports it done, and keeps the
 // buffer alive that long.
 class Request {

@@ -32,6 +32,30 @@ Begins a step of a channel; all submits of the step run after it.
 channel: the channel's handle; it belongs to one init(), a later engine refuses it.
 )doc");
 
+REGISTER_OP("HvdExt>BeginSparseStep")
+    .Input("density: double")
+    .Attr("channel: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Begins a step of a channel with sparse buckets, in place of BeginStep; all submits of the step run after it.
+
+density: scalar in [0, 1], the part of a sparse bucket's elements that is selected.
+channel: the channel's handle.
+)doc");
+
+REGISTER_OP("HvdExt>EndStep")
+    .Input("ok: bool")
+    .Attr("channel: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Ends a step of a channel with sparse buckets; it runs after all collects of the step.
+
+ok: scalar, the same on all ranks: what the step has made of residuals and velocities is kept; else it is as before it.
+channel: the channel's handle.
+)doc");
+
 REGISTER_OP("HvdExt>Submit")
     .Input("gradient: T")
     .Output("ticket: int64")
@@ -68,6 +92,12 @@ channel: the channel's handle.
 tensor: index of the gradient in the channel.
 )doc");
 
+absl::Status ScalarInput(OpKernelContext* context, const char* name) {
+  const TensorShape& shape = context->input(0).shape();
+  if (tensorflow::TensorShapeUtils::IsScalar(shape)) return ToTensorFlow(Status::Ok());
+  return ToTensorFlow(Invalid(std::string(name) + " must be a scalar, its shape is " + shape.DebugString()));
+}
+
 class BeginStepOp : public OpKernel {
  public:
   explicit BeginStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
@@ -78,6 +108,40 @@ class BeginStepOp : public OpKernel {
     std::shared_ptr<Engine> engine;
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
     OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginStep(channel_)));
+  }
+
+ private:
+  int64_t channel_;
+};
+
+class BeginSparseStepOp : public OpKernel {
+ public:
+  explicit BeginSparseStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK(context, ScalarInput(context, "density"));
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
+    OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginSparseStep(channel_, context->input(0).scalar<double>()())));
+  }
+
+ private:
+  int64_t channel_;
+};
+
+class EndStepOp : public OpKernel {
+ public:
+  explicit EndStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::shared_ptr<Engine> engine;
+    OP_REQUIRES_OK(context, ScalarInput(context, "ok"));
+    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
+    OP_REQUIRES_OK(context, ToTensorFlow(engine->EndStep(channel_, context->input(0).scalar<bool>()())));
   }
 
  private:
@@ -140,6 +204,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginStep").Device(tensorflow::DEVICE_CPU), BeginStepOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginSparseStep").Device(tensorflow::DEVICE_CPU), BeginSparseStepOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>EndStep").Device(tensorflow::DEVICE_CPU), EndStepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Submit").Device(tensorflow::DEVICE_CPU), SubmitOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Collect").Device(tensorflow::DEVICE_CPU), CollectOp);
 

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "plan/sparse_rows.h"
+
 namespace hvd_ext {
 namespace {
 
@@ -14,19 +16,7 @@ enum Column : int {
   kColumns
 };
 
-const char* NameOf(Opcode opcode) {
-  switch (opcode) {
-#define HVD_EXT_OPCODE(name, value) \
-  case Opcode::name:                \
-    return #name;
-#include "plan/ir.def"
-  }
-  return nullptr;
-}
-
 std::string Number(int64_t value) { return std::to_string(value); }
-
-std::string Units(const Row& row) { return "[" + Number(row.begin) + ", " + Number(row.begin + row.count) + ")"; }
 
 // Two rows of one round may touch a unit only if neither overwrites it: of two values that do, the later to arrive
 // would win; and a reduction can wait in its scratch memory until the unit has left, but a message that overwrites
@@ -35,7 +25,9 @@ bool MayOverlap(Opcode a, Opcode b) { return a != Opcode::RECV && b != Opcode::R
 
 Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
   std::vector<size_t> order;
-  for (size_t i = first; i < end; ++i) order.push_back(i);
+  for (size_t i = first; i < end; ++i) {
+    if (!IsSparse(rows[i].opcode)) order.push_back(i);
+  }
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rows[a].begin < rows[b].begin; });
   // Rows come by their first unit, so a row overlaps one before it exactly if it begins before the furthest end so far.
   const Row* furthest[3] = {nullptr, nullptr, nullptr};
@@ -85,7 +77,14 @@ Status DecodeRow(const int64_t* values, const std::string& name, int64_t units, 
   if (peer < 0 || peer >= size) {
     return Invalid(name + ": peer " + Number(peer) + " must be in [0, " + Number(size) + ")");
   }
-  if (peer == rank) return Invalid(name + ": peer " + Number(peer) + " must be another rank than this one");
+  bool own_allowed = row->opcode == Opcode::SCATTER_ADD, own_needed = IsOwn(row->opcode);
+  if (peer == rank && !own_allowed && !own_needed) {
+    return Invalid(name + ": peer " + Number(peer) + " must be another rank than this one");
+  }
+  if (peer != rank && own_needed) {
+    return Invalid(name + ": peer " + Number(peer) + " of " + NameOf(row->opcode) + " must be this rank, " +
+                   Number(rank));
+  }
   row->peer = static_cast<int>(peer);
   row->begin = values[kBEGIN];
   row->count = values[kCOUNT];
@@ -101,6 +100,18 @@ Status DecodeRow(const int64_t* values, const std::string& name, int64_t units, 
 }
 
 }  // namespace
+
+const char* NameOf(Opcode opcode) {
+  switch (opcode) {
+#define HVD_EXT_OPCODE(name, value) \
+  case Opcode::name:                \
+    return #name;
+#include "plan/ir.def"
+  }
+  return nullptr;
+}
+
+std::string Units(const Row& row) { return "[" + Number(row.begin) + ", " + Number(row.begin + row.count) + ")"; }
 
 Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int size, Plan* plan) {
   if (units < 1) return Invalid("units (" + Number(units) + ") must be at least 1");
@@ -124,6 +135,7 @@ Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int 
     HVD_EXT_RETURN_IF_ERROR(CheckRound(decoded.rows, first_of_round, i + 1));
     MarkReductions(&decoded.rows, first_of_round, i + 1);
   }
+  HVD_EXT_RETURN_IF_ERROR(CheckSparseRows(rank, &decoded));
   *plan = std::move(decoded);
   return Status::Ok();
 }

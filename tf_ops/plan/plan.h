@@ -14,6 +14,11 @@ enum class Opcode : int64_t {
 #include "plan/ir.def"
 };
 
+// Opcodes of sparse plans: see ir.def.
+inline bool IsSparse(Opcode opcode) { return opcode >= Opcode::SELECT; }
+inline bool IsSparseMessage(Opcode opcode) { return opcode == Opcode::SEND_SPARSE || opcode == Opcode::RECV_SPARSE; }
+inline bool IsLocal(Opcode opcode) { return IsSparse(opcode) && !IsSparseMessage(opcode); }
+
 struct Row {
   int64_t round;
   Opcode opcode;
@@ -26,11 +31,16 @@ struct Row {
 struct Plan {
   int64_t units = 1;
   std::vector<Row> rows;  // sorted by round
+  bool sparse = false;    // some opcodes are those of sparse plans
+  // Units of its SELECT or FOLD row; none: count 0.
+  int64_t feedback_begin = 0, feedback_count = 0;
 };
 
 // Decodes `n_rows` rows of five int64 (ir.def's columns). Refuses, with a text that names the row and the value: an
 // unknown opcode, a peer outside [0, size) or equal to `rank`, units outside [0, units), a count below 1, rounds that
-// decrease, and within one round a unit that is overwritten by one row and sent or received by another.
+// decrease, and within one round a unit that is overwritten by one row and sent or received by another. Of sparse
+// plans: a local row beside a message, a second SELECT or FOLD, and entries that are read before they are there
+// (sparse_rows.h).
 Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int size, Plan* plan);
 
 // The first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hvd_ext.errors import PlanError
+from hvd_ext.planning.buckets.apart import apart
 from hvd_ext.planning.buckets.by_groups import by_groups
 from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
 from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
@@ -15,6 +16,7 @@ __all__ = [
     "Bucket",
     "BucketPlan",
     "TensorInfo",
+    "apart",
     "by_groups",
     "by_size",
     "make",

@@ -7,6 +7,7 @@ from hvd_ext.planning.cost.bounds import allreduce_bound_s, bound_s, ring_bound_
 from hvd_ext.planning.cost.levels import Traffic, bottleneck, level_profile, traffic
 from hvd_ext.planning.cost.loads import Ports, Profile, profile
 from hvd_ext.planning.cost.simulate import Simulation, simulate
+from hvd_ext.planning.cost.sparse import Sparsity
 from hvd_ext.planning.cost.terms import MESSAGE_NBYTES, chain_s, pipelined_s, slowest
 from hvd_ext.topology.tree import Link
 
@@ -16,6 +17,7 @@ __all__ = [
     "Ports",
     "Profile",
     "Simulation",
+    "Sparsity",
     "Traffic",
     "allreduce_bound_s",
     "bottleneck",

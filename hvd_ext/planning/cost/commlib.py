@@ -1,15 +1,36 @@
-"""CommLib's model of its hierarchical top-k communication (HiTopKComm, Section 3.3), Eq. 7-10.
+"""CommLib's model of its hierarchical top-k communication (HiTopKComm, Section 3.2), Eq. 3 and 7-10.
 
 m nodes of n GPUs; d elements of `element_nbytes` (the paper has 4, FP32) of which a share rho, the density, is kept.
+Section 3.2 says that 2 k numbers travel, values and indices, but Eq. 3, 9 and 10 charge 4 bytes for each of k: half of
+what is sent. Give them the bytes of an entry; hitopk_s() and naive_s() do.
 """
 
 from __future__ import annotations
 
 from math import log2
 
-from hvd_ext.topology.tree import Link
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
+from hvd_ext.planning.cost.terms import slowest
+from hvd_ext.topology.tree import NO_LINK, Link, Tree
 
-ELEMENT_NBYTES = 4
+
+def flat_all_gather_s(
+    elements: float, size: int, density: float, between: Link, element_nbytes: float = ELEMENT_NBYTES
+) -> float:
+    """Eq. 3: the all-gather of every worker's selected elements.
+
+    Args:
+        elements: d.
+        size: workers, P.
+        density: rho.
+        between: link of a worker to the others.
+        element_nbytes: of an element; of an entry, for what is really sent.
+
+    Returns:
+        alpha log P + 4 (P - 1) beta k, seconds.
+    """
+    sent = element_nbytes * (size - 1) * density * elements
+    return between.alpha_s * log2(size) + sent * between.beta_s_per_byte
 
 
 def reduce_scatter_s(elements: float, per_node: int, inside: Link, element_nbytes: int = ELEMENT_NBYTES) -> float:
@@ -43,7 +64,7 @@ def select_s(elements: float, per_node: int, select_s_per_element: float) -> flo
 
 
 def inter_all_gather_s(
-    elements: float, per_node: int, nodes: int, density: float, between: Link, element_nbytes: int = ELEMENT_NBYTES
+    elements: float, per_node: int, nodes: int, density: float, between: Link, element_nbytes: float = ELEMENT_NBYTES
 ) -> float:
     """Eq. 9: the all-gather of the selected elements between the nodes.
 
@@ -53,7 +74,7 @@ def inter_all_gather_s(
         nodes: m.
         density: rho.
         between: link of a GPU to those of other nodes.
-        element_nbytes: of an element.
+        element_nbytes: of an element; of an entry, for what is really sent.
 
     Returns:
         alpha log m + 4 (m - 1) rho d / n beta, seconds.
@@ -63,7 +84,7 @@ def inter_all_gather_s(
 
 
 def intra_all_gather_s(
-    elements: float, per_node: int, nodes: int, density: float, inside: Link, element_nbytes: int = ELEMENT_NBYTES
+    elements: float, per_node: int, nodes: int, density: float, inside: Link, element_nbytes: float = ELEMENT_NBYTES
 ) -> float:
     """Eq. 10: the last all-gather in each node, if all nodes selected different elements.
 
@@ -73,10 +94,80 @@ def intra_all_gather_s(
         nodes: m.
         density: rho.
         inside: link of a node.
-        element_nbytes: of an element.
+        element_nbytes: of an element; of an entry, for what is really sent.
 
     Returns:
         alpha log n + 4 (n - 1) rho d m / n beta, seconds.
     """
     sent = element_nbytes * (per_node - 1) * density * elements * nodes / per_node
     return inside.alpha_s * log2(per_node) + sent * inside.beta_s_per_byte
+
+
+def hitopk_s(
+    tree: Tree, elements: float, density: float, entry_nbytes: float = ENTRY_NBYTES, *, dense_gather: bool = False
+) -> tuple[float, float, float, float]:
+    """Eq. 7-10 on a cluster whose hosts may differ: each step waits for the slowest host.
+
+    The ranks of a host share its port, so that what Eq. 9 sends from a GPU goes at 1 / n of the port's rate.
+
+    Args:
+        tree: the cluster; nodes are its hosts.
+        elements: d.
+        density: rho.
+        entry_nbytes: of a value and its index on the way.
+        dense_gather: the last step gathers whole shards, as Algorithm 2 has it, and not what Eq. 10 charges.
+
+    Returns:
+        The seconds of the four steps: reduce-scatter, selection, all-gather between and in the hosts.
+    """
+    hosts = [(len(ranks), _inside(tree, ranks)) for ranks in tree.hosts()]
+    nodes, link = len(hosts), slowest(tree)
+    scatter = max(reduce_scatter_s(elements, n, inside) for n, inside in hosts)
+    select = max(select_s(elements, n, SELECT_S_PER_ELEMENT) for n, _ in hosts)
+    shared = [(n, Link(link.alpha_s, link.beta_s_per_byte * n)) for n, _ in hosts]
+    between = max(inter_all_gather_s(elements, n, nodes, density, port, entry_nbytes) for n, port in shared)
+    # A ring's all-gather takes what its reduce-scatter took.
+    sparse = max(intra_all_gather_s(elements, n, nodes, density, inside, entry_nbytes) for n, inside in hosts)
+    return scatter, select, between, scatter if dense_gather else sparse
+
+
+def naive_s(tree: Tree, elements: float, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
+    """Eq. 3 on a cluster: the ranks of the largest host share its port; and the selection.
+
+    Args:
+        tree: the cluster.
+        elements: d.
+        density: rho.
+        entry_nbytes: of a value and its index on the way.
+
+    Returns:
+        Seconds.
+    """
+    link, hosts = slowest(tree), tree.hosts()
+    most = max(len(ranks) for ranks in hosts) if len(hosts) > 1 else 1
+    shared = Link(link.alpha_s, link.beta_s_per_byte * most)
+    return elements * SELECT_S_PER_ELEMENT + flat_all_gather_s(elements, tree.size, density, shared, entry_nbytes)
+
+
+def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
+    """What each host sends to the others in a step of hitopk, whatever the number of its ranks.
+
+    The shards of a host are the whole buffer, so that its ranks select K = round(rho d) elements in all, and each of
+    them goes to the one rank of every other host that holds its place.
+
+    Args:
+        hosts: m.
+        elements: d.
+        density: rho.
+        entry_nbytes: of a value and its index on the way.
+
+    Returns:
+        (m - 1) K entry_nbytes.
+    """
+    return (hosts - 1) * int(density * elements + 0.5) * entry_nbytes
+
+
+def _inside(tree: Tree, ranks: tuple[int, ...]) -> Link:
+    """The link that joins the ranks of a host; a host of one rank has none."""
+    nodes = (node for level in tree.levels() for node in level)
+    return next((node.link for node in nodes if node.ranks == ranks and len(ranks) > 1), NO_LINK)

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.cost.loads import Ports, Profile
-from hvd_ext.planning.lower import rounds_of_level
-from hvd_ext.planning.model import Call, Level, LogicalPlan
+from hvd_ext.planning.cost.sparse import DENSE, Sparsity
+from hvd_ext.planning.cost.sparse_levels import (
+    all_to_all_units,
+    local_of_call,
+    message_rounds,
+    messages_of_call,
+    vectors_at,
+)
+from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan
 from hvd_ext.topology.tree import Tree
 
 _Ints = NDArray[np.int64]
-# Senders and receivers as places of a group, and units.
-_Messages = tuple[_Ints, _Ints, _Ints]
+# Senders and receivers as places of a group, and units, which may be parts of units where entries are sent.
+_Messages = tuple[_Ints, _Ints, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +50,13 @@ class Traffic:
     bottleneck: float
 
 
-def level_profile(plan: LogicalPlan, tree: Tree) -> Profile:
+def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
     """Counts what a plan sends over each port of a cluster, level by level.
 
     Args:
         plan: of tree.size ranks, as many as you like.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
+        sparsity: of the step, for sparse plans.
 
     Returns:
         The load.
@@ -56,17 +65,25 @@ def level_profile(plan: LogicalPlan, tree: Tree) -> Profile:
     latency_s, levels_s_per_byte = 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)
     betas = np.repeat(ports.beta_s_per_byte, 2)
-    for level in plan.levels:
-        senders, receivers, units = _level(level)
+    for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
+        local = np.zeros(plan.size)
+        for call in level.calls:
+            if call.kind in (*LOCAL, *SPARSE):
+                local[list(call.ranks)] += local_of_call(call, sparsity, vectors) / plan.units
+        levels_s_per_byte += float(local.max())
+        rank_s += local
+        senders, receivers, units = _level(level, sparsity)
         messages, crossed = ports.crossed(senders, receivers)
-        if not len(crossed):
+        others = all_to_all_units(level, ports.ways, len(ports.depths), sparsity, vectors) / plan.units
+        used = np.concatenate((crossed, np.flatnonzero(others)))
+        if not len(used):
             continue
         shares = units / plan.units
-        loads = np.bincount(crossed, shares[messages], len(betas)) * betas
+        loads = (np.bincount(crossed, shares[messages], len(betas)) + others) * betas
         reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
         reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
-        latency_s += rounds_of_level(level) * float(ports.alpha_s[crossed // 2].max())
-        chain = _longest_chain(level) / plan.units * float(ports.beta_s_per_byte[crossed // 2].max())
+        latency_s += message_rounds(level) * float(ports.alpha_s[used // 2].max())
+        chain = _longest_chain(level) / plan.units * float(ports.beta_s_per_byte[used // 2].max())
         levels_s_per_byte += max(float(loads.max()), chain) + float(reductions.max())
         port_s += loads
         rank_s += reductions
@@ -80,22 +97,24 @@ def _longest_chain(level: Level) -> int:
 
 
 @lru_cache(maxsize=64)
-def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
+def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[Traffic, ...]:
     """Adds up what a plan sends over each kind of link.
 
     Args:
         plan: of tree.size ranks.
         tree: the cluster.
+        sparsity: of the step, for sparse plans.
 
     Returns:
         For each depth of the tree from the root down; the multiples are of the buffer.
     """
     ports = Ports(tree)
     carried = np.zeros(2 * len(ports.depths))
-    for level in plan.levels:
-        senders, receivers, units = _level(level)
+    for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
+        senders, receivers, units = _level(level, sparsity)
         messages, crossed = ports.crossed(senders, receivers)
         carried += np.bincount(crossed, units[messages] / plan.units, len(carried))
+        carried += all_to_all_units(level, ports.ways, len(ports.depths), sparsity, vectors) / plan.units
     betas = np.repeat(ports.beta_s_per_byte, 2)
     found = []
     for depth in range(tree.depth):
@@ -107,26 +126,33 @@ def traffic(plan: LogicalPlan, tree: Tree) -> tuple[Traffic, ...]:
     return tuple(found)
 
 
-def bottleneck(plan: LogicalPlan, tree: Tree) -> Traffic | None:
+def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Traffic | None:
     """Finds the kind of link whose busiest port is busy for longest.
 
     Args:
         plan: of tree.size ranks.
         tree: the cluster.
+        sparsity: of the step, for sparse plans.
 
     Returns:
         The traffic over it, of equals that nearest to the root; None where the plan sends nothing.
     """
-    kinds = [found for found in traffic(plan, tree) if found.total]
+    kinds = [found for found in traffic(plan, tree, sparsity) if found.total]
     return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)
 
 
-def _level(level: Level) -> _Messages:
-    """All messages of a level: ranks instead of places."""
+def _level(level: Level, sparsity: Sparsity) -> _Messages:
+    """All messages of a level that can be listed: ranks instead of places; entries count as the units that hold as many
+    bytes."""
     # By group (its id(), as large plans share tuples) and direction: the ranks, and units over each hop of a ring.
     rings: dict[tuple[int, bool], tuple[_Ints, _Ints]] = {}
     found: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
     for call in level.calls:
+        if call.kind in LOCAL:
+            continue
+        if call.kind in SPARSE:
+            found.append(messages_of_call(call, sparsity))
+            continue
         backwards = call.kind in ("all_gather", "broadcast")
         key = (id(call.ranks), backwards)
         if key not in rings:

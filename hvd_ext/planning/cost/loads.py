@@ -12,7 +12,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.ir import COUNT, OPCODE, PEER, RECV_REDUCE, ROUND, SEND
+from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
+from hvd_ext.planning.ir import COUNT, LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Node, Tree
@@ -94,8 +95,8 @@ class Profile:
 
     Args:
         latency_s: the largest latency of each round, added up.
-        rounds_s_per_byte: the time of each round's busiest port and of its longest reduction, added up.
-        busiest_s_per_byte: the time of the port, or of the rank that reduces, that is busiest over all rounds.
+        rounds_s_per_byte: the time of each round's busiest port and of its longest work on a rank, added up.
+        busiest_s_per_byte: the time of the port, or of the rank that works, that is busiest over all rounds.
     """
 
     latency_s: float
@@ -117,22 +118,24 @@ class Profile:
 
 
 class _Messages:
-    """All messages of a plan: round, share of the buffer, sender and receiver; and what each rank reduces."""
+    """All messages of a plan: round, share of the buffer, sender and receiver; and how long each rank works."""
 
-    def __init__(self, plan: LogicalPlan) -> None:
+    def __init__(self, plan: LogicalPlan, gamma_s_per_byte: float, sparsity: Sparsity) -> None:
         rows = [rows_of(plan, rank) for rank in range(plan.size)]
         table = np.concatenate(rows)
         ranks = np.repeat(np.arange(plan.size), [len(own) for own in rows])
-        sends, reduces = table[:, OPCODE] == SEND, table[:, OPCODE] == RECV_REDUCE
+        sends, reduces = np.isin(table[:, OPCODE], SENDS), table[:, OPCODE] == RECV_REDUCE
         self.rounds = table[sends, ROUND]
-        self.shares = table[sends, COUNT] / plan.units
+        self.shares = np.concatenate([sent_shares(own, plan.units, sparsity) for own in rows])[sends]
         self.senders, self.receivers = ranks[sends], table[sends, PEER]
-        self.reduced_rounds = table[reduces, ROUND]
-        self.reduced_shares = table[reduces, COUNT] / plan.units
-        self.reducers = ranks[reduces]
+        works = reduces | np.isin(table[:, OPCODE], LOCAL_OPCODES)
+        local_s = np.concatenate([local_s_per_byte(own, plan.units, sparsity) for own in rows])
+        self.work_rounds = table[works, ROUND]
+        self.work_s_per_byte = np.where(reduces, table[:, COUNT] / plan.units * gamma_s_per_byte, local_s)[works]
+        self.workers = ranks[works]
 
 
-def profile(plan: LogicalPlan, tree: Tree) -> Profile:
+def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
     """Counts what a plan sends over each port of a cluster.
 
     It builds the rows of all ranks: for plans of at most a few hundred ranks.
@@ -140,22 +143,22 @@ def profile(plan: LogicalPlan, tree: Tree) -> Profile:
     Args:
         plan: of tree.size ranks.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
+        sparsity: of the step, for sparse plans.
 
     Returns:
         The load.
     """
-    sent, ports, rounds = _Messages(plan), Ports(tree), rounds_of(plan)
+    sent, ports, rounds = _Messages(plan, tree.gamma_s_per_byte, sparsity), Ports(tree), rounds_of(plan)
     messages, crossed = ports.crossed(sent.senders, sent.receivers)
     alpha_s = np.zeros(rounds + 1)
     np.maximum.at(alpha_s, sent.rounds[messages], ports.alpha_s[crossed // 2])
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
-    gammas = sent.reduced_shares * tree.gamma_s_per_byte
-    reductions = _table(sent.reduced_rounds, sent.reducers, gammas, (rounds + 1, plan.size))
+    work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
     return Profile(
         latency_s=float(alpha_s.sum()),
-        rounds_s_per_byte=float(loads.max(axis=1).sum() + reductions.max(axis=1).sum()),
-        busiest_s_per_byte=float(max(loads.sum(axis=0).max(), reductions.sum(axis=0).max())),
+        rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),
+        busiest_s_per_byte=float(max(loads.sum(axis=0).max(), work.sum(axis=0).max())),
     )
 
 

@@ -17,10 +17,11 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from hvd_ext.planning.cost.levels import bottleneck
+from hvd_ext.planning.cost.levels import Traffic, bottleneck
 from hvd_ext.planning.cost.loads import Ports
+from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
 from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
-from hvd_ext.planning.ir import COUNT, OPCODE, PEER, RECV_REDUCE, ROUND, SEND
+from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Tree
@@ -49,7 +50,14 @@ class Simulation:
     bottleneck_s: float
 
 
-def simulate(plan: LogicalPlan, tree: Tree, nbytes: int, segment_nbytes: int, window: int = WINDOW) -> Simulation:
+def simulate(
+    plan: LogicalPlan,
+    tree: Tree,
+    nbytes: int,
+    segment_nbytes: int,
+    window: int = WINDOW,
+    sparsity: Sparsity = DENSE,
+) -> Simulation:
     """Plays a plan on a cluster.
 
     Of a long buffer only the first segments are played, at least 24 windows; the rest goes on at the pace of the second
@@ -61,15 +69,18 @@ def simulate(plan: LogicalPlan, tree: Tree, nbytes: int, segment_nbytes: int, wi
         nbytes: of the buffer.
         segment_nbytes: the grain of pipelining, as from planner.segment_nbytes().
         window: segments in flight.
+        sparsity: of the step, for sparse plans; these run as one segment.
 
     Returns:
         The time, and the load of the port that is busiest.
     """
-    program, busiest = _program(plan, tree), bottleneck(plan, tree)
-    if not nbytes or busiest is None:
+    program, busiest = _program(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
+    if busiest is None:
+        busiest = Traffic(0, 0.0, 0.0, 0.0, 0.0)
+    if not nbytes or not any(program.rounds):
         return Simulation(0.0, 0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
-    each, played = nbytes / segments, max(FULL_WINDOWS * window, MOST_MESSAGES // len(program.messages))
+    each, played = nbytes / segments, max(FULL_WINDOWS * window, MOST_MESSAGES // max(len(program.messages), 1))
     seconds = _Play(program, each, min(segments, played), window).seconds()
     if segments > played:
         half = played // 2
@@ -93,16 +104,17 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The rows of all ranks. rounds[r][k]: what rank r sends in its k-th round, and how many messages it waits for."""
+    """The rows of all ranks. rounds[r][k]: what rank r sends in its k-th round, how many messages it waits for, and how
+    long its local rows take for each byte of the buffer."""
 
     messages: tuple[_Message, ...]
-    rounds: tuple[tuple[tuple[tuple[int, ...], int], ...], ...]
+    rounds: tuple[tuple[tuple[tuple[int, ...], int, float], ...], ...]
     beta_s_per_byte: tuple[float, ...]  # by directed port
     gamma_s_per_byte: float
 
 
 @lru_cache(maxsize=64)
-def _program(plan: LogicalPlan, tree: Tree) -> _Program:
+def _program(plan: LogicalPlan, tree: Tree, sparsity: Sparsity) -> _Program:
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another is what the n-th receive there takes.
@@ -111,7 +123,7 @@ def _program(plan: LogicalPlan, tree: Tree) -> _Program:
     for rank, table in enumerate(tables):
         places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
         waits.append([0] * len(places))
-        for row in table[table[:, OPCODE] != SEND].tolist():
+        for row in table[~np.isin(table[:, OPCODE], (*SENDS, *LOCAL_OPCODES))].tolist():
             place = places[row[ROUND]]
             receives.setdefault((row[PEER], rank), []).append((place, row[OPCODE] == RECV_REDUCE))
             waits[rank][place] += 1
@@ -120,14 +132,17 @@ def _program(plan: LogicalPlan, tree: Tree) -> _Program:
     for rank, table in enumerate(tables):
         places = {number: place for place, number in enumerate(np.unique(table[:, ROUND]).tolist())}
         sends: list[list[int]] = [[] for _ in places]
-        for row in table[table[:, OPCODE] == SEND].tolist():
+        shares = sent_shares(table, plan.units, sparsity)
+        sending = np.isin(table[:, OPCODE], SENDS)
+        for row, share in zip(table[sending].tolist(), shares[sending].tolist(), strict=True):
             way = _way(ports, rank, row[PEER])
             place, reduces = receives[rank, row[PEER]].pop(0)
-            share = row[COUNT] / plan.units
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
             sends[places[row[ROUND]]].append(len(messages))
             messages.append(_Message(share, way, alpha_s, row[PEER], place, reduces))
-        rounds.append(tuple((tuple(sent), count) for sent, count in zip(sends, waits[rank], strict=True)))
+        numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
+        work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
+        rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
     return _Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte)
 
@@ -210,8 +225,11 @@ class _Play:
             self._last_s = max(self._last_s, now_s)
             self._start_segments(rank, now_s)
             return
-        sends, self._missing[rank][segment] = rounds[place]
+        sends, self._missing[rank][segment], work = rounds[place]
         self._ready_s[rank][segment] = max([now_s, *(self._send(which, segment, now_s) for which in sends)])
+        if work:
+            busy_s = max(now_s, self._rank_free_s[rank]) + work * self._nbytes
+            self._rank_free_s[rank] = self._ready_s[rank][segment] = busy_s
         if not self._missing[rank][segment]:
             self._push(self._ready_s[rank][segment], _ENDED, rank, segment)
         for which in self._early.pop((rank, segment, place), ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from math import floor, lcm
 
@@ -64,36 +65,56 @@ def build(tree: Tree) -> LogicalPlan:
     Returns:
         A plan of reduces upwards and broadcasts downwards.
     """
-    shares = _shares(tree)
-    denominator = lcm(*(share.denominator for share in shares.values()))
-    units = min(denominator, MOST_UNITS)
-    place = {rank: index for index, rank in enumerate(tree.ranks)}
-    portion = dict.fromkeys(tree.ranks, Fraction(1))
-    held = dict.fromkeys(tree.ranks, (0, units))
-    up: list[Level] = []
-    for depth, nodes in enumerate(tree.levels()):
-        calls: list[Call] = []
-        for node in nodes:
-            if len(node.children) > 1:
-                target = _targets(node, portion, held, place, units)
-                calls += _reduces(node, held, target)
-                held.update(target)
-        if calls:
-            up.append(Level(tuple(calls), f"reduce, level {depth}"))
+    units = min(denominator(tree.root), MOST_UNITS)
+    up = [level for _, level, _ in climb(tree, units) if level.calls]
     down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(up)]
     return LogicalPlan("flexreduce", "allreduce", tree.size, units, (*up, *down))
 
 
-def _shares(tree: Tree) -> dict[int, Fraction]:
-    """For each rank one over the product of the degrees above it: its part of the buffer after the last level."""
-    shares: dict[int, Fraction] = {}
-    open_nodes = [(tree.root, Fraction(1))]
+def climb(
+    tree: Tree, units: int, wanted: Callable[[Node], bool] = lambda node: True
+) -> Iterator[tuple[tuple[Node, ...], Level, dict[int, tuple[int, int]]]]:
+    """The way up: the reduces of each level of the tree, the deepest first.
+
+    Args:
+        tree: the cluster.
+        units: of the plan.
+        wanted: the branches in which to reduce; with a branch all those below it.
+
+    Yields:
+        The wanted branches of a level; their reduces; and for each rank the units, begin and end, that it holds then.
+    """
+    place = {rank: index for index, rank in enumerate(tree.ranks)}
+    portion = dict.fromkeys(tree.ranks, Fraction(1))
+    held = dict.fromkeys(tree.ranks, (0, units))
+    for depth, nodes in enumerate(tree.levels()):
+        calls: list[Call] = []
+        chosen = tuple(node for node in nodes if wanted(node))
+        for node in chosen:
+            if len(node.children) > 1:
+                target = _targets(node, portion, held, place, units)
+                calls += _reduces(node, held, target)
+                held.update(target)
+        yield chosen, Level(tuple(calls), f"reduce, level {depth}"), held
+
+
+def denominator(root: Node) -> int:
+    """The units in which all shares below a branch are exact.
+
+    Args:
+        root: of the cluster, or a branch that reduces by itself.
+
+    Returns:
+        The common denominator of one over the product of the degrees above each leaf.
+    """
+    found = 1
+    open_nodes = [(root, 1)]
     while open_nodes:
-        node, share = open_nodes.pop()
+        node, product = open_nodes.pop()
         if not node.children:
-            shares[node.rank] = share
-        open_nodes += [(child, share / len(node.children)) for child in node.children]
-    return shares
+            found = lcm(found, product)
+        open_nodes += [(child, product * len(node.children)) for child in node.children]
+    return found
 
 
 def _targets(

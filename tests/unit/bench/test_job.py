@@ -49,6 +49,7 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
         Job(["/no-such-program"], tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_leaving_a_job_ends_processes_that_have_left_its_group(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     # A grandchild in a session of its own that ignores the polite signal: what a launcher's lost ranks look like.

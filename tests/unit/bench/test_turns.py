@@ -182,6 +182,7 @@ def test_a_job_that_does_not_answer_is_named(start: Callable[..., Worker]) -> No
         silent.answer()
 
 
+@pytest.mark.slow
 def test_a_job_that_works_for_long_is_waited_for_while_it_shows_life(start: Callable[..., Worker]) -> None:
     turns = Turns()
     one = start("one", ranks=1, hosts="here", timeout_s=3.0)

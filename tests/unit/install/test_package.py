@@ -40,6 +40,7 @@ def wheel(tree: Path, output: Path, **environment: str) -> tuple[list[str], str]
         return file.namelist(), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_without_the_native_build_carries_its_sources(tree, tmp_path):
     names, _ = wheel(tree, tmp_path, HVD_EXT_NATIVE="0")
     packed = {name.removeprefix("hvd_ext/_native/") for name in names if name.startswith("hvd_ext/_native/")}

@@ -64,7 +64,7 @@ def test_the_engine_decodes_a_golden_plan(path: Path, engine: ctypes.CDLL) -> No
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [(ir.OPCODE, 9), (ir.PEER, 0), (ir.PEER, 4), (ir.BEGIN, 4), (ir.BEGIN, -1), (ir.COUNT, 0), (ir.ROUND, 99)],
+    [(ir.OPCODE, 99), (ir.PEER, 0), (ir.PEER, 4), (ir.BEGIN, 4), (ir.BEGIN, -1), (ir.COUNT, 0), (ir.ROUND, 99)],
 )
 def test_the_engine_refuses_what_the_verifier_refuses(column: int, value: int, engine: ctypes.CDLL) -> None:
     plan = golden(FOLDER / "ring_one.json")

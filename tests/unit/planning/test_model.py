@@ -37,9 +37,17 @@ def anything(value: str) -> Any:
         (lambda: Call("reduce", (), ONE, 0), "a group has at least one rank and each rank once"),
         (lambda: Call("reduce", (0, 1), ONE * 2, 0), "it takes one span, got 2"),
         (lambda: Call("all_gather", (0, 1), ONE), "it takes one span per rank, got 1"),
-        (lambda: Call("broadcast", (0, 1), ONE), "broadcast with root -1: reduce and broadcast have a root"),
+        (lambda: Call("broadcast", (0, 1), ONE), "broadcast with root -1: reduce, broadcast, .* have a root"),
         (lambda: Call("all_gather", (0,), ONE, 0), "all_gather with root 0: .* the other kinds have none"),
-        (lambda: Call("exchange", (0, 1, 2), ONE), r"exchange on ranks \(0, 1, 2\): two ranks exchange, got 3"),
+        (lambda: Call("exchange", (0, 1, 2), ONE), r"exchange on ranks \(0, 1, 2\): it joins two ranks, got 3"),
+        (lambda: Call("sparse_merge", (0,), ONE), r"sparse_merge on ranks \(0,\): it joins two ranks, got 1"),
+        (lambda: Call("fold", (0, 1), ONE), r"fold on ranks \(0, 1\): it is of one rank, got 2"),
+        (lambda: Call("select", (0,), ONE * 2), "select on ranks .*: it takes one span, got 2"),
+        (lambda: Call("sparse_all_gather", (0, 1), ONE), "it takes one span per rank, got 1"),
+        (
+            lambda: Call("sparse_broadcast", (0, 1), ONE, 2),
+            r"sparse_broadcast on ranks \(0, 1\): its root is one of them",
+        ),
         (lambda: Call("exchange", (0, 1), ONE * 2), "exchange on ranks .*: it takes one span, got 2"),
         (lambda: Call("all_to_all", (0, 1), (Span(0, 2), Span(2, 3))), r"each span is cut into 2 equal parts"),
         (lambda: Call("all_to_all", (0, 1), (Span(0, 2),) * 2, method="recursive"), "it is a ring or direct"),
@@ -71,9 +79,11 @@ def test_a_plan_is_a_frozen_value() -> None:
 
 
 def test_ir_def_gives_version_columns_and_opcodes() -> None:
-    assert ir.VERSION == 2
+    assert ir.VERSION == 3
     assert ir.COLUMNS == {"ROUND": 0, "OPCODE": 1, "PEER": 2, "BEGIN": 3, "COUNT": 4}
-    assert ir.OPCODES == {"SEND": 1, "RECV": 2, "RECV_REDUCE": 3}
+    dense = ("SEND", "RECV", "RECV_REDUCE")
+    sparse = ("SELECT", "SEND_SPARSE", "RECV_SPARSE", "CLEAR", "SCATTER_ADD", "PACK", "MERGE", "TAKE", "FOLD")
+    assert {name: number for number, name in enumerate((*dense, *sparse), 1)} == ir.OPCODES
 
 
 @pytest.mark.parametrize("lost", ["#define HVD_EXT_PLAN_VERSION", "HVD_EXT_OPCODE(", "HVD_EXT_COLUMN(PEER"])

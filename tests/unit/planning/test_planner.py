@@ -23,15 +23,17 @@ from tests.unit.planning.clusters import even_tree, large_tree, one_host, uneven
 def test_the_registry_finds_every_module_of_the_folder() -> None:
     folder = Path(hvd_ext.planning.__path__[0]) / "schedules"
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert set(registry.names()) == files
-    assert {"ring", "two_level", "flexreduce"} <= files
+    assert {*registry.names(), *registry.sparse_names()} == files
+    assert {"ring", "two_level", "flexreduce"} <= set(registry.names())
+    assert set(registry.sparse_names()) == {"gtopk", "hitopk", "naive_allgather"}
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", [*registry.names(), *registry.sparse_names()])
 def test_every_card_is_filled_in_and_its_drawing_fits_a_terminal(name: str) -> None:
-    card = registry.get(name).card
+    card = registry.card(name)
     assert card.name == name
-    assert all(getattr(card, field.name).strip() for field in fields(card))
+    assert card.sparse == (name in registry.sparse_names())
+    assert all(getattr(card, field.name).strip() for field in fields(card) if field.name != "sparse")
     assert card.idea.endswith(".")
     assert all(len(line) <= 110 for line in card.drawing.splitlines())
 

@@ -117,6 +117,7 @@ def test_no_plan_beats_the_bound_or_its_busiest_port(seed: int) -> None:
                 assert found.seconds >= ring_bound_s(tree, nbytes) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [even_tree(2, 2, 3), uneven_hosts(9), flat(6)], ids=Tree.describe)
 def test_more_bytes_take_longer(tree: Tree) -> None:
     for plan in plans(tree):
@@ -126,6 +127,7 @@ def test_more_bytes_take_longer(tree: Tree) -> None:
         assert one_segment == sorted(set(one_segment)), plan.algorithm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [even_tree(2, 2, 3), uneven_hosts(9), one_host(8)], ids=Tree.describe)
 def test_the_rest_of_a_long_buffer_goes_on_at_the_pace_of_what_is_played(
     tree: Tree, monkeypatch: pytest.MonkeyPatch

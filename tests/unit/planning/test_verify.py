@@ -41,7 +41,7 @@ def put(rank: int, row: int, column: int, value: int) -> Callable[[list[Rows]], 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (put(1, 0, OPCODE, 9), r"plan, rank 1, row 0 \(round 0, units \[.*\)\): opcode 9 is not one of"),
+        (put(1, 0, OPCODE, 99), r"plan, rank 1, row 0 \(round 0, units \[.*\)\): opcode 99 is not one of"),
         (put(1, 0, PEER, 1), r"rank 1, row 0 .*: peer 1 is not another rank in \[0, 3\)"),
         (put(1, 0, PEER, 3), r"peer 3 is not another rank"),
         (put(2, 0, BEGIN, 3), r"rank 2, row 0 .*: a row moves at least one unit of \[0, 3\)"),

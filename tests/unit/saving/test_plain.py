@@ -8,6 +8,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
@@ -64,6 +65,7 @@ print("all are plain")
 """
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_loads_in_a_program_without_hvd_ext_slots_and_all(tmp_path: Path) -> None:
     hvd.init()
     x, y = data(0, 4)

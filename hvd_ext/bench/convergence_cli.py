@@ -1,0 +1,113 @@
+"""The commands `python -m hvd_ext bench convergence` and `bench plot-convergence`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to those of the benchmark.
+
+    Args:
+        app: of `hvd_ext.bench.cli`.
+    """
+    app.command()(convergence)
+    app.command("plot-convergence")(plot_convergence)
+
+
+def convergence(
+    study: Annotated[Path, typer.Argument(help="The plan, such as benchmarks/convergence.yaml.")],
+    folder: Annotated[Path, typer.Option(help="A file for each run; finished ones are not run again.")],
+    images: Annotated[Path, typer.Option(help="The image set of examples/make_images.py.")] = Path("out/images"),
+    models: Annotated[str, typer.Option(help="Only these, with commas.")] = "",
+    settings: Annotated[str, typer.Option(help="Only these, with commas.")] = "",
+    seeds: Annotated[str, typer.Option(help="Only these, with commas; time: the times of steps.")] = "",
+    missing: Annotated[bool, typer.Option("--missing", help="Only say which runs are missing.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what is finished to this file.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw what is finished into this PNG file.")] = None,
+    silence: Annotated[float, typer.Option(help="A job that says nothing for so long has failed, seconds.")] = 900.0,
+) -> None:
+    """Train what is missing of a study of convergence, in jobs of real ranks; then show what is finished."""
+    from hvd_ext.bench import convergence as work, convergence_plots, convergence_results, convergence_study, results
+    from hvd_ext.bench.cli import TABLE_WIDTH, _ended_in_words, _in_a_folder, _names
+
+    failures: list[str] = []
+    with _ended_in_words("hvd_ext bench convergence"):
+        plan = convergence_study.read(study)
+        _in_a_folder("--json", json_file)
+        _in_a_folder("--plot", plot_file)
+        runs = convergence_study.runs_of(plan, _names(models), _names(settings))
+        wanted = _names(seeds)
+        chosen = [run for run in runs if not wanted or ("time" if run.seed is None else str(run.seed)) in wanted]
+        left = convergence_study.missing(folder, plan, chosen)
+        console = Console() if Console().is_terminal else Console(width=TABLE_WIDTH, force_terminal=False)
+        if missing:
+            for run in left:
+                console.print(run.name, markup=False, highlight=False)
+            console.print(f"{len(left)} of {len(chosen)} runs are missing", highlight=False)
+            return
+        work.check_folder(folder)
+        if left:
+            data = work.data_files(plan, list(dict.fromkeys(run.model for run in left)), folder, images)
+            with _Bar(len(left)) as tell:
+                failures = work.train(plan, left, folder, data, tell, silence)
+        found = convergence_results.collected(folder, plan)
+        if json_file is not None:
+            results.save(json_file, found)
+        if plot_file is not None:
+            convergence_plots.draw(found, plot_file)
+        console.print(convergence_results.table(found))
+        for line in failures:
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
+    sys.exit(1 if failures else 0)
+
+
+class _Bar:
+    """A bar on stderr where that is a terminal, and a line for each finished run elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        console = Console(stderr=True)
+        self._seen = console.is_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns, console=console, transient=True, disable=not self._seen, refresh_per_second=2
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._last: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, kind: str, event: dict[str, Any]) -> None:
+        title = event["name"]
+        if kind == "epoch":
+            self._last = event
+            title += f" epoch {event['epoch']} of {event['epochs']}: {event['accuracy']:.1%}"
+        ended = kind in ("done", "failed")
+        self._progress.update(self._task, description=title, advance=int(ended))
+        if ended and not self._seen:
+            reached = f" {self._last['accuracy']:.2%}" if self._last.get("name") == event["name"] else ""
+            print(f"{event['name']}: {kind}{reached}", file=sys.stderr, flush=True)
+
+
+def plot_convergence(
+    file: Annotated[Path, typer.Argument(help="Result of bench convergence --json.")],
+    output: Annotated[Path, typer.Option(help="The PNG file.")],
+) -> None:
+    """Draw accuracy over epochs and over time, a column for each model."""
+    from hvd_ext.bench import convergence_plots, convergence_results
+    from hvd_ext.bench.cli import _ended_in_words, _in_a_folder
+
+    with _ended_in_words("hvd_ext bench plot-convergence"):
+        _in_a_folder("--output", output)
+        convergence_plots.draw(convergence_results.load(file), output)

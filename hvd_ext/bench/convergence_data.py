@@ -1,0 +1,153 @@
+"""What the convergence study trains on: the procedural images, halved, and the text of Python's own documentation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import InvalidError
+
+IMAGES, TEXT = "images", "text"
+# of the ASCII characters, and one for all others
+VOCABULARY = 128
+# every so many-th topic of the documentation is for testing: whole topics, so that no sentence is in both parts
+TEST_TOPIC = 10
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples and what they are.
+
+    Args:
+        inputs: images uint8 [count, side, side, 3], or characters int32 [count, length].
+        labels: classes int32 [count], or the characters that follow int32 [count, length].
+    """
+
+    inputs: NDArray[Any]
+    labels: NDArray[np.int32]
+
+    def first(self, count: int) -> Split:
+        """The first examples; 0: all."""
+        return self if count == 0 else Split(self.inputs[:count], self.labels[:count])
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set.
+
+    Args:
+        train: to train with.
+        test: to test with.
+        digest: of all of it, 16 hexadecimal digits.
+    """
+
+    train: Split
+    test: Split
+    digest: str
+
+
+def images(folder: Path) -> Data:
+    """Read the image set of examples/make_images.py at half its side: classes take turns in both splits.
+
+    Args:
+        folder: of the set.
+
+    Returns:
+        Images uint8 [count, side / 2, side / 2, 3], means of four pixels, and their classes.
+
+    Raises:
+        InvalidError: there is no whole set in the folder.
+    """
+    from PIL import Image
+
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        recipe, names = manifest["recipe"], manifest["class_names"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidError(
+            f"images ({folder}): must be an image set: python examples/make_images.py --output {folder}; {error}"
+        ) from error
+    splits = []
+    for split in ("train", "test"):
+        places = {name: sorted((folder / split / name).glob("*.jpg")) for name in names}
+        found = sorted((path.name, label, path) for label, name in enumerate(names) for path in places[name])
+        if len(found) != recipe[split]:
+            raise InvalidError(f"images ({folder}): must have {recipe[split]} of {split}; there are {len(found)}")
+        side = recipe["pixels"] // 2
+        halved = np.empty((len(found), side, side, 3), np.uint8)
+
+        def read(index: int, found: Any = found, halved: Any = halved, side: int = side) -> None:
+            with Image.open(found[index][2]) as image:
+                pixels = np.asarray(image.convert("RGB"), np.uint16)[: 2 * side, : 2 * side]
+            halved[index] = (pixels.reshape(side, 2, side, 2, 3).sum(axis=(1, 3)) + 2) // 4
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(read, range(len(found))))
+        splits.append(Split(halved, np.array([label for _, label, _ in found], np.int32)))
+    return Data(splits[0], splits[1], _digest(splits))
+
+
+def text(length: int, topics: Mapping[str, str] | None = None) -> Data:
+    """Cut the language reference, which comes with Python, into windows; what follows each character is its label.
+
+    Args:
+        length: characters of a window.
+        topics: texts by name; None for those of `pydoc_data.topics`.
+
+    Returns:
+        Windows int32 [count, length] and, at every place, the character that follows.
+    """
+    if topics is None:
+        from pydoc_data import topics as documentation
+
+        topics = documentation.topics
+    splits = []
+    for test in (False, True):
+        chosen = [words for place, (_, words) in enumerate(sorted(topics.items())) if (place % TEST_TOPIC == 0) == test]
+        codes = np.minimum(np.array([ord(one) for one in "\n".join(chosen)], np.int32), VOCABULARY - 1)
+        count = (len(codes) - 1) // length
+        inputs, labels = (codes[begin : begin + count * length].reshape(count, length) for begin in (0, 1))
+        splits.append(Split(inputs, labels))
+    return Data(splits[0], splits[1], _digest(splits))
+
+
+def _digest(splits: list[Split]) -> str:
+    digest = hashlib.sha256()
+    for split in splits:
+        digest.update(np.ascontiguousarray(split.inputs).tobytes() + split.labels.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save(path: Path, data: Data) -> None:
+    """Write a data set into one file, whole or not at all.
+
+    Args:
+        path: of the file.
+        data: the set.
+    """
+    half = path.with_name(path.name + ".part")
+    with half.open("wb") as file:
+        np.savez(
+            file,
+            train_inputs=data.train.inputs,
+            train_labels=data.train.labels,
+            test_inputs=data.test.inputs,
+            test_labels=data.test.labels,
+            digest=np.array(data.digest),
+        )
+    half.replace(path)
+
+
+def load(path: Path) -> Data:
+    """Read a file that `save` has written."""
+    with np.load(path) as file:
+        splits = [Split(file[f"{split}_inputs"], file[f"{split}_labels"]) for split in ("train", "test")]
+        return Data(splits[0], splits[1], str(file["digest"]))

@@ -1,0 +1,65 @@
+"""Plots of a convergence study: accuracy over epochs and over time, a column for each model."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hvd_ext.bench.convergence_results import DENSE, mean_curve, seconds_after
+from hvd_ext.bench.plots import DPI
+from hvd_ext.errors import InvalidError
+
+# Okabe and Ito's palette; dense is black.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#882255", "#999933")
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Draw the curves into a PNG file.
+
+    Args:
+        found: of `convergence_results.collected`.
+        path: of the file.
+
+    Raises:
+        InvalidError: nothing to draw, or no matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
+    if not models:
+        raise InvalidError("plot (no runs): there is nothing to draw")
+    settings = [name for name in found["study"]["settings"] if name != DENSE]
+    colour_of = {DENSE: "#000000", **{name: COLOURS[place % len(COLOURS)] for place, name in enumerate(settings)}}
+    figure = Figure(figsize=(5.0 * len(models) + 1.5, 7.6), layout="constrained")
+    axes = figure.subplots(2, len(models), squeeze=False)
+    for column, model in enumerate(models):
+        rows = [row for row in found["rows"] if row["model"] == model]
+        dense = next((row for row in rows if row["setting"] == DENSE), None)
+        for row in rows:
+            curve, batches = mean_curve(row), row["recipe"]["epochs"]
+            values = [100 * accuracy for _, accuracy in curve]
+            style = {"color": colour_of[row["setting"]], "linewidth": 2.0 if row is dense else 1.2}
+            epochs = [batches * steps / curve[-1][0] for steps, _ in curve]
+            axes[0][column].plot(epochs, values, label=row["setting"], **style)
+            spread = [
+                100 * statistics.stdev(point["accuracy"] for point in points) if len(points) > 1 else 0.0
+                for points in zip(*row["curves"].values(), strict=True)
+            ]
+            low, high = ([value + sign * s for value, s in zip(values, spread, strict=True)] for sign in (-1, 1))
+            axes[0][column].fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            times = [seconds_after(row, dense, steps) for steps, _ in curve]
+            known = [(time_s, value) for time_s, value in zip(times, values, strict=True) if time_s is not None]
+            axes[1][column].plot([x for x, _ in known], [y for _, y in known], label=row["setting"], **style)
+        axes[0][column].set(title=model, xlabel="epochs", ylabel="accuracy, %")
+        axes[1][column].set(xlabel=f"seconds at {found['study']['rate']}", ylabel="accuracy, %")
+        if axes[1][column].lines and any(len(line.get_xdata()) for line in axes[1][column].lines):
+            axes[1][column].set_xscale("log")
+        for axis in (axes[0][column], axes[1][column]):
+            axis.grid(True, linewidth=0.4, alpha=0.5)
+    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False, fontsize="small")
+    figure.savefig(path, dpi=DPI, format="png")

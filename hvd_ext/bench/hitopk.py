@@ -1,0 +1,205 @@
+"""The benchmark of sparse sums: hierarchical top-k beside the flat one, dense sums and Horovod, sample by sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hvd_ext.bench import allreduce
+from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
+from hvd_ext.bench.expected import Cluster, cluster_of
+from hvd_ext.bench.hitopk_expected import expected, floor_seconds, inside_seconds
+from hvd_ext.bench.hitopk_names import Name, names_of
+from hvd_ext.bench.job import Job, job_environment
+from hvd_ext.bench.launcher import Launcher
+from hvd_ext.bench.sampling import Task
+from hvd_ext.bench.turns import Turns, Worker
+from hvd_ext.errors import InvalidError
+
+MODULES = {"hvd_ext": "hvd_ext.bench.hitopk_worker", "Horovod": "hvd_ext.bench.hitopk_horovod"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Args:
+        elements: lengths of the float32 gradient.
+        names: of contestants, as hvd_ext.bench.hitopk_names reads them; nothing else is measured.
+        ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
+        repetitions: the most samples of a row.
+        seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
+        rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
+        timeout_s: longest time without an answer of a job.
+
+    Raises:
+        InvalidError: a value breaks its rule.
+    """
+
+    elements: tuple[int, ...]
+    names: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    repetitions: int = 10
+    seconds_per_row: float = 20.0
+    rate: float | None = None
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        names_of(self.names)
+        if not self.elements or min(self.elements) < 1 or any(ranks < 1 for ranks in self.ranks):
+            raise InvalidError("elements, ranks: each must be at least 1, and there must be one number of elements")
+        if self.repetitions < 1 or self.seconds_per_row <= 0 or self.timeout_s <= 0:
+            raise InvalidError("repetitions, seconds per row, timeout: must be more than 0")
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The jobs that live at the same time, and the contestants of each."""
+        names = names_of(self.names)
+        ours = [name.text for name in names if name.algorithm != "horovod"]
+        theirs = [name.text for name in names if name.algorithm == "horovod"] if has_horovod() else []
+        return {job: texts for job, texts in (("hvd_ext", ours), ("Horovod", theirs)) if texts}
+
+
+def measure(
+    request: Request, launcher: Launcher, tell: Callable[[str, int], None]
+) -> tuple[list[dict[str, Any]], list[str], str]:
+    """Measure what was asked for.
+
+    Args:
+        request: what to measure.
+        launcher: how to start the jobs.
+        tell: takes what runs now, and the number of sizes that have just become ready.
+
+    Returns:
+        The rows, what else the user must know, and the YAML text of the topology (empty without one).
+
+    Raises:
+        InvalidError: there is nothing to measure.
+        JobError: a job failed.
+    """
+    if not request.jobs:
+        raise InvalidError(f"algorithms ({', '.join(request.names)}): {NO_HOROVOD}")
+    asked = any(name.algorithm == "horovod" for name in names_of(request.names))
+    notes = [NO_HOROVOD] if asked and not has_horovod() else []
+    rows: list[dict[str, Any]] = []
+    topology = ""
+    for ranks in request.ranks or (None,):
+        # The folders go first: who is told to end may be killed before all processes of the jobs have ended.
+        with ExitStack() as stack, ExitStack() as folders:
+            turns = Turns()
+            for name in request.jobs:
+                tell(f"{name} starts", 0)
+                turns.join(_start(stack, folders, request, launcher, ranks, name))
+            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
+            found, said = _measure(request, cluster, turns, tell)
+            turns.end(lambda job: job.wait(request.timeout_s))
+        rows += found
+        notes += [note for note in said if note not in notes]
+    return rows, notes, topology
+
+
+def _start(
+    stack: ExitStack, folders: ExitStack, request: Request, launcher: Launcher, ranks: int | None, name: str
+) -> Worker:
+    temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
+    folder = Path(folders.enter_context(temporary))
+    command = launcher.command(ranks, [sys.executable, "-m", MODULES[name], Task(str(folder), ("engine",)).write()])
+    job = stack.enter_context(Job(command, folder / "log", job_environment()))
+    return Worker(name, job, folder, request.timeout_s)
+
+
+def _measure(
+    request: Request, cluster: Cluster, turns: Turns, tell: Callable[[str, int], None]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    from hvd_ext.planning import registry
+
+    notes, refused = [], set()
+    for text in request.names:
+        name = Name.read(text)
+        module: Any = None
+        if name.density is not None:
+            module = registry.sparse(name.algorithm)
+        elif name.algorithm in registry.names():
+            module = registry.get(name.algorithm)
+        why = module.supports(cluster.tree) if module is not None else None
+        if why:
+            refused.add(text)
+            notes.append(f"{text} does not apply to {cluster.tree.describe()}: {why}")
+    if len(cluster.ranks_per_host) > 1 and not cluster.given:
+        notes.append(
+            "no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so its prices say nothing"
+        )
+    rows = []
+    for elements in request.elements:
+        tell(f"{cluster.tree.describe()}, {elements:,} elements", 0)
+        opened = [
+            turns.give(
+                worker,
+                "open",
+                bytes=4 * elements,
+                algorithms=[text for text in request.jobs[worker.name] if text not in refused],
+            )["contestants"]
+            for worker in turns.workers
+        ]
+        samples = allreduce.samples_of(request, turns, opened)
+        rows += [row_of(cluster, elements, opened[job][index], taken) for (job, index), taken in samples.items()]
+        tell(f"{cluster.tree.describe()}, {elements:,} elements", 1)
+    return rows, notes
+
+
+def row_of(cluster: Cluster, elements: int, facts: dict[str, Any], taken: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Make a row of the samples of one contestant.
+
+    Args:
+        cluster: where it ran.
+        elements: of the gradient.
+        facts: of the contestant, from the sampler.
+        taken: its samples.
+
+    Returns:
+        Times, bytes, the levels' times, and what was expected.
+    """
+    name = Name.read(facts["algorithm"])
+    times = [sample["seconds"] for sample in taken]
+    wrong = [words for sample in [facts, *taken] for words in sample["wrong"]]
+    wires = [max(sample["wire_bytes"]) for sample in taken]
+    entries, nbytes = (sum(sample[field] for sample in taken) for field in ("entries", "entry_bytes"))
+    # where sums travel as entries too, the contestant has counted the selected ones by themselves
+    entry_nbytes = facts["facts"].get("entry_bytes") or (nbytes / entries if entries else None)
+    first = taken[0]["levels"]
+    levels = {level: statistics.median(sample["levels"][level] for sample in taken) for level in first}
+    inside = inside_seconds(levels)
+    plan = facts["chosen"] or name.algorithm
+    row = {
+        "name": name.text,
+        "algorithm": name.algorithm,
+        "plan": plan,
+        "density": name.density,
+        "wire": name.wire or "fp32",
+        "how": facts["how"],
+        "simulated": False,
+        "ranks": cluster.ranks,
+        "hosts": len(cluster.ranks_per_host),
+        "ranks_per_host": cluster.ranks_per_host,
+        "elements": elements,
+        "bytes": 4 * elements,
+        "seconds_median": statistics.median(times),
+        "seconds_min": min(times),
+        "wire_bytes": statistics.median(wires) or None,
+        "entry_bytes": entry_nbytes,
+        "levels_seconds": levels,
+        "inside_seconds": inside,
+        "floor_seconds": floor_seconds(cluster, name, elements, entry_nbytes, inside),
+        **expected(cluster, name, elements, entry_nbytes),
+        "dense_above": facts["facts"].get("dense_above"),
+        "segment_bytes": facts["segment_bytes"] or None,
+        "correct": not wrong,
+        "samples": times,
+    }
+    return {**row, "wrong": wrong[:1]} if wrong else row

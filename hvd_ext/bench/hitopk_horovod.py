@@ -1,0 +1,60 @@
+"""One rank that measures Horovod beside sparse sums: `LAUNCHER python -m hvd_ext.bench.hitopk_horovod TASK`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from hvd_ext.bench.hitopk_names import Name
+from hvd_ext.bench.hitopk_sampling import Gradient, Mass, MassSampler, Watched
+from hvd_ext.bench.sampling import Contestant, Task, serve
+from hvd_ext.bench.worker import topology_text
+
+
+def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
+    """Prepare Horovod's ways to sum one float32 gradient, inside `tf.function` as in training.
+
+    Args:
+        elements: length of the gradient.
+        names: "horovod" and "horovod:fp16", which sends half precision.
+
+    Returns:
+        A contestant for each.
+    """
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    gradient = Gradient(hvd.rank(), elements)
+    tensor = tf.constant(gradient.values)
+    found: list[Contestant] = []
+    for text in names:
+        name = Name.read(text)
+        compression = hvd.Compression.fp16 if name.wire else hvd.Compression.none
+        label = f"bench.{elements}.{name.wire or 'fp32'}"
+
+        def summed(value: tf.Tensor, label: str = label, compression: object = compression) -> tf.Tensor:
+            return hvd.allreduce(value, op=hvd.Sum, name=label, compression=compression)
+
+        traced = tf.function(summed, autograph=False).get_concrete_function(tensor)
+        mass = Mass(gradient, exact=not name.wire)
+        found.append(Watched(text, "graph", lambda traced=traced: traced(tensor), mass=mass))
+    return found
+
+
+def main(text: str) -> None:
+    """Serve the parent.
+
+    Args:
+        text: the task.
+    """
+    import horovod.tensorflow as hvd
+
+    task = Task.read(text)
+    hvd.init()
+    serve(contestants, task, topology=topology_text(os.environ), kind=MassSampler)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

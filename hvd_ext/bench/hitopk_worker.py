@@ -1,0 +1,188 @@
+"""One rank that measures sparse and dense sums: `LAUNCHER python -m hvd_ext.bench.hitopk_worker TASK`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.bench.hitopk_names import Name
+from hvd_ext.bench.hitopk_sampling import Gradient, Mass, MassSampler, Watched, shares_of
+from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve
+from hvd_ext.bench.worker import topology_text
+
+if TYPE_CHECKING:
+    from hvd_ext.specs import SparseBucket
+
+# Of the trace that is kept for a step: a sparse plan is one segment of some 20 rounds.
+RECORDS = 1 << 12
+# No density is so high: the plan that is asked for is the one that is measured.
+NEVER_DENSE = 2.0
+
+
+class Sums:
+    """The ways to sum one float32 gradient, and what they have opened; all ranks do the same in the same order."""
+
+    def __init__(self) -> None:
+        """Begin with nothing open."""
+        self._close: list[Callable[[], Any]] = []
+
+    def contestants(self, elements: int, names: Sequence[str]) -> list[Contestant]:
+        """Prepare the ways.
+
+        Args:
+            elements: length of the gradient.
+            names: as hvd_ext.bench.hitopk_names reads them.
+
+        Returns:
+            One for each name, in their order.
+        """
+        from hvd_ext import process
+
+        gradient = Gradient(process.rank(), elements)
+        result = np.empty_like(gradient.values)  # of all: a large one fits once rather than ten times
+        makers = {True: _mpi, False: self._ours}
+        names_read = [Name.read(text) for text in names]
+        return [makers[name.algorithm == "mpi"](name, gradient, result) for name in names_read]
+
+    def release(self) -> None:
+        """Close the channels that were opened."""
+        while self._close:
+            self._close.pop()()
+
+    def _ours(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> Watched:
+        make = self._dense if name.density is None else self._sparse
+        call, mass = make(name, gradient, result)
+        facts = mass.facts
+        reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning
+        return Watched(name.text, "engine", call, facts["plan"], facts["segment_bytes"], reset=reset, mass=mass)
+
+    def _dense(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
+        from hvd_ext import runtime
+        from hvd_ext.options import Sum
+        from hvd_ext.specs import BucketSpec, TensorSpec
+
+        job = runtime.current()
+        prepared = job.allreduce(result.nbytes, name.algorithm)
+        bucket = BucketSpec("float32", Sum, prepared.plan, prepared.segment_nbytes, (0,), name.wire_dtype)
+        tensors = [TensorSpec("gradient", result.size, "float32")]
+        channel = job.engine.open_channel(f"bench {name.text}", tensors, [bucket])
+        self._close.append(lambda: job.engine.close_channel(channel))
+
+        def call() -> NDArray[np.float32]:
+            job.engine.reduce(channel, [gradient.values], [result])
+            return result
+
+        facts = {"plan": prepared.algorithm, "segment_bytes": prepared.segment_nbytes}
+        return call, Mass(gradient, exact=name.wire_dtype is None, facts=facts)
+
+    def _sparse(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
+        from hvd_ext import runtime
+        from hvd_ext.options import Sum
+        from hvd_ext.specs import BucketSpec, SparseBucket, TensorSpec
+        from hvd_ext.trace.events import levels_of
+
+        job, density = runtime.current(), name.density
+        assert density is not None
+        engine, size = job.engine, result.size
+        prepared = job.sparse_allreduce(result.nbytes, name.algorithm, density)
+        plan = prepared.sparse
+        bucket = BucketSpec("float32", Sum, plan.plan, plan.segment_nbytes, (0,))
+        sparse = SparseBucket(
+            dense_plan=prepared.dense.plan, dense_above=NEVER_DENSE, value_wire=name.wire_dtype or "float32"
+        )
+        tensors = [TensorSpec("gradient", size, "float32")]
+        channel = engine.open_channel(f"bench {name.text}", tensors, [bucket], sparse=[sparse])
+        self._close.append(lambda: engine.close_channel(channel))
+        levels = levels_of(job.plans[plan.plan])
+
+        def call() -> NDArray[np.float32]:
+            engine.begin_sparse_step(channel, density)
+            engine.reduce(channel, [gradient.values], [result])
+            engine.end_step(channel, True)
+            return result
+
+        def trace() -> tuple[dict[str, float], NDArray[np.float32]]:
+            from hvd_ext.trace import records
+
+            records.start(RECORDS)
+            call()
+            records.stop()
+            lane = 1 + (channel & 0xFFFFFFFF)
+            seen = [record for record in records.decoded(records.read(RECORDS)) if record.lane == lane]
+            return shares_of([record for record in seen if record.kind == records.Kind.ROUND], levels), result
+
+        def sent() -> tuple[int, int]:
+            seen = engine.sparse_statistics(channel)
+            return seen.entries, seen.value_bytes + seen.index_bytes + seen.head_bytes
+
+        def residual() -> float:
+            return float(np.sum(engine.read_state(channel, 0), dtype=np.float64))
+
+        facts = {"plan": plan.algorithm, "segment_bytes": plan.segment_nbytes, "dense_above": prepared.dense_above}
+        if name.algorithm == "hitopk":
+            facts["entry_bytes"] = _entry_nbytes(name, sparse, gradient, result)
+        hosts = len(job.tree.hosts())
+        picks = {"hitopk": size if hosts == 1 else hosts * (int(density * size) + 1)}
+        most = picks.get(name.algorithm, engine.size * (int(density * size) + 1))
+        return call, Mass(gradient, most=most, residual=residual, sent=sent, trace=trace, facts=facts)
+
+
+def _entry_nbytes(name: Name, sparse: SparseBucket, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
+    """Do one step in which only selected elements travel as entries, and give the bytes of one.
+
+    Where the hosts' last step sends entries too, which are sums, the counters do not tell the two apart.
+    """
+    from hvd_ext import runtime
+    from hvd_ext.options import Sum
+    from hvd_ext.planning.schedules import hitopk
+    from hvd_ext.specs import BucketSpec, TensorSpec
+
+    job = runtime.current()
+    engine, density = job.engine, name.density
+    assert density is not None
+    plan = job.prepare(hitopk.build(job.tree, gather="dense"))
+    bucket = BucketSpec("float32", Sum, plan, max(result.nbytes, 1), (0,))
+    tensors = [TensorSpec("gradient", result.size, "float32")]
+    channel = engine.open_channel(f"bench {name.text}, bytes", tensors, [bucket], sparse=[sparse])
+    engine.begin_sparse_step(channel, density)
+    engine.reduce(channel, [gradient.values], [result])
+    engine.end_step(channel, True)
+    sent = engine.sparse_statistics(channel)
+    engine.close_channel(channel)
+    counts = (sent.entries, sent.value_bytes + sent.index_bytes + sent.head_bytes)
+    entries, nbytes = np.sum(Ranks().gather(counts), axis=0).tolist()
+    return nbytes / entries if entries else None
+
+
+def _mpi(name: Name, gradient: Gradient, result: NDArray[np.float32]) -> Watched:
+    from mpi4py import MPI
+
+    def call() -> NDArray[np.float32]:
+        MPI.COMM_WORLD.Allreduce(gradient.values, result, op=MPI.SUM)
+        return result
+
+    return Watched(name.text, "engine", call, reset=lambda: result.fill(np.nan), mass=Mass(gradient))
+
+
+def main(text: str) -> None:
+    """Serve the parent.
+
+    Args:
+        text: the task.
+    """
+    from hvd_ext import process
+
+    task = Task.read(text)
+    process.init()
+    sums = Sums()
+    serve(sums.contestants, task, sums.release, topology_text(os.environ), MassSampler)
+    process.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,110 @@
+"""The selectors: ways to choose k elements of a gradient. Tests, benchmarks and tables are enumerated from here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hvd_ext.errors import InvalidError
+
+
+@dataclasses.dataclass(frozen=True)
+class Selector:
+    """A way to choose elements.
+
+    Attributes:
+        name: what `mode` and `TopK(selector=...)` take.
+        number: its number in the native code (`Selector` of tf_ops/kernels/topk.h); None for what TensorFlow computes.
+        promises: what a caller may rely on.
+        source: where it comes from.
+        unique: the answer is determined by x and k alone.
+        fills: it gives exactly k elements, for every input.
+    """
+
+    name: str
+    number: int | None
+    promises: str
+    source: str
+    unique: bool
+    fills: bool
+
+
+SELECTORS: tuple[Selector, ...] = (
+    Selector(
+        "exact",
+        0,
+        "the k elements of greatest magnitude, ties by lowest index; the same on every machine; one pass over memory",
+        "a lower bound from a sample, then one pass and a radix select among the candidates",
+        unique=True,
+        fills=True,
+    ),
+    Selector(
+        "mstopk",
+        1,
+        "exactly k elements: all above the upper threshold, a random run of those between the two thresholds",
+        "CommLib (MLSys 2021), Algorithm 1, guarded for ties, zeros, infinities and NaN",
+        unique=False,
+        fills=True,
+    ),
+    Selector(
+        "dgc",
+        2,
+        "at most k elements, the greatest of those above a threshold estimated from a sample",
+        "Deep Gradient Compression (ICLR 2018), section 5: hierarchical sampling",
+        unique=False,
+        fills=False,
+    ),
+    Selector(
+        "threshold",
+        3,
+        "all elements of at least the given magnitude, the k greatest where they are more",
+        "a fixed threshold (Strom, Interspeech 2015)",
+        unique=True,
+        fills=False,
+    ),
+    Selector(
+        "random",
+        4,
+        "k elements, each set of k equally likely",
+        "random-k (Stich et al., NeurIPS 2018)",
+        unique=False,
+        fills=True,
+    ),
+    Selector(
+        "tf",
+        None,
+        "as exact, computed by tf.math.top_k and sorted by index; for comparison, not for training",
+        "tf.math.top_k of the magnitudes",
+        unique=True,
+        fills=True,
+    ),
+)
+
+
+def names(*, native: bool = False) -> tuple[str, ...]:
+    """List the selectors.
+
+    Args:
+        native: only those of the native code, which error feedback and the engine can use.
+
+    Returns:
+        Their names.
+    """
+    return tuple(selector.name for selector in SELECTORS if selector.number is not None or not native)
+
+
+def find(name: str) -> Selector:
+    """Give a selector by its name.
+
+    Args:
+        name: one of `names()`.
+
+    Returns:
+        The selector.
+
+    Raises:
+        InvalidError: there is none of that name.
+    """
+    for selector in SELECTORS:
+        if selector.name == name:
+            return selector
+    raise InvalidError(f"selector ({name!r}): must be one of {', '.join(names())}")

@@ -1,0 +1,201 @@
+"""The options of sparse gradients: which part of them travels, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from hvd_ext.compression import selectors
+from hvd_ext.errors import InvalidError
+
+WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+INDICES = ("auto", "int32", "delta", "bitmap")
+# The order of tf_ops/engine: HvdExtSparse.indices is the place in INDICES.
+
+# DGC, section 3.3: the sparsity grows 75 %, 93.75 %, 98.4375 %, 99.6 %, 99.9 %
+DGC_DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+    """How dense the first steps are.
+
+    The steps are divided into equal parts, one for each density; a density that is not above the one of `TopK` is left
+    out. Deep Gradient Compression (Lin et al., 2018, section 3.3) uses the default over the first four epochs.
+
+    Args:
+        steps: so many update steps, at least 1.
+        densities: falling, each above 0 and at most 1.
+        dense: all of the steps are dense; in place of densities.
+
+    Raises:
+        InvalidError: a value breaks its rule.
+    """
+
+    steps: int
+    densities: Sequence[float] = DGC_DENSITIES
+    dense: bool = False
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.steps) or self.steps < 1:
+            raise InvalidError(f"Warmup, steps ({self.steps!r}): must be a whole number of update steps, at least 1")
+        if not isinstance(self.dense, bool):
+            raise InvalidError(f"Warmup, dense ({self.dense!r}): must be True or False")
+        if not isinstance(self.densities, (list, tuple)) or not self.densities:
+            raise InvalidError(f"Warmup, densities ({self.densities!r}): must be a list of numbers")
+        for density in self.densities:
+            if not _is_number(density) or not 0 < density <= 1:
+                raise InvalidError(f"Warmup, densities ({density!r}): each must be a number above 0 and at most 1")
+        falling = tuple(float(density) for density in self.densities)
+        if list(falling) != sorted(set(falling), reverse=True):
+            raise InvalidError(f"Warmup, densities ({list(falling)}): each must be below the one before")
+        if self.dense and falling != DGC_DENSITIES:
+            raise InvalidError(
+                "Warmup, dense (True): all of its steps are dense, and there are densities too; give one of the two"
+            )
+        object.__setattr__(self, "densities", (1.0,) if self.dense else falling)
+        object.__setattr__(self, "dense", False)  # said by the densities now, so that equal schedules are equal
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """The largest elements of the gradients travel between hosts; the rest waits, and is added to the next gradients.
+
+    Given to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host gradients are added up as they
+    are; each rank then selects from its share of the host's sum and of what had been left there before (error
+    feedback; CommLib, section 3.2, and Stich et al., 2018, algorithm 1).
+
+    Args:
+        density: the part of the elements that travels, above 0 and at most 1; "auto" chooses it from how much the
+            gradients' norm changes (`hvd_ext.compression.density.Auto`).
+        selector: how elements are chosen: "exact" takes the largest; "mstopk", "dgc", "threshold" and "random" are for
+            comparisons.
+        per_tensor: select from each tensor by itself, not from all that a rank holds of a bucket.
+        min_elements: tensors with fewer elements stay dense.
+        vectors: tensors of rank 1 and 0 (biases, scales) may be sparse too.
+        warmup: how dense the first steps are; None: as all others.
+        momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): gradients go through it
+            before elements are chosen, on each rank's share (DGC, equation 4).
+        masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5).
+        clip: a rank's gradients are scaled down to a norm of clip / sqrt(number of ranks) before anything else;
+            None: not.
+        wire: the dtype in which chosen values travel, "fp16", "bf16" or "fp32"; what rounding loses waits with the
+            rest.
+        indices: how places travel: "auto" takes the smallest, or "int32", "delta", "bitmap".
+        seed: of the selectors that draw random numbers.
+        samplings: of "mstopk" (CommLib, algorithm 1).
+        threshold: of "threshold": the least absolute value that travels.
+
+    Raises:
+        InvalidError: a value breaks its rule, or two of them exclude each other.
+    """
+
+    density: float | Literal["auto"] = 0.01
+    selector: str = "exact"
+    per_tensor: bool = False
+    min_elements: int = 4096
+    vectors: bool = False
+    warmup: Warmup | None = None
+    momentum_correction: bool = False
+    masks: bool = True
+    clip: float | None = None
+    wire: str = "fp16"
+    indices: str = "auto"
+    seed: int = 0
+    samplings: int = 30
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.density != "auto" and (not _is_number(self.density) or not 0 < self.density <= 1):
+            raise InvalidError(f"TopK, density ({self.density!r}): must be a number above 0 and at most 1, or 'auto'")
+        for field, known in (("selector", selectors.names(native=True)), ("wire", tuple(WIRES)), ("indices", INDICES)):
+            if getattr(self, field) not in known:
+                raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
+        for field in ("per_tensor", "vectors", "momentum_correction", "masks"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be True or False")
+        for field, least in (("min_elements", 0), ("seed", 0), ("samplings", 1)):
+            if not _is_whole(getattr(self, field)) or getattr(self, field) < least:
+                raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be a whole number from {least}")
+        if self.seed >= 1 << 63:
+            raise InvalidError(f"TopK, seed ({self.seed}): must be below 2 to the power of 63")
+        if self.warmup is not None and not isinstance(self.warmup, Warmup):
+            raise InvalidError(f"TopK, warmup ({self.warmup!r}): must be a hvd_ext.Warmup, or None")
+        if self.clip is not None and (not _is_number(self.clip) or not self.clip > 0):
+            raise InvalidError(f"TopK, clip ({self.clip!r}): must be a number above 0, or None")
+        if not _is_number(self.threshold) or self.threshold < 0:
+            raise InvalidError(f"TopK, threshold ({self.threshold!r}): must be a number from 0")
+        if (self.selector == "threshold") != (self.threshold > 0):
+            raise InvalidError(
+                f"TopK, threshold ({self.threshold!r}): selector 'threshold' needs one above 0, the others take none; "
+                f"the selector is {self.selector!r}"
+            )
+        if self.momentum_correction and self.selector == "random":
+            raise InvalidError(
+                "TopK, momentum_correction (True): selector 'random' does not send what has grown, so that momentum "
+                "would be added up without end; take another selector"
+            )
+
+    def described(self) -> dict[str, Any]:
+        """Give the options as plain values, to be compared between the ranks.
+
+        Returns:
+            By name; the warm-up as a list [steps, densities].
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.warmup is not None:
+            values["warmup"] = [self.warmup.steps, list(self.warmup.densities)]
+        return values
+
+    def takes(self, shape: Sequence[int], dtype: str) -> bool:
+        """Tell whether a gradient may be sparse.
+
+        Args:
+            shape: of the gradient.
+            dtype: NumPy's name of its dtype; only float32 may.
+        """
+        elements = math.prod(shape)
+        return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
+
+
+def from_text(text: str) -> TopK:
+    """Read options from one word of a command line.
+
+    Args:
+        text: "topk", "topk:0.01" (the density), or "topk:density=0.01,wire=bf16,warmup=100": fields of `TopK` by name,
+            numbers, "true" and "false" as YAML reads them; a warm-up as its steps, or "100/dense".
+
+    Raises:
+        InvalidError: a field that there is not, or a value that breaks its rule.
+    """
+    import yaml
+
+    head, _, rest = text.partition(":")
+    if head != "topk":
+        raise InvalidError(f"compression ({text!r}): must be 'topk', or begin with 'topk:'")
+    fields: dict[str, Any] = {}
+    for index, part in enumerate(rest.split(",") if rest else []):
+        name, equals, value = part.partition("=")
+        if not equals and index == 0:
+            name, value = "density", part
+        if name not in (field.name for field in dataclasses.fields(TopK)):
+            known = ", ".join(field.name for field in dataclasses.fields(TopK))
+            raise InvalidError(f"compression ({text!r}): TopK has no field {name!r}; there are {known}")
+        if name == "warmup":
+            steps, _, kind = value.partition("/")
+            if kind not in ("", "dense"):
+                raise InvalidError(f"compression ({text!r}): warmup must be a number of steps, or 'steps/dense'")
+            fields[name] = Warmup(yaml.safe_load(steps), dense=bool(kind))
+        else:
+            fields[name] = yaml.safe_load(value)
+    return TopK(**fields)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

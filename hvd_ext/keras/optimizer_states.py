@@ -1,0 +1,95 @@
+"""What sparse steps have left with the optimizers of a model, for checkpoints, by the optimizer's place in it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvd_ext import state
+from hvd_ext.checkpoints import arrays, manifest
+from hvd_ext.checkpoints.manifest import Manifest
+from hvd_ext.keras.model_state import optimizers
+from hvd_ext.tensorflow.reducer import Reducer
+
+_NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
+
+
+def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
+    """Copy what waits on this rank.
+
+    Args:
+        model: its optimizers count, in their order.
+
+    Returns:
+        Arrays by owner and name, as of `hvd_ext.state.collect`; an owner is a list of variables of an optimizer.
+    """
+    found = {}
+    for place, reducer in _reducers(model):
+        for number, one in enumerate(reducer.sets):
+            saved = one.save()
+            if saved:
+                found[f"top-k: optimizer {place}, variables {number}"] = saved
+    return found
+
+
+def restore(
+    model: keras.Model, states: Mapping[str, dict[str, np.ndarray]], path: Path, found: Manifest, prefix: str
+) -> tuple[str, ...]:
+    """Give the optimizers, and all owners of `hvd_ext.state`, what a checkpoint has for them; all ranks call it.
+
+    An optimizer gets what waited on the ranks now, or at its first step.
+
+    Args:
+        model: as in `collect`.
+        states: this rank's own, by owner; nothing where the job had another number of ranks.
+        path: the checkpoint's folder.
+        found: its manifest.
+        prefix: of owners' sections in the ranks' files.
+
+    Returns:
+        The owners that cannot get anything.
+    """
+    saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in found.states}
+    left = [
+        *state.restore(
+            {owner: own for owner, own in states.items() if not _NAME.fullmatch(owner)},
+            {owner: everyone for owner, everyone in saved.items() if not _NAME.fullmatch(owner)},
+        )
+    ]
+    by_place: dict[int, dict[int, Any]] = {}
+    reducers = dict(_reducers(model))
+    for owner in sorted(saved):
+        match = _NAME.fullmatch(owner)
+        if match is None:
+            continue
+        place, number = int(match[1]), int(match[2])
+        if place in reducers:
+            by_place.setdefault(place, {})[number] = states.get(owner), saved[owner]
+        else:
+            left.append(owner)
+    for place, restored in by_place.items():
+        reducers[place].restore(restored)
+    # a tape claims what waited at its first step
+    return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
+
+
+def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
+    """Read a section of all ranks' files, one after the other; those of ranks that had none are left out."""
+    for rank in range(found.ranks):
+        name = manifest.rank_file(rank)
+        manifest.check(path, found, [name])
+        with (path / name).open("rb") as file:
+            sections = arrays.read(file)
+        if section in sections:
+            yield sections[section]
+
+
+def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
+    found = [(place, getattr(optimizer, "_hvd_ext_reducer", None)) for place, optimizer in enumerate(optimizers(model))]
+    return [(place, one) for place, one in found if isinstance(one, Reducer) and one.options.topk is not None]

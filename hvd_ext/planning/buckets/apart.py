@@ -1,0 +1,52 @@
+"""Buckets where some tensors may be sent in part and the others may not: the two kinds never share one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hvd_ext.planning.buckets.by_groups import by_groups
+from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
+from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+
+
+def apart(
+    tensors: Sequence[TensorInfo],
+    sparse: Collection[int],
+    groups: int | Sequence[Sequence[int]] | None = None,
+    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
+) -> BucketPlan:
+    """Plans each kind by itself, or divides the user's groups by kind.
+
+    Args:
+        tensors: in the order of the model's layers.
+        sparse: the indices of the tensors of one kind.
+        groups: as `by_groups` takes them; None for buckets of a fixed size.
+        bucket_nbytes: the size that a bucket should have.
+
+    Returns:
+        The buckets of both kinds in the order in which their last tensor is ready.
+
+    Raises:
+        PlanError: what `by_size` or `by_groups` refuses.
+    """
+    kinds = [[index for index in range(len(tensors)) if (index in sparse) == kind] for kind in (False, True)]
+    if groups is None:
+        buckets = [
+            Bucket(bucket.dtype, tuple(kind[index] for index in bucket.tensors), bucket.nbytes)
+            for kind in kinds
+            for bucket in by_size([tensors[index] for index in kind], bucket_nbytes).buckets
+        ]
+    else:
+        whole = by_groups(tensors, groups, bucket_nbytes).buckets
+        parts = [
+            (bucket.dtype, tuple(index for index in bucket.tensors if index in kind))
+            for bucket in whole
+            for kind in kinds
+        ]
+        buckets = [
+            Bucket(dtype, part, sum(tensors[index].elements for index in part) * NBYTES_OF[dtype])
+            for dtype, part in parts
+            if part
+        ]
+    # back-propagation makes the last tensors first: a bucket is full when its first tensor of the model is there
+    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))

@@ -1,0 +1,146 @@
+"""What the rows of sparse plans send and do, at a density: entries of values and indices, and passes over memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.ir import (
+    BEGIN,
+    CLEAR,
+    COUNT,
+    FOLD,
+    MERGE,
+    OPCODE,
+    PACK,
+    SCATTER_ADD,
+    SELECT,
+    SEND_SPARSE,
+    TAKE,
+    Rows,
+)
+
+ELEMENT_NBYTES = 4  # sparse plans are of float32
+# A half-precision value and, at densities of about 0.001, some 2 bytes of an index.
+ENTRY_NBYTES = 4.0
+# One pass over memory, on one core: measured for an exact selection at 25 M elements.
+SELECT_S_PER_ELEMENT = 0.3e-9
+# An entry that is added somewhere touches a cache line of its own. Assumed.
+ADD_S_PER_ENTRY = 3e-9
+_PASSES = (SELECT, FOLD, PACK, CLEAR)
+_ENTRIES = (SCATTER_ADD, MERGE, TAKE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsity:
+    """How sparse a step is, and what that costs.
+
+    Args:
+        density: the part of the elements that is selected, in (0, 1].
+        entry_nbytes: of a value and its index on the way, in the mean.
+        select_s_per_element: of a pass over memory, such as a selection; seconds.
+        add_s_per_entry: of adding an entry to a buffer; seconds.
+    """
+
+    density: float
+    entry_nbytes: float = ENTRY_NBYTES
+    select_s_per_element: float = SELECT_S_PER_ELEMENT
+    add_s_per_entry: float = ADD_S_PER_ENTRY
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise PlanError(f"density ({self.density}): it is above 0 and at most 1")
+        if not (self.entry_nbytes > 0 and self.select_s_per_element >= 0 and self.add_s_per_entry >= 0):
+            raise PlanError(
+                f"sparsity (entry_nbytes {self.entry_nbytes}, select_s_per_element {self.select_s_per_element}, "
+                f"add_s_per_entry {self.add_s_per_entry}): an entry has bytes, and times are not negative"
+            )
+
+    def filled(self, vectors: float) -> float:
+        """The part of a range that has an entry in the sum of so many selections, if they do not meet.
+
+        Args:
+            vectors: selections that were added up.
+
+        Returns:
+            At most 1: what CommLib assumes in Eq. 10.
+        """
+        return min(vectors * self.density, 1.0)
+
+    def sent(self, vectors: float) -> float:
+        """The bytes on the way of a range's entries, as a multiple of the range's own bytes.
+
+        Args:
+            vectors: selections that were added up.
+
+        Returns:
+            Entries times their bytes, over elements times theirs: above 1 where a dense message would be smaller.
+        """
+        return self.filled(vectors) * self.entry_nbytes / ELEMENT_NBYTES
+
+
+DENSE = Sparsity(1.0, float(ELEMENT_NBYTES))  # for plans without sparse rows, which do not ask
+
+
+def vectors_of(rows: Rows) -> NDArray[np.float64]:
+    """How many selections the own vector of a rank holds at each of its rows, if nothing is dropped twice.
+
+    Args:
+        rows: of one rank.
+
+    Returns:
+        float64 [n]: 1 until a PACK, then the selections added to each of its units in the mean.
+    """
+    found, now = np.ones(len(rows)), 1.0
+    added: list[tuple[int, int]] = []
+    for number, row in enumerate(rows.tolist()):
+        begin, end = row[BEGIN], row[BEGIN] + row[COUNT]
+        if row[OPCODE] == SCATTER_ADD:
+            added.append((begin, end))
+        elif row[OPCODE] == PACK:
+            overlap = sum(max(min(end, last) - max(begin, first), 0) for first, last in added)
+            now = overlap / row[COUNT]
+        found[number] = now
+    return found
+
+
+def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:
+    """The bytes of each row's message as a share of the buffer's.
+
+    Args:
+        rows: of one rank.
+        units: of the plan.
+        sparsity: of the step.
+
+    Returns:
+        float64 [n]; for local rows it has no meaning.
+    """
+    shares: NDArray[np.float64] = rows[:, COUNT] / units
+    sparse = rows[:, OPCODE] == SEND_SPARSE
+    if not sparse.any():
+        return shares
+    factors = np.array([sparsity.sent(vectors) for vectors in vectors_of(rows)])
+    return np.where(sparse, shares * factors, shares)
+
+
+def local_s_per_byte(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:
+    """The time of each local row for each byte of the buffer.
+
+    Args:
+        rows: of one rank.
+        units: of the plan.
+        sparsity: of the step.
+
+    Returns:
+        float64 [n], seconds; 0 for messages.
+    """
+    shares = rows[:, COUNT] / units / ELEMENT_NBYTES
+    passes = np.where(np.isin(rows[:, OPCODE], _PASSES), shares * sparsity.select_s_per_element, 0.0)
+    entries = np.isin(rows[:, OPCODE], _ENTRIES)
+    if not entries.any():
+        return passes
+    filled = np.array([sparsity.filled(vectors) for vectors in vectors_of(rows)])
+    return passes + np.where(entries, shares * filled * sparsity.add_s_per_entry, 0.0)

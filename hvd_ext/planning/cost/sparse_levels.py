@@ -1,0 +1,133 @@
+"""The calls of sparse plans without their rows: what they send and how long they work, for the prices of levels.py."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, Sparsity
+from hvd_ext.planning.lower import rounds_of_call
+from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan
+
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+def vectors_at(plan: LogicalPlan) -> list[int]:
+    """How many selections a vector holds in each level.
+
+    Args:
+        plan: any.
+
+    Returns:
+        For each level 1 up to the sparse_allreduce, then the ranks of its largest group.
+    """
+    found, now = [], 1
+    for level in plan.levels:
+        found.append(now)
+        now = max([now, *(len(call.ranks) for call in level.calls if call.kind == "sparse_allreduce")])
+    return found
+
+
+def message_rounds(level: Level) -> int:
+    """The rounds of the longest call of a level that have messages.
+
+    Args:
+        level: any.
+
+    Returns:
+        The rounds without those of local rows.
+    """
+    return max((_message_rounds(call) for call in level.calls), default=0)
+
+
+def _message_rounds(call: Call) -> int:
+    if call.kind in LOCAL:
+        return 0
+    if call.kind == "sparse_broadcast":
+        return rounds_of_call(call) // 2
+    return 1 if call.kind in SPARSE else rounds_of_call(call)
+
+
+def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Floats]:
+    """The messages of a call that sends entries along a tree.
+
+    Args:
+        call: of a kind in model.SPARSE.
+        sparsity: of the step.
+
+    Returns:
+        Senders, receivers, and the units that hold as many bytes as the entries; none for the kinds in which all send
+        to all, whose messages are too many to list: see all_to_all_units().
+    """
+    size = len(call.ranks)
+    ranks = np.array(call.ranks, dtype=np.int64)
+    counts = np.array([span.count for span in call.spans], dtype=np.float64)
+    if call.kind == "sparse_merge":
+        return ranks[1:], ranks[:1], counts * sparsity.sent(1)
+    if call.kind == "sparse_broadcast":
+        behind = np.arange(1, size)  # places behind the root; each hears from the one without its lowest bit
+        before = behind - (behind & -behind)
+        root = call.ranks.index(call.root)
+        return (
+            ranks[(before + root) % size],
+            ranks[(behind + root) % size],
+            np.full(size - 1, sparsity.sent(1)) * counts,
+        )
+    return ranks[:0], ranks[:0], counts[:0]
+
+
+def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, vectors: int) -> _Floats:
+    """What the calls of a level in which all send to all put on the ports.
+
+    Args:
+        level: any.
+        ways: [ranks, depth], the ports on the way from the root to each rank, -1 below a leaf.
+        size: number of ports.
+        sparsity: of the step.
+        vectors: selections that the vectors of the level hold.
+
+    Returns:
+        float64 [2 * size]: for each port up and down the units that hold as many bytes as the entries.
+    """
+    found = np.zeros((size, 2))
+    for call in level.calls:
+        if call.kind not in ("sparse_allreduce", "sparse_all_gather"):
+            continue
+        members = len(call.ranks)
+        counts = np.array([span.count for span in call.spans], dtype=np.float64)
+        held = np.broadcast_to(counts, members) * sparsity.sent(1 if call.kind == "sparse_allreduce" else vectors)
+        for ports in ways[list(call.ranks)].T:
+            there = ports >= 0
+            below = np.bincount(ports[there], minlength=size)
+            sent = np.bincount(ports[there], held[there], size)
+            found[:, 0] += sent * (members - below)
+            found[:, 1] += below * np.where(below > 0, held.sum() - sent, 0.0)
+    return found.reshape(-1)
+
+
+def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
+    """How long each rank of a call works on its local rows.
+
+    Args:
+        call: of a kind in model.LOCAL or model.SPARSE.
+        sparsity: of the step.
+        vectors: selections that the vectors of its level hold.
+
+    Returns:
+        float64, one for each rank of the call: seconds for each unit, if a unit is a byte.
+    """
+    size = len(call.ranks)
+    counts = np.array([span.count for span in call.spans], dtype=np.float64) / ELEMENT_NBYTES
+    one_pass, adding = sparsity.select_s_per_element, sparsity.add_s_per_entry
+    if call.kind == "sparse_all_gather":
+        others = counts.sum() - counts
+        gathered: _Floats = counts * one_pass + others * (one_pass + sparsity.filled(vectors) * adding)
+        return gathered
+    entries = counts[0] * sparsity.filled(1) * adding
+    if call.kind == "sparse_merge":
+        return np.array([entries, 0.0])
+    if call.kind == "sparse_broadcast":
+        return np.array([0.0 if rank == call.root else entries for rank in call.ranks])
+    times = {"select": 0, "fold": 0, "scatter": 1, "sparse_allreduce": size}[call.kind]
+    return np.full(size, counts[0] * one_pass + times * entries)

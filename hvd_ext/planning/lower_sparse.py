@@ -1,0 +1,167 @@
+"""Lowering of the calls of sparse plans: messages of entries, and local rows between them.
+
+All calls of a level are looked at together, because what a rank sends to a peer in several neighbouring calls travels
+as one message: where the borders of a third host cut what two hosts share, they would send two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_ext.planning import ir
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows
+from hvd_ext.planning.model import Call
+
+# Rounds of each kind; those of a sparse_broadcast are two for each step.
+_ROUNDS = {
+    "select": 1,
+    "fold": 1,
+    "scatter": 1,
+    "sparse_allreduce": 2,
+    "sparse_all_gather": 3,
+    "sparse_merge": 2,
+}
+
+
+class _Row(NamedTuple):
+    """A row before merging; `place` is that of the vector's origin in its group, and orders the local rows."""
+
+    round: int
+    place: int
+    opcode: int
+    peer: int
+    begin: int
+    units: int
+
+
+def rounds_of_sparse_call(call: Call) -> int:
+    """The rounds of one call of a sparse plan: messages and local rows have rounds of their own.
+
+    Args:
+        call: of a kind in model.LOCAL or model.SPARSE.
+
+    Returns:
+        The rounds.
+    """
+    if call.kind == "sparse_broadcast":
+        return 2 * (len(call.ranks) - 1).bit_length()
+    return _ROUNDS[call.kind]
+
+
+def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
+    """The rows of one rank in the sparse calls of one level.
+
+    Args:
+        calls: those in which the rank takes part, of kinds in model.LOCAL and model.SPARSE.
+        rank: whose rows.
+
+    Returns:
+        int64 [n, 5], rounds counted from 0. The local rows of a round are in the order in which they run: CLEAR first,
+        then the vectors in the order of their groups. Sends begin with the next place of the group and go around, so
+        that not all members send to the first one at once.
+    """
+    made = sorted(row for call in calls for row in _OF_KIND[call.kind](call, rank) if row.units)
+    merged: list[_Row] = []
+    for row in made:
+        last = merged[-1] if merged else None
+        if last and last[:4] == row[:4] and last.begin + last.units == row.begin:
+            merged[-1] = last._replace(units=last.units + row.units)
+        else:
+            merged.append(row)
+    ahead = _ahead(calls, rank)
+    merged.sort(key=lambda row: (row.round, ahead[row.peer], row.peer, row.begin) if _sends(row) else (row.round, 0))
+    rows = np.empty((len(merged), 5), dtype=np.int64)
+    if merged:
+        table = np.array(merged, dtype=np.int64)
+        rows[:, [ROUND, OPCODE, PEER, BEGIN, COUNT]] = table[:, [0, 2, 3, 4, 5]]
+    return rows
+
+
+def _sends(row: _Row) -> bool:
+    return row.opcode == ir.SEND_SPARSE
+
+
+def _ahead(calls: Sequence[Call], rank: int) -> dict[int, int]:
+    """How many places each peer is ahead of a rank, at least: one number for each, so that two messages to one peer
+    stay in the order of their units."""
+    found: dict[int, int] = {}
+    for call in calls:
+        own, size = call.ranks.index(rank), len(call.ranks)
+        for place, peer in enumerate(call.ranks):
+            found[peer] = min(found.get(peer, size), (place - own) % size)
+    return found
+
+
+def _select(call: Call, rank: int) -> Iterator[_Row]:
+    opcode = ir.SELECT if call.kind == "select" else ir.FOLD
+    yield _Row(0, 0, opcode, rank, call.spans[0].begin, call.spans[0].count)
+
+
+def _scatter(call: Call, rank: int) -> Iterator[_Row]:
+    span = call.spans[0]
+    yield _Row(0, -1, ir.CLEAR, rank, span.begin, span.count)
+    yield _Row(0, 0, ir.SCATTER_ADD, rank, span.begin, span.count)
+
+
+def _allreduce(call: Call, rank: int) -> Iterator[_Row]:
+    begin, count = call.spans[0].begin, call.spans[0].count
+    own = call.ranks.index(rank)
+    yield _Row(1, -1, ir.CLEAR, rank, begin, count)
+    for place, peer in enumerate(call.ranks):
+        if peer != rank:
+            yield _Row(0, own, ir.SEND_SPARSE, peer, begin, count)
+            yield _Row(0, place, ir.RECV_SPARSE, peer, begin, count)
+        yield _Row(1, place, ir.SCATTER_ADD, peer, begin, count)
+
+
+def _all_gather(call: Call, rank: int) -> Iterator[_Row]:
+    own = call.ranks.index(rank)
+    held = call.spans[own]
+    yield _Row(0, own, ir.PACK, rank, held.begin, held.count)
+    for place, (peer, span) in enumerate(zip(call.ranks, call.spans, strict=True)):
+        if peer != rank:
+            yield _Row(1, own, ir.SEND_SPARSE, peer, held.begin, held.count)
+            yield _Row(1, place, ir.RECV_SPARSE, peer, span.begin, span.count)
+            yield _Row(2, -1, ir.CLEAR, rank, span.begin, span.count)
+            yield _Row(2, place, ir.SCATTER_ADD, peer, span.begin, span.count)
+
+
+def _merge(call: Call, rank: int) -> Iterator[_Row]:
+    receiver, sender = call.ranks
+    begin, count = call.spans[0].begin, call.spans[0].count
+    if rank == sender:
+        yield _Row(0, 1, ir.SEND_SPARSE, receiver, begin, count)
+    else:
+        yield _Row(0, 1, ir.RECV_SPARSE, sender, begin, count)
+        yield _Row(1, 1, ir.MERGE, sender, begin, count)
+
+
+def _broadcast(call: Call, rank: int) -> Iterator[_Row]:
+    """A binomial tree, the longest way first: behind the root, places send to the one half of what is left on."""
+    begin, count = call.spans[0].begin, call.spans[0].count
+    size, root = len(call.ranks), call.ranks.index(call.root)
+    behind = (call.ranks.index(rank) - root) % size
+    steps = (size - 1).bit_length()
+    for step in range(steps):
+        half = 1 << (steps - 1 - step)
+        if behind % (2 * half) == 0 and behind + half < size:
+            peer = call.ranks[(root + behind + half) % size]
+            yield _Row(2 * step, 0, ir.SEND_SPARSE, peer, begin, count)
+        elif behind % (2 * half) == half:
+            peer = call.ranks[(root + behind - half) % size]
+            yield _Row(2 * step, 0, ir.RECV_SPARSE, peer, begin, count)
+            yield _Row(2 * step + 1, 0, ir.TAKE, peer, begin, count)
+
+
+_OF_KIND = {
+    "select": _select,
+    "fold": _select,
+    "scatter": _scatter,
+    "sparse_allreduce": _allreduce,
+    "sparse_all_gather": _all_gather,
+    "sparse_merge": _merge,
+    "sparse_broadcast": _broadcast,
+}

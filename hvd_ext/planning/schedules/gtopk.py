@@ -1,0 +1,100 @@
+"""gTop-k: selections are merged along a binomial tree, and all ranks get the k largest of what is left."""
+
+from __future__ import annotations
+
+from hvd_ext.planning import sparse_stages
+from hvd_ext.planning.cost import slowest
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="gtopk",
+    idea="Selections of k elements are added up in pairs, of each sum the k largest go on, and all get the last ones.",
+    drawing="""\
+P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
+        2 -> 0             merge                    0 -> 1, 2 -> 3""",
+    rounds="2 * ceil(log2 P), and local work",
+    bytes="2 k entries by a rank at most in each round; 2 * ceil(log2 P) * k by the root",
+    limits="none; what a merge drops stays in the residual of the rank that merges",
+    source="Shi et al. 2019, gTop-k S-SGD",
+    sparse=True,
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int, density: float) -> float:
+    """Latencies and entries up and down the tree, over the slowest link, and the selection.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer, float32.
+        density: the part of the elements that is selected.
+
+    Returns:
+        2 ceil(log2 P) (alpha + k entry beta) and the selection, seconds.
+    """
+    elements, link = nbytes / ELEMENT_NBYTES, slowest(tree)
+    message_s = link.alpha_s + density * elements * ENTRY_NBYTES * link.beta_s_per_byte
+    return elements * SELECT_S_PER_ELEMENT + 2 * (tree.size - 1).bit_length() * message_s
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan; ranks that are neighbours in the tree merge first.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of one unit; for one rank it is the dense one.
+    """
+    if tree.size == 1:
+        return dense(tree)
+    ranks, whole = tree.ranks, (Span(0, 1),)
+    levels = [sparse_stages.selects(ranks, dict.fromkeys(ranks, (0, 1)))]
+    for step in range((tree.size - 1).bit_length()):
+        half = 1 << step
+        pairs = [(ranks[i], ranks[i + half]) for i in range(0, tree.size - half, 2 * half)]
+        calls = [Call("sparse_merge", pair, whole, method="direct") for pair in pairs]
+        levels.append(Level(tuple(calls), f"merge at distance {half}"))
+    levels.append(Level((Call("sparse_broadcast", ranks, whole, ranks[0], "recursive"),), "give all the last k"))
+    levels.append(Level(tuple(Call("scatter", (rank,), whole) for rank in ranks), "scatter"))
+    return LogicalPlan("gtopk", "allreduce", tree.size, 1, tuple(levels))
+
+
+def dense(tree: Tree, height: int = 0) -> LogicalPlan:
+    """The plan of a step in which nothing is selected.
+
+    Args:
+        tree: the cluster.
+        height: of no account: ranks select by themselves.
+
+    Returns:
+        FlexReduce after every rank has folded all of its buffer.
+    """
+    return sparse_stages.dense_plan("gtopk", tree, 0)
+
+
+def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
+    """The plans among which the price decides.
+
+    Args:
+        tree: the cluster.
+        height: of no account: ranks select by themselves.
+
+    Returns:
+        The plan of build().
+    """
+    return (build(tree),)

@@ -1,0 +1,122 @@
+"""HiTopKComm: hosts add up whole, select in shards, and exchange what they have selected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hvd_ext.planning import sparse_stages
+from hvd_ext.planning.cost import commlib
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="hitopk",
+    idea="Each host adds up, its ranks select in their shards, and only the selected elements leave the host.",
+    drawing="""\
+P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
+  0: a b c . . .    select    pieces ab, c, d, ef     0..5 all have
+  1: . . . d e f      in      0 <-> 2   1 <-> 3       a b c d e f,
+  2: a b . . . .     each     0 <-> 3   1 <-> 4       by an all-gather
+  3: . . c d . .                                      in each host
+  4: . . . . e f""",
+    rounds="2 (p - 1) in hosts of at most p ranks, 1 between hosts, and local work",
+    bytes="(m - 1) * K entries by each of m hosts, K = density * n; in hosts 2 (p - 1) / p * n, or less: entries",
+    limits="none; on one host nothing is selected; nothing is pipelined within a buffer",
+    source="CommLib Section 3.2, Algorithm 2, Eq. 4-10; hosts of unequal size: FlexReduce's ranges",
+    sparse=True,
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int, density: float) -> float:
+    """CommLib Eq. 7-10, with both halves of an entry, and the cheaper of the two last steps.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer, float32.
+        density: the part of the elements that is selected.
+
+    Returns:
+        Seconds.
+    """
+    elements = nbytes / ELEMENT_NBYTES
+    return min(sum(commlib.hitopk_s(tree, elements, density, dense_gather=dense)) for dense in (False, True))
+
+
+def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOSTS) -> LogicalPlan:
+    """The plan: the four steps of Algorithm 2.
+
+    Args:
+        tree: the cluster.
+        gather: the last step: "dense" for whole shards, back through the levels, or "sparse" for their elements that
+            are not 0, from each rank to all others below the branch.
+        height: of the branches that add up before they select: 1 for hosts, 2 for racks of hosts.
+
+    Returns:
+        The plan; on one host it is the dense one, as nothing is saved there.
+    """
+    members = sparse_stages.parties(tree, height)
+    if len(members) == 1:
+        return sparse_stages.dense_plan("hitopk", tree, height)
+    units = sparse_stages.units_of(members)
+    up, held = sparse_stages.up(tree, members, units)
+    middle = (sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held))
+    plan = LogicalPlan("hitopk", "allreduce", tree.size, units, (*up, *middle))
+    if not up:
+        return plan
+    if gather == "dense":
+        down = [reversed_level(level, level.name.replace("reduce-scatter", "all-gather")) for level in reversed(up)]
+        return replace(plan, levels=(*plan.levels, *down), note="whole shards are gathered in hosts")
+    calls = [
+        Call("sparse_all_gather", party.ranks, tuple(_span(*held[rank]) for rank in party.ranks), method="direct")
+        for party in members
+        if len(party.ranks) > 1
+    ]
+    down = [Level(tuple(calls), "all-gather in hosts")]
+    return replace(plan, levels=(*plan.levels, *down), note="what is not 0 is gathered in hosts")
+
+
+def _span(begin: int, end: int) -> Span:
+    return Span(begin, end - begin)
+
+
+def dense(tree: Tree, height: int = sparse_stages.HOSTS) -> LogicalPlan:
+    """The plan of a step in which nothing is selected.
+
+    Args:
+        tree: the cluster.
+        height: as for build().
+
+    Returns:
+        FlexReduce, with the folds where a host is added up.
+    """
+    return sparse_stages.dense_plan("hitopk", tree, height)
+
+
+def variants(tree: Tree, height: int = sparse_stages.HOSTS) -> tuple[LogicalPlan, ...]:
+    """The plans among which the price decides: how the last step gathers.
+
+    Args:
+        tree: the cluster.
+        height: as for build().
+
+    Returns:
+        The plan of build(), and where hosts of several ranks select the one that gathers elements that are not 0.
+    """
+    plan, members = build(tree, height=height), sparse_stages.parties(tree, height)
+    several = len(members) > 1 and any(len(party.ranks) > 1 for party in members)
+    in_hosts = all(party.height <= sparse_stages.HOSTS for party in members)
+    return (plan, build(tree, gather="sparse", height=height)) if several and in_hosts else (plan,)

@@ -1,0 +1,93 @@
+"""Naive all-gather: every rank selects by itself and sends its elements to all others."""
+
+from __future__ import annotations
+
+from hvd_ext.planning import sparse_stages
+from hvd_ext.planning.cost import commlib
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.registry import Card
+from hvd_ext.topology.tree import Tree
+
+card = Card(
+    name="naive_allgather",
+    idea="Each rank selects k elements of its whole buffer and sends them to all others.",
+    drawing="""\
+P = 3:  0: select k     0 -> 1, 2     each rank adds up the
+        1: select k     1 -> 0, 2     selections of 0, 1, 2
+        2: select k     2 -> 0, 1     in this order""",
+    rounds="1, of P - 1 messages, between two of local work",
+    bytes="(P - 1) * k entries sent by each rank",
+    limits="none; the ranks of a host send the same way each for itself, so that it carries p (P - p) * k entries",
+    source="CommLib Section 3.2, Eq. 3; Renggli et al. 2019",
+    sparse=True,
+)
+
+
+def supports(tree: Tree) -> str | None:
+    """Says whether the schedule can run on a cluster.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        None: it always can.
+    """
+    return None
+
+
+def cost(tree: Tree, nbytes: int, density: float) -> float:
+    """CommLib Eq. 3 with both halves of an entry, and the selection.
+
+    Args:
+        tree: the cluster.
+        nbytes: of the buffer, float32.
+        density: the part of the elements that is selected.
+
+    Returns:
+        Seconds.
+    """
+    return commlib.naive_s(tree, nbytes / ELEMENT_NBYTES, density)
+
+
+def build(tree: Tree) -> LogicalPlan:
+    """The plan.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        A plan of one unit; for one rank it is the dense one.
+    """
+    if tree.size == 1:
+        return dense(tree)
+    members = sparse_stages.parties(tree, 0)
+    held = dict.fromkeys(tree.ranks, (0, 1))
+    levels = sparse_stages.selects(tree.ranks, held), sparse_stages.exchange(members, held)
+    return LogicalPlan("naive_allgather", "allreduce", tree.size, 1, levels)
+
+
+def dense(tree: Tree, height: int = 0) -> LogicalPlan:
+    """The plan of a step in which nothing is selected.
+
+    Args:
+        tree: the cluster.
+        height: of no account: ranks select by themselves.
+
+    Returns:
+        FlexReduce after every rank has folded all of its buffer.
+    """
+    return sparse_stages.dense_plan("naive_allgather", tree, 0)
+
+
+def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
+    """The plans among which the price decides.
+
+    Args:
+        tree: the cluster.
+        height: of no account: ranks select by themselves.
+
+    Returns:
+        The plan of build().
+    """
+    return (build(tree),)

@@ -1,0 +1,199 @@
+"""The planner's door for sparse collectives: the plan of the selected elements, its dense companion, and when to use
+which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import ir, registry
+from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, level_profile, profile, simulate
+from hvd_ext.planning.cost.sparse import ENTRY_NBYTES, SELECT_S_PER_ELEMENT
+from hvd_ext.planning.lower import rows_of
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.topology.tree import Tree
+
+# Densities below this are not told apart: a break-even that is lower means that the dense plan always wins.
+LEAST_DENSITY = 1e-6
+# The break-even is known to this factor; densities are rough numbers.
+_PRECISION = 1.01
+MOST_SIMULATED, MOST_RANKS = 16, 64  # as planner's
+
+
+@dataclass(frozen=True, slots=True)
+class SparseChosen:
+    """Two plans for one buffer, and how they were found.
+
+    Args:
+        plan: of the selected elements.
+        dense: of a step in which nothing is selected; its residuals are those of `plan`.
+        dense_above: from this density on `dense` is the cheaper one, in (0, 1].
+        algorithm: its schedule.
+        why: one line.
+        candidates: for every sparse schedule its name and its price in seconds, or the reason why it does not apply;
+            last "dense", the price of `dense`.
+    """
+
+    plan: LogicalPlan
+    dense: LogicalPlan
+    dense_above: float
+    algorithm: str
+    why: str
+    candidates: tuple[tuple[str, float | str], ...] = ()
+
+
+def sparse_plan(
+    tree: Tree,
+    algorithm: str = "hitopk",
+    nbytes: int = 8 << 20,
+    density: float = 0.01,
+    entry_nbytes: float = ENTRY_NBYTES,
+    *,
+    select_s_per_element: float = SELECT_S_PER_ELEMENT,
+    height: int | None = 1,
+) -> SparseChosen:
+    """Chooses the plans of an allreduce that sends selected elements.
+
+    Of a schedule's variants (hitopk can gather whole shards or only what is not 0) the price at this size and density
+    decides.
+
+    Args:
+        tree: the cluster.
+        algorithm: one of registry.sparse_names().
+        nbytes: typical size of a buffer of float32; similar sizes take one choice.
+        density: the part of the elements that is selected, in (0, 1].
+        entry_nbytes: of a value and its index on the way, in the mean.
+        select_s_per_element: of a selection, and of any pass over memory.
+        height: levels of branches that add up before they select: 1 for hosts, 2 for racks of hosts, ...; None for
+            the one with the best price.
+
+    Returns:
+        The choice, with its reason.
+
+    Raises:
+        PlanError: no schedule has that name, it does not support the cluster, or the density is out of its range.
+    """
+    reason = registry.sparse(algorithm).supports(tree)
+    if reason is not None:
+        raise PlanError(f"algorithm {algorithm!r} on {tree.describe()}: {reason}; choose another one")
+    if height is not None and height < 0:
+        raise PlanError(
+            f"height ({height}): it is a number of levels of branches, 0 or more, or None for the best price"
+        )
+    sparsity = Sparsity(density, entry_nbytes, select_s_per_element)
+    return _chosen(tree, algorithm, _size_class(nbytes), sparsity, height)
+
+
+def _size_class(nbytes: int) -> int:
+    return 1 << max(round(math.log2(max(nbytes, 1))), 12)
+
+
+@lru_cache(maxsize=256)
+def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> SparseChosen:
+    found = {name: _best(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
+    best = found[algorithm]
+    assert not isinstance(best, str)
+    price_s, plan, used = best
+    dense = _dense(tree, algorithm, used)
+    _check_shards(plan, dense)
+    dense_s = sparse_price(dense, tree, nbytes, sparsity).seconds
+    above = _break_even(plan, dense_s, tree, nbytes, sparsity)
+    candidates = [(name, one if isinstance(one, str) else one[0]) for name, one in found.items()]
+    why = (
+        f"at density {sparsity.density:.3g} {price_s * 1e3:.3g} ms for {nbytes} bytes on {tree.describe()}, dense "
+        f"{dense_s * 1e3:.3g} ms; dense from density {above:.3g} on" + (f"; {plan.note}" if plan.note else "")
+    )
+    return SparseChosen(plan, dense, above, algorithm, why, (*candidates, ("dense", dense_s)))
+
+
+def _best(
+    tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
+) -> str | tuple[float, LogicalPlan, int]:
+    """The price, the plan and its height; or why the schedule does not apply."""
+    reason = registry.sparse(name).supports(tree)
+    if reason is not None:
+        return reason
+    heights = range(1, max(tree.depth, 2)) if height is None else (height,)
+    plans = [(plan, tried) for tried in heights for plan in _variants(tree, name, tried)]
+    priced = [(sparse_price(plan, tree, nbytes, sparsity).seconds, plan, tried) for plan, tried in plans]
+    return min(priced, key=lambda one: one[0])
+
+
+@lru_cache(maxsize=64)
+def _variants(tree: Tree, name: str, height: int) -> tuple[LogicalPlan, ...]:
+    return registry.sparse(name).variants(tree, height)
+
+
+@lru_cache(maxsize=64)
+def _dense(tree: Tree, name: str, height: int) -> LogicalPlan:
+    return registry.sparse(name).dense(tree, height)
+
+
+def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Simulation:
+    """What a plan with a residual takes, as it runs: in one segment.
+
+    Args:
+        plan: sparse, or its dense companion.
+        tree: the cluster.
+        nbytes: of the buffer, float32.
+        sparsity: of the step.
+
+    Returns:
+        Up to 16 ranks the simulation. Above, the price of the Profile: up to 64 ranks from the rows of all ranks, then
+        from the calls of the plan's levels.
+    """
+    if tree.size <= MOST_SIMULATED:
+        return simulate(plan, tree, nbytes, max(nbytes, 1), sparsity=sparsity)
+    load = (profile if tree.size <= MOST_RANKS else level_profile)(plan, tree, sparsity)
+    busiest = bottleneck(plan, tree, sparsity)
+    most, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
+    return Simulation(load.price_s(nbytes), nbytes * most, nbytes * busy_s)
+
+
+def _break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, sparsity: Sparsity) -> float:
+    """The density at which both plans take as long, by bisection: the price of a sparse plan grows with the density."""
+
+    def cheaper(density: float) -> bool:
+        return sparse_price(plan, tree, nbytes, replace(sparsity, density=density)).seconds < dense_s
+
+    if not cheaper(LEAST_DENSITY):
+        return LEAST_DENSITY
+    low, high = LEAST_DENSITY, 1.0
+    if cheaper(high):
+        return high
+    while high / low > _PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cheaper(middle) else (low, middle)
+    return high
+
+
+def _check_shards(plan: LogicalPlan, dense: LogicalPlan) -> None:
+    """A rank's residual belongs to a range of elements: both plans must let it pass over the same one."""
+    if plan.size > MOST_RANKS:
+        return  # as for proofs, left to the tests
+    for rank in range(plan.size):
+        own, other = shards_of(plan, rank), shards_of(dense, rank)
+        if own != other:
+            raise PlanError(
+                f"{plan.algorithm}: rank {rank} selects in {own} of the buffer and folds in {other}: a residual needs "
+                "the same ranges in both plans"
+            )
+
+
+def shards_of(plan: LogicalPlan, rank: int) -> list[tuple[float, float]]:
+    """The parts of the buffer that go through error feedback on a rank.
+
+    Args:
+        plan: sparse, or its dense companion.
+        rank: whose.
+
+    Returns:
+        Begin and end of each part, as shares of the buffer, by begin.
+    """
+    rows = rows_of(plan, rank)
+    fed = (rows[:, ir.OPCODE] == ir.SELECT) | (rows[:, ir.OPCODE] == ir.FOLD)
+    return sorted(
+        (row[ir.BEGIN] / plan.units, (row[ir.BEGIN] + row[ir.COUNT]) / plan.units) for row in rows[fed].tolist()
+    )

@@ -1,0 +1,157 @@
+"""What sparse schedules share: who selects what, the plan of a dense step, and the exchange of the selected elements.
+
+A *party* is a branch of the tree, a host if nothing else is said, whose ranks add up all elements among themselves
+before anything is selected. After that each of its ranks holds a *shard*, and the shards of a party are the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import lcm
+
+import numpy as np
+
+from hvd_ext.planning.model import Call, Level, LogicalPlan, Span, reversed_level
+from hvd_ext.planning.schedules.flexreduce import MOST_UNITS, climb, denominator
+from hvd_ext.topology.tree import Node, Tree
+
+HOSTS = 1
+Held = dict[int, tuple[int, int]]
+
+
+def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
+    """The branches, or single ranks, that select by themselves.
+
+    Args:
+        tree: the cluster.
+        height: the most levels of branches in a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
+
+    Returns:
+        In tree order; each rank is in one of them.
+    """
+    found: list[Node] = []
+    open_nodes = [tree.root]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node.height <= height:
+            found.append(node)
+        else:
+            open_nodes += reversed(node.children)
+    return tuple(found)
+
+
+def units_of(members: Sequence[Node]) -> int:
+    """The units in which the shards of all parties are exact; a fixed number where these would be too many.
+
+    Args:
+        members: the parties.
+
+    Returns:
+        Units of a sparse plan.
+    """
+    return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
+
+
+def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], Held]:
+    """Reduces in the parties.
+
+    Args:
+        tree: the cluster.
+        members: its parties.
+        units: of the plan.
+
+    Returns:
+        The levels, and for each rank its shard: units, begin and end.
+    """
+    below = {id(node) for party in members for node in _branches(party)}
+    levels: list[Level] = []
+    held: Held = dict.fromkeys(tree.ranks, (0, units))
+    for _, level, now in climb(tree, units, lambda node: id(node) in below):
+        held = now
+        if level.calls:
+            levels.append(Level(level.calls, "reduce-scatter in hosts" if not levels else "reduce in racks"))
+    return levels, held
+
+
+def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
+    """FlexReduce for a step in which nothing is selected: each rank folds its residual into its shard.
+
+    Args:
+        algorithm: name of the schedule.
+        tree: the cluster.
+        height: of the parties.
+
+    Returns:
+        A plan of reduces upwards and broadcasts downwards, with the folds where all of a party is added up.
+    """
+    members = parties(tree, height)
+    shards = units_of(members)
+    whole = denominator(tree.root)
+    # Where the shares above must be rounded, those of the parties stay exact.
+    units = whole if whole <= MOST_UNITS else MOST_UNITS // shards * shards
+    waiting = {id(node): node for node in members}
+    levels = [_folds([node for node in members if not node.children], dict.fromkeys(tree.ranks, (0, units)))]
+    climbed: list[Level] = []
+    for nodes, level, held in climb(tree, units):
+        climbed.append(level)
+        levels += [level, _folds([waiting[id(node)] for node in nodes if id(node) in waiting], held)]
+    down = [reversed_level(level, level.name.replace("reduce", "broadcast")) for level in reversed(climbed)]
+    levels = [level for level in (*levels, *down) if level.calls]
+    return LogicalPlan(algorithm, "allreduce", tree.size, units, tuple(levels))
+
+
+def _folds(members: Sequence[Node], held: Held) -> Level:
+    return Level(tuple(_local_calls("fold", [rank for node in members for rank in node.ranks], held)), "fold")
+
+
+def selects(ranks: Sequence[int], held: Held) -> Level:
+    """Each rank selects in its shard.
+
+    Args:
+        ranks: all.
+        held: their shards.
+
+    Returns:
+        The level.
+    """
+    return Level(tuple(_local_calls("select", ranks, held)), "select")
+
+
+def _local_calls(kind: str, ranks: Sequence[int], held: Held) -> Iterator[Call]:
+    make = partial(Call, "fold") if kind == "fold" else partial(Call, "select")
+    for rank in ranks:
+        begin, end = held[rank]
+        if end > begin:
+            yield make((rank,), (Span(begin, end - begin),))
+
+
+def exchange(members: Sequence[Node], held: Held) -> Level:
+    """The selected elements go to all who hold theirs in other parties.
+
+    Args:
+        members: the parties.
+        held: the shards.
+
+    Returns:
+        One call for each piece between the borders of all shards, of its holders in the order of the parties.
+    """
+    columns = []
+    for party in members:
+        shards = sorted((held[rank][0], rank) for rank in party.ranks if held[rank][1] > held[rank][0])
+        columns.append((np.array([begin for begin, _ in shards]), np.array([rank for _, rank in shards])))
+    cuts = np.unique(np.concatenate([begins for begins, _ in columns]))
+    end = max(end for _, end in held.values())
+    holders = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in columns], axis=1)
+    calls = [
+        Call("sparse_allreduce", tuple(group), (Span(first, last - first),), method="direct")
+        for group, first, last in zip(holders.tolist(), cuts.tolist(), [*cuts[1:].tolist(), end], strict=True)
+    ]
+    return Level(tuple(calls), "all-gather of the selected")
+
+
+def _branches(node: Node) -> Iterator[Node]:
+    if node.children:
+        yield node
+        for child in node.children:
+            yield from _branches(child)

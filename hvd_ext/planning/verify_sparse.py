@@ -1,0 +1,220 @@
+"""The symbolic verifier's part for sparse plans: vectors beside units, as if every element were selected.
+
+A selection drops nothing here, so that what a sparse plan adds up is provably every contribution once; that what is
+dropped stays in a residual is the kernels' matter. Three more things are proved: no vector is read that was not
+received, every contribution goes through error feedback once, and all ranks add up in one order, so that they end with
+the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning.ir import (
+    BEGIN,
+    CLEAR,
+    COUNT,
+    FOLD,
+    LOCAL_OPCODES,
+    MERGE,
+    OPCODE,
+    OPCODE_NAMES,
+    PACK,
+    PEER,
+    RECV_REDUCE,
+    RECV_SPARSE,
+    ROUND,
+    SCATTER_ADD,
+    SELECT,
+    SEND_SPARSE,
+    TAKE,
+    Rows,
+)
+
+_Counts = NDArray[np.int16]
+# What travels: the contributors of each piece, and the sums that its ranks have formed.
+Message = tuple[_Counts, list[int]]
+_ZERO = 0  # the sum of nothing
+
+
+def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
+    """Checks whose vector a local row names.
+
+    Args:
+        row: with an opcode in LOCAL_OPCODES.
+        rank: whose row.
+        where: of it, for messages.
+
+    Raises:
+        PlanError: MERGE and TAKE name another rank, the others but SCATTER_ADD their own.
+    """
+    own, name = row[PEER] == rank, OPCODE_NAMES[row[OPCODE]]
+    if row[OPCODE] in (MERGE, TAKE) and own:
+        raise PlanError(f"{where}: {name} is of another rank's vector, got its own rank")
+    if row[OPCODE] not in (MERGE, TAKE, SCATTER_ADD) and not own:
+        raise PlanError(f"{where}: {name} is local, its peer is its own rank, got {row[PEER]}")
+
+
+def check_order(rows: Rows, rank: int, name: str) -> None:
+    """Checks what the engine's decoder checks: rounds of one sort, and vectors that are there when they are read.
+
+    Args:
+        rows: of one rank.
+        rank: whose.
+        name: of the plan.
+
+    Raises:
+        PlanError: a round has messages and local rows; a vector is sent, added, merged or taken that is not there.
+    """
+    has_own = has_feedback = False
+    received: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    sorts: dict[int, bool] = {}
+    for row in rows.tolist():
+        opcode, peer, begin, count = row[OPCODE], row[PEER], row[BEGIN], row[COUNT]
+        where = f"{name}, rank {rank}, round {row[ROUND]}: {OPCODE_NAMES[opcode]} of units [{begin}, {begin + count})"
+        local = opcode in LOCAL_OPCODES
+        if sorts.setdefault(row[ROUND], local) != local:
+            raise PlanError(f"{where}: a round of a rank has either messages or local rows")
+        if opcode in (SELECT, FOLD):
+            if has_feedback:
+                raise PlanError(f"{where}: a rank has one residual, of one range; it has one SELECT or FOLD at most")
+            has_feedback = True
+        reads_own = opcode in (SEND_SPARSE, MERGE) or (opcode == SCATTER_ADD and peer == rank)
+        if reads_own and not has_own:
+            raise PlanError(f"{where}: the rank has no vector of its own before a SELECT, PACK or TAKE")
+        if opcode in (MERGE, TAKE) and not received[peer]:
+            raise PlanError(f"{where}: no vector of rank {peer} has been received")
+        if opcode == SCATTER_ADD and peer != rank and (begin, count) not in received[peer]:
+            raise PlanError(f"{where}: no RECV_SPARSE from rank {peer} of these units comes before it")
+        has_own |= opcode in (SELECT, PACK, TAKE)
+        if opcode == RECV_SPARSE:
+            received[peer].add((begin, count))
+
+
+class Vectors:
+    """The sparse vectors of all ranks while a plan is run, and the order in which units were added up."""
+
+    def __init__(self, state: _Counts, cuts: NDArray[np.int64], name: str) -> None:
+        """Start with the contributions where they are.
+
+        Args:
+            state: [rank, piece, contributor], of the units; changed by local rows.
+            cuts: the units between which the pieces lie.
+            name: of the plan.
+        """
+        self._state, self._cuts, self._name = state, cuts, name
+        size, pieces = state.shape[:2]
+        self._sums = [[1 + rank] * pieces for rank in range(size)]
+        self._known: dict[tuple[int, int], int] = {}
+        self._next = 1 + size
+        # By rank and rank of origin: the contributors and the sum of each piece that the vector has.
+        self._vectors: dict[tuple[int, int], dict[int, tuple[_Counts, int]]] = defaultdict(dict)
+        self._fed = np.zeros(state.shape[1:], dtype=np.int16)
+        self._feeds = False
+
+    def outgoing(self, rank: int, row: Sequence[int]) -> Message:
+        """What a SEND or a SEND_SPARSE hands over when its round starts."""
+        if row[OPCODE] != SEND_SPARSE:
+            first, last = self._span(row)
+            return self._state[rank, first:last].copy(), self._sums[rank][first:last]
+        found = self._read(rank, rank, row)
+        return np.stack([counts for counts, _ in found]), [sums for _, sums in found]
+
+    def incoming(self, rank: int, row: Sequence[int], message: Message) -> None:
+        """Applies a RECV, RECV_REDUCE or RECV_SPARSE when its round ends."""
+        first, last = self._span(row)
+        counts, sums = message
+        if row[OPCODE] == RECV_SPARSE:
+            found = zip(range(first, last), counts, sums, strict=True)
+            self._vectors[rank, row[PEER]].update({piece: (count, total) for piece, count, total in found})
+        elif row[OPCODE] == RECV_REDUCE:
+            self._state[rank, first:last] += counts
+            own = self._sums[rank]
+            own[first:last] = [self._sum(one, two) for one, two in zip(own[first:last], sums, strict=True)]
+        else:
+            self._state[rank, first:last] = counts
+            self._sums[rank][first:last] = sums
+
+    def local(self, rank: int, row: Sequence[int]) -> None:
+        """Runs a local row."""
+        first, last = self._span(row)
+        opcode, units, sums = row[OPCODE], self._state[rank, first:last], self._sums[rank]
+        if opcode in (SELECT, FOLD):
+            self._feeds = True
+            self._fed[first:last] += units
+        if opcode in (SELECT, PACK):
+            copied = [count.copy() for count in units]
+            self._vectors[rank, rank] = dict(
+                zip(range(first, last), zip(copied, sums[first:last], strict=True), strict=True)
+            )
+            if opcode == SELECT:  # what is left in the units is undefined
+                units[:] = 0
+                units[:, -1] = 1
+        elif opcode == CLEAR:
+            units[:] = 0
+            sums[first:last] = [_ZERO] * (last - first)
+        elif opcode == SCATTER_ADD:
+            for piece, (counts, total) in zip(range(first, last), self._read(rank, row[PEER], row), strict=True):
+                self._state[rank, piece] += counts
+                sums[piece] = self._sum(sums[piece], total)
+        elif opcode == MERGE:
+            mine, theirs = self._read(rank, rank, row), self._read(rank, row[PEER], row)
+            self._vectors[rank, rank] = {
+                first + at: (one + two, self._sum(left, right))
+                for at, ((one, left), (two, right)) in enumerate(zip(mine, theirs, strict=True))
+            }
+        elif opcode == TAKE:
+            taken = self._read(rank, row[PEER], row)
+            self._vectors[rank, rank] = {first + at: piece for at, piece in enumerate(taken)}
+
+    def finish(self) -> None:
+        """Checks what must hold when all ranks have ended.
+
+        Raises:
+            PlanError: a contribution did not go through error feedback once, where any does; ranks have added a unit
+                up in different orders.
+        """
+        size = len(self._state)
+        for piece in range(len(self._cuts) - 1):
+            unit = int(self._cuts[piece])
+            for other in range(size) if self._feeds else ():
+                if self._fed[piece, other] != 1:
+                    raise PlanError(
+                        f"{self._name}: rank {other}'s part of unit {unit} goes through error feedback "
+                        f"{self._fed[piece, other]} times instead of 1"
+                    )
+            for rank in range(1, size):
+                if self._sums[rank][piece] != self._sums[0][piece]:
+                    raise PlanError(
+                        f"{self._name}: ranks 0 and {rank} add unit {unit} up in different orders: their results "
+                        "would differ in bits"
+                    )
+
+    def _span(self, row: Sequence[int]) -> tuple[int, int]:
+        first, last = np.searchsorted(self._cuts, (row[BEGIN], row[BEGIN] + row[COUNT]))
+        return int(first), int(last)
+
+    def _read(self, rank: int, origin: int, row: Sequence[int]) -> list[tuple[_Counts, int]]:
+        vector = self._vectors[rank, origin]
+        for piece in range(*self._span(row)):
+            if piece not in vector:
+                raise PlanError(
+                    f"{self._name}, rank {rank}, round {row[ROUND]}: {OPCODE_NAMES[row[OPCODE]]} reads unit "
+                    f"{int(self._cuts[piece])} of rank {origin}'s vector, which does not have it"
+                )
+        return [vector[piece] for piece in range(*self._span(row))]
+
+    def _sum(self, one: int, two: int) -> int:
+        """The number of a sum: a + b and b + a are the same bits, (a + b) + c and a + (b + c) are not."""
+        if one == _ZERO or two == _ZERO:
+            return one + two
+        key = (min(one, two), max(one, two))
+        if key not in self._known:
+            self._known[key] = self._next
+            self._next += 1
+        return self._known[key]

@@ -1,0 +1,107 @@
+"""One step of a reducer: what the ranks have agreed on for it, and the reduction itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.runtime import Runtime
+from hvd_ext.tensorflow import kinds, sparse
+from hvd_ext.tensorflow.channel import Channel
+from hvd_ext.tensorflow.feedback import Feedback
+from hvd_ext.tensorflow.in_part import InPart
+
+
+@dataclasses.dataclass
+class Step:
+    """A step under way.
+
+    Args:
+        job: the runtime of the ranks that take part; None where this rank does not.
+        channel: for the dense gradients; None where this rank does not take part.
+        feedback: of a step in which a part of the gradients is sent; else None.
+        kinds: the agreed kind of each gradient.
+        shared: the indices of the variables that are not local.
+        ready: what was given to the caller.
+        variables: of the step.
+        name: of the calls for sparse gradients.
+
+    Attributes:
+        reduced: whether the gradients were reduced.
+        finite: whether all that was reduced is finite; None where nobody asks.
+    """
+
+    job: Runtime | None
+    channel: Channel | None
+    feedback: Feedback | None
+    kinds: str
+    shared: tuple[int, ...]
+    ready: list[Any]
+    variables: Sequence[Any]
+    name: str
+    reduced: bool = False
+    finite: tf.Tensor | None = None
+
+    @property
+    def present(self) -> list[int]:
+        """The indices of the gradients that are there."""
+        return [index for index, gradient in enumerate(self.ready) if gradient is not None]
+
+    def reduced_now(self, gradients: Sequence[Any], options: GradientOptions, in_part: InPart | None) -> list[Any]:
+        """Reduce the gradients over the ranks.
+
+        Args:
+            gradients: those that are present.
+            options: how they become one.
+            in_part: how a part of them is sent; None: they are sent whole.
+
+        Returns:
+            The sums or averages, in their order.
+        """
+        assert self.job is not None
+        assert self.channel is not None
+        factor = options.gradient_predivide_factor
+        results = dict(zip(self.present, gradients, strict=True))
+        if in_part is not None and in_part.options.clip is not None:
+            shared = [index for index in self.shared if index in results]
+            limit = in_part.options.clip / self.job.engine.size**0.5
+            results |= zip(shared, _clipped([results[index] for index in shared], limit), strict=True)
+        dense = [results[index] if self.kinds[index] == kinds.DENSE else None for index in self.shared]
+        scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
+        density = None if self.feedback is None else self.feedback.density()
+        for index, own, reduced in zip(self.shared, dense, self.channel.reduce(scaled, density), strict=True):
+            if own is not None:
+                results[index] = kinds.scaled(reduced, factor)
+        for index in self.shared:
+            if self.kinds[index] == kinds.SPARSE:
+                results[index] = sparse.reduce(
+                    self.job,
+                    f"{self.name}/{kinds.name(self.variables[index])}#{index}",
+                    results[index],
+                    options,
+                    shape=tuple(self.variables[index].shape),
+                    dtype=kinds.dtype(self.variables[index]),
+                )
+        if self.feedback is not None:
+            shared = [index for index in self.shared if index in results]
+            ended, self.finite = self.feedback.ended(self.channel, [results[index] for index in shared])
+            results |= zip(shared, ended, strict=True)
+        return [results[index] for index in self.present]
+
+
+def _clipped(gradients: Sequence[Any], limit: float) -> list[Any]:
+    """Scale gradients down to a norm over all of them, in float32; of slices the rows count as they are."""
+    values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+    squares = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
+    norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+    # a norm that is not finite makes gradients that are not: the step is left out on all ranks
+    factor = tf.where(norm > limit, limit / norm, tf.where(tf.math.is_finite(norm), 1.0, norm))
+    scaled = [one * tf.cast(factor, one.dtype) for one in values]
+    return [
+        tf.IndexedSlices(value, one.indices, one.dense_shape) if isinstance(one, tf.IndexedSlices) else value
+        for one, value in zip(gradients, scaled, strict=True)
+    ]

@@ -1,0 +1,111 @@
+"""The builds of the native tests, one after the other in a thread.
+
+They begin with the session (conftest.py) and take the time that other tests leave, which mostly wait. The objects are
+kept under build/native-tests: the next build is short.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().with_name("test_native.py")
+# Builds that other tests hold up, on a slow machine, end in this time all the same.
+BUILD_LIMIT_S = 3600
+LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "HVD_EXT_")
+ROOT_MAY = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+_thread = ThreadPoolExecutor(1)
+_builds: dict[str, Future[Path]] = {}
+_command: list[subprocess.Popen[str]] = []
+
+
+def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, str]:
+    """Runs a command to its end, without what a launcher of these tests themselves has set.
+
+    Args:
+        command: program and arguments.
+        limit_s: after so many seconds the command and its children are killed, and the test fails.
+        changes: environment variables to set.
+
+    Returns:
+        The exit status and what was printed.
+    """
+    inherited = {name: text for name, text in os.environ.items() if name in ROOT_MAY or not name.startswith(LAUNCHERS)}
+    process = subprocess.Popen(
+        command,
+        env=inherited | changes,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    _command.append(process)
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"{' '.join(command)} did not end in {limit_s:.0f} s:\n{output[-4000:]}")
+    finally:
+        _command.remove(process)
+    return process.returncode, output
+
+
+def must_succeed(command: Sequence[str], limit_s: float, **changes: str) -> str:
+    """Runs a command that must exit with 0, and gives what it printed."""
+    code, output = run(command, limit_s, **changes)
+    assert code == 0, f"{' '.join(command)} has exit status {code}:\n{output[-8000:]}"
+    return output
+
+
+def begin(sanitize: str = "") -> Future[Path]:
+    """Has a build made after those that were asked for before, if it is not made yet; see `built`."""
+    if sanitize not in _builds:
+        _builds[sanitize] = _thread.submit(_build, sanitize)
+    return _builds[sanitize]
+
+
+def built(sanitize: str = "") -> Path:
+    """Builds the native tests, or waits for the build that has begun.
+
+    Args:
+        sanitize: for -DHVD_EXT_SANITIZE. Libraries of MPI are not made for sanitizers: then MPI is left out.
+
+    Returns:
+        The folder of the build: programs in tests/, the engine library in lib/.
+    """
+    return begin(sanitize).result()
+
+
+def stop() -> None:
+    """Ends what runs, and begins nothing more."""
+    _thread.shutdown(wait=False, cancel_futures=True)
+    for process in list(_command):
+        os.killpg(process.pid, signal.SIGTERM)  # Ninja hands it on to the compilers
+
+
+def _build(sanitize: str) -> Path:
+    folder = ROOT / "build" / "native-tests" / (sanitize.replace(",", "-") or "plain")
+    # Tests with limits of time go first.
+    patient = ["nice", "-n", "19"] if shutil.which("nice") else []
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    options = [f"-DHVD_EXT_SANITIZE={sanitize}", "-DHVD_EXT_MPI=OFF"] if sanitize else []
+    configure = [*patient, "cmake", *generator, "-S", str(ROOT / "tf_ops"), "-B", str(folder), *options]
+    configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DHVD_EXT_OUTPUT={folder / 'lib'}"]
+    must_succeed([*configure, "-DHVD_EXT_TESTS=ON", "-DHVD_EXT_OPS=OFF", "-DHVD_EXT_CUDA=OFF"], BUILD_LIMIT_S)
+    targets = ["--target", "hvd_ext_native_tests"] if sanitize else []
+    jobs = str(min(os.cpu_count() or 1, 8))
+    must_succeed([*patient, "cmake", "--build", str(folder), *targets, "--parallel", jobs], BUILD_LIMIT_S)
+    return folder

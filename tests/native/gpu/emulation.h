@@ -1,0 +1,296 @@
+// Runs CUDA kernels on the host, compiled by an ordinary compiler from the same file. Each thread of a block is a fibre
+// with its own stack. Fibres run in random order, now and then one far behind the others, from one meeting point
+// (barrier, warp operation, atomic, word that others write) to the next; the blocks of a launch run interleaved; shared
+// memory starts as garbage; vectors are read from known memory only. So what a kernel reads before it is there, a
+// barrier that is missing or that not all reach, and a wait without an end are seen. Not seen: memory that becomes
+// visible in another order than it was written (there is one memory here), races inside a stretch without a meeting
+// point, lanes of a warp that diverge, speed.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+#define HVD_EXT_SHARED(Type, name) Type& name = ::hvd_ext::gpu::emulated::Shared<Type>()
+
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct Coordinate {
+  unsigned x;
+};
+inline Coordinate threadIdx, blockIdx;  // of the fibre that runs
+
+namespace hvd_ext::gpu::emulated {
+
+constexpr int kWarpSize = 32;
+constexpr size_t kStackBytes = 128 * 1024, kSharedBytes = 48 * 1024;
+
+// Fibres that wait for each other.
+struct Meeting {
+  int expected = 0;
+  std::vector<int> waiting;
+};
+
+struct WarpState {
+  Meeting meeting;
+  uint64_t words[2][kWarpSize];  // of this operation and of the next: a lane may be one ahead
+};
+
+struct BlockState {
+  Meeting meeting;
+  std::vector<WarpState> warps;
+  alignas(128) char shared[kSharedBytes];
+  unsigned number = 0;
+  int left = 0;  // fibres that have not ended
+};
+
+struct Fibre {
+  std::unique_ptr<char[]> stack;
+  jmp_buf at;
+  bool started = false;
+  int64_t wakes = 0;  // it is not run before the machine has picked so often
+  BlockState* block = nullptr;
+  unsigned thread = 0;
+  unsigned operations = 0;  // of its warp, so far
+};
+
+struct Machine {
+  std::mt19937 random{1};
+  int processors = 2;                                         // of the device that is asked for
+  int resident = 3;                                           // blocks at a time
+  std::vector<std::pair<const void*, const void*>> readable;  // by vectors; all memory if empty
+  int64_t picks = 0;
+  int64_t strayed = 0;        // vectors that were read elsewhere
+  std::vector<Fibre> fibres;  // kept from launch to launch, for their stacks
+  std::vector<std::unique_ptr<BlockState>> blocks;
+  std::vector<int> ready;
+  const std::function<void()>* body = nullptr;
+  int current = -1;
+  jmp_buf home;
+  ucontext_t starter, entry;
+
+  BlockState& block() { return *fibres[current].block; }
+  WarpState& warp() { return block().warps[threadIdx.x / kWarpSize]; }
+};
+inline Machine machine;
+
+inline void Enter() {
+  (*machine.body)();
+  --machine.block().left;
+  _longjmp(machine.home, 2);
+}
+
+// Runs others; comes back when somebody has put this fibre among the ready.
+inline void Leave() {
+  Fibre& fibre = machine.fibres[machine.current];
+  if (_setjmp(fibre.at) == 0) _longjmp(machine.home, 1);
+}
+
+inline void Wait(Meeting* meeting) {
+  if (static_cast<int>(meeting->waiting.size()) + 1 == meeting->expected) {
+    machine.ready.insert(machine.ready.end(), meeting->waiting.begin(), meeting->waiting.end());
+    meeting->waiting.clear();
+    if (machine.random() % 2 == 0) return;
+    machine.ready.push_back(machine.current);
+  } else {
+    meeting->waiting.push_back(machine.current);
+  }
+  Leave();
+}
+
+// A point where any other fibre may come in between.
+inline void MayLeave(unsigned one_in) {
+  if (machine.random() % one_in != 0) return;
+  machine.ready.push_back(machine.current);
+  Leave();
+}
+
+template <typename Type>
+Type& Shared() {
+  static_assert(std::is_trivially_copyable_v<Type> && sizeof(Type) <= kSharedBytes);
+  return *reinterpret_cast<Type*>(machine.block().shared);
+}
+
+// All lanes give a word; gives all of them.
+inline const uint64_t* Exchange(uint64_t word) {
+  Fibre& fibre = machine.fibres[machine.current];
+  uint64_t* words = machine.warp().words[fibre.operations++ % 2];
+  words[threadIdx.x % kWarpSize] = word;
+  Wait(&machine.warp().meeting);
+  return words;
+}
+
+inline void Resume(int number) {
+  Fibre& fibre = machine.fibres[number];
+  machine.current = number;
+  threadIdx.x = fibre.thread;
+  blockIdx.x = fibre.block->number;
+  if (_setjmp(machine.home) != 0) return;
+  if (fibre.started) _longjmp(fibre.at, 1);
+  fibre.started = true;
+  getcontext(&machine.entry);
+  machine.entry.uc_stack.ss_sp = fibre.stack.get();
+  machine.entry.uc_stack.ss_size = kStackBytes;
+  machine.entry.uc_link = nullptr;
+  makecontext(&machine.entry, Enter, 0);
+  setcontext(&machine.entry);
+}
+
+// One launch: `blocks` blocks of `threads` threads run body().
+inline void Run(int64_t blocks, int threads, const std::function<void()>& body) {
+  const int resident = static_cast<int>(std::min<int64_t>(machine.resident, blocks));
+  machine.body = &body;
+  machine.ready.clear();
+  while (static_cast<int>(machine.fibres.size()) < resident * threads) {
+    machine.fibres.emplace_back();
+    machine.fibres.back().stack.reset(new char[kStackBytes]);
+  }
+  machine.blocks.resize(std::max<size_t>(machine.blocks.size(), resident));
+  int64_t next = 0;
+  const auto start = [&](int slot) {
+    if (machine.blocks[slot] == nullptr) machine.blocks[slot] = std::make_unique<BlockState>();
+    BlockState& block = *machine.blocks[slot];
+    std::memset(block.shared, 0xa5, sizeof block.shared);
+    block.number = static_cast<unsigned>(next++);
+    block.left = threads;
+    block.meeting = {threads, {}};
+    block.warps.assign(threads / kWarpSize, WarpState{{kWarpSize, {}}, {}});
+    for (int t = 0; t < threads; ++t) {
+      Fibre& fibre = machine.fibres[slot * threads + t];
+      fibre.started = false;
+      fibre.wakes = 0;
+      fibre.block = &block;
+      fibre.thread = static_cast<unsigned>(t);
+      fibre.operations = 0;
+      machine.ready.push_back(slot * threads + t);
+    }
+  };
+  for (int slot = 0; slot < resident; ++slot) start(slot);
+  while (!machine.ready.empty()) {
+    std::swap(machine.ready[machine.random() % machine.ready.size()], machine.ready.back());
+    const int number = machine.ready.back();
+    if (++machine.picks < machine.fibres[number].wakes) continue;
+    if (machine.random() % 2048 == 0) machine.fibres[number].wakes = machine.picks + machine.random() % 16384;
+    machine.ready.pop_back();
+    Resume(number);
+    if (machine.fibres[number].block->left == 0) {
+      machine.fibres[number].block->left = -1;
+      if (next < blocks) start(number / threads);
+    }
+  }
+  for (int slot = 0; slot < resident; ++slot) {
+    if (machine.blocks[slot]->left > 0) throw std::runtime_error("a kernel waits for threads that do not come");
+  }
+}
+
+template <typename Type>
+uint64_t WordOf(Type value) {
+  static_assert(sizeof(Type) <= 8);
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  return word;
+}
+template <typename Type>
+Type FromWord(uint64_t word) {
+  Type value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+}  // namespace hvd_ext::gpu::emulated
+
+// ---- the names that kernels use
+
+inline void __syncthreads() { hvd_ext::gpu::emulated::Wait(&hvd_ext::gpu::emulated::machine.block().meeting); }
+inline void __threadfence() { hvd_ext::gpu::emulated::MayLeave(2); }
+
+inline unsigned __ballot_sync(unsigned, bool mine) {
+  const uint64_t* words = hvd_ext::gpu::emulated::Exchange(mine);
+  unsigned all = 0;
+  for (int lane = 0; lane < 32; ++lane) all |= static_cast<unsigned>(words[lane]) << lane;
+  return all;
+}
+inline bool __any_sync(unsigned lanes, bool mine) { return __ballot_sync(lanes, mine) != 0; }
+inline bool __all_sync(unsigned lanes, bool mine) { return __ballot_sync(lanes, !mine) == 0; }
+template <typename Type>
+Type __shfl_sync(unsigned, Type mine, int from) {
+  return hvd_ext::gpu::emulated::FromWord<Type>(
+      hvd_ext::gpu::emulated::Exchange(hvd_ext::gpu::emulated::WordOf(mine))[from]);
+}
+template <typename Type>
+Type __shfl_xor_sync(unsigned lanes, Type mine, int bits) {
+  return __shfl_sync(lanes, mine, static_cast<int>(threadIdx.x % 32) ^ bits);
+}
+template <typename Type>
+Type __shfl_up_sync(unsigned lanes, Type mine, int distance) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(lanes, mine, lane >= distance ? lane - distance : lane);
+}
+template <typename Number>
+Number atomicAdd(Number* to, Number value) {
+  hvd_ext::gpu::emulated::MayLeave(4);
+  const Number before = *to;
+  *to = before + value;
+  return before;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __clz(unsigned bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
+inline uint4 __ldcs(const uint4* at) {
+  bool known = hvd_ext::gpu::emulated::machine.readable.empty();
+  for (const auto& [begin, end] : hvd_ext::gpu::emulated::machine.readable) known |= at >= begin && at + 1 <= end;
+  hvd_ext::gpu::emulated::machine.strayed += !known;
+  return *at;
+}
+
+namespace hvd_ext::gpu {
+
+template <typename Word>
+Word LoadNow(const Word* word) {
+  emulated::MayLeave(2);
+  return *word;
+}
+inline void StoreNow(uint64_t* word, uint64_t value) {
+  emulated::MayLeave(2);
+  *word = value;
+}
+inline void Pause() { emulated::MayLeave(1); }
+
+template <typename... Parameters, typename... Arguments>
+void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void*, const Arguments&... arguments) {
+  emulated::Run(blocks, threads, [&] { kernel(arguments...); });
+}
+
+}  // namespace hvd_ext::gpu
+
+// ---- the runtime
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0 };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = hvd_ext::gpu::emulated::machine.processors, cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t nbytes, cudaStream_t) {
+  return std::memset(to, value, nbytes), cudaSuccess;
+}

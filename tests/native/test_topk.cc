@@ -1,0 +1,178 @@
+// The exact selection against its definition: inputs, sizes, dtypes, processors, threads, segments.
+#include "topk_inputs.h"
+
+namespace hvd_ext::test {
+namespace {
+
+std::vector<int64_t> Ks(int64_t d) {
+  std::vector<int64_t> ks = {0, 1, 2, 7, d / 1000, d / 100, d / 10, d / 5, d / 3, d / 2, d - 1, d};
+  ks.erase(std::remove_if(ks.begin(), ks.end(), [d](int64_t k) { return k < 0 || k > d; }), ks.end());
+  std::sort(ks.begin(), ks.end());
+  ks.erase(std::unique(ks.begin(), ks.end()), ks.end());
+  return ks;
+}
+
+template <typename Bits>
+void IsTheAnswer(const std::vector<Bits>& x, const std::vector<int64_t>& order, int64_t k, const Picked<Bits>& picked,
+                 Bits infinity) {
+  std::vector<int64_t> expected(order.begin(), order.begin() + k);
+  std::sort(expected.begin(), expected.end());
+  CHECK(picked.indices == expected);
+  bool non_finite = false;
+  for (int64_t i = 0; i < k; ++i) CHECK(picked.values[i] == x[expected[i]]);
+  for (int64_t i = 0; i < (k > 0 ? k : static_cast<int64_t>(order.size())); ++i) {
+    non_finite |= topk::KeyOf(x[order[i]]) >= infinity;
+  }
+  CHECK_EQ(picked.non_finite, non_finite);
+  CHECK_EQ(picked.counts[0], k);
+}
+
+template <typename Bits>
+void AllInputs(const Format<Bits>& format, int64_t elements, topk::Misled misled = topk::Misled::kNot) {
+  TopKScratch scratch;  // one for all: nothing of an earlier call may show
+  const ParallelFor threads[] = {nullptr, Threads(3)};
+  int call = 0;
+  for (const std::string& name : Inputs()) {
+    const std::vector<Bits> x = Input(format, name, elements);
+    const std::vector<int64_t> order = Order(x, 0, elements);
+    for (int64_t k : Ks(elements)) {
+      for (topk::Path path : Paths()) {
+        const With with(path, misled);
+        const bool wide = ++call % 2 == 0;
+        const Picked<Bits> picked = Run({}, format, x.data(), {{0, elements, k}},
+                                        elements < 300000 ? nullptr : threads[call % 2], wide, &scratch);
+        try {
+          IsTheAnswer(x, order, k, picked, format.infinity);
+        } catch (const Failure& failure) {
+          Fail(__FILE__, __LINE__, name, " ", NameOf(format.dtype), " d=", elements, " k=", k,
+               " path=", static_cast<int>(path), ": ", failure.what());
+        }
+      }
+    }
+  }
+}
+
+TEST("top-k: the answer is that of the definition, for small sizes around the width of registers") {
+  for (int64_t elements : {0, 1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000}) AllInputs(kFloat32, elements);
+}
+
+TEST("top-k: the answer is that of the definition where segments are sampled") {
+  for (int64_t elements : {4095, 4096, 4097, 6151, 20011}) AllInputs(kFloat32, elements);
+}
+
+TEST("top-k: every dtype has the same rules") {
+  for (int64_t elements : {65, 9001}) {
+    AllInputs(kFloat64, elements);
+    AllInputs(kFloat16, elements);
+    AllInputs(kBFloat16, elements);
+  }
+}
+
+TEST("top-k: a sample that misleads costs time, not the answer") {
+  AllInputs(kFloat32, 30011, topk::Misled::kHigh);
+  AllInputs(kFloat32, 30011, topk::Misled::kLow);
+  AllInputs(kBFloat16, 9001, topk::Misled::kHigh);
+  AllInputs(kFloat64, 9001, topk::Misled::kHigh);
+}
+
+TEST("top-k: the number of threads does not show in the answer") {
+  const int64_t elements = 1100003;
+  for (const char* name : {"gauss", "constant", "tail", "ties", "hot run"}) {
+    const std::vector<uint32_t> x = Input(kFloat32, name, elements);
+    for (topk::Misled misled : {topk::Misled::kNot, topk::Misled::kLow, topk::Misled::kHigh}) {
+      for (int64_t k : {elements / 1000, elements / 20, elements / 2}) {
+        TopKScratch scratch;
+        const With with(topk::BestPath(), misled);
+        const auto alone = Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
+        std::vector<int64_t> last = alone.indices;
+        std::nth_element(last.begin(), last.begin(), last.end(), [&](int64_t a, int64_t b) { return Before(x, b, a); });
+        int64_t better = 0;  // nothing that is left out comes before the last pick
+        for (int64_t i = 0; i < elements; ++i) better += Before(x, i, last[0]);
+        CHECK_EQ(better, k - 1);
+        for (int threads : {1, 2, 4}) {
+          const auto picked = Run({}, kFloat32, x.data(), {{0, elements, k}}, Threads(threads), true, &scratch);
+          CHECK(picked.indices == alone.indices);
+          CHECK(picked.values == alone.values);
+        }
+      }
+    }
+  }
+}
+
+TEST("top-k: any alignment") {
+  TopKScratch scratch;
+  const int64_t elements = 5003;
+  const std::vector<uint32_t> x = Input(kFloat32, "laplace", elements + 20);
+  for (int64_t offset : {1, 2, 3, 5, 15, 17}) {
+    for (topk::Path path : Paths()) {
+      const With with(path);
+      const std::vector<uint32_t> part(x.begin() + offset, x.begin() + offset + elements);
+      const auto picked = Run({}, kFloat32, x.data() + offset, {{0, elements, 50}}, nullptr, false, &scratch);
+      IsTheAnswer(part, Order(part, 0, elements), 50, picked, kFloat32.infinity);
+    }
+  }
+}
+
+TEST("top-k: segments have their own k and keep apart, with gaps between them") {
+  std::vector<TopKSegment> segments;
+  int64_t begin = 3;
+  const int64_t lengths[] = {64, 1, 0, 300000, 7, 5000, 64, 270000, 4097, 2};
+  const int64_t ks[] = {1, 0, 0, 300, 7, 2500, 0, 2700, 41, 1};
+  for (int s = 0; s < 10; ++s) {
+    segments.push_back({begin, lengths[s], ks[s]});
+    begin += lengths[s] + (s % 3 == 0 ? 5 : 0);
+  }
+  std::vector<uint32_t> x = Input(kFloat32, "layers", begin + 9);
+  std::vector<int64_t> expected;
+  for (const TopKSegment& segment : segments) {
+    std::vector<int64_t> order = Order(x, segment.begin, segment.elements);
+    order.resize(static_cast<size_t>(segment.k));
+    std::sort(order.begin(), order.end());
+    expected.insert(expected.end(), order.begin(), order.end());
+  }
+  for (const ParallelFor& parallel_for : {ParallelFor(), Threads(2), Threads(4)}) {
+    for (topk::Path path : Paths()) {
+      TopKScratch scratch;
+      const With with(path);
+      const auto picked = Run({}, kFloat32, x.data(), segments, parallel_for, true, &scratch);
+      CHECK(picked.indices == expected);
+      CHECK(!picked.non_finite);
+      for (size_t s = 0; s < segments.size(); ++s) CHECK_EQ(picked.counts[s], segments[s].k);
+    }
+  }
+  x[static_cast<size_t>(segments[6].begin + 60)] = kFloat32.infinity;  // its k is 0
+  TopKScratch scratch;
+  CHECK(Run({}, kFloat32, x.data(), segments, nullptr, true, &scratch).non_finite);
+}
+
+TEST("top-k: memory is kept, and bounded when everything is equal") {
+  const int64_t elements = 2000000, k = 2000;
+  const std::vector<uint32_t> x = Input(kFloat32, "constant", elements);
+  TopKScratch scratch;
+  Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
+  const int64_t bytes = scratch.bytes();
+  CHECK(bytes > 0 && bytes < 1 << 20);
+  Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
+  CHECK_EQ(scratch.bytes(), bytes);
+  Run({}, kFloat32, x.data(), {{0, elements, k}}, Threads(1), false, &scratch);
+  CHECK(scratch.bytes() < 2 << 20);
+}
+
+TEST("top-k: values may be left out") {
+  TopKScratch scratch;
+  const std::vector<uint32_t> x = Input(kFloat32, "gauss", 5000);
+  const TopKSegment segment{0, 5000, 500};
+  std::vector<int32_t> indices(500);
+  int64_t count = 0;
+  bool non_finite = false;
+  for (topk::Path path : Paths()) {
+    const With with(path);
+    TopK({}, DType::kFloat32, x.data(), &segment, 1, &scratch, nullptr, &count, indices.data(), false, nullptr,
+         &non_finite);
+    const auto picked = Run({}, kFloat32, x.data(), {segment}, nullptr, false, &scratch);
+    CHECK(std::equal(indices.begin(), indices.end(), picked.indices.begin(), picked.indices.end()));
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

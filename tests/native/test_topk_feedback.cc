@@ -1,0 +1,208 @@
+// Error feedback against its definition: what is picked, what stays, in place and beside, with and without momentum.
+#include "topk_inputs.h"
+
+namespace hvd_ext::test {
+namespace {
+
+struct State {
+  std::vector<float> gradient, residual, velocity;
+  float momentum = 0.9f;
+  bool nesterov = false, masks = true;
+};
+
+State Random(int64_t elements, bool momentum) {
+  State state;
+  auto floats = [&](const std::string& name) {
+    std::vector<float> x;
+    for (uint32_t bits : Input(kFloat32, name, elements)) x.push_back(FloatOf(bits));
+    return x;
+  };
+  state.gradient = floats("gauss");
+  state.residual = floats("layers");
+  if (momentum) state.velocity = floats("laplace");
+  return state;
+}
+
+struct After {
+  std::vector<uint32_t> accumulated;
+  std::vector<float> velocity;
+};
+
+After Expected(const State& state) {
+  After after;
+  for (size_t i = 0; i < state.gradient.size(); ++i) {
+    float add = state.gradient[i];
+    if (!state.velocity.empty()) {
+      const float scaled = state.momentum * state.velocity[i];
+      const float velocity = scaled + state.gradient[i];
+      const float ahead = state.momentum * velocity;
+      after.velocity.push_back(velocity);
+      add = state.nesterov ? state.gradient[i] + ahead : velocity;
+    }
+    after.accumulated.push_back(BitsOf(state.residual[i] + add));
+  }
+  return after;
+}
+
+// Runs one step on a copy and compares everything with the definition.
+void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, const TopKOptions& options,
+                 const ParallelFor& parallel_for, bool in_place, TopKScratch* scratch) {
+  State now = state;
+  const int64_t elements = static_cast<int64_t>(state.gradient.size());
+  std::vector<float> other_residual(state.gradient.size(), 77), other_velocity(state.velocity.size(), 77);
+  ErrorFeedback feedback;
+  feedback.gradient = now.gradient.data();
+  feedback.residual = now.residual.data();
+  feedback.next_residual = in_place ? now.residual.data() : other_residual.data();
+  if (!state.velocity.empty()) {
+    feedback.velocity = now.velocity.data();
+    feedback.next_velocity = in_place ? now.velocity.data() : other_velocity.data();
+  }
+  feedback.momentum = state.momentum;
+  feedback.nesterov = state.nesterov;
+  feedback.masks = state.masks;
+  int64_t picks = 0;
+  for (const TopKSegment& segment : segments) picks += segment.k;
+  Guarded<int64_t> indices(picks), counts(static_cast<int64_t>(segments.size()));
+  Guarded<float> values(picks);
+  bool non_finite = true;
+  TopKErrorFeedback(options, feedback, segments.data(), static_cast<int64_t>(segments.size()), scratch, parallel_for,
+                    counts.data(), indices.data(), true, values.data(), &non_finite);
+  CHECK(!non_finite);
+  After expected = Expected(state);
+  std::vector<bool> inside(state.gradient.size(), false);
+  int64_t at = 0;
+  const std::vector<int64_t> seen = indices.Checked();
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const TopKSegment& segment = segments[s];
+    for (int64_t i = segment.begin; i < segment.begin + segment.elements; ++i) inside[static_cast<size_t>(i)] = true;
+    std::vector<int64_t> picked(seen.begin() + at, seen.begin() + at + counts.data()[s]);
+    if (options.selector == Selector::kExact) {
+      std::vector<int64_t> order = Order(expected.accumulated, segment.begin, segment.elements);
+      order.resize(static_cast<size_t>(segment.k));
+      std::sort(order.begin(), order.end());
+      CHECK(picked == order);
+    }
+    for (size_t i = 0; i < picked.size(); ++i) {
+      const size_t index = static_cast<size_t>(picked[i]);
+      CHECK(inside[index]);
+      CHECK_EQ(BitsOf(values.data()[at + static_cast<int64_t>(i)]), expected.accumulated[index]);
+      expected.accumulated[index] = 0;
+      if (!state.velocity.empty() && state.masks) expected.velocity[index] = 0;
+    }
+    at += segment.k;
+  }
+  for (int64_t i = 0; i < elements; ++i) {
+    const size_t j = static_cast<size_t>(i);
+    const float untouched = in_place ? state.residual[j] : 77;
+    CHECK_EQ(BitsOf(feedback.next_residual[i]), inside[j] ? expected.accumulated[j] : BitsOf(untouched));
+    if (!state.velocity.empty() && inside[j]) {
+      CHECK_EQ(BitsOf(feedback.next_velocity[i]), BitsOf(expected.velocity[j]));
+    }
+    if (!in_place) CHECK_EQ(BitsOf(now.residual[j]), BitsOf(state.residual[j]));
+  }
+}
+
+TEST("error feedback: the step is that of the definition, on every path") {
+  TopKScratch scratch;
+  for (int kind = 0; kind < 4; ++kind) {
+    State state = Random(20011, kind > 0);
+    state.nesterov = kind == 2;
+    state.masks = kind != 3;
+    for (topk::Path path : Paths()) {
+      const With with(path);
+      for (int64_t k : {0, 1, 20, 200, 4000, 10000, 20011}) {
+        StepIsRight(state, {{0, 20011, k}}, {}, nullptr, k % 200 == 0, &scratch);
+      }
+    }
+  }
+}
+
+TEST("error feedback: short runs, segments, and what lies between them") {
+  TopKScratch scratch;
+  for (int64_t elements : {1, 15, 16, 33, 100, 700}) {
+    for (topk::Path path : Paths()) {
+      const With with(path);
+      StepIsRight(Random(elements, true), {{0, elements, elements / 3}}, {}, nullptr, true, &scratch);
+    }
+  }
+  const State state = Random(30000, true);
+  for (bool in_place : {false, true}) {
+    StepIsRight(state, {{5, 100, 3}, {200, 9000, 0}, {9300, 9001, 9000}, {20000, 10000, 100}}, {}, nullptr, in_place,
+                &scratch);
+  }
+}
+
+TEST("error feedback: nothing is lost when the sample misleads, and with threads") {
+  TopKScratch scratch;
+  const State small = Random(60011, true), large = Random(900011, false);
+  for (topk::Misled misled : {topk::Misled::kHigh, topk::Misled::kLow}) {
+    const With with(topk::BestPath(), misled);
+    for (bool in_place : {false, true}) StepIsRight(small, {{0, 60011, 60}}, {}, nullptr, in_place, &scratch);
+    StepIsRight(large, {{0, 900011, 900}}, {}, Threads(3), true, &scratch);
+  }
+  for (int64_t k : {900, 450000}) StepIsRight(large, {{0, 900011, k}}, {}, Threads(3), false, &scratch);
+}
+
+TEST("error feedback: works with every selector") {
+  TopKScratch scratch;
+  const State state = Random(20011, true);
+  for (Selector selector : {Selector::kMSTopK, Selector::kDgc, Selector::kThreshold, Selector::kRandom}) {
+    TopKOptions options;
+    options.selector = selector;
+    options.threshold = 2;
+    StepIsRight(state, {{0, 10000, 100}, {10000, 10011, 0}}, options, nullptr, true, &scratch);
+    StepIsRight(state, {{0, 20011, 200}}, options, Threads(2), false, &scratch);
+  }
+}
+
+TEST("error feedback: what is not finite is reported, with k = 0 too") {
+  for (int64_t k : {0, 5}) {
+    for (Selector selector : {Selector::kExact, Selector::kRandom}) {
+      State state = Random(9000, false);
+      state.gradient[8999] = INFINITY;
+      TopKScratch scratch;
+      ErrorFeedback feedback;
+      feedback.gradient = state.gradient.data();
+      feedback.residual = state.residual.data();
+      feedback.next_residual = state.residual.data();
+      TopKOptions options;
+      options.selector = selector;
+      const TopKSegment segment{0, 9000, k};
+      int64_t count = 0, indices[5];
+      float values[5];
+      bool non_finite = false;
+      TopKErrorFeedback(options, feedback, &segment, 1, &scratch, nullptr, &count, indices, true, values, &non_finite);
+      CHECK(non_finite);
+    }
+  }
+}
+
+TEST("error feedback: a dense step hands over everything") {
+  for (int kind = 0; kind < 3; ++kind) {
+    State state = Random(40011, kind > 0);
+    state.nesterov = kind == 2;
+    const After expected = Expected(state);
+    for (topk::Path path : Paths()) {
+      const With with(path);
+      State now = state;
+      ErrorFeedback feedback;
+      feedback.gradient = now.gradient.data();
+      feedback.residual = now.residual.data();
+      feedback.next_residual = now.residual.data();
+      if (kind > 0) feedback.velocity = feedback.next_velocity = now.velocity.data();
+      if (kind > 0) feedback.velocity = now.velocity.data();
+      feedback.momentum = state.momentum;
+      feedback.nesterov = state.nesterov;
+      Accumulate(feedback, 40011, now.gradient.data(), path == topk::BestPath() ? Threads(2) : ParallelFor());
+      for (size_t i = 0; i < now.gradient.size(); ++i) {
+        CHECK_EQ(BitsOf(now.gradient[i]), expected.accumulated[i]);
+        CHECK_EQ(BitsOf(now.residual[i]), 0u);
+        if (kind > 0) CHECK_EQ(BitsOf(now.velocity[i]), BitsOf(expected.velocity[i]));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

@@ -1,0 +1,95 @@
+"""What the tests of sparse training share: hosts that are far apart, gradients that are exact, weights to compare."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.keras.optimizer import channels
+from hvd_ext.options import Options
+from tests.ranks.topk_model import Model
+
+SHAPES = ((6, 7), (7,), (5, 9))
+
+
+def hosts_of(size: int) -> list[int]:
+    """Give the numbers of ranks of two hosts, the first with one or two more where they cannot be equal; one of one."""
+    return [size] if size == 1 else [size // 2 + (size > 2), size - size // 2 - (size > 2)]
+
+
+def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20) -> None:
+    """Begin anew on virtual hosts with slow links between them, so that sparse steps are cheaper."""
+    lines = ["name: cluster", "link: {alpha_s: 10.0e-6, gbit_per_s: 0.001}", "children:"]
+    first = 0
+    for index, ranks in enumerate(hosts):
+        lines += [f"  - name: host{index}", "    link: {alpha_s: 5.0e-6, gbit_per_s: 40}"]
+        lines += [f"    ranks: {list(range(first, first + ranks))}"]
+        first += ranks
+    hvd.shutdown()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0))
+
+
+def variables() -> list[keras.Variable]:
+    """Zeros: after steps with the learning rate 1 they are what was applied."""
+    return [keras.Variable(np.zeros(shape), dtype="float32", name=f"v{n}") for n, shape in enumerate(SHAPES)]
+
+
+def gradients(rank: int, step: int) -> list[np.ndarray]:
+    """Sixteenths with few ties, so that sums over ranks and hosts are exact."""
+    found = []
+    for number, shape in enumerate(SHAPES):
+        count = int(np.prod(shape))
+        values = (np.arange(count) * 37 + rank * 11 + step * 53 + number * 17) % 97 - 48
+        found.append((values.reshape(shape) / 16).astype(np.float32))
+    return found
+
+
+class Expected:
+    """What an optimizer with the learning rate 1 makes of zeros.
+
+    Args:
+        optimizer: that has taken a step: its buckets are asked for.
+        hosts: the number of ranks of each.
+        **model: of `Model`.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, hosts: Sequence[int], **model: object) -> None:
+        self._channel = channels(optimizer)[-1]
+        sizes = [sum(self._channel.specs[index].elements for index in bucket) for bucket in self._channel.buckets]
+        self.models = [Model(hosts, size, **model) for size in sizes]
+        self.weights = [np.zeros(shape, np.float32) for shape in SHAPES]
+        self.sums = [np.zeros(shape, np.float32) for shape in SHAPES]
+        self._size = sum(hosts)
+
+    def step(self, of_ranks: Sequence[Sequence[np.ndarray]], density: float) -> None:
+        """Take a step with the gradients of each rank."""
+        buckets = zip(self._channel.buckets, self._channel.sparse, self.models, strict=True)
+        for bucket, spec, model in buckets:
+            joined = [np.concatenate([own[index].reshape(-1) for index in bucket]) for own in of_ranks]
+            whole = spec is None or density >= spec.dense_above or len(model.hosts) == 1
+            result = model.step(joined, density, dense=whole) / np.float32(self._size)
+            for index in bucket:
+                count = self._channel.specs[index].elements
+                self.weights[index] -= result[:count].reshape(SHAPES[index])
+                result = result[count:]
+        for own in of_ranks:
+            for total, one in zip(self.sums, own, strict=True):
+                total += one
+
+    def waiting(self) -> float:
+        """Give the sum of all that waits, over hosts and elements."""
+        return float(sum(model.waiting().astype(np.float64).sum() for model in self.models))
+
+
+def apply(optimizer: keras.optimizers.Optimizer, own: Sequence[np.ndarray], to: Sequence[keras.Variable]) -> None:
+    """Take a step with this rank's gradients."""
+    optimizer.apply([tf.constant(one) for one in own], list(to))

@@ -1,0 +1,98 @@
+"""Hierarchical top-k with error feedback in NumPy: all ranks of all hosts in one process, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+HALVES = {"fp16": np.float16, "fp32": np.float32}
+
+
+@dataclasses.dataclass
+class Share:
+    """What one rank keeps of a bucket: elements [begin, end), what waits, and its momentum."""
+
+    begin: int
+    end: int
+    residual: np.ndarray
+    velocity: np.ndarray
+
+
+class Model:
+    """A bucket on several hosts.
+
+    Args:
+        hosts: the number of ranks of each host; ranks are numbered host by host.
+        elements: of the bucket.
+        momentum: 0 for none.
+        nesterov: as of keras.optimizers.SGD.
+        masks: the momentum of what travels begins anew.
+        wire: "fp16" or "fp32".
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[int],
+        elements: int,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        masks: bool = True,
+        wire: str = "fp32",
+    ) -> None:
+        self.hosts = list(hosts)
+        self.momentum, self.nesterov, self.masks, self.wire = np.float32(momentum), nesterov, masks, HALVES[wire]
+        self.shares: list[list[Share]] = []
+        for ranks in hosts:
+            borders = [place * elements // ranks for place in range(ranks + 1)]
+            self.shares.append(
+                [
+                    Share(low, high, np.zeros(high - low, np.float32), np.zeros(high - low, np.float32))
+                    for low, high in itertools.pairwise(borders)
+                ]
+            )
+
+    def step(self, gradients: Sequence[np.ndarray], density: float, dense: bool = False) -> np.ndarray:
+        """Take a step.
+
+        Args:
+            gradients: float32, one for each rank, such that sums over ranks are exact.
+            density: the part that travels.
+            dense: all of it does.
+
+        Returns:
+            The sum over the ranks.
+        """
+        total = np.zeros_like(gradients[0])
+        first = 0
+        for ranks, shares in zip(self.hosts, self.shares, strict=True):
+            summed = np.sum(gradients[first : first + ranks], axis=0, dtype=np.float32)
+            first += ranks
+            for share in shares:
+                total[share.begin : share.end] += self._sent(share, summed[share.begin : share.end], density, dense)
+        return total
+
+    def waiting(self) -> np.ndarray:
+        """Give the sum over the hosts of what waits."""
+        return np.sum([np.concatenate([share.residual for share in shares]) for shares in self.shares], axis=0)
+
+    def _sent(self, share: Share, gradient: np.ndarray, density: float, dense: bool) -> np.ndarray:
+        step = gradient
+        if self.momentum:
+            share.velocity = self.momentum * share.velocity + gradient
+            step = gradient + self.momentum * share.velocity if self.nesterov else share.velocity
+        grown = share.residual + step
+        if dense:
+            share.residual = np.zeros_like(grown)
+            return grown
+        # floor(density * e + 0.5) of the first e elements of the bucket
+        k = int(np.floor(density * share.end + 0.5) - np.floor(density * share.begin + 0.5))
+        picked = np.argsort(-np.abs(grown), kind="stable")[:k]  # ties by lowest index
+        sent = np.zeros_like(grown)
+        sent[picked] = grown[picked].astype(self.wire).astype(np.float32)
+        share.residual = grown - sent
+        if self.masks:
+            share.velocity[picked] = 0
+        return sent

@@ -1,0 +1,163 @@
+"""`hvd_ext.mstopk` and `hvd_ext.topk_error_feedback` against their NumPy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext
+from hvd_ext.compression import reference, selectors
+from hvd_ext.errors import InvalidError
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def bits(x) -> np.ndarray:
+    """Gives the bits of an array, so that NaN and -0 are compared too."""
+    array = np.asarray(x)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def drawn(draw: np.random.Generator, elements: int, dtype: str) -> np.ndarray:
+    """Draws an input of a random kind: smooth, with ties, with zeros, with what is not finite, or of random bits."""
+    numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+    kind = draw.integers(5)
+    if kind == 4:
+        return np.frombuffer(draw.bytes(elements * np.dtype(numpy_dtype).itemsize), numpy_dtype).copy()
+    x = draw.standard_normal(elements)
+    if kind == 1:
+        x = draw.integers(-2, 3, elements).astype(np.float64)
+    elif kind == 2:
+        x[draw.random(elements) < 0.9] = 0
+    elif kind == 3:
+        x[draw.random(elements) < 0.2] = np.nan
+        x[draw.random(elements) < 0.2] = -np.inf
+    return x.astype(numpy_dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exact_is_the_reference_bit_for_bit(dtype):
+    draw = np.random.default_rng(3)
+    for _ in range(40):
+        elements = int(draw.integers(1, 6000))
+        x = drawn(draw, elements, dtype)
+        k = int(draw.choice([0, 1, elements // 100, elements // 3, elements]))
+        index_dtype = (tf.int32, tf.int64)[draw.integers(2)]
+        values, indices = hvd_ext.mstopk(x, k, index_dtype=index_dtype)
+        expected = reference.top_k(x, k)
+        assert indices.dtype == index_dtype
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(bits(values), bits(x[expected]))
+
+
+def test_many_segments_in_one_call():
+    draw = np.random.default_rng(5)
+    lengths = [64, 0, 1, 5000, 7, 4097, 300]
+    ks = [1, 0, 1, 50, 0, 2000, 300]
+    x = drawn(draw, sum(lengths), "float32").reshape(1, -1)
+    values, indices = hvd_ext.mstopk(x, ks, segments=lengths)
+    expected = reference.top_k_of_segments(x.ravel(), ks, lengths)
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(bits(values), bits(x.ravel()[expected]))
+
+
+def test_an_input_of_many_lanes_has_the_same_answer():
+    x = np.random.default_rng(7).laplace(size=1_300_001).astype(np.float32)
+    _, indices = hvd_ext.mstopk(x, 1300)
+    np.testing.assert_array_equal(indices, reference.top_k(x, 1300))
+
+
+@pytest.mark.parametrize("name", selectors.names())
+def test_every_selector_keeps_its_promise(name):
+    draw = np.random.default_rng(11)
+    selector = selectors.find(name)
+    for kind_elements in (1, 70, 3000):
+        x = drawn(draw, kind_elements, "float32")
+        x[np.isnan(x)] = 1  # tf.math.top_k has an order of its own for NaN
+        k = kind_elements // 10
+        values, indices = hvd_ext.mstopk(x, k, mode=name, threshold=0.5, seed=3)
+        index = np.asarray(indices)
+        assert len(index) == k if selector.fills else len(index) <= k
+        assert (np.diff(index) > 0).all()
+        np.testing.assert_array_equal(bits(values), bits(x[index]))
+        if name == "threshold":
+            best = reference.top_k(x, k)
+            np.testing.assert_array_equal(index, best[np.abs(x[best]) >= 0.5])
+        elif selector.unique:
+            np.testing.assert_array_equal(np.sort(np.abs(x[index])), np.sort(np.abs(x[reference.top_k(x, k)])))
+
+
+def test_selectors_that_give_fewer_leave_no_holes_between_segments():
+    x = np.array([0.1, 3, 0.2, 0.1, -4, 5], np.float32)
+    values, indices = hvd_ext.mstopk(x, [2, 2], segments=[3, 3], mode="threshold", threshold=1.0)
+    assert indices.numpy().tolist() == [1, 4, 5]
+    assert values.numpy().tolist() == [3, -4, 5]
+
+
+def test_the_seed_may_be_a_tensor():
+    x = tf.random.stateless_normal([2000], [1, 2])
+    step = tf.Variable(0, dtype=tf.int64)
+    draw = tf.function(lambda: hvd_ext.mstopk(x, 20, mode="random", seed=step)[1])
+    first = draw().numpy().tolist()
+    assert draw().numpy().tolist() == first
+    step.assign_add(1)
+    assert draw().numpy().tolist() != first
+
+
+def test_the_gradient_goes_to_the_picks():
+    x = tf.Variable([[1.0, -5.0, 2.0], [4.0, 0.5, -3.0]])
+    with tf.GradientTape() as tape:
+        values, _ = hvd_ext.mstopk(x, 3)
+        loss = tf.reduce_sum(values * tf.constant([1.0, 10.0, 100.0]))
+    assert tape.gradient(loss, x).numpy().tolist() == [[0, 1, 0], [10, 0, 100]]
+
+
+def test_the_gradient_where_fewer_than_k_are_picked():
+    x = tf.Variable([1.0, -5.0, 2.0, 4.0])
+    with tf.GradientTape() as tape:
+        values, _ = hvd_ext.mstopk(x, [2, 2], segments=[2, 2], mode="threshold", threshold=3.0)
+        loss = tf.reduce_sum(values**2)
+    assert tape.gradient(loss, x).numpy().tolist() == [0, -10, 0, 8]
+
+
+def test_functions_take_k_and_the_shape_when_they_run():
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([], tf.int32)])
+    def select(x, k):
+        return hvd_ext.mstopk(x, k)
+
+    x = np.array([3, -1, 4, 1, -5], np.float32)
+    assert select(x, 2)[1].numpy().tolist() == [2, 4]
+    assert select(x[:3], 1)[0].numpy().tolist() == [4]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"k \(6\): .*segment 0 has 5"):
+        select(x, 6)
+
+
+def test_shapes_are_known_while_tracing():
+    traced = tf.function(lambda x: hvd_ext.mstopk(x, [3, 4], segments=[10, 10]))
+    values, indices = traced.get_concrete_function(tf.TensorSpec([4, 5])).structured_outputs
+    assert values.shape == indices.shape == [7]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"k": 6}, r"k \(6\): must be from 0 to the number of elements; segment 0 has 5"),
+        ({"k": -1}, r"k \(-1\): must be from 0"),
+        ({"k": 1.5}, r"k \(1.5\): must be whole numbers"),
+        ({"k": [1, 2]}, r"k \(2 numbers\): must be one number where there are no segments"),
+        ({"k": [1], "segments": [2, 3]}, r"k \(1 numbers\): must be one for each segment; there are 2"),
+        ({"k": [1, 1], "segments": [2, 2]}, r"segments \(from 0 to 4\): must cover x; it has 5"),
+        ({"k": [1, 1], "segments": [-1, 6]}, r"segment 0 \(-1 elements\)"),
+        ({"k": 1, "mode": "best"}, r"selector \('best'\): must be one of exact, mstopk"),
+        ({"k": 1, "index_dtype": tf.int16}, r"index_dtype \(int16\): must be int32 or int64"),
+        ({"k": 1, "samplings": -1}, r"samplings \(-1\): must be at least 0"),
+        ({"k": 1, "threshold": -1.0}, r"threshold \(-1.0\): must be at least 0"),
+        ({"k": 1, "threshold": float("nan")}, r"threshold \(nan\): must be at least 0"),
+        ({"k": tf.constant(1.0)}, r"k \(float32\): must be whole numbers"),
+        ({"k": 1, "x": np.arange(5)}, r"mstopk \(int64\): the dtype must be one of float32"),
+    ],
+)
+def test_what_is_refused(arguments, words):
+    with pytest.raises(InvalidError, match=words):
+        hvd_ext.mstopk(**{"x": np.zeros(5, np.float32), **arguments})

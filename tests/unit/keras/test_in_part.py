@@ -1,0 +1,40 @@
+"""The momentum that `TopK` takes over: from whom, and what is refused."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.keras.in_part import momentum_of
+from hvd_ext.tensorflow.in_part import Momentum
+
+CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
+
+
+def test_it_is_that_of_sgd() -> None:
+    assert momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, nesterov=True), CORRECTED) == Momentum(0.75, True)
+    assert momentum_of(keras.optimizers.Adam(), GradientOptions(compression=hvd.TopK())) is None
+    assert momentum_of(keras.optimizers.SGD(momentum=0.9), GradientOptions()) is None
+
+
+def test_optimizers_without_such_a_momentum_are_refused() -> None:
+    with pytest.raises(
+        InvalidError, match="momentum_correction .*'adam.*' is Adam, whose step is not a sum of gradients"
+    ):
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), compression=hvd.TopK(momentum_correction=True))
+    with pytest.raises(InvalidError, match="has momentum 0, there is nothing to take over"):
+        momentum_of(keras.optimizers.SGD(), CORRECTED)
+
+
+def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    variable = keras.Variable(np.zeros(2), dtype="float32")
+    optimizer.build([variable])
+    assert momentum_of(optimizer, CORRECTED) is not None
+    optimizer.apply([np.ones(2, np.float32)], [variable])
+    with pytest.raises(InvalidError, match="has trained without it, and its momentum would stop at once"):
+        momentum_of(optimizer, CORRECTED)

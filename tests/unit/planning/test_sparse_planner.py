@@ -1,0 +1,228 @@
+"""The door for sparse collectives: the choice, its dense companion, the break-even between them, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hvd_ext import runtime
+from hvd_ext.errors import PlanError
+from hvd_ext.options import Options
+from hvd_ext.planning import ir, planner, registry, sparse_planner
+from hvd_ext.planning.cost import Sparsity
+from hvd_ext.planning.explain import draw
+from hvd_ext.planning.explain_sparse import as_json, explain
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.schedules import gtopk, hitopk, naive_allgather
+from hvd_ext.planning.sparse_planner import LEAST_DENSITY, sparse_plan, sparse_price
+from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
+from tests.unit.planning.clusters import even_tree, one_host
+from tests.unit.planning.test_explain import command
+
+SLOW = Link(1e-4, 8e-8)
+TREE = from_hosts("aabbb", between=SLOW)
+
+
+@pytest.mark.parametrize("name", registry.sparse_names())
+def test_the_break_even_lies_where_the_prices_meet(name: str) -> None:
+    chosen = sparse_plan(TREE, name, 1 << 22, 0.01, 8.0)
+    nbytes, dense_s = 1 << 22, dict(chosen.candidates)["dense"]
+    assert isinstance(dense_s, float)
+    assert 0.01 < chosen.dense_above < 1
+    sparsities = [Sparsity(chosen.dense_above * factor, 8.0) for factor in (0.97, 1.03)]
+    below, above = (sparse_price(chosen.plan, TREE, nbytes, sparsity).seconds for sparsity in sparsities)
+    assert below < dense_s < above
+    assert chosen.algorithm == chosen.plan.algorithm == chosen.dense.algorithm == name
+    assert chosen.why.startswith("at density 0.01 ")
+    assert f"dense from density {chosen.dense_above:.3g} on" in chosen.why
+
+
+def test_candidates_are_all_sparse_schedules_and_the_dense_plan() -> None:
+    chosen = sparse_plan(TREE, "hitopk", 1 << 22, 0.01)
+    assert [name for name, _ in chosen.candidates] == [*registry.sparse_names(), "dense"]
+    assert dict(chosen.candidates)["hitopk"] == sparse_price(chosen.plan, TREE, 1 << 22, Sparsity(0.01)).seconds
+
+
+def test_the_last_step_gathers_what_is_cheaper() -> None:
+    prices = {
+        density: [sparse_price(plan, TREE, 1 << 22, Sparsity(density, 8.0)).seconds for plan in hitopk.variants(TREE)]
+        for density in (0.001, 0.95)
+    }
+    for density, priced in prices.items():
+        chosen = sparse_plan(TREE, "hitopk", 1 << 22, density, 8.0)
+        assert chosen.plan == hitopk.variants(TREE)[priced.index(min(priced))]
+    assert sparse_plan(TREE, "hitopk", 1 << 22, 0.001, 8.0).plan == hitopk.build(TREE, gather="sparse")
+    assert sparse_plan(TREE, "hitopk", 1 << 22, 0.95, 8.0).plan == hitopk.build(TREE)
+
+
+def test_where_nothing_is_saved_the_dense_plan_is_taken_at_every_density() -> None:
+    for tree in (one_host(1), one_host(4)):
+        assert sparse_plan(tree, "hitopk").dense_above == LEAST_DENSITY
+    assert sparse_plan(TREE, "gtopk", 1 << 22, 0.01, 1e6).dense_above < 1e-5
+
+
+def test_where_the_dense_plan_never_pays_density_1_takes_it() -> None:
+    assert sparse_plan(TREE, "hitopk", 1 << 22, 0.01, 0.5).dense_above == 1.0
+
+
+def test_buckets_of_near_sizes_take_one_choice() -> None:
+    assert sparse_plan(TREE, "hitopk", 9_000_001, 0.01) is sparse_plan(TREE, "hitopk", 8 << 20, 0.01)
+    assert sparse_plan(TREE, "hitopk", 0, 0.01) is sparse_plan(TREE, "hitopk", 4096, 0.01)
+    assert planner.sparse_plan is sparse_plan
+
+
+def racks(host: Link) -> Tree:
+    """Two racks of two hosts of two ranks, joined by a slow link; `host` joins the hosts of a rack."""
+    ranks = iter(range(8))
+
+    def grow(links: list[Link]) -> Node:
+        if not links:
+            return leaf(next(ranks))
+        return Node("branch", links[0], tuple(grow(links[1:]) for _ in range(2)))
+
+    return Tree(grow([SLOW, host, SHARED_MEMORY]))
+
+
+def test_selection_below_racks_pays_where_their_hosts_are_near() -> None:
+    near, far = racks(SHARED_MEMORY), racks(SLOW)
+    for tree, height in ((near, 2), (far, 1)):
+        best = sparse_plan(tree, "hitopk", 1 << 22, 0.05, height=None)
+        named = sparse_plan(tree, "hitopk", 1 << 22, 0.05, height=height)
+        assert (best.plan, best.dense) == (named.plan, named.dense)
+        other = sparse_plan(tree, "hitopk", 1 << 22, 0.05, height=3 - height)
+        assert dict(best.candidates)["hitopk"] < dict(other.candidates)["hitopk"]  # type: ignore[operator]
+    assert sparse_plan(near, "hitopk", 1 << 22, 0.05).plan == sparse_plan(near, "hitopk", 1 << 22, 0.05, height=1).plan
+    assert planner.prove(sparse_plan(near, "hitopk", 1 << 22, 0.05, height=2).plan)
+    with pytest.raises(PlanError, match=r"height \(-1\): it is a number of levels of branches"):
+        sparse_plan(near, "hitopk", height=-1)
+
+
+@pytest.mark.parametrize("tree", [even_tree(4, 5), even_tree(9, 8), from_hosts(["a"] * 30 + ["b"] * 40)])
+def test_larger_clusters_are_priced_as_well(tree: Tree) -> None:
+    chosen = sparse_plan(tree, "hitopk", 1 << 24, 0.001)
+    prices = {name: price for name, price in chosen.candidates if isinstance(price, float)}
+    assert 0 < prices["hitopk"] < prices["dense"]
+    assert 0.001 < chosen.dense_above <= 1
+
+
+def test_names_are_told_where_one_is_wrong() -> None:
+    with pytest.raises(
+        PlanError, match=r"'hitop': it is with compression=.* one of gtopk, .*; did you mean 'hitopk'\?"
+    ):
+        sparse_plan(TREE, "hitop")
+    with pytest.raises(PlanError, match=r"'ring': it is with compression=hvd_ext.TopK\(...\) one of gtopk, hitopk"):
+        registry.sparse("ring")
+    with pytest.raises(PlanError, match=r"'hitopk': it sends selected elements only; give compression=.*two_level"):
+        planner.allreduce_plan(TREE, "hitopk")
+    with pytest.raises(PlanError, match=r"algorithm 'rin': it is one of .*; did you mean 'ring'\?"):
+        registry.card("rin")
+    with pytest.raises(PlanError, match=r"density \(0\): it is above 0"):
+        sparse_plan(TREE, "hitopk", 100, 0)
+
+
+def test_a_schedule_that_does_not_apply_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gtopk, "supports", lambda tree: "it has a day off")
+    sparse_planner._chosen.cache_clear()
+    with pytest.raises(PlanError, match=r"'gtopk' on 5 ranks on 2 hosts \(2 \+ 3\): it has a day off; choose another"):
+        sparse_plan(TREE, "gtopk")
+    assert dict(sparse_plan(TREE, "hitopk").candidates)["gtopk"] == "it has a day off"
+    found, _ = explain(TREE, 1 << 20, 0.01)
+    assert found.entries[-1].verdict == "does not apply: it has a day off"
+    sparse_planner._chosen.cache_clear()
+
+
+def test_plans_that_keep_their_residuals_in_different_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clear() -> None:
+        for cached in (sparse_planner._chosen, sparse_planner._dense):
+            cached.cache_clear()
+
+    clear()
+    monkeypatch.setattr(hitopk, "dense", naive_allgather.dense)
+    with pytest.raises(
+        PlanError, match=r"hitopk: rank 0 selects in \[\(0.0, 0.5\)\] of the buffer and folds in \[\(0.0, 1"
+    ):
+        sparse_plan(TREE, "hitopk")
+    clear()
+
+
+class FakeEngine:
+    """Takes rows and counts plans."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.added: list[tuple[ir.Rows, int]] = []
+
+    def add_plan(self, rows: ir.Rows, units: int) -> int:
+        self.added.append((rows, units))
+        return len(self.added)
+
+
+def test_the_runtime_prepares_both_plans_once() -> None:
+    engine = FakeEngine(3)
+    job = runtime.Runtime(cast(Any, engine), TREE, Options(), tuple("aabbb"))
+    prepared = job.sparse_allreduce(1 << 22, "hitopk", 0.01)
+    chosen = sparse_plan(TREE, "hitopk", 1 << 22, 0.01)
+    assert prepared is job.sparse_allreduce(1 << 22, "hitopk", 0.01)
+    assert (prepared.chosen, prepared.dense_above) == (chosen, chosen.dense_above)
+    assert [job.plans[one.plan] for one in (prepared.sparse, prepared.dense)] == [chosen.plan, chosen.dense]
+    assert (prepared.sparse.digest, prepared.dense.digest) == (ir.digest(chosen.plan), ir.digest(chosen.dense))
+    assert prepared.sparse.segment_nbytes == prepared.dense.segment_nbytes == 1 << 22
+    assert prepared.sparse.algorithm == "hitopk"
+    assert len(engine.added) == 2
+    # Another density that takes the same plans adds none.
+    assert job.sparse_allreduce(1 << 22, "hitopk", 0.02).sparse.plan == prepared.sparse.plan
+    assert len(engine.added) == 2
+
+
+def test_digests_tell_sparse_plans_apart() -> None:
+    plans: list[LogicalPlan] = []
+    for name in registry.sparse_names():
+        schedule = registry.sparse(name)
+        plans += [*schedule.variants(TREE), schedule.dense(TREE)]
+    assert len({ir.digest(plan) for plan in plans}) == len(plans)
+
+
+def test_an_explanation_prices_all_and_tells_the_steps() -> None:
+    found, chosen = explain(TREE, 1 << 22, 0.01, "hitopk", 6.0)
+    assert chosen == sparse_plan(TREE, "hitopk", 1 << 22, 0.01, 6.0)
+    assert [step.name for step in found.steps] == [
+        "reduce-scatter in hosts",
+        "select",
+        "all-gather of the selected",
+        "all-gather in hosts",
+    ]
+    assert {entry.name for entry in found.entries} == {*registry.sparse_names(), "dense"}
+    prices = [entry.price_s for entry in found.entries if entry.price_s is not None]
+    assert prices == sorted(prices)
+    hitopk_s = next(entry.price_s for entry in found.entries if entry.name == "hitopk")
+    assert sum(step.seconds for step in found.steps) == pytest.approx(hitopk_s)
+    assert found.host_nbytes == round(0.01 * (1 << 20)) * 6
+    assert json.loads(json.dumps(as_json(found)))["steps"][1]["sent_nbytes"] == [0, 0]
+
+
+@pytest.mark.parametrize("name", registry.sparse_names())
+def test_every_sparse_plan_can_be_drawn(name: str) -> None:
+    for plan in (*registry.sparse(name).variants(TREE), registry.sparse(name).dense(TREE)):
+        last = draw(plan).splitlines()[-1].split("|")[1]
+        assert set(last) == {"#"}
+    assert "  rank   1 |.| {0 1}" in draw(gtopk.build(TREE)).splitlines()
+
+
+def test_the_command_prices_sparse_algorithms_and_tells_where_the_time_goes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    arguments = ["--hosts", "2,3", "--bytes", "4MiB", "--density", "0.01", "--draw", "--json", str(file)]
+    status, text = command(*arguments)
+    assert status == 0
+    assert "allreduce of 4,194,304 bytes at density 0.01 on 5 ranks on 2 hosts (2 + 3)" in text
+    assert all(name in text for name in (*registry.sparse_names(), "where the time of hitopk goes", "select"))
+    assert "hitopk: each host sends (m - 1) K entries, 41,944 bytes, to the others" in text
+    assert "level 2: all-gather of the selected (2 rounds)" in text
+    assert json.loads(file.read_text(encoding="utf-8"))["algorithm"] == "hitopk"
+    assert "where the time of gtopk goes" in command("--hosts", "4", "--density", "0.1", "--algorithm", "gtopk")[1]
+    for wrong, words in ((("--density", "2"), "density (2.0)"), (("--density", "0.1", "--algorithm", "x"), "'x'")):
+        status, text = command("--hosts", "2,2", *wrong)
+        assert status == 1
+        assert words in text

@@ -1,0 +1,150 @@
+"""What waits on the ranks, by tensor and place: shares of buckets become pieces of tensors, and other shares again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvd_ext import state
+from hvd_ext.errors import InvalidError
+from hvd_ext.planning.buckets import TensorInfo, apart
+from hvd_ext.tensorflow import residuals
+
+SIZES = (10, 4, 7)
+
+
+class Engine:
+    """Keeps shares of buckets as the engine does.
+
+    Args:
+        shares: for each bucket the first element, how many, and whether there is a velocity.
+    """
+
+    def __init__(self, *shares: tuple[int, int, bool]) -> None:
+        self.shares = shares
+        self.memory = {
+            (bucket, which): np.zeros(share[1], np.float32) for bucket, share in enumerate(shares) for which in (0, 1)
+        }
+
+    def state(self, channel: int, bucket: int) -> tuple[int, int, bool]:
+        """Say what is kept of a bucket."""
+        return self.shares[bucket]
+
+    def read_state(self, channel: int, bucket: int, which: int, out: np.ndarray) -> None:
+        """Copy out."""
+        out[:] = self.memory[bucket, which]
+
+    def write_state(self, channel: int, bucket: int, which: int, values: np.ndarray) -> None:
+        """Copy in."""
+        self.memory[bucket, which][:] = values
+
+
+def channel(*buckets: tuple[int, ...], whole: tuple[int, ...] = ()) -> Any:
+    specs = [SimpleNamespace(name=f"layer/v{index}", elements=size) for index, size in enumerate(SIZES)]
+    sparse = [None if index in whole else object() for index in range(len(buckets))]
+    return SimpleNamespace(specs=specs, buckets=buckets, sparse=sparse, handle=0)
+
+
+def test_a_share_is_cut_at_the_borders_of_its_tensors() -> None:
+    found = residuals.pieces(channel((2, 0), (1,), whole=(1,)), Engine((3, 9, True)))
+    assert [(piece.key, piece.count, piece.place) for piece in found] == [
+        ("residual/2/3/layer/v2", 4, 0),
+        ("velocity/2/3/layer/v2", 4, 0),
+        ("residual/0/0/layer/v0", 5, 4),
+        ("velocity/0/0/layer/v0", 5, 4),
+    ]
+    assert residuals.pieces(channel((0,)), Engine((5, 0, False))) == []
+
+
+def test_what_is_read_is_what_was_written() -> None:
+    one = channel((2, 0), (1,))
+    engine = Engine((3, 9, True), (0, 4, False))
+    for number, memory in enumerate(engine.memory.values()):
+        memory[:] = np.arange(memory.size) + 100 * number
+    before = {key: memory.copy() for key, memory in engine.memory.items() if key != (1, 1)}
+    saved = residuals.read(one, engine)
+    residuals.write(one, engine, {})
+    assert not any(np.any(engine.memory[key]) for key in before)
+    residuals.write(one, engine, saved)
+    assert all(np.array_equal(engine.memory[key], memory) for key, memory in before.items())
+
+
+def test_sums_over_hosts_of_any_shape_go_to_one_rank_each_and_none_is_lost() -> None:
+    # three ranks on hosts of two and one, then two ranks on one host, in other buckets
+    old = [
+        Engine((0, 8, False), (0, 7, False)),
+        Engine((8, 6, False), (0, 0, False)),
+        Engine((0, 14, False), (0, 7, False)),
+    ]
+    before = channel((0, 1), (2,))
+    for rank, engine in enumerate(old):
+        for memory in engine.memory.values():
+            memory[:] = np.arange(memory.size) + 10 * rank + 1
+    states = [residuals.read(before, engine) for engine in old]
+    total = [np.zeros(size) for size in SIZES]
+    for one in states:
+        for key, array in one.items():
+            piece = residuals.parsed(key, array)
+            total[piece.tensor][piece.offset : piece.offset + piece.count] += array
+    after = channel((2, 1, 0))
+    # both new ranks keep the elements 5 to 11: the first gets them
+    new = [Engine((0, 12, False)), Engine((5, 16, False))]
+    wanted = [[piece.where for piece in residuals.pieces(after, engine)] for engine in new]
+    seen = [np.zeros(size) for size in SIZES]
+    for rank, engine in enumerate(new):
+        pieces = residuals.pieces(after, engine)
+        arrays = residuals.regrouped(pieces, residuals.claims(wanted, rank), iter(states), 0.5)
+        residuals.write(after, engine, arrays)
+        for key, array in residuals.read(after, engine).items():
+            piece = residuals.parsed(key, array)
+            seen[piece.tensor][piece.offset : piece.offset + piece.count] += array
+    for got, expected in zip(seen, total, strict=True):
+        np.testing.assert_array_equal(got, expected / 2)
+    assert np.any(new[0].memory[0, 0][5:12])
+    assert not np.any(new[1].memory[0, 0][:7])
+
+
+def test_an_owner_for_any_number_of_ranks_gets_its_own_and_everyones() -> None:
+    got: list[Any] = []
+
+    def load_all(own: Any, everyone: Any) -> None:
+        got.append((own, list(everyone())))
+
+    saved = {"a": np.ones(1)}
+    state.register("topk here", lambda: saved, load_all=load_all)
+    try:
+        assert state.restore({"topk here": saved}, {"topk here": lambda: iter([saved, saved])}) == ()
+        assert state.restore({}, {"topk here": lambda: iter([saved]), "plain": lambda: iter([saved])}) == ("plain",)
+        assert [(own is None, len(everyone)) for own, everyone in got] == [(False, 2), (True, 1)]
+        state.restore({}, {"topk late": lambda: iter([saved])})
+        state.register("topk late", lambda: saved, load_all=load_all)
+        assert got[-1] == (None, [saved])
+        with pytest.raises(InvalidError, match="load_all stands for load"):
+            state.register("both", lambda: saved, print, load_all=load_all)
+        with pytest.raises(InvalidError, match="must be functions"):
+            state.register("none", lambda: saved)
+    finally:
+        state.unregister("topk here")
+        state.unregister("topk late")
+        state.forget_unclaimed()
+
+
+def test_tensors_of_two_kinds_never_share_a_bucket() -> None:
+    tensors = [TensorInfo(f"t{index}", 10, "float32") for index in range(6)]
+    for groups in (None, 1, 2, [[0, 1, 2], [5]]):
+        buckets = apart(tensors, {0, 2, 5}, groups, 80).buckets
+        assert sorted(index for bucket in buckets for index in bucket.tensors) == list(range(6))
+        assert all(len({index in {0, 2, 5} for index in bucket.tensors}) == 1 for bucket in buckets)
+        assert all(bucket.nbytes == 40 * len(bucket.tensors) for bucket in buckets)
+        assert [min(bucket.tensors) for bucket in buckets] == sorted(
+            (min(bucket.tensors) for bucket in buckets), reverse=True
+        )
+    assert [bucket.tensors for bucket in apart(tensors, {0, 2, 5}, [[0, 1, 2], [5]], 80).buckets] == [
+        (5,),
+        (4, 3),
+        (1,),
+        (2, 0),
+    ]

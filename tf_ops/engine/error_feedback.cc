@@ -1,0 +1,105 @@
+#include "engine/error_feedback.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace hvd_ext {
+
+int64_t EntriesOf(double density, int64_t elements) {
+  return static_cast<int64_t>(std::floor(density * static_cast<double>(elements) + 0.5));
+}
+
+KeptShard ShardOf(const Plan& plan, int64_t elements) {
+  if (plan.feedback_count == 0) return {};
+  const int64_t begin = UnitBegin(plan.feedback_begin, plan.units, elements);
+  return {begin, UnitBegin(plan.feedback_begin + plan.feedback_count, plan.units, elements) - begin};
+}
+
+Feedback::Feedback(const SparseSpec& spec, const KeptShard& shard, const std::vector<int64_t>& tensor_begins)
+    : spec_(spec), shard_(shard) {
+  const size_t elements = static_cast<size_t>(shard.elements);
+  residual_.resize(elements);
+  next_residual_.resize(elements);
+  if (spec.momentum) {
+    velocity_.resize(elements);
+    next_velocity_.resize(elements);
+  }
+  const int64_t end = shard.begin + shard.elements;
+  cuts_.push_back(shard.begin);
+  for (int64_t begin : tensor_begins) {
+    if (spec.per_tensor && begin > cuts_.back() && begin < end) cuts_.push_back(begin);
+  }
+  cuts_.push_back(end);
+}
+
+void Feedback::Commit() {
+  residual_.swap(next_residual_);
+  velocity_.swap(next_velocity_);
+}
+
+float* Feedback::Get(Kept which) {
+  if (which == Kept::kResidual) return residual_.data();
+  return spec_.momentum ? velocity_.data() : nullptr;
+}
+
+bool Feedback::Enter() { return !std::exchange(used_, true); }
+
+// Not more than there are: of two products that differ by almost 1 rounding can make two whole numbers that differ
+// by 2.
+int64_t Feedback::EntriesIn(double density, size_t segment) const {
+  const int64_t begin = cuts_[segment], end = cuts_[segment + 1];
+  return std::min(EntriesOf(density, end) - EntriesOf(density, begin), end - begin);
+}
+
+int64_t Feedback::EntriesAt(double density) const {
+  int64_t entries = 0;
+  for (size_t i = 0; i + 1 < cuts_.size(); ++i) entries += EntriesIn(density, i);
+  return entries;
+}
+
+ErrorFeedback Feedback::Arrays(const float* units) {
+  ErrorFeedback arrays{units, residual_.data(), next_residual_.data()};
+  arrays.masks = spec_.masks;
+  if (!spec_.momentum) return arrays;
+  arrays.velocity = velocity_.data();
+  arrays.next_velocity = next_velocity_.data();
+  arrays.momentum = *spec_.momentum;
+  arrays.nesterov = spec_.nesterov;
+  return arrays;
+}
+
+void Feedback::Select(double density, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
+                      SparseVector* own) {
+  segments_.clear();
+  for (size_t i = 0; i + 1 < cuts_.size(); ++i) {
+    segments_.push_back({cuts_[i] - shard_.begin, cuts_[i + 1] - cuts_[i], EntriesIn(density, i)});
+  }
+  own->Reserve(EntriesAt(density), pool);
+  own->wire = spec_.value_wire;
+  counts_.assign(segments_.size(), 0);
+  TopKOptions options = spec_.selection;
+  options.seed = seed;
+  TopKErrorFeedback(options, Arrays(units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch, nullptr,
+                    counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
+  int32_t* positions = own->position();
+  float* values = own->value();
+  int64_t place = 0;  // of a segment's picks
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    for (int64_t i = place; i < place + counts_[s]; ++i) {
+      const float value = values[i], sent = RoundForWire(spec_.value_wire, value);
+      if (sent != value) next_residual_[static_cast<size_t>(positions[i])] = value - sent;
+      positions[own->count] = static_cast<int32_t>(shard_.begin + positions[i]);
+      values[own->count++] = sent;
+    }
+    place += segments_[s].k;
+  }
+}
+
+void Feedback::Fold(float* units) { Accumulate(Arrays(units), shard_.elements, units, nullptr); }
+
+void Feedback::Return(int64_t element, float value) {
+  next_residual_[static_cast<size_t>(element - shard_.begin)] += value;
+}
+
+}  // namespace hvd_ext

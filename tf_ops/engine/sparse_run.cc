@@ -1,0 +1,267 @@
+#include "engine/sparse_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+namespace hvd_ext {
+namespace {
+
+constexpr int64_t kHeadNbytes = static_cast<int64_t>(sizeof(SparseHead));
+
+}  // namespace
+
+Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
+  messages_.clear();
+  waiting_ = 0;
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SparseMessage>> encoded;  // the same for several peers
+  for (size_t i = first; i < end; ++i) {
+    const Row& row = work.plan->rows[i];
+    if (!IsSparseMessage(row.opcode)) continue;
+    Message message{};
+    message.row = &row;
+    message.begin = work.ElementAt(row.begin);
+    message.elements = work.ElementAt(row.begin + row.count) - message.begin;
+    message.sends = row.opcode == Opcode::SEND_SPARSE;
+    if (message.elements == 0) continue;  // the peer leaves it out too
+    message.head = work.pool->Take(kHeadNbytes);
+    if (message.sends) {
+      std::shared_ptr<SparseMessage>& content = encoded[{message.begin, message.elements}];
+      if (content == nullptr) {
+        content = std::make_shared<SparseMessage>(
+            EncodeSparse(own_, message.begin, message.elements, feedback_->spec().indices, work.pool));
+      }
+      message.content = content;
+      std::memcpy(message.head.data(), &content->head, sizeof(SparseHead));
+    } else {
+      message.content = std::make_shared<SparseMessage>();
+      message.headless = true;
+    }
+    messages_.push_back(std::move(message));
+  }
+  waiting_ = messages_.size();
+  for (bool sends : {false, true}) {
+    for (Message& message : messages_) {
+      if (message.sends != sends) continue;
+      message.requests.emplace_back();
+      const int peer = message.row->peer;
+      *(sends ? work.bytes_sent : work.bytes_received) += kHeadNbytes;
+      HVD_EXT_RETURN_IF_ERROR(
+          sends ? work.transport->Send(peer, work.tag, message.head.data(), kHeadNbytes, &message.requests.back())
+                : work.transport->Recv(peer, work.tag, message.head.data(), kHeadNbytes, &message.requests.back()));
+    }
+  }
+  for (Message& message : messages_) {
+    if (!message.sends) continue;
+    Count(message);
+    HVD_EXT_RETURN_IF_ERROR(PostBody(work, &message));
+  }
+  return Status::Ok();
+}
+
+void SparseRun::Count(const Message& message) const {
+  counters_->entries += message.content->head.count;
+  counters_->value_nbytes += message.content->value_nbytes;
+  counters_->index_nbytes += message.content->index_nbytes;
+  counters_->head_nbytes += kHeadNbytes;
+}
+
+Status SparseRun::PostBody(const SparseWork& work, Message* message) {
+  const int64_t nbytes = message->content->head.body_nbytes;
+  char* body = message->content->body.data();
+  *(message->sends ? work.bytes_sent : work.bytes_received) += nbytes;
+  for (int64_t at = 0; at < nbytes; at += kPieceNbytes) {
+    const int64_t length = std::min(kPieceNbytes, nbytes - at);
+    message->requests.emplace_back();
+    std::unique_ptr<Request>* request = &message->requests.back();
+    HVD_EXT_RETURN_IF_ERROR(message->sends
+                                ? work.transport->Send(message->row->peer, work.tag, body + at, length, request)
+                                : work.transport->Recv(message->row->peer, work.tag, body + at, length, request));
+  }
+  return Status::Ok();
+}
+
+Status SparseRun::TestRequests(const SparseWork& work, Message* message, bool* moved) {
+  auto& requests = message->requests;
+  for (size_t i = 0; i < requests.size();) {
+    bool done = false;
+    HVD_EXT_RETURN_IF_ERROR(work.transport->Test(requests[i].get(), &done));
+    if (!done) {
+      ++i;
+      continue;
+    }
+    *moved = true;
+    requests.erase(requests.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return Status::Ok();
+}
+
+// What a head says is checked before any memory is taken for it.
+Status SparseRun::TakeHead(const SparseWork& work, Message* message) {
+  message->headless = false;
+  SparseMessage* content = message->content.get();
+  std::memcpy(&content->head, message->head.data(), sizeof(SparseHead));
+  HVD_EXT_RETURN_IF_ERROR(CheckHead(content->head, message->elements));
+  if (content->head.body_nbytes == 0) return Status::Ok();
+  content->body = work.pool->Take(content->head.body_nbytes);
+  return PostBody(work, message);
+}
+
+Status SparseRun::Test(const SparseWork& work, bool* moved) {
+  if (waiting_ == 0) return Status::Ok();
+  headless_.assign(static_cast<size_t>(work.transport->size()), 0);
+  for (Message& message : messages_) {
+    if (message.done) continue;
+    HVD_EXT_RETURN_IF_ERROR(TestRequests(work, &message, moved));
+    char& blocked = headless_[static_cast<size_t>(message.row->peer)];
+    if (message.headless && message.requests.empty() && blocked == 0) {
+      Status taken = TakeHead(work, &message);
+      if (!taken.ok()) {
+        taken.message = "from rank " + std::to_string(message.row->peer) + ": " + taken.message;
+        return taken;
+      }
+    }
+    if (message.headless) blocked = 1;
+    if (message.headless || !message.requests.empty()) continue;
+    message.done = true;
+    --waiting_;
+    if (!message.sends) Keep(&message);
+  }
+  return Status::Ok();
+}
+
+// What has come takes the place of all pieces that it meets.
+void SparseRun::Keep(Message* message) {
+  const Row& row = *message->row;
+  std::map<int64_t, Piece>& pieces = came_[row.peer];
+  auto at = pieces.lower_bound(row.begin);
+  if (at != pieces.begin() && std::prev(at)->first + std::prev(at)->second.count > row.begin) --at;
+  while (at != pieces.end() && at->first < row.begin + row.count) at = pieces.erase(at);
+  pieces[row.begin] = {row.count, std::move(message->content)};
+}
+
+void SparseRun::AddPeers(std::vector<int>* peers) const {
+  for (const Message& message : messages_) {
+    if (!message.done) peers->push_back(message.row->peer);
+  }
+}
+
+// Null where the units are empty, or were when they came.
+const SparseMessage* SparseRun::Find(const Row& row) const {
+  auto peer = came_.find(row.peer);
+  if (peer == came_.end()) return nullptr;
+  auto piece = peer->second.find(row.begin);
+  return piece == peer->second.end() ? nullptr : piece->second.content.get();
+}
+
+Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
+  const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
+  float* units = work.data + begin;
+  const bool is_own = row.peer == work.transport->rank();
+  switch (row.opcode) {
+    case Opcode::SELECT: {
+      uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
+      feedback_->Select(density_, seed, units, work.scratch, work.pool, &own_);
+      return Status::Ok();
+    }
+    case Opcode::FOLD:
+      feedback_->Fold(units);
+      return Status::Ok();
+    case Opcode::CLEAR:
+      std::memset(units, 0, static_cast<size_t>(elements) * sizeof(float));
+      return Status::Ok();
+    case Opcode::PACK: {
+      int64_t count = 0;
+      for (int64_t i = 0; i < elements; ++i) count += (BitsOf(units[i]) & 0x7fffffffu) != 0;
+      own_.Reserve(count, work.pool);
+      own_.wire = DType::kFloat32;
+      for (int64_t i = 0; i < elements; ++i) {
+        if ((BitsOf(units[i]) & 0x7fffffffu) == 0) {
+          units[i] = 0;
+          continue;
+        }
+        own_.position()[own_.count] = static_cast<int32_t>(begin + i);
+        own_.value()[own_.count++] = units[i];
+      }
+      return Status::Ok();
+    }
+    case Opcode::SCATTER_ADD: {
+      if (elements == 0) return Status::Ok();
+      bool marked = own_.marked;
+      if (is_own) {
+        const int32_t* positions = own_.position();
+        const float* values = own_.value();
+        for (int64_t i = own_.Find(begin), end = own_.Find(begin + elements); i < end; ++i) {
+          work.data[positions[i]] += values[i];
+        }
+      } else if (const SparseMessage* came = Find(row)) {
+        HVD_EXT_RETURN_IF_ERROR(AddSparse(came->head, came->body.data(), units, elements));
+        marked = (came->head.marks & SparseHead::kNotFinite) != 0;
+      }
+      if (marked) units[0] = std::numeric_limits<float>::quiet_NaN();
+      return Status::Ok();
+    }
+    case Opcode::TAKE: {
+      const SparseMessage* came = Find(row);
+      if (came == nullptr) return Status::Ok();
+      return DecodeSparse(came->head, came->body.data(), begin, elements, work.pool, &own_);
+    }
+    case Opcode::MERGE:
+      return Merge(work, row);
+    default:
+      return Internal("a plan holds an opcode that is not a local row's");
+  }
+}
+
+Status SparseRun::Merge(const SparseWork& work, const Row& row) {
+  const int64_t begin = work.ElementAt(row.begin), elements = work.ElementAt(row.begin + row.count) - begin;
+  const SparseMessage* came = Find(row);
+  if (came == nullptr) return Status::Ok();
+  SparseVector other, sum;
+  HVD_EXT_RETURN_IF_ERROR(DecodeSparse(came->head, came->body.data(), begin, elements, work.pool, &other));
+  sum.Reserve(own_.count + other.count, work.pool);
+  sum.wire = own_.wire;
+  sum.marked = own_.marked || other.marked;
+  auto put = [&sum](int32_t position, float value) {
+    sum.position()[sum.count] = position;
+    sum.value()[sum.count++] = value;
+  };
+  for (int64_t i = 0, j = 0; i < own_.count || j < other.count;) {
+    const int64_t mine = i < own_.count ? own_.position()[i] : std::numeric_limits<int64_t>::max();
+    const int64_t theirs = j < other.count ? other.position()[j] : std::numeric_limits<int64_t>::max();
+    if (mine == theirs) {
+      put(static_cast<int32_t>(mine), own_.value()[i++] + other.value()[j++]);
+    } else if (mine < theirs) {
+      put(static_cast<int32_t>(mine), own_.value()[i++]);
+    } else {
+      put(static_cast<int32_t>(theirs), other.value()[j++]);
+    }
+  }
+  const int64_t k = std::min(sum.count, feedback_->EntriesAt(density_));
+  TopKSegment all{0, sum.count, k};
+  Buffer picks = work.pool->Take(k * 4);
+  auto* pick = reinterpret_cast<int32_t*>(picks.data());
+  int64_t count = 0;
+  bool not_finite = false;
+  TopK(TopKOptions{}, DType::kFloat32, sum.value(), &all, 1, work.scratch, nullptr, &count, pick, /*wide=*/false,
+       nullptr, &not_finite);
+  sum.marked |= not_finite;
+  int64_t kept = 0;
+  for (int64_t i = 0; i < sum.count; ++i) {
+    const int32_t position = sum.position()[i];
+    const float value = sum.value()[i];
+    const bool picked = kept < k && pick[kept] == i;
+    const float sent = picked ? RoundForWire(sum.wire, value) : 0;
+    if (sent != value) feedback_->Return(position, value - sent);
+    if (!picked) continue;
+    sum.position()[kept] = position;
+    sum.value()[kept++] = sent;
+  }
+  sum.count = kept;
+  own_ = std::move(sum);
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,97 @@
+// The rows of sparse plans (plan/ir.def), for one run: its vectors, the messages that carry them, and its local rows.
+// The executor calls it, on the engine's thread.
+//
+// The heads of a round are sent in the order of the rows, behind its dense messages, then the bodies that are not
+// empty. A receiver posts in the same order: heads first, and a body when all heads and bodies before it are there or
+// posted.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/buffer_pool.h"
+#include "engine/error_feedback.h"
+#include "engine/sparse_vector.h"
+#include "engine/status.h"
+#include "engine/transport.h"
+#include "kernels/topk.h"
+#include "plan/plan.h"
+
+namespace hvd_ext {
+
+struct SparseCounters {
+  std::atomic<int64_t> entries{0}, value_nbytes{0}, index_nbytes{0}, head_nbytes{0};
+};
+
+// What a run works with.
+struct SparseWork {
+  Transport* transport;
+  BufferPool* pool;
+  TopKScratch* scratch;
+  std::atomic<int64_t>*bytes_sent, *bytes_received;
+  const Plan* plan;
+  int tag;
+  float* data;  // the bucket
+  int64_t elements;
+
+  int64_t ElementAt(int64_t unit) const { return UnitBegin(unit, plan->units, elements); }
+};
+
+class SparseRun {
+ public:
+  // `step` makes the random selections of steps differ.
+  SparseRun(std::shared_ptr<Feedback> feedback, double density, int64_t step, std::shared_ptr<SparseCounters> counters)
+      : feedback_(std::move(feedback)), density_(density), step_(step), counters_(std::move(counters)) {}
+
+  // Whether no other run uses what the bucket keeps; then none does until Leave.
+  bool Enter() { return feedback_->Enter(); }
+  void Leave() { feedback_->Leave(); }
+
+  // Posts what the rows [first, end) of a round say about vectors; Test moves it on.
+  Status Post(const SparseWork& work, size_t first, size_t end);
+  Status Test(const SparseWork& work, bool* moved);
+  size_t waiting() const { return waiting_; }  // messages that have not ended
+  void AddPeers(std::vector<int>* peers) const;
+
+  Status RunLocal(const SparseWork& work, const Row& row);
+
+ private:
+  struct Message {
+    const Row* row;
+    int64_t begin, elements;
+    bool sends;
+    std::shared_ptr<SparseMessage> content;  // a send's may be that of several
+    Buffer head;
+    std::vector<std::unique_ptr<Request>> requests;  // under way
+    bool headless = false;                           // a receive whose head has not come
+    bool done = false;
+  };
+  struct Piece {
+    int64_t count;  // units
+    std::shared_ptr<SparseMessage> content;
+  };
+
+  Status PostBody(const SparseWork& work, Message* message);
+  Status TestRequests(const SparseWork& work, Message* message, bool* moved);
+  Status TakeHead(const SparseWork& work, Message* message);
+  void Keep(Message* message);
+  void Count(const Message& message) const;
+  Status Merge(const SparseWork& work, const Row& row);
+  const SparseMessage* Find(const Row& row) const;
+
+  const std::shared_ptr<Feedback> feedback_;
+  const double density_;
+  const int64_t step_;
+  const std::shared_ptr<SparseCounters> counters_;
+  SparseVector own_;
+  std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
+  std::vector<Message> messages_;                 // of the round under way
+  std::vector<char> headless_;                    // by peer: a message of its before has no head yet
+  size_t waiting_ = 0;
+};
+
+}  // namespace hvd_ext

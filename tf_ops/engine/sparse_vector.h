@@ -1,0 +1,75 @@
+// Vectors of entries (position, value), and how they travel: a head of fixed size, then a body whose length the head
+// says. Positions in a message count from the first element of the units that it is about.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "engine/buffer_pool.h"
+#include "engine/engine.h"
+#include "engine/status.h"
+#include "kernels/half.h"
+#include "kernels/reduce.h"
+
+namespace hvd_ext {
+
+struct SparseVector {
+  int64_t count = 0;
+  Buffer positions;              // int32, elements of the bucket, ascending
+  Buffer values;                 // float32
+  DType wire = DType::kFloat32;  // holds the values exactly
+  bool marked = false;           // some value was not finite where it was made
+
+  // Room for `most` entries; those that were there are gone.
+  void Reserve(int64_t most, BufferPool* pool);
+  int32_t* position() const { return reinterpret_cast<int32_t*>(positions.data()); }
+  float* value() const { return reinterpret_cast<float*>(values.data()); }
+  // The first entry at or behind an element.
+  int64_t Find(int64_t element) const {
+    return count == 0 ? 0 : std::lower_bound(position(), position() + count, element) - position();
+  }
+};
+
+struct SparseHead {
+  static constexpr uint32_t kMagic = 0x70cc5e1f;
+  static constexpr uint32_t kNotFinite = 1;
+
+  int64_t body_nbytes = 0;
+  int64_t count = 0;
+  DType values = DType::kFloat32;
+  SparseIndices indices = SparseIndices::kRaw;
+  uint32_t marks = 0;
+  uint32_t magic = kMagic;
+};
+static_assert(sizeof(SparseHead) == 32, "the head is what travels");
+
+// The body holds the values, then the positions: as int32; or as gaps (the first position, then one less than what lies
+// between two), each in groups of 7 bits, low ones first, the eighth bit saying that more follow; or as a bit for each
+// element, low ones first.
+struct SparseMessage {
+  SparseHead head;
+  Buffer body;
+  int64_t value_nbytes = 0, index_nbytes = 0;
+};
+
+// The entries of [begin, begin + elements), with the form of positions that is asked for or, for kSmallest, the
+// shortest; the first of the list above where two are as short.
+SparseMessage EncodeSparse(const SparseVector& vector, int64_t begin, int64_t elements, SparseIndices indices,
+                           BufferPool* pool);
+
+// What a message about `elements` elements may say of itself; the body's length is bounded by the count.
+Status CheckHead(const SparseHead& head, int64_t elements);
+
+// The entries of a message about [begin, begin + elements).
+Status DecodeSparse(const SparseHead& head, const char* body, int64_t begin, int64_t elements, BufferPool* pool,
+                    SparseVector* vector);
+// data[position] += value for all of them; on failure some are added.
+Status AddSparse(const SparseHead& head, const char* body, float* data, int64_t elements);
+
+// The value as it travels: rounded to nearest, ties to even, and within the largest finite number, so that what is left
+// (value - result) is exact in float32. Not finite: itself.
+float RoundForWire(DType wire, float value);
+
+}  // namespace hvd_ext

@@ -1,0 +1,300 @@
+// Exact top-k on a GPU in one pass over x. Steps, each a kernel of one stream; nothing is asked of the host between
+// them:
+//   Sample  from 1024 lines of a segment: a bound that is very likely below T and not far
+//   Scan    reads x once: keys > bound, and the first k that equal it, become candidates, in the order of the index
+//   Plan    decides, on the device: are the candidates enough? else the kernels below read x itself
+//   Count   three times (11 bits of the key each): a histogram, and the bin that T lies in
+//   Emit    keys > T, and the first that equal it, become the answer, in the order of the index
+// Segments that are small or have a great k have no candidates: Count and Emit read x (4 reads).
+//
+// Traps, by the number that they have in the notes on GPU top-k, and what is done about them here:
+//  1 an atomic per selected element is slow and gives an order that varies: places come from counts of tiles and a
+//    look-back; atomics only count, where order does not matter
+//  2 histograms in shared memory serialise where keys are alike (zeros, constants): bins count from the bound, so that
+//    sign and common exponents are gone; a warp whose keys share a bin adds once; only candidates are counted
+//  3 a grid-wide barrier needs all blocks at once on the device: separate launches, and the last block of a segment
+//    (a counter, and __threadfence) closes its histogram
+//  4 the number of candidates is unknown on the host: the launches are for the most that can be, blocks take tiles
+//  until
+//    there are none; too many or too few candidates is a decision of Plan and costs reads, never elements
+//  5 the answer must not vary: ties go to the lowest index by counting them apart from the keys above
+//  6 comparing floats fails for NaN and flushed denormals: only integers are compared
+//  7 a segment begins anywhere: tiles begin at whole lines before it, and vectors at its ends are read by element
+//  8 161 layers are one launch each: blocks find (segment, tile) in a list of first tiles
+//  9 offsets pass 2^31: 64 bits across segments, 32 inside one, whose length is checked
+// 10 a bound of ties (all zeros) would overflow any buffer: at most k of them are kept, so that one pass is enough
+#include "kernels/topk_gpu.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "kernels/reduce.h"
+#include "kernels/topk_gpu_kernels.h"
+
+namespace hvd_ext::gpu {
+namespace {
+
+thread_local char error[512] = "";
+
+__attribute__((format(printf, 2, 3))) int Fail(int code, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(error, sizeof error, format, arguments);
+  va_end(arguments);
+  return code;
+}
+
+#define HVD_EXT_CUDA(call)                                                                                         \
+  do {                                                                                                             \
+    const cudaError_t code_ = (call);                                                                              \
+    if (code_ != cudaSuccess) {                                                                                    \
+      return Fail(static_cast<int>(code_), #call ": %s (%s)", cudaGetErrorName(code_), cudaGetErrorString(code_)); \
+    }                                                                                                              \
+  } while (false)
+
+constexpr int kTickets = 16;
+
+bool Direct(const HvdExtTopKSegment& segment) {
+  return segment.k == 0 || segment.elements <= kUnsampled || segment.k > segment.elements / 4;
+}
+
+// What the sample asks for is 1.3 k to 3 k; where k is a few elements of the sample, some more of those.
+int64_t Capacity(const HvdExtTopKSegment& segment) {
+  if (Direct(segment)) return 0;
+  return std::min(segment.elements, 3 * segment.k + segment.elements / 256 + 4096);
+}
+
+int64_t RoundedUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Where the parts of the workspace begin. x may begin anywhere, so each segment may reach into one more tile.
+struct Layout {
+  int64_t n = 0, tiles = 0, histograms = 0, candidates = 0, nbytes = 0, cleared = 0;
+  int64_t done, bins, scanned, emitted, segments, states, scan_starts, starts, values, positions;
+
+  template <typename Bits>
+  void Add(const HvdExtTopKSegment& segment) {
+    const int64_t mine = MostTiles<Bits>(segment);
+    ++n;
+    tiles += mine;
+    histograms += mine > 1;
+    candidates += RoundedUp(Capacity(segment), kAlignment);  // so many bytes or more: each begins at a line
+  }
+  template <typename Bits>
+  static int64_t MostTiles(const HvdExtTopKSegment& segment) {
+    return segment.elements == 0 ? 0 : TilesOf<Bits>(segment.elements + kAlignment / sizeof(Bits) - 1);
+  }
+  void Place(int64_t element_nbytes) {
+    Part(nullptr, kTickets * sizeof(unsigned long long));
+    Part(&done, n * sizeof(uint32_t));
+    Part(&bins, histograms * kBins * sizeof(uint32_t));
+    Part(&scanned, tiles * sizeof(uint64_t));
+    Part(&emitted, tiles * sizeof(uint64_t));
+    cleared = nbytes;
+    Part(&segments, n * sizeof(Segment));
+    Part(&states, n * sizeof(State));
+    Part(&scan_starts, (n + 1) * sizeof(int64_t));
+    Part(&starts, (n + 1) * sizeof(int64_t));
+    Part(&values, candidates * element_nbytes);
+    Part(&positions, candidates * sizeof(uint32_t));
+  }
+  void Part(int64_t* begin, int64_t part) {
+    if (begin != nullptr) *begin = nbytes;
+    nbytes += RoundedUp(part, 256);
+  }
+};
+
+int Check(const HvdExtTopKSegment* segments, int64_t n) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  if (n < 0 || n > kMost || (n > 0 && segments == nullptr)) {
+    return Fail(HVD_EXT_TOPK_GPU_INVALID, "segments (%lld): must be 0 to 2^31 - 1, with an array",
+                static_cast<long long>(n));
+  }
+  int64_t end = 0;
+  for (int64_t s = 0; s < n; ++s) {
+    const HvdExtTopKSegment& segment = segments[s];
+    const long long begin = segment.begin, elements = segment.elements, k = segment.k, number = s;
+    if (begin < end || elements < 0 || elements > kMost) {
+      return Fail(
+          HVD_EXT_TOPK_GPU_INVALID,
+          "segment %lld (begin %lld, %lld elements): must begin at %lld or behind, and have 0 to 2^31 - 1 elements",
+          number, begin, elements, static_cast<long long>(end));
+    }
+    if (k < 0 || k > elements) {
+      return Fail(HVD_EXT_TOPK_GPU_INVALID, "k (%lld) of segment %lld: must be 0 to its %lld elements", k, number,
+                  elements);
+    }
+    end = segment.begin + segment.elements;
+  }
+  return 0;
+}
+
+// Calls body(Bits(), key of infinity) for a dtype.
+template <typename Body>
+int64_t WithBits(int32_t dtype, const Body& body) {
+  switch (static_cast<DType>(dtype)) {
+    case DType::kFloat32:
+      return body(uint32_t(), 0x7f800000u);
+    case DType::kFloat64:
+      return body(uint64_t(), uint64_t{0x7ff} << 52);
+    case DType::kFloat16:
+      return body(uint16_t(), 0x7c00u);
+    case DType::kBFloat16:
+      return body(uint16_t(), 0x7f80u);
+    default:
+      return Fail(HVD_EXT_TOPK_GPU_INVALID, "dtype (%d): must be 0 float32, 1 float64, 2 float16 or 3 bfloat16", dtype);
+  }
+}
+
+template <typename Bits>
+Layout LayoutOf(const HvdExtTopKSegment* segments, int64_t n) {
+  Layout layout;
+  for (int64_t s = 0; s < n; ++s) layout.Add<Bits>(segments[s]);
+  layout.Place(sizeof(Bits));
+  return layout;
+}
+
+struct Call {
+  const void* x;
+  const HvdExtTopKSegment* segments;
+  int64_t n;
+  void *indices, *values;
+  int32_t wide;
+  int32_t* non_finite;
+  char* workspace;
+  int64_t workspace_nbytes;
+  cudaStream_t stream;
+};
+
+// Sends the table of segments, as arguments of kernels: a copy from the host's memory would wait or need pinned memory.
+template <typename Bits>
+int SetUp(const Call& call, const Memory& memory, int64_t* scan_tiles) {
+  Layout before;
+  int64_t out = 0;
+  *scan_tiles = 0;
+  for (int64_t first = 0; first < call.n; first += kGroup) {
+    const int count = static_cast<int>(std::min<int64_t>(kGroup, call.n - first));
+    Group group = {};
+    int64_t all = *scan_tiles;
+    for (int i = 0; i < count; ++i) {
+      const HvdExtTopKSegment& from = call.segments[first + i];
+      Segment& to = group.segments[i];
+      const uintptr_t address = reinterpret_cast<uintptr_t>(static_cast<const Bits*>(call.x) + from.begin);
+      to.begin = from.begin;
+      to.out = out;
+      to.candidates = before.candidates;
+      to.tile = before.tiles;
+      to.scanned = all;
+      to.elements = static_cast<uint32_t>(from.elements);
+      to.k = static_cast<uint32_t>(from.k);
+      to.capacity = static_cast<uint32_t>(Capacity(from));
+      to.head = static_cast<uint32_t>(address % kAlignment / sizeof(Bits));
+      to.histogram = Layout::MostTiles<Bits>(from) > 1 ? static_cast<int32_t>(before.histograms) : -1;
+      to.direct = Direct(from);
+      before.Add<Bits>(from);
+      out += from.k;
+      if (!to.direct) all += TilesOf<Bits>(static_cast<uint64_t>(to.head) + to.elements);
+    }
+    *scan_tiles = all;
+    Launch(Setup, 1, 64, call.stream, memory, group, first, count, all, call.non_finite);
+    HVD_EXT_CUDA(cudaGetLastError());
+  }
+  return 0;
+}
+
+template <typename Bits>
+int Run(const Call& call, KeyOf<Bits> infinity) {
+  static_assert(sizeof(Group) + sizeof(Memory) + 64 <= 4096, "the limit of a kernel's arguments");
+  const Layout layout = LayoutOf<Bits>(call.segments, call.n);
+  if (call.workspace_nbytes < layout.nbytes || reinterpret_cast<uintptr_t>(call.workspace) % 256 != 0) {
+    return Fail(HVD_EXT_TOPK_GPU_INVALID, "workspace (%lld bytes at %p): must have %lld bytes at a multiple of 256",
+                static_cast<long long>(call.workspace_nbytes), static_cast<void*>(call.workspace),
+                static_cast<long long>(layout.nbytes));
+  }
+  const int64_t end = call.n == 0 ? 0 : call.segments[call.n - 1].begin + call.segments[call.n - 1].elements;
+  if (!call.wide && end > int64_t{1} << 31) {
+    return Fail(HVD_EXT_TOPK_GPU_INVALID, "indices (int32): must reach to 2^31 - 1, seen %lld elements; ask for int64",
+                static_cast<long long>(end));
+  }
+  if (reinterpret_cast<uintptr_t>(call.x) % sizeof(Bits) != 0) {
+    return Fail(HVD_EXT_TOPK_GPU_INVALID, "x (%p): must begin at a multiple of an element's %zu bytes", call.x,
+                sizeof(Bits));
+  }
+  char* at = call.workspace;
+  Memory memory;
+  memory.tickets = reinterpret_cast<unsigned long long*>(at);
+  memory.done = reinterpret_cast<uint32_t*>(at + layout.done);
+  memory.histograms = reinterpret_cast<uint32_t*>(at + layout.bins);
+  memory.scanned = reinterpret_cast<uint64_t*>(at + layout.scanned);
+  memory.emitted = reinterpret_cast<uint64_t*>(at + layout.emitted);
+  memory.segments = reinterpret_cast<Segment*>(at + layout.segments);
+  memory.states = reinterpret_cast<State*>(at + layout.states);
+  memory.scan_starts = reinterpret_cast<int64_t*>(at + layout.scan_starts);
+  memory.starts = reinterpret_cast<int64_t*>(at + layout.starts);
+  memory.values = at + layout.values;
+  memory.positions = reinterpret_cast<uint32_t*>(at + layout.positions);
+  memory.n = call.n;
+
+  int device = 0, processors = 0;
+  HVD_EXT_CUDA(cudaGetDevice(&device));
+  HVD_EXT_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  const int64_t most = static_cast<int64_t>(processors) * kBlocksPerProcessor;
+  HVD_EXT_CUDA(cudaMemsetAsync(call.workspace, 0, layout.cleared, call.stream));
+  if (layout.tiles == 0) {
+    if (call.non_finite == nullptr) return 0;
+    HVD_EXT_CUDA(cudaMemsetAsync(call.non_finite, 0, sizeof(int32_t), call.stream));
+    return 0;
+  }
+  int64_t scan_tiles = 0;
+  if (const int code = SetUp<Bits>(call, memory, &scan_tiles); code != 0) return code;
+  int ticket = 0;
+  if (scan_tiles > 0) {
+    Launch(Sample<Bits>, call.n, kSampleThreads, call.stream, memory, call.x);
+    HVD_EXT_CUDA(cudaGetLastError());
+    Launch(Scan<Bits>, std::min(scan_tiles, most), kThreads, call.stream, memory, call.x, ticket++);
+    HVD_EXT_CUDA(cudaGetLastError());
+  }
+  Launch(Plan<Bits>, 1, kLanes, call.stream, memory);
+  HVD_EXT_CUDA(cudaGetLastError());
+  constexpr int kLevels = (kKeyBits<Bits> + kBinBits - 1) / kBinBits;
+  static_assert(kLevels + 2 <= kTickets);
+  for (int level = 0; level < kLevels; ++level) {
+    Launch(Count<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++);
+    HVD_EXT_CUDA(cudaGetLastError());
+  }
+  Launch(Emit<Bits>, std::min(layout.tiles, most), kThreads, call.stream, memory, call.x, ticket++, infinity,
+         call.indices, static_cast<int>(call.wide), call.values, call.non_finite);
+  HVD_EXT_CUDA(cudaGetLastError());
+  return 0;
+}
+
+}  // namespace
+}  // namespace hvd_ext::gpu
+
+int64_t hvd_ext_topk_gpu_workspace(int32_t dtype, const HvdExtTopKSegment* segments, int64_t n_segments) {
+  using namespace hvd_ext::gpu;
+  if (const int code = Check(segments, n_segments); code != 0) return code;
+  return WithBits(dtype,
+                  [&](auto bits, auto) -> int64_t { return LayoutOf<decltype(bits)>(segments, n_segments).nbytes; });
+}
+
+int hvd_ext_topk_gpu(int32_t dtype, const void* x, const HvdExtTopKSegment* segments, int64_t n_segments, void* indices,
+                     int32_t wide, void* values, int32_t* non_finite, void* workspace, int64_t workspace_nbytes,
+                     void* stream) {
+  using namespace hvd_ext::gpu;
+  if (const int code = Check(segments, n_segments); code != 0) return code;
+  const Call call = {x,
+                     segments,
+                     n_segments,
+                     indices,
+                     values,
+                     wide,
+                     non_finite,
+                     static_cast<char*>(workspace),
+                     workspace_nbytes,
+                     static_cast<cudaStream_t>(stream)};
+  return static_cast<int>(
+      WithBits(dtype, [&](auto bits, auto infinity) -> int64_t { return Run<decltype(bits)>(call, infinity); }));
+}
+
+const char* hvd_ext_topk_gpu_error(void) { return hvd_ext::gpu::error; }

@@ -1,0 +1,263 @@
+// What the kernels of topk_gpu.cu.cc are made of: keys, tiles of a vector per lane, sums over warps and blocks, the
+// look-back. Read by nvcc, and by g++ for the emulation of tests/native/gpu.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef HVD_EXT_EMULATED_GPU
+#include "gpu/emulation.h"
+#else
+#include <cuda_runtime.h>
+
+#define HVD_EXT_SHARED(Type, name) __shared__ Type name
+
+namespace hvd_ext::gpu {
+
+template <typename... Parameters, typename... Arguments>
+void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, Arguments... arguments) {
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(arguments...);
+}
+
+// Memory that other blocks write during the kernel: past the caches of the multiprocessor.
+template <typename Word>
+__device__ inline Word LoadNow(const Word* word) {
+  return *static_cast<const volatile Word*>(word);
+}
+__device__ inline void StoreNow(uint64_t* word, uint64_t value) { *static_cast<volatile uint64_t*>(word) = value; }
+__device__ inline void Pause() { __nanosleep(32); }
+
+}  // namespace hvd_ext::gpu
+#endif
+
+namespace hvd_ext::gpu {
+
+constexpr int kLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kLanes;
+constexpr int kVectors = 8;      // of 16 bytes, for each thread: enough loads under way with 4 blocks on a processor
+constexpr int kAlignment = 128;  // tiles start at such addresses, so that each warp reads whole lines
+constexpr int kBins = 2048;      // of a histogram: 11 bits of a key
+constexpr int kBinBits = 11;
+constexpr int kBinsPerThread = kBins / kThreads;
+
+__device__ inline int Lane() { return threadIdx.x % kLanes; }
+__device__ inline int Warp() { return threadIdx.x / kLanes; }
+
+template <typename Bits>
+struct Format {
+  using Key = uint32_t;
+};
+template <>
+struct Format<uint64_t> {
+  using Key = uint64_t;
+};
+template <typename Bits>
+using KeyOf = typename Format<Bits>::Key;
+
+template <typename Bits>
+constexpr int kKeyBits = 8 * sizeof(Bits) - 1;
+template <typename Bits>
+constexpr KeyOf<Bits> kGreatestKey = static_cast<KeyOf<Bits>>((static_cast<uint64_t>(1) << kKeyBits<Bits>)-1);
+template <typename Bits>
+constexpr int kInVector = 16 / sizeof(Bits);
+template <typename Bits>
+constexpr uint32_t kInSlab = kLanes * kInVector<Bits>;  // what a warp reads at once
+template <typename Bits>
+constexpr uint32_t kInTile = kWarps * kVectors * kInSlab<Bits>;
+
+template <typename Bits>
+__host__ __device__ constexpr uint32_t TilesOf(uint64_t elements) {
+  return static_cast<uint32_t>((elements + kInTile<Bits> - 1) / kInTile<Bits>);
+}
+
+// An array that begins somewhere: its elements are origin[head .. end), origin is at a multiple of kAlignment.
+template <typename Bits>
+struct Source {
+  const Bits* origin;
+  uint32_t head;
+  uint32_t end;
+};
+
+template <typename Bits>
+struct alignas(16) Vector {
+  Bits bits[kInVector<Bits>];
+
+  // Elements outside of the source are not touched: they may lie outside of the allocation.
+  __device__ inline void Load(const Source<Bits>& source, uint32_t at) {
+    if (at >= source.head && at + kInVector<Bits> <= source.end) {
+      // Read once, so it need not stay in the cache: the candidates shall.
+      const uint4 words = __ldcs(reinterpret_cast<const uint4*>(source.origin + at));
+      memcpy(bits, &words, sizeof words);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) {
+      bits[e] = at + e >= source.head && at + e < source.end ? source.origin[at + e] : Bits(0);
+    }
+  }
+  __device__ inline KeyOf<Bits> Key(int e) const { return bits[e] & kGreatestKey<Bits>; }
+};
+
+// The part of a source that a block holds in registers. Order of the elements: warp, vector, lane, element of a vector.
+template <typename Bits>
+struct Tile {
+  Vector<Bits> vectors[kVectors];
+  uint32_t first;  // place of this lane's first element
+  uint32_t head, end;
+  bool whole;  // no element is outside of the source; the same in all threads
+
+  __device__ inline void Load(const Source<Bits>& source, uint32_t tile) {
+    head = source.head;
+    end = source.end;
+    const uint32_t begin = tile * kInTile<Bits>;
+    whole = begin >= head && end >= kInTile<Bits> && begin <= end - kInTile<Bits>;
+    first = begin + Warp() * (kVectors * kInSlab<Bits>)+Lane() * kInVector<Bits>;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) vectors[v].Load(source, Place(v, 0));
+  }
+  __device__ inline uint32_t Place(int v, int e) const { return first + v * kInSlab<Bits> + e; }
+  __device__ inline bool Has(int v, int e) const { return whole || (Place(v, e) >= head && Place(v, e) < end); }
+};
+
+__device__ inline uint32_t WarpSum(uint32_t value) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+// The sum over a block, with one barrier: `sums` are three shared numbers, 0 before round 0, used in turn. The one of
+// the round before is cleared when all have read it, and used again two barriers later.
+__device__ inline uint32_t BlockSum(uint32_t value, uint32_t* sums, int round) {
+  value = WarpSum(value);
+  if (Lane() == 0) atomicAdd(&sums[round % 3], value);
+  __syncthreads();
+  if (threadIdx.x == 0) sums[(round + 2) % 3] = 0;
+  return sums[round % 3];
+}
+
+// The last s with starts[s] <= at: starts ascend, starts[0] = 0 <= at < starts[n]. All lanes of a warp take part.
+__device__ inline int64_t Locate(const int64_t* starts, int64_t n, int64_t at) {
+  int64_t low = 0, high = n;
+  while (high - low > 1) {
+    const int64_t step = (high - low + kLanes - 1) / kLanes;
+    const int64_t mine = low + Lane() * step;
+    const unsigned before = __ballot_sync(kAllLanes, mine < high && starts[mine] <= at);
+    low += (kLanes - 1 - __clz(before)) * step;
+    high = low + step < high ? low + step : high;
+  }
+  return low;
+}
+
+struct Counts {
+  uint32_t above, equal;
+};
+
+// A descriptor tells of one tile in one 64-bit word, so that state and counts are always seen together and no fence is
+// needed: the state in 2 bits, `above` and `equal` in 31 bits each (a segment has fewer than 2^31 elements).
+constexpr uint64_t kUnknown = 0;   // of a new descriptor
+constexpr uint64_t kOfTile = 1;    // counts of the tile alone
+constexpr uint64_t kUpToTile = 2;  // counts of the segment's tiles up to this
+__device__ inline uint64_t Descriptor(uint64_t state, Counts counts) {
+  return state << 62 | static_cast<uint64_t>(counts.above) << 31 | counts.equal;
+}
+__device__ inline uint64_t StateOf(uint64_t descriptor) { return descriptor >> 62; }
+
+// Publishes the counts of a tile and sums those of the tiles of its segment before it (decoupled look-back, Merrill and
+// Garland 2016). Only for one whole warp. Blocks take tiles in order, so all tiles before are in the hands of blocks
+// that run: the wait ends.
+__device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts counts) {
+  Counts before = {0, 0};
+  if (tile > 0) {
+    if (Lane() == 0) StoreNow(&descriptors[tile], Descriptor(kOfTile, counts));
+    int64_t look = static_cast<int64_t>(tile) - 1 - Lane();
+    for (;;) {
+      uint64_t seen = look >= 0 ? LoadNow(&descriptors[look]) : Descriptor(kUpToTile, {0, 0});
+      while (__any_sync(kAllLanes, StateOf(seen) == kUnknown)) {
+        Pause();
+        if (StateOf(seen) == kUnknown) seen = LoadNow(&descriptors[look]);
+      }
+      // Lanes look at tiles from the nearest to the farthest; beyond the first kUpToTile all is in it.
+      const unsigned sums = __ballot_sync(kAllLanes, StateOf(seen) == kUpToTile);
+      const bool counted = sums == 0 || Lane() < __ffs(sums);
+      before.above += WarpSum(counted ? static_cast<uint32_t>(seen >> 31) & 0x7fffffffu : 0);
+      before.equal += WarpSum(counted ? static_cast<uint32_t>(seen) & 0x7fffffffu : 0);
+      if (sums != 0) break;
+      look -= kLanes;
+    }
+  }
+  const Counts up_to = {before.above + counts.above, before.equal + counts.equal};
+  if (Lane() == 0) StoreNow(&descriptors[tile], Descriptor(kUpToTile, up_to));
+  return before;
+}
+
+// What the host knows of a segment. Group passes as an argument of Setup, whose limit is 4 KiB.
+struct Segment {
+  int64_t begin, out;     // its first element in x; its first pick in the answer
+  int64_t candidates;     // its first place in the memory of candidates
+  int64_t tile, scanned;  // its first descriptor; tiles that are scanned before it
+  uint32_t elements, k, capacity, head;
+  int32_t histogram;  // which one, -1 if one tile holds all
+  int32_t direct;     // no candidates
+};
+constexpr int kGroup = 56;
+struct Group {
+  Segment segments[kGroup];
+};
+
+// What the device finds out.
+struct State {
+  uint64_t bound;  // Sample
+  Counts scanned;  // Scan
+  uint64_t base;   // Plan, Count: T is in [base, base + bins * 2^shift), in the end it is base
+  uint32_t shift, bins;
+  uint32_t need;  // so many keys are picked from there, the others are above
+  uint32_t elements, tiles, from_x, resolved;
+};
+
+// The workspace. From tickets to emitted it is 0 at the start of a call.
+struct Memory {
+  Segment* segments;
+  State* states;
+  int64_t *scan_starts, *starts;  // first tile of each segment, and their sum: of Scan, of Count and Emit
+  unsigned long long* tickets;    // one for each launch whose blocks take tiles
+  uint32_t* done;                 // tiles of a segment whose histogram has been added
+  uint32_t* histograms;
+  uint64_t *scanned, *emitted;  // descriptors
+  void* values;
+  uint32_t* positions;  // of candidates, in their segment
+  int64_t n;
+};
+
+template <typename Bits>
+__device__ Source<Bits> OfX(const void* x, const Segment& segment) {
+  return {static_cast<const Bits*>(x) + segment.begin - segment.head, segment.head, segment.head + segment.elements};
+}
+
+struct Work {
+  int64_t segment;
+  uint32_t tile, tiles;
+};
+
+// The next tile of all, for this block; false if there is none. Its first barrier lets the block end with what is
+// shared.
+__device__ inline bool Next(unsigned long long* ticket, const int64_t* starts, int64_t n, Work* shared) {
+  __syncthreads();
+  if (Warp() == 0) {
+    unsigned long long taken = 0;
+    if (Lane() == 0) taken = atomicAdd(ticket, 1ull);
+    const int64_t mine = static_cast<int64_t>(__shfl_sync(kAllLanes, taken, 0));
+    const bool any = mine < starts[n];
+    const int64_t segment = any ? Locate(starts, n, mine) : -1;
+    if (Lane() == 0) {
+      shared->segment = segment;
+      if (any) shared->tile = static_cast<uint32_t>(mine - starts[segment]);
+      if (any) shared->tiles = static_cast<uint32_t>(starts[segment + 1] - starts[segment]);
+    }
+  }
+  __syncthreads();
+  return shared->segment >= 0;
+}
+
+}  // namespace hvd_ext::gpu

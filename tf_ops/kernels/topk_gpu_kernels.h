@@ -1,0 +1,392 @@
+// The kernels of topk_gpu.cu.cc, which says how they work together.
+#pragma once
+
+#include "kernels/topk_gpu_device.h"
+
+namespace hvd_ext::gpu {
+namespace {
+
+constexpr int64_t kUnsampled = 32768;  // elements; a segment up to this has no candidates
+constexpr int kSampleThreads = 1024;   // a line each
+constexpr int kLineVectors = 4;
+constexpr int kBlocksPerProcessor = 3;  // registers for a tile without spilling; enough bytes under way
+
+__global__ void Setup(Memory memory, Group group, int64_t first, int count, int64_t scan_tiles, int32_t* non_finite) {
+  const int i = threadIdx.x;
+  if (i < count) {
+    memory.segments[first + i] = group.segments[i];
+    memory.scan_starts[first + i] = group.segments[i].scanned;
+  }
+  if (i == 0 && first == 0) {
+    memory.scan_starts[memory.n] = scan_tiles;
+    if (non_finite != nullptr) *non_finite = 0;
+  }
+}
+
+// ---- Sample: one block for each segment
+
+struct Sums {
+  uint32_t sums[3];
+};
+
+// Of the lines that lie inside of the segment, the one that this thread reads: at a random place of its part of 1024
+// equal ones. Whatever comes the answer is right, so a fixed seed will do. Tests know it, to mislead the sample.
+__host__ __device__ inline uint32_t SampledLine(uint32_t thread, uint32_t lines, uint32_t segment) {
+  const uint32_t low = static_cast<uint64_t>(lines) * thread / kSampleThreads;
+  const uint32_t high = static_cast<uint64_t>(lines) * (thread + 1) / kSampleThreads;
+  if (high <= low) return low < lines ? low : lines - 1;
+  uint32_t random = (thread + segment * kSampleThreads + 1) * 0x9e3779b9u;
+  random = (random ^ random >> 16) * 0x85ebca6bu;
+  random ^= random >> 13;
+  return low + random % (high - low);
+}
+
+// About the rank-th greatest key of the block's lines: at least `rank` keys are not below it, at most a few more if
+// that can be. 0 if there are fewer.
+template <typename Bits>
+__device__ KeyOf<Bits> Search(const Vector<Bits>* line, uint32_t rank, uint32_t* sums, int* round) {
+  KeyOf<Bits> found = 0;
+  for (int bit = kKeyBits<Bits> - 1; bit >= 0; --bit) {
+    const KeyOf<Bits> trial = found | static_cast<KeyOf<Bits>>(1) << bit;
+    uint32_t mine = 0;
+#pragma unroll
+    for (int v = 0; v < kLineVectors; ++v) {
+#pragma unroll
+      for (int e = 0; e < kInVector<Bits>; ++e) mine += line[v].Key(e) >= trial;
+    }
+    const uint32_t all = BlockSum(mine, sums, (*round)++);
+    if (all < rank) continue;
+    found = trial;
+    if (all <= rank + rank / 8 + 2) break;
+  }
+  return found;
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kSampleThreads) Sample(Memory memory, const void* x) {
+  HVD_EXT_SHARED(Sums, shared);
+  uint32_t* sums = shared.sums;
+  const Segment& segment = memory.segments[blockIdx.x];
+  if (segment.direct) return;
+  if (threadIdx.x < 3) sums[threadIdx.x] = 0;
+  const Source<Bits> source = OfX<Bits>(x, segment);
+  constexpr uint32_t kLine = kLineVectors * kInVector<Bits>;
+  const uint32_t begin = (source.head + kLine - 1) / kLine, lines = source.end / kLine - begin;
+  const uint32_t at = begin + SampledLine(threadIdx.x, lines, blockIdx.x);
+  Vector<Bits> line[kLineVectors];
+#pragma unroll
+  for (int v = 0; v < kLineVectors; ++v) line[v].Load(source, at * kLine + v * kInVector<Bits>);
+  __syncthreads();
+
+  int round = 0;
+  const double share = static_cast<double>(segment.k) / segment.elements;
+  const uint32_t rank = static_cast<uint32_t>(kSampleThreads * kLine * share) + 1;
+  const KeyOf<Bits> middle = Search<Bits>(line, rank, sums, &round);
+  // Four standard errors of the number of hits. Elements of a line may be alike, so lines are what is independent.
+  uint32_t hits = 0;
+#pragma unroll
+  for (int v = 0; v < kLineVectors; ++v) {
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) hits += line[v].Key(e) >= middle;
+  }
+  const uint32_t squares = BlockSum(hits * hits, sums, round++);
+  const uint32_t margin = static_cast<uint32_t>(4 * sqrtf(static_cast<float>(squares))) + 4;
+  const KeyOf<Bits> bound = Search<Bits>(line, rank + margin, sums, &round);
+  if (threadIdx.x == 0) memory.states[blockIdx.x].bound = bound;
+}
+
+// ---- Scan and Emit: what is above a bound, and the first that equal it
+
+struct Places {
+  Counts warps[kWarps];
+  Counts before;  // of the tiles before in the segment
+};
+struct Compaction {
+  Work work;
+  Places places;
+};
+
+// Calls put(place, v, e) for each key > bound and for the first `limit` keys == bound of the source, `place` counts in
+// the order of the index. Returns what there is up to this tile (in warp 0).
+template <typename Bits, typename Put>
+__device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> bound, uint32_t limit,
+                          uint64_t* descriptors, Places* shared, const Put& put) {
+  Counts counts = {0, 0};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) {
+      const KeyOf<Bits> key = tile.vectors[v].Key(e);
+      counts.above += key > bound && tile.Has(v, e);
+      counts.equal += key == bound && tile.Has(v, e);
+    }
+  }
+  const uint32_t both = WarpSum(counts.above | counts.equal << 16);  // at most 2048 each
+  counts = {both & 0xffff, both >> 16};
+  if (Lane() == 0) shared->warps[Warp()] = counts;
+  __syncthreads();
+  Counts all = {0, 0};
+  if (Warp() == 0) {
+    const Counts mine = Lane() < kWarps ? shared->warps[Lane()] : Counts{0, 0};
+    all = {WarpSum(mine.above), WarpSum(mine.equal)};
+    const Counts before = LookBack(descriptors, number, all);
+    if (Lane() == 0) shared->before = before;
+    all = {before.above + all.above, before.equal + all.equal};
+  }
+  __syncthreads();
+  Counts before = shared->before;
+  for (int w = 0; w < Warp(); ++w) {
+    before.above += shared->warps[w].above;
+    before.equal += shared->warps[w].equal;
+  }
+  if (counts.above == 0 && (counts.equal == 0 || before.equal >= limit)) return all;
+
+  const unsigned lower = (1u << Lane()) - 1;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) any = any || (tile.vectors[v].Key(e) >= bound && tile.Has(v, e));
+    if (!__any_sync(kAllLanes, any)) continue;
+    Counts mine = before;
+    unsigned mask[kInVector<Bits>];  // this lane's: bit 0 above, bit 1 equal
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) {
+      const KeyOf<Bits> key = tile.vectors[v].Key(e);
+      const bool has = tile.Has(v, e);
+      mask[e] = (key > bound && has) | (key == bound && has) << 1;
+      const unsigned above = __ballot_sync(kAllLanes, mask[e] & 1);
+      const unsigned equal = __ballot_sync(kAllLanes, mask[e] & 2);
+      mine.above += __popc(above & lower);
+      mine.equal += __popc(equal & lower);
+      before.above += __popc(above);
+      before.equal += __popc(equal);
+    }
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) {
+      if (mask[e] == 1 || (mask[e] == 2 && mine.equal < limit)) {
+        put(mine.above + (mine.equal < limit ? mine.equal : limit), v, e);
+      }
+      mine.above += mask[e] & 1;
+      mine.equal += mask[e] >> 1;
+    }
+  }
+  return all;
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Scan(Memory memory, const void* x, int ticket) {
+  HVD_EXT_SHARED(Compaction, shared);
+  while (Next(&memory.tickets[ticket], memory.scan_starts, memory.n, &shared.work)) {
+    const Work work = shared.work;
+    const Segment& segment = memory.segments[work.segment];
+    Tile<Bits> tile;
+    tile.Load(OfX<Bits>(x, segment), work.tile);
+    Bits* values = static_cast<Bits*>(memory.values) + segment.candidates;
+    uint32_t* positions = memory.positions + segment.candidates;
+    const uint32_t capacity = segment.capacity, head = segment.head;
+    const auto put = [&](uint32_t place, int v, int e) {
+      if (place >= capacity) return;  // Plan sees that there are too many
+      values[place] = tile.vectors[v].bits[e];
+      positions[place] = tile.Place(v, e) - head;
+    };
+    const KeyOf<Bits> bound = static_cast<KeyOf<Bits>>(memory.states[work.segment].bound);
+    const Counts all =
+        Compact<Bits>(tile, work.tile, bound, segment.k, memory.scanned + segment.tile, &shared.places, put);
+    if (work.tile + 1 == work.tiles && threadIdx.x == 0) memory.states[work.segment].scanned = all;
+  }
+}
+
+// ---- Plan: one warp for all
+
+// Bins of so many bits' width reach from `base` to the greatest key.
+template <typename Bits>
+__device__ uint32_t Shift(KeyOf<Bits> base) {
+  uint32_t shift = 0;
+  while ((kGreatestKey<Bits> - base) >> shift >= kBins) ++shift;
+  return shift;
+}
+
+template <typename Bits>
+__global__ void Plan(Memory memory) {
+  int64_t tiles = 0;
+  for (int64_t first = 0; first < memory.n; first += kLanes) {
+    const int64_t s = first + Lane();
+    uint32_t mine = 0;
+    if (s < memory.n) {
+      const Segment& segment = memory.segments[s];
+      State& state = memory.states[s];
+      const Counts seen = state.scanned;
+      const uint32_t candidates = seen.above + (seen.equal < segment.k ? seen.equal : segment.k);
+      const bool from_x = segment.direct || candidates < segment.k || candidates > segment.capacity;
+      state.from_x = from_x;
+      state.elements = from_x ? segment.elements : candidates;
+      state.tiles = mine = TilesOf<Bits>(from_x ? static_cast<uint64_t>(segment.head) + segment.elements : candidates);
+      if (segment.elements == 0) state.tiles = mine = 0;
+      state.need = segment.k;
+      state.resolved = segment.k == 0;
+      const KeyOf<Bits> base = from_x ? 0 : static_cast<KeyOf<Bits>>(state.bound);
+      state.base = segment.k == 0 ? kGreatestKey<Bits> : base;
+      state.shift = Shift<Bits>(base);
+      state.bins = kBins;
+    }
+    uint32_t up_to = mine;  // with the lanes before
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) {
+      const uint32_t other = __shfl_up_sync(kAllLanes, up_to, step);
+      if (Lane() >= step) up_to += other;
+    }
+    if (s < memory.n) memory.starts[s] = tiles + up_to - mine;
+    tiles += __shfl_sync(kAllLanes, up_to, kLanes - 1);
+  }
+  if (Lane() == 0) memory.starts[memory.n] = tiles;
+}
+
+template <typename Bits>
+__device__ Source<Bits> OfState(const Memory& memory, const void* x, const Segment& segment, const State& state) {
+  if (state.from_x) return OfX<Bits>(x, segment);
+  return {static_cast<const Bits*>(memory.values) + segment.candidates, 0, state.elements};
+}
+
+// ---- Count: one level of the search for T
+
+struct Histogram {
+  Work work;
+  uint32_t bins[kBins];
+  uint32_t warps[kWarps];
+  bool last;
+};
+
+template <typename Bits>
+__device__ void CountTile(const Tile<Bits>& tile, KeyOf<Bits> base, uint32_t shift, uint32_t n_bins, uint32_t* bins) {
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int e = 0; e < kInVector<Bits>; ++e) {
+      const KeyOf<Bits> key = tile.vectors[v].Key(e), offset = (key - base) >> shift;
+      const bool in = key >= base && offset < n_bins && tile.Has(v, e);
+      const unsigned lanes = __ballot_sync(kAllLanes, in);
+      if (lanes == 0) continue;
+      const uint32_t bin = static_cast<uint32_t>(offset);
+      const int leader = __ffs(lanes) - 1;
+      const uint32_t first = __shfl_sync(kAllLanes, bin, leader);
+      if (__all_sync(kAllLanes, !in || bin == first)) {
+        if (Lane() == leader) atomicAdd(&bins[bin], static_cast<uint32_t>(__popc(lanes)));
+      } else if (in) {
+        atomicAdd(&bins[bin], 1u);
+      }
+    }
+  }
+}
+
+// Adds the block's histogram to the segment's; true in the block that is the last to do so, which has the sum in its
+// bins and has cleared the segment's for the next level.
+__device__ bool Gather(const Memory& memory, const Segment& segment, Histogram* shared) {
+  uint32_t* all = memory.histograms + static_cast<int64_t>(segment.histogram) * kBins;
+  for (int b = threadIdx.x; b < kBins; b += kThreads) {
+    if (shared->bins[b] != 0) atomicAdd(&all[b], shared->bins[b]);
+  }
+  __threadfence();  // the additions are seen before the count
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared->last = atomicAdd(&memory.done[shared->work.segment], 1u) + 1 == shared->work.tiles;
+  }
+  __syncthreads();
+  if (!shared->last) return false;
+  __threadfence();
+  for (int b = threadIdx.x; b < kBins; b += kThreads) {
+    shared->bins[b] = LoadNow(&all[b]);
+    all[b] = 0;
+  }
+  if (threadIdx.x == 0) memory.done[shared->work.segment] = 0;
+  __syncthreads();
+  return true;
+}
+
+// The bin with the state's need-th greatest key becomes the state's range. Thread 0 has the greatest bins.
+template <typename Bits>
+__device__ void Narrow(State* state, Histogram* shared) {
+  const uint32_t need = state->need, shift = state->shift;
+  int bin = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread;
+  uint32_t mine = 0;
+#pragma unroll
+  for (int b = 0; b < kBinsPerThread; ++b) mine += shared->bins[bin - b];
+  uint32_t up_to = mine;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const uint32_t other = __shfl_up_sync(kAllLanes, up_to, step);
+    if (Lane() >= step) up_to += other;
+  }
+  if (Lane() == kLanes - 1) shared->warps[Warp()] = up_to;
+  __syncthreads();
+  for (int w = 0; w < Warp(); ++w) up_to += shared->warps[w];
+  uint32_t above = up_to - mine;
+  if (need <= above || need > up_to) return;
+  for (; need - above > shared->bins[bin]; --bin) above += shared->bins[bin];
+  state->base += static_cast<uint64_t>(bin) << shift;
+  state->need = need - above;
+  state->shift = shift > kBinBits ? shift - kBinBits : 0;
+  state->bins = 1u << (shift - state->shift);
+  state->resolved = shift == 0;
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Count(Memory memory, const void* x, int ticket) {
+  HVD_EXT_SHARED(Histogram, shared);
+  while (Next(&memory.tickets[ticket], memory.starts, memory.n, &shared.work)) {
+    const Work work = shared.work;
+    const Segment& segment = memory.segments[work.segment];
+    State& state = memory.states[work.segment];  // is written when all tiles are counted
+    if (state.resolved) continue;
+    for (int b = threadIdx.x; b < kBins; b += kThreads) shared.bins[b] = 0;
+    Tile<Bits> tile;
+    tile.Load(OfState<Bits>(memory, x, segment, state), work.tile);
+    __syncthreads();
+    CountTile<Bits>(tile, static_cast<KeyOf<Bits>>(state.base), state.shift, state.bins, shared.bins);
+    __syncthreads();
+    if (work.tiles == 1 || Gather(memory, segment, &shared)) Narrow<Bits>(&state, &shared);
+  }
+}
+
+template <typename Bits>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    Emit(Memory memory, const void* x, int ticket, KeyOf<Bits> infinity, void* indices, int wide, void* values,
+         int32_t* non_finite) {
+  HVD_EXT_SHARED(Compaction, shared);
+  while (Next(&memory.tickets[ticket], memory.starts, memory.n, &shared.work)) {
+    const Work work = shared.work;
+    const Segment& segment = memory.segments[work.segment];
+    const State& state = memory.states[work.segment];
+    Tile<Bits> tile;
+    tile.Load(OfState<Bits>(memory, x, segment, state), work.tile);
+    if (non_finite != nullptr) {
+      bool any = false;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < kInVector<Bits>; ++e) any = any || (tile.vectors[v].Key(e) >= infinity && tile.Has(v, e));
+      }
+      if (any) *non_finite = 1;  // whoever writes writes the same
+    }
+    if (segment.k == 0) continue;
+    // A key that is not finite is among the greatest: it is among the candidates, and picked.
+    const uint32_t* positions = state.from_x ? nullptr : memory.positions + segment.candidates;
+    const int64_t begin = segment.begin, out = segment.out;
+    const uint32_t head = segment.head;
+    const auto put = [&](uint32_t place, int v, int e) {
+      const uint32_t at = tile.Place(v, e);
+      const int64_t index = begin + (positions == nullptr ? at - head : positions[at]);
+      if (wide) {
+        static_cast<int64_t*>(indices)[out + place] = index;
+      } else {
+        static_cast<int32_t*>(indices)[out + place] = static_cast<int32_t>(index);
+      }
+      if (values != nullptr) static_cast<Bits*>(values)[out + place] = tile.vectors[v].bits[e];
+    };
+    Compact<Bits>(tile, work.tile, static_cast<KeyOf<Bits>>(state.base), state.need, memory.emitted + segment.tile,
+                  &shared.places, put);
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::gpu

@@ -1,0 +1,85 @@
+// The loops of topk_scan.h in plain C++. The files of vector loops use them for ends.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/half.h"
+#include "kernels/topk_scan.h"
+
+namespace hvd_ext::topk {
+namespace {  // every file compiles them for its own processor
+
+#define HVD_EXT_ALWAYS __attribute__((always_inline)) inline
+
+// From `i` on, with `count` found before it.
+template <typename Bits>
+HVD_EXT_ALWAYS int64_t ScanRest(const Bits* x, int64_t i, int64_t elements, Bits bound, uint16_t* ids, int64_t count) {
+  for (; i < elements; ++i) {
+    ids[count] = static_cast<uint16_t>(i);
+    count += KeyOf(x[i]) >= bound;
+  }
+  return count;
+}
+
+template <typename Bits>
+HVD_EXT_ALWAYS void AppendRest(const Bits* x, const uint16_t* ids, int64_t i, int64_t count, uint32_t place,
+                               Candidates<Bits> to) {
+  for (; i < count; ++i) {
+    to.bits[i] = x[ids[i]];
+    to.places[i] = place + ids[i];
+  }
+}
+
+template <typename Bits>
+HVD_EXT_ALWAYS int64_t BelowRest(const Bits* bits, int64_t i, int64_t count, Bits above, Bits* middle, int64_t found) {
+  for (; i < count; ++i) {
+    middle[found] = KeyOf(bits[i]);
+    found += KeyOf(bits[i]) < above;
+  }
+  return found;
+}
+
+template <typename Bits>
+HVD_EXT_ALWAYS void Put(Picks<Bits> picks, int64_t at, int64_t index, Bits bits) {
+  if (picks.wide) {
+    static_cast<int64_t*>(picks.indices)[at] = index;
+  } else {
+    static_cast<int32_t*>(picks.indices)[at] = static_cast<int32_t>(index);
+  }
+  if (picks.values != nullptr) picks.values[at] = bits;
+}
+
+template <typename Bits>
+HVD_EXT_ALWAYS int64_t EmitRest(Candidates<Bits> from, int64_t i, int64_t count, Bits bound, int64_t* ties,
+                                int64_t base, Picks<Bits> picks, int64_t at, int64_t end, Bits* greatest) {
+  for (; i < count && at < end; ++i) {
+    const Bits key = KeyOf(from.bits[i]);
+    *greatest = key > *greatest ? key : *greatest;
+    const bool tie = key == bound && *ties > 0;
+    Put(picks, at, base + from.places[i], from.bits[i]);  // overwritten if it is not picked
+    at += key > bound || tie;
+    *ties -= tie;
+  }
+  return at;
+}
+
+HVD_EXT_ALWAYS int64_t FeedbackRest(const ErrorFeedback& f, int64_t i, int64_t elements, uint32_t bound, uint16_t* ids,
+                                    int64_t count) {
+  for (; i < elements; ++i) {
+    const float a = Accumulated(f, i);
+    f.next_residual[i] = a;
+    ids[count] = static_cast<uint16_t>(i);
+    count += KeyOf(BitsOf(a)) >= bound;
+  }
+  return count;
+}
+
+HVD_EXT_ALWAYS void AccumulateRest(const ErrorFeedback& f, int64_t i, int64_t elements, float* accumulated) {
+  for (; i < elements; ++i) {
+    accumulated[i] = Accumulated(f, i);
+    f.next_residual[i] = 0;
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::topk

@@ -1,0 +1,144 @@
+// Bounds for the scan from a sample. They cost time where they are wrong, never the answer.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/half.h"
+#include "kernels/topk_memory.h"
+#include "kernels/topk_scan.h"
+#include "kernels/topk_select.h"
+
+namespace hvd_ext::topk {
+
+// The k-th greatest key is almost always in [low, high).
+template <typename Bits>
+struct Bounds {
+  Bits low;
+  Bits high;
+};
+
+template <typename Bits>
+constexpr Bits kAbove = static_cast<Bits>(kMagnitude<Bits> + 1);  // above every key
+
+// Shorter segments are not sampled: they fit into the first cache.
+constexpr int64_t kUnsampled = 4096;
+
+inline uint64_t Mixed(uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// How many cache lines are read: a line costs about as much as 20 candidates; what the sample leaves uncertain becomes
+// candidates, 4 * sqrt(hits) + 4 of the hits in the sample, which stand for d / sample candidates each.
+inline int64_t SampledLines(int64_t elements, int64_t k, int64_t line) {
+  constexpr double kLineCost = 20;
+  const double d = static_cast<double>(elements), per_line = static_cast<double>(line);
+  const double spread = std::pow(std::sqrt(static_cast<double>(k) * d / per_line) * 2 / kLineCost, 2.0 / 3);
+  const double constant = std::sqrt(4 * d / per_line / kLineCost);
+  return std::min(8 + static_cast<int64_t>(std::max(spread, constant)), elements / line);
+}
+
+// The keys of a sample in buckets of about 1 %, from the greatest downward.
+template <typename Bits>
+class Ranks {
+ public:
+  Ranks(const Bits* keys, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) most_ = std::max(most_, keys[i]);
+    for (int64_t i = 0; i < count; ++i) ++counters_[BucketOf(keys[i])];
+  }
+  // The rank-th greatest is in [Low(b), High(b)) of its bucket; the last bucket holds all that is far below.
+  int64_t Bucket(int64_t rank) const {
+    int64_t bucket = 0;
+    for (int64_t seen = counters_[0]; seen < rank && bucket < kCounters - 1; seen += counters_[bucket]) ++bucket;
+    return bucket;
+  }
+  bool Far(int64_t bucket) const { return bucket == kCounters - 1; }
+  Bits Low(int64_t bucket) const {
+    const uint64_t down = (static_cast<uint64_t>(bucket + 1) << kShift) - 1;
+    return down < most_ ? static_cast<Bits>(most_ - down) : Bits{0};
+  }
+  Bits High(int64_t bucket) const { return static_cast<Bits>(most_ - (static_cast<uint64_t>(bucket) << kShift) + 1); }
+
+ private:
+  static constexpr int kShift = sizeof(Bits) == 2 ? 2 : sizeof(Bits) == 4 ? 16 : 45;
+  int64_t BucketOf(Bits key) const {
+    return std::min<int64_t>(kCounters - 1, static_cast<int64_t>(static_cast<Bits>(most_ - key) >> kShift));
+  }
+
+  Bits most_ = 0;
+  uint32_t counters_[kCounters] = {};
+};
+
+// `at(i)` gives the bits of element i, `ask(i)` asks the memory for it.
+template <typename Bits, typename At, typename Ask>
+Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bits>* memory, At at, Ask ask) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Bits));
+  const int64_t lines = SampledLines(elements, k, kLine), sampled = lines * kLine;
+  Bits* keys = memory->Reserve(2 * sampled, 0);
+  const int64_t stratum = elements / kLine / lines;
+  auto begin_of = [&](int64_t i) {  // a line somewhere in the i-th of equal strata
+    const uint64_t draw = Mixed(seed + static_cast<uint64_t>(i)) >> 32;
+    return (i * stratum + static_cast<int64_t>((draw * static_cast<uint64_t>(stratum)) >> 32)) * kLine;
+  };
+  constexpr int64_t kAsked = 32;
+  for (int64_t i = 0; i < std::min(kAsked, lines); ++i) ask(begin_of(i));
+  for (int64_t i = 0; i < lines; ++i) {
+    if (i + kAsked < lines) ask(begin_of(i + kAsked));
+    const int64_t begin = begin_of(i);
+    for (int64_t j = 0; j < kLine; ++j) keys[i * kLine + j] = KeyOf(at(begin + j));
+  }
+  const double hits = static_cast<double>(k) * static_cast<double>(sampled) / static_cast<double>(elements);
+  const Ranks<Bits> ranks(keys, sampled);
+  const Bits middle = ranks.Low(ranks.Bucket(static_cast<int64_t>(hits) + 1));
+  double squares = 0;  // hits come in clusters: the spread is that of lines, not of elements
+  for (int64_t i = 0; i < lines; ++i) {
+    Bits here = 0;
+    for (int64_t j = 0; j < kLine; ++j) here = static_cast<Bits>(here + (keys[i * kLine + j] >= middle));
+    squares += static_cast<double>(here) * static_cast<double>(here);
+  }
+  const double doubt = 4 * std::sqrt(squares) + 4;
+  const int64_t last = static_cast<int64_t>(hits + doubt) + 1, first = static_cast<int64_t>(hits - doubt);
+  Bounds<Bits> bounds{0, kAbove<Bits>};
+  const int64_t low = ranks.Bucket(last);
+  if (last <= sampled && !ranks.Far(low)) bounds.low = ranks.Low(low);
+  if (last <= sampled && ranks.Far(low)) {
+    std::copy(keys, keys + sampled, keys + sampled);
+    bounds.low = SelectKth(keys + sampled, sampled, last).key;
+  }
+  const int64_t high = ranks.Bucket(std::max<int64_t>(first, 1));
+  if (first >= 1) bounds.high = ranks.High(high);
+  return bounds;
+}
+
+// Of a segment of x, or of what the feedback will accumulate there.
+template <typename Bits>
+Bounds<Bits> Sampled(const Bits* x, const ErrorFeedback* feedback, const TopKSegment& segment, uint64_t seed,
+                     Buffer<Bits>* memory) {
+  if constexpr (sizeof(Bits) == 4) {
+    if (feedback != nullptr) {
+      const ErrorFeedback from = From(*feedback, segment.begin);
+      float unused = 0;
+      auto at = [&](int64_t i) {
+        ErrorFeedback one = From(from, i);
+        one.next_velocity = &unused;
+        return BitsOf(Accumulated(one, 0));
+      };
+      auto ask = [&](int64_t i) {
+        __builtin_prefetch(from.gradient + i);
+        __builtin_prefetch(from.residual + i);
+        if (from.velocity != nullptr) __builtin_prefetch(from.velocity + i);
+      };
+      return SampleBounds<Bits>(segment.elements, segment.k, seed, memory, at, ask);
+    }
+  }
+  x += segment.begin;
+  return SampleBounds<Bits>(
+      segment.elements, segment.k, seed, memory, [x](int64_t i) { return x[i]; },
+      [x](int64_t i) { __builtin_prefetch(x + i); });
+}
+
+}  // namespace hvd_ext::topk

@@ -1,0 +1,121 @@
+// The loops of the selection for any processor, and which loops a processor gets.
+#include <algorithm>
+#include <atomic>
+
+#include "kernels/topk_loops.h"
+
+namespace hvd_ext::topk {
+namespace {
+
+// The greatest key of a run decides whether it is looked at again: this loop vectorises.
+template <typename Bits>
+int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
+  constexpr int64_t kRun = 64;
+  int64_t count = 0, i = 0;
+  for (; i + kRun <= elements; i += kRun) {
+    Bits greatest = 0;
+    for (int64_t j = i; j < i + kRun; ++j) greatest = std::max(greatest, KeyOf(x[j]));
+    if (greatest >= bound) count = ScanRest(x, i, i + kRun, bound, ids, count);
+  }
+  return ScanRest(x, i, elements, bound, ids, count);
+}
+
+template <typename Bits>
+void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to) {
+  AppendRest(x, ids, int64_t{0}, count, place, to);
+}
+
+template <typename Bits>
+int64_t Below(const Bits* bits, int64_t count, Bits above, Bits* middle) {
+  return BelowRest(bits, int64_t{0}, count, above, middle, int64_t{0});
+}
+
+template <typename Bits>
+int64_t Emit(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, int64_t base, Picks<Bits> picks,
+             int64_t at, int64_t end, Bits* greatest) {
+  return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
+}
+
+int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
+  return FeedbackRest(f, int64_t{0}, elements, bound, ids, int64_t{0});
+}
+
+void AccumulateEach(const ErrorFeedback& f, int64_t elements, float* accumulated) {
+  AccumulateRest(f, int64_t{0}, elements, accumulated);
+}
+
+template <typename Bits>
+constexpr Loops<Bits> kLoops = {Scan<Bits>, Append<Bits>, Below<Bits>, Emit<Bits>};
+constexpr FeedbackLoops kFeedback = {ScanFeedback, AccumulateEach};
+
+}  // namespace
+
+#if defined(__x86_64__)
+extern const Loops<uint16_t> kLoops16Avx512, kLoops16Avx2;
+extern const Loops<uint32_t> kLoops32Avx512, kLoops32Avx2;
+extern const Loops<uint64_t> kLoops64Avx512, kLoops64Avx2;
+extern const FeedbackLoops kFeedbackAvx512, kFeedbackAvx2;
+
+Path BestPath() {
+  const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (bits && wide && __builtin_cpu_supports("avx512vbmi2")) return Path::kAvx512;
+  return bits && __builtin_cpu_supports("avx2") ? Path::kAvx2 : Path::kPortable;
+}
+#define HVD_EXT_LOOPS(name)                       \
+  if (path == Path::kAvx512) return name##Avx512; \
+  if (path == Path::kAvx2) return name##Avx2;
+#else
+Path BestPath() { return Path::kPortable; }
+#define HVD_EXT_LOOPS(name)
+#endif
+
+namespace {
+std::atomic<int> forced{-1};
+std::atomic<Misled> misled{Misled::kNot};
+}  // namespace
+
+Path CurrentPath() {
+  static const Path best = BestPath();
+  const int now = forced.load(std::memory_order_relaxed);
+  return now < 0 ? best : static_cast<Path>(now);
+}
+
+bool UsePath(Path path) {
+  if (path > BestPath()) return false;
+  forced.store(static_cast<int>(path));
+  return true;
+}
+
+void MisleadSampler(Misled how) { misled.store(how); }
+Misled SamplerMisled() { return misled.load(std::memory_order_relaxed); }
+
+template <>
+const Loops<uint16_t>& LoopsOf(Path path) {
+  HVD_EXT_LOOPS(kLoops16)
+  (void)path;
+  return kLoops<uint16_t>;
+}
+
+template <>
+const Loops<uint32_t>& LoopsOf(Path path) {
+  HVD_EXT_LOOPS(kLoops32)
+  (void)path;
+  return kLoops<uint32_t>;
+}
+
+template <>
+const Loops<uint64_t>& LoopsOf(Path path) {
+  HVD_EXT_LOOPS(kLoops64)
+  (void)path;
+  return kLoops<uint64_t>;
+}
+
+const FeedbackLoops& FeedbackLoopsOf(Path path) {
+  HVD_EXT_LOOPS(kFeedback)
+  (void)path;
+  return kFeedback;
+}
+
+}  // namespace hvd_ext::topk

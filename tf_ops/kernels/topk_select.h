@@ -1,0 +1,80 @@
+// The r-th greatest of some keys, in cache: histograms of 2048 counters between the least and the greatest.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+
+#include "kernels/topk_scan.h"
+
+namespace hvd_ext::topk {
+
+constexpr int kCounterBits = 11;
+constexpr int64_t kCounters = int64_t{1} << kCounterBits;
+
+template <typename Bits>
+struct Kth {
+  Bits key;
+  int64_t greater;  // keys above it
+};
+
+// The bucket that holds the `rank`-th greatest, counted from the last; *greater grows by what is above the bucket.
+inline int64_t BucketOf(const uint32_t* counters, int64_t rank, int64_t* greater) {
+  for (int64_t bucket = kCounters - 1;; --bucket) {
+    if (*greater + counters[bucket] >= rank || bucket == 0) return bucket;
+    *greater += counters[bucket];
+  }
+}
+
+// 1 <= rank <= count. The keys are moved about and overwritten.
+template <typename Bits>
+Kth<Bits> SelectKth(Bits* keys, int64_t count, int64_t rank) {
+  constexpr int64_t kFew = 256;
+  int64_t greater = 0;
+  while (true) {
+    if (count <= kFew) {
+      std::nth_element(keys, keys + (rank - greater - 1), keys + count, std::greater<Bits>());
+      const Bits key = keys[rank - greater - 1];
+      for (int64_t i = 0; i < count; ++i) greater += keys[i] > key;
+      return {key, greater};
+    }
+    Bits least = keys[0], greatest = keys[0];
+    for (int64_t i = 1; i < count; ++i) {
+      least = std::min(least, keys[i]);
+      greatest = std::max(greatest, keys[i]);
+    }
+    if (least == greatest) return {least, greater};
+    int shift = 0;
+    while ((static_cast<Bits>(greatest - least) >> shift) >= kCounters) ++shift;
+    uint32_t counters[kCounters] = {};
+    for (int64_t i = 0; i < count; ++i) ++counters[static_cast<Bits>(keys[i] - least) >> shift];
+    const int64_t bucket = BucketOf(counters, rank, &greater);
+    if (shift == 0) return {static_cast<Bits>(least + bucket), greater};
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Bits key = keys[i];
+      keys[kept] = key;
+      kept += (static_cast<Bits>(key - least) >> shift) == static_cast<Bits>(bucket);
+    }
+    count = kept;
+  }
+}
+
+constexpr int kTables = 4;  // one counter that many elements hit in turn would hold them up
+
+// Of the elements whose key has `prefix` above bit `above`, counts the bits from `below` to there. `tables` has kTables
+// * kCounters elements, the first kCounters are the answer.
+template <typename Bits>
+void CountDigits(const Bits* x, int64_t elements, Bits prefix, int above, int below, uint32_t* tables) {
+  std::fill(tables, tables + kTables * kCounters, 0);
+  const Bits digit = static_cast<Bits>((Bits{1} << (above - below)) - 1);
+  for (int64_t i = 0; i < elements; ++i) {
+    const Bits key = KeyOf(x[i]);
+    tables[(i % kTables) * kCounters + ((key >> below) & digit)] += static_cast<Bits>(key >> above) == prefix;
+  }
+  for (int64_t i = 0; i < kCounters; ++i) {
+    for (int t = 1; t < kTables; ++t) tables[i] += tables[t * kCounters + i];
+  }
+}
+
+}  // namespace hvd_ext::topk

@@ -1,0 +1,26 @@
+// The rules of the rows of sparse plans (ir.def), beyond those of a single row.
+#pragma once
+
+#include <string>
+
+#include "engine/status.h"
+#include "plan/plan.h"
+
+namespace hvd_ext {
+
+// "SEND_SPARSE"; null for a value that is none.
+const char* NameOf(Opcode opcode);
+// "[3, 5)"
+std::string Units(const Row& row);
+
+// Local rows about nobody but this rank.
+inline bool IsOwn(Opcode opcode) {
+  return opcode == Opcode::SELECT || opcode == Opcode::CLEAR || opcode == Opcode::PACK || opcode == Opcode::FOLD;
+}
+
+// Sets the plan's `sparse` and the units of its feedback. Refuses a local row in a round with messages, a second SELECT
+// or FOLD, and rows that read entries of units for which the vector is not there: the own one by SELECT, PACK or TAKE,
+// a peer's by a RECV_SPARSE of a round before.
+Status CheckSparseRows(int rank, Plan* plan);
+
+}  // namespace hvd_ext
