@@ -1,11 +1,11 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about 45 minutes on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about an hour on two quiet cores.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk}
+parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk hitopk hitopk_sweep hitopk_paper}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 mkdir -p "$folder"
 
@@ -68,12 +68,38 @@ for part in $parts; do
         done
         ;;
     topk)
+        rm -f "$folder/topk.json"
         # where PyTorch is not installed its rows are left out, and a note says so
-        hvd_ext bench topk --threads 1,2 --json "$folder/topk.json" --plot "$folder/topk.png"
-        hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --json "$folder/topk_sizes.json"
+        hvd_ext bench topk --threads 1,2 --json "$folder/topk.json"
+        hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
+            noop,exact,graph,segments,feedback,separate,algorithm1,tf --json "$folder/topk.json" --append --plot "$folder/topk.png"
+        ;;
+    hitopk)
+        rm -f "$folder/hitopk.json"
+        for hosts in 4,4 4,4,4 4,3,3; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench hitopk --repetitions 5 --json "$folder/hitopk.json" --append
+        done
+        hvd_ext bench hitopk --ranks 2,4 --algorithms hitopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce,tree,mpi,horovod \
+            --json "$folder/hitopk_one_host.json"
+        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind bars --output "$folder/hitopk.png"
+        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind steps --output "$folder/hitopk_steps.png"
+        ;;
+    hitopk_sweep)
+        rm -f "$folder/hitopk_sweep.json"
+        rehearsed 2,2 --rate 100mbit -- python -m hvd_ext bench hitopk --elements 256000,1000000,4000000 --seconds-per-row 5 \
+            --simulate 16000000,64000000,128000000 --json "$folder/hitopk_sweep.json"
+        hvd_ext bench plot-hitopk "$folder/hitopk_sweep.json" --kind sizes --output "$folder/hitopk_sweep.png"
+        ;;
+    hitopk_paper)
+        hvd_ext bench hitopk --topology benchmarks/paper_cluster.yaml --json "$folder/hitopk_paper.json" \
+            --simulate 256000,1000000,4000000,16000000,25000000,64000000,110000000,128000000 \
+            --algorithms hitopk@0.01,hitopk@0.001,hitopk@0.01:fp16,hitopk@0.001:fp16,naive_allgather@0.01,naive_allgather@0.01:fp16,gtopk@0.01:fp16,torus2d,torus2d:fp16,flexreduce:fp16,tree,tree:fp16
+        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind sizes --output "$folder/hitopk_paper.png"
+        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind steps --elements 25000000,110000000 \
+            --output "$folder/hitopk_paper_steps.png"
         ;;
     *)
-        echo "measure.sh: part ($part): must be one_host, nine, nine_1mb, racks, sweep, training, training_nine or topk" >&2
+        echo "measure.sh: part ($part): must be one of those of PARTS in line 8 of this file" >&2
         exit 2
         ;;
     esac

@@ -74,7 +74,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "hvd_ext.data": ("shard",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
-    "hvd_ext.keras.flush": ("flush",),
+    "hvd_ext.keras.flushing": ("flush",),
     "hvd_ext.options": ("Average", "Sum", "Compression", "Options"),
     "hvd_ext.refused": ("Adasum", "Min", "Max", "Product", "join", "elastic", "start_timeline", "stop_timeline"),
 }
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
         MetricAverageCallback,
         verbose,
     )
-    from hvd_ext.keras.flush import flush
+    from hvd_ext.keras.flushing import flush
     from hvd_ext.keras.learning_rate import scale_learning_rate
     from hvd_ext.keras.optimizer import DistributedOptimizer
     from hvd_ext.keras.partial import PartialDistributedOptimizer

@@ -204,7 +204,7 @@ def _checked_compression(compression: Any) -> Compression:
 def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
     from hvd_ext.planning import registry
 
-    sparse_names = getattr(registry, "sparse_names", lambda: ("hitopk",))()
+    sparse_names = registry.sparse_names()
     if sparse is not None:
         if algorithm not in (None, *sparse_names):
             raise InvalidError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +60,11 @@ def _vgg(inputs: Any, classes: int, width: int) -> Any:
 
     width = width or 24
     x = layers.Rescaling(1 / 64, -2)(inputs)
-    # three, three and two convolutions of 3 x 3 pixels as in VGG, behind a first one that halves the picture
-    for filters, strides in ((width, 2), (2 * width, 1), (2 * width, 0), (4 * width, 1), (4 * width, 0)):
-        halves = {"strides": 2} if strides == 2 else {}
-        x = layers.Conv2D(filters, 3, padding="same", activation="relu", kernel_initializer="he_normal", **halves)(x)
-        x = layers.MaxPooling2D()(x) if strides == 0 else x
+    # the first convolution halves the picture, two pairs behind it end in a pooling as VGG's do
+    convolution = functools.partial(layers.Conv2D, padding="same", activation="relu", kernel_initializer="he_normal")
+    x = convolution(width, 3, strides=2)(x)
+    for filters in (2 * width, 4 * width):
+        x = layers.MaxPooling2D()(convolution(filters, 3)(convolution(filters, 3)(x)))
     x = layers.Flatten()(x)
     for units in (1024, 512):
         x = layers.Dropout(0.25)(layers.Dense(units, activation="relu", kernel_initializer="he_normal")(x))

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hvd_ext.bench import allreduce
 from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
 from hvd_ext.bench.expected import Cluster, cluster_of
@@ -22,6 +24,12 @@ from hvd_ext.bench.sampling import Task
 from hvd_ext.bench.turns import Turns, Worker
 from hvd_ext.errors import InvalidError
 
+MOST_OF_MEMORY = 0.8
+# Buffers of the gradient's size that a rank holds: the gradient and the result of each job; and for each contestant the
+# engine's, two residuals (for hitopk of the shard alone), and room for what comes; Horovod's tensor, fused buffer and
+# result.
+COMMON_BUFFERS, DENSE_BUFFERS = 4.0, 1.5
+BUFFERS = {"hitopk": 2.0, "naive_allgather": 3.5, "gtopk": 3.5, "horovod": 3.0}
 MODULES = {"hvd_ext": "hvd_ext.bench.hitopk_worker", "Horovod": "hvd_ext.bench.hitopk_horovod"}
 
 
@@ -138,19 +146,53 @@ def _measure(
     rows = []
     for elements in request.elements:
         tell(f"{cluster.tree.describe()}, {elements:,} elements", 0)
-        opened = [
-            turns.give(
-                worker,
-                "open",
-                bytes=4 * elements,
-                algorithms=[text for text in request.jobs[worker.name] if text not in refused],
-            )["contestants"]
-            for worker in turns.workers
-        ]
-        samples = allreduce.samples_of(request, turns, opened)
-        rows += [row_of(cluster, elements, opened[job][index], taken) for (job, index), taken in samples.items()]
+        asked = [text for text in request.names if any(text in of_job for of_job in request.jobs.values())]
+        room = psutil.virtual_memory().available * MOST_OF_MEMORY / cluster.ranks
+        groups = groups_of([text for text in asked if text not in refused], elements, room)
+        if len(groups) > 1:
+            told = "; ".join(", ".join(group) for group in groups)
+            notes.append(
+                f"{elements:,} elements: all contestants together need more memory than is free; they were measured in "
+                f"{len(groups)} groups, one after the other: {told}"
+            )
+        for group in groups:
+            opened = [
+                turns.give(
+                    worker,
+                    "open",
+                    bytes=4 * elements,
+                    algorithms=[text for text in request.jobs[worker.name] if text in group],
+                )["contestants"]
+                for worker in turns.workers
+            ]
+            samples = allreduce.samples_of(request, turns, opened)
+            rows += [row_of(cluster, elements, opened[job][index], taken) for (job, index), taken in samples.items()]
         tell(f"{cluster.tree.describe()}, {elements:,} elements", 1)
     return rows, notes
+
+
+def groups_of(names: Sequence[str], elements: int, room: float) -> list[list[str]]:
+    """Divide contestants, in their order, into groups whose buffers fit into memory.
+
+    Args:
+        names: of contestants.
+        elements: of the gradient.
+        room: bytes that a rank may take.
+
+    Returns:
+        Groups; one that does not fit by itself is alone.
+    """
+    groups: list[list[str]] = []
+    left = 0.0
+    for text in names:
+        name = Name.read(text)
+        needed = 4.0 * elements * (BUFFERS.get(name.algorithm, DENSE_BUFFERS) if name.algorithm != "mpi" else 0)
+        if not groups or left < needed:
+            groups.append([])
+            left = room - 4.0 * elements * COMMON_BUFFERS
+        groups[-1].append(text)
+        left -= needed
+    return groups
 
 
 def row_of(cluster: Cluster, elements: int, facts: dict[str, Any], taken: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_ext.bench.hitopk_results import breakdown, place_of
 from hvd_ext.bench.plots import DPI, STYLES
+from hvd_ext.bench.table import seconds
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -70,15 +71,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str) -> None:
 
 def _bars(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     names = [row["name"] + ("*" if row["simulated"] else "") for row in rows]
-    axis.barh(
-        names,
-        [row["seconds_median"] for row in rows],
-        color=[COLOURS.get(row["algorithm"], "#444444") for row in rows],
-        alpha=0.9,
-    )
+    times = [row["seconds_median"] for row in rows]
+    bars = axis.barh(names, times, color=[COLOURS.get(row["algorithm"], "#444444") for row in rows])
+    axis.bar_label(bars, [seconds(time_s) for time_s in times], padding=2, fontsize="small")
     axis.invert_yaxis()
-    axis.set(xlabel="seconds, median", xscale="log")
+    axis.set(xlabel="seconds, median", xlim=(0, 1.18 * max(times)))
     axis.grid(True, axis="x", linewidth=0.4, alpha=0.5)
+    axis.set_axisbelow(True)
 
 
 def _sizes(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 RECORDS = 1 << 12
 # No density is so high: the plan that is asked for is the one that is measured.
 NEVER_DENSE = 2.0
+# Beside the four steps: the gradient goes into the engine's buffer, and the result out of it.
+COPY_IN, COPY_OUT = "copy in", "copy out"
 
 
 class Sums:
@@ -114,7 +116,13 @@ class Sums:
             records.stop()
             lane = 1 + (channel & 0xFFFFFFFF)
             seen = [record for record in records.decoded(records.read(RECORDS)) if record.lane == lane]
-            return shares_of([record for record in seen if record.kind == records.Kind.ROUND], levels), result
+            of = {kind: [record for record in seen if record.kind == kind] for kind in records.Kind}
+            copies = {
+                name: sum(record.end_ns - record.begin_ns for record in of[kind]) / 1e9
+                for name, kind in ((COPY_IN, records.Kind.FILL), (COPY_OUT, records.Kind.DELIVER))
+            }
+            shares = shares_of(of[records.Kind.ROUND], levels)
+            return {COPY_IN: copies[COPY_IN], **shares, COPY_OUT: copies[COPY_OUT]}, result
 
         def sent() -> tuple[int, int]:
             seen = engine.sparse_statistics(channel)

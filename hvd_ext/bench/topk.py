@@ -41,8 +41,11 @@ FOR_HARD = ("noop", "exact", "segments", "algorithm1")
 ONE_THREAD = ("feedback", "separate", "algorithm1", "numpy")
 WORKER = (sys.executable, "-m", "hvd_ext.bench.topk_worker")
 NO_TORCH = "torch.topk is left out: PyTorch is not installed (python -m pip install torch)"
-NO_GPU = "no row of a GPU: TensorFlow sees none on this machine"
-GPU_UNUSED = "no row of a GPU: everything here was measured on the processor, although TensorFlow sees {gpus}"
+NO_GPU = "no row of a GPU: this machine has none"
+GPU_UNUSED = (
+    "no row of a GPU: everything here was measured on the processor; the kernels of {gpus} are measured by "
+    "python tests/native/gpu/compare_torch.py"
+)
 
 
 @dataclasses.dataclass(frozen=True)

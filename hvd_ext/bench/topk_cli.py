@@ -49,7 +49,7 @@ def topk(
 ) -> None:
     """Select the k largest of one buffer: hvd_ext.mstopk, Algorithm 1, TensorFlow, PyTorch, NumPy, each beside one pass
     over memory; every answer is checked."""
-    from hvd_ext.bench import results, topk_results
+    from hvd_ext.bench import results, topk_plots, topk_results
     from hvd_ext.bench.cli import TABLE_WIDTH, _ended_in_words, _in_a_folder, _names, _numbers
     from hvd_ext.bench.progress import progress
     from hvd_ext.bench.topk import NAMES, Request, measure
@@ -89,7 +89,7 @@ def topk(
         for line in wrong:
             console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
         if plot_file is not None:
-            topk_results.draw(kept["rows"], plot_file)
+            topk_plots.draw(kept["rows"], plot_file)
     sys.exit(1 if wrong else 0)
 
 
@@ -105,9 +105,9 @@ def plot_topk(
     output: Annotated[Path, typer.Option(help="The PNG file.")],
 ) -> None:
     """Draw the time over one read pass by input and contestant, one bar each."""
-    from hvd_ext.bench import topk_results
+    from hvd_ext.bench import topk_plots, topk_results
     from hvd_ext.bench.cli import _ended_in_words, _in_a_folder
 
     with _ended_in_words("hvd_ext bench plot-topk"):
         _in_a_folder("--output", output)
-        topk_results.draw([row for path in files for row in topk_results.load(path)["rows"]], output)
+        topk_plots.draw([row for path in files for row in topk_results.load(path)["rows"]], output)

@@ -1,24 +1,18 @@
-"""The file, the tables and the plot of the top-k benchmark."""
+"""The file and the tables of the top-k benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from hvd_ext.bench import results
-from hvd_ext.bench.plots import DPI
 from hvd_ext.bench.results import result_of
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.bench.topk import NAMES
 from hvd_ext.bench.topk_inputs import ORDINARY
-from hvd_ext.errors import InvalidError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BENCHMARK = "top-k by magnitude, float32"
 CAPTION = (
@@ -29,23 +23,6 @@ CAPTION = (
 LEFT = ("input", "what")
 HEADINGS = (*LEFT, "median", "fastest", "ns/element", "x pass", "CPU", "x ours", "picked / k", "recall")
 TARGET_HEADINGS = ("target", "elements", "density", "threads", "must", "stretch", "measured", "CPU", "input", "verdict")
-# Okabe and Ito's palette, as in the other plots; ours are the warm ones, opponents cold or grey.
-COLOURS = {
-    "noop": "#DDDDDD",
-    "exact": "#D55E00",
-    "graph": "#E69F00",
-    "segments": "#CC79A7",
-    "mstopk": "#F0E442",
-    "dgc": "#999933",
-    "threshold": "#882255",
-    "random": "#AA4499",
-    "algorithm1": "#0072B2",
-    "algorithm1-tf": "#56B4E9",
-    "dgc-tf": "#44AA99",
-    "tf": "#009E73",
-    "torch": "#332288",
-    "numpy": "#777777",
-}
 
 
 def result(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> Any:
@@ -190,71 +167,6 @@ def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw rows into a PNG file; see `figure`.
-
-    Args:
-        rows: of one result or of several.
-        path: of the file.
-
-    Raises:
-        InvalidError: nothing to draw, or no matplotlib.
-    """
-    figure(rows).savefig(path, dpi=DPI, format="png")
-
-
-def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw the time over one read pass by input and contestant.
-
-    Args:
-        rows: of one result or of several; of two rows of the same kind the later counts. Drawn are distributions and
-            gradients, and what stands beside a read pass.
-
-    Returns:
-        A panel for each length, density and number of threads with a bar for each row; the pass is the dashed line.
-
-    Raises:
-        InvalidError: nothing to draw, or no matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
-    bars = {
-        (place_of(row), row["input"], row["contestant"]): row
-        for row in rows
-        if row["beside"] == "pass" and row["input"] in ORDINARY
-    }
-    if not bars:
-        raise InvalidError(
-            "plot (no rows): there is nothing to draw; name results of bench topk with gauss or the like"
-        )
-    panels = list(dict.fromkeys(place for place, _, _ in bars))
-    drawn = Figure(figsize=(11.0, 3.6 * len(panels)), layout="constrained")
-    for panel, axis in zip(panels, drawn.subplots(len(panels), 1, squeeze=False).flat, strict=True):
-        _bars(axis, [row for (place, _, _), row in bars.items() if place == panel], panel)
-    named = {
-        label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    drawn.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    return drawn
-
-
-def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    inputs = [name for name in ORDINARY if any(row["input"] == name for row in rows)]
-    contestants = [name for name in COLOURS if any(row["contestant"] == name for row in rows)]
-    width = 0.85 / len(contestants)
-    for number, name in enumerate(contestants):
-        mine = [row for row in rows if row["contestant"] == name]
-        x = [inputs.index(row["input"]) + (number + 0.5) * width - 0.425 for row in mine]
-        axis.bar(x, [row["x_yardstick"] for row in mine], width, color=COLOURS[name], label=NAMES[name])
-    axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="one prefetched read pass")
-    axis.set(yscale="log", ylabel="time over one pass", title=title)
-    axis.set_xticks(range(len(inputs)), inputs)
-    axis.grid(True, axis="y", linewidth=0.4, alpha=0.5)
-    axis.set_axisbelow(True)
-
-
 def markdown(found: Mapping[str, Any], facts: str) -> str:
     """Write the result as Markdown.
 
@@ -270,15 +182,13 @@ def markdown(found: Mapping[str, Any], facts: str) -> str:
         lines += _table(TARGET_HEADINGS, [target_cells(target) for target in found["targets"]])
     for (_, place), rows in places(found["rows"]).items():
         present = list(dict.fromkeys(row["input"] for row in rows))
-        for inputs in (
-            [name for name in present if name in ORDINARY],
-            [name for name in present if name not in ORDINARY],
-        ):
+        here = {(row["contestant"], row["input"]): row for row in rows}
+        for ordinary in (True, False):
+            inputs = [name for name in present if (name in ORDINARY) == ordinary]
+            names = [name for name in NAMES if any((name, one) in here for one in inputs)]
+            table = [[NAMES[name], *(_cell(here.get((name, one))) for one in inputs)] for name in names]
             if inputs:
-                here = {(row["contestant"], row["input"]): row for row in rows}
-                names = [name for name in NAMES if any((name, one) in here for one in inputs)]
-                table = [[NAMES[name], *(_cell(here.get((name, one))) for one in inputs)] for name in names]
-                lines += [f"{place}:", "", *_table(("what", *inputs), table)]
+                lines += [place + (":" if ordinary else ", hard inputs:"), "", *_table(("what", *inputs), table)]
     lines += [f"- {line}" for line in [*faults(found["rows"]), *found["runs"][0].get("notes", [])]]
     return "\n".join([*lines, ""])
 

@@ -15,6 +15,7 @@ from hvd_ext.errors import HvdExtError
 from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.sparse_planner import LEAST_DENSITY
 from hvd_ext.topology.read import read
 from hvd_ext.topology.tree import Tree, from_hosts
 
@@ -141,10 +142,12 @@ def _show_sparse(console: Console, explanation: explain_sparse.SparseExplanation
         sent = [f"{nbytes / 1e6:.4g}" for nbytes in step.sent_nbytes]
         table.add_row(step.name, f"{step.seconds * 1e3:.4g}", *sent)
     console.print(table)
-    above = f"{explanation.dense_above:.3g}"
+    above = f"from density {explanation.dense_above:.3g} on"
+    if explanation.dense_above <= LEAST_DENSITY:
+        above = "at every density"
     lines = [
         f"price: {explanation.pricing}; MB sent: by all ranks together",
-        f"dense: cheaper from density {above} on; a step of that density or more sends whole buffers",
+        f"dense: no dearer {above}; such a step sends whole buffers",
     ]
     if len(kinds) > 1:
         lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")

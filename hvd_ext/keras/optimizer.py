@@ -7,6 +7,7 @@ gradient. A loss-scale optimizer reduces in front of its look at the gradients (
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import weakref
@@ -68,7 +69,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
     plain = wrapped.inner_optimizer if scaling else wrapped
     momentum = in_part.momentum_of(plain, options)
-    reducer = Reducer(label, options, momentum, lambda: int(plain.iterations) if plain.built else 0)
+    reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(plain)))
     front: type[Distributed] = (
         loss_scale.LossScaling if scaling else Reducing if options.topk is None else in_part.InPart
     )
@@ -100,6 +101,12 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
     if not isinstance(reducer, Reducer):
         raise InvalidError(f"optimizer ({optimizer!r}): must come from hvd_ext.DistributedOptimizer")
     return reducer.channels
+
+
+def _steps_of(optimizer: weakref.ref[Any]) -> int:
+    """Give the update steps of an optimizer; the reducer outlives it, and must not hold it."""
+    found = optimizer()
+    return int(found.iterations) if found is not None and found.built else 0
 
 
 def _drop_traced_steps(optimizer: keras.optimizers.Optimizer) -> None:

@@ -9,12 +9,15 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
 from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.sparse_planner import SparseChosen, sparse_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
 
 __all__ = [
+    "MOST_RANKS",
+    "MOST_SIMULATED",
     "Chosen",
     "SparseChosen",
     "all_gather_plan",
@@ -33,10 +36,6 @@ DEFAULT_NBYTES = 8 << 20
 # A chain moves each byte once over each port but takes d - 1 rounds; above this size a broadcast halves its way
 # instead.
 LONGEST_CHAIN = 16
-# The rows of all ranks are looked at, to price and to prove a plan, in jobs of up to this size.
-MOST_RANKS = 64
-# Up to this size a plan is simulated: all algorithms at one size of buffer then take some 0.1 s of a processor.
-MOST_SIMULATED = 16
 # Only plans that the quick price has within this factor of the best are simulated for a choice.
 WORTH_SIMULATING = 1.5
 # Prices this near to each other are a tie: then the simplest plan, the ring, wins, else the one that loads its links
@@ -81,19 +80,6 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
         PlanError: no schedule has that name, or it does not support the cluster.
     """
     return _cheapest(tree, size_class(nbytes)) if algorithm == "auto" else _named(tree, algorithm)
-
-
-def size_class(nbytes: int) -> int:
-    """The size of buffer that stands for all similar ones.
-
-    Args:
-        nbytes: 0 or more.
-
-    Returns:
-        The nearest power of two, by ratio.
-    """
-    low = 1 << max(nbytes.bit_length() - 1, 0)
-    return low if nbytes * nbytes < 2 * low * low else 2 * low
 
 
 @lru_cache(maxsize=64)

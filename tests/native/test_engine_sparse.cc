@@ -83,7 +83,7 @@ TEST("sparse step: momentum correction, plain and Nesterov, with masks and witho
 }
 
 TEST("sparse step: messages longer than a piece arrive whole") {
-  Bucket bucket{{3 << 20}, {}};
+  Bucket bucket{{1 << 20}, {}};
   bucket.sparse.indices = SparseIndices::kRaw;
   CheckSteps(bucket, {2, 1}, {0.6});
 }

@@ -42,9 +42,10 @@ struct TopKSegment {
   int64_t k;
 };
 
-// Memory that is kept from call to call; one call at a time. For an element of b bytes and one segment it holds at most
-// (b + 4) * min(elements, 2.5 k + 8192) + b * m bytes for each of at most 32 lanes (one where ParallelFor is null),
-// with m <= 1.5 k + 8192 the candidates near T, and 64 KiB. Usual is 1.3 k * (b + 4) in all.
+// Memory that is kept from call to call; one call at a time. With c = min(elements, 2.5 k + 16384) summed over the
+// segments and b bytes per element it holds at most 1.5 * (3 b + 4) * c for each lane, plus 64 KiB per lane: one lane
+// where ParallelFor is null, else at most 32, and so few that a lane has at least 4 k elements. Usual are 1.3 k
+// candidates in all instead of c for each lane. The selectors other than kExact hold up to 8 bytes per element.
 class TopKScratch {
  public:
   TopKScratch();

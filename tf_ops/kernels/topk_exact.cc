@@ -6,12 +6,12 @@
 
 #include "kernels/half.h"
 #include "kernels/topk_sample.h"
-#include "kernels/topk_select.h"
 
 namespace hvd_ext::topk {
 namespace {
 
 constexpr int64_t kMostLanes = 32;
+constexpr int64_t kSmall = 4096;               // in cache all are candidates at once, whatever k
 constexpr int64_t kLaneElements = 256 * 1024;  // fewer are not worth a thread
 
 // A piece is pruned to its best k when it has so many candidates.
@@ -23,7 +23,7 @@ class Selection {
   explicit Selection(const Request<Bits>& request)
       : r_(request),
         loops_(LoopsOf<Bits>(CurrentPath())),
-        feedback_(FeedbackLoopsOf(CurrentPath())),
+        feeding_(FeedbackLoopsOf(CurrentPath())),
         m_(*request.memory) {}
 
   bool Run() {
@@ -61,7 +61,7 @@ class Selection {
     targets_.resize(static_cast<size_t>(r_.n_segments));
     for (int64_t s = 0; s < r_.n_segments; ++s) {
       const TopKSegment& segment = r_.segments[s];
-      targets_[s].large = segment.elements > kUnsampled && segment.k > segment.elements / 4;
+      targets_[s].large = segment.elements > kSmall && segment.k > segment.elements / 4;
       any_large_ |= targets_[s].large;
     }
   }
@@ -122,7 +122,7 @@ class Selection {
       bounds->low = r_.infinity;
     } else if (targets_[s].large) {
       bounds->low = kAbove<Bits>;
-    } else if (segment.elements > kUnsampled) {
+    } else if (segment.elements > kUnsampled && segment.k <= segment.elements / 4) {
       *bounds = Sampled(r_.x, r_.feedback, segment, static_cast<uint64_t>(s) << 32, &lane->work);
       if (SamplerMisled() == Misled::kHigh) bounds->low = kAbove<Bits>;
       if (SamplerMisled() == Misled::kLow) bounds->low = 0;
@@ -147,8 +147,8 @@ class Selection {
     const int64_t k = SegmentOf(*piece).k;
     const Target& target = targets_[piece->segment];
     const bool feeds = r_.feedback != nullptr && !again;
-    if (target.large && !feeds) return;
     piece->count = 0;
+    if (target.large && !feeds) return;
     Bits bound = std::max(again ? Bits{0} : target.bounds.low, PrunedBound(*piece));
     uint16_t* ids = lane->ids;
     for (int64_t offset = 0; offset < piece->elements; offset += kBlock) {
@@ -156,7 +156,7 @@ class Selection {
       const Bits* block = r_.x + piece->begin + offset;
       int64_t found = 0;
       if constexpr (sizeof(Bits) == 4) {
-        found = feeds ? feedback_.scan(From(*r_.feedback, piece->begin + offset), elements, bound, ids)
+        found = feeds ? feeding_.scan(From(*r_.feedback, piece->begin + offset), elements, bound, ids)
                       : loops_.scan(block, elements, bound, ids);
       } else {
         found = loops_.scan(block, elements, bound, ids);
@@ -179,9 +179,10 @@ class Selection {
   Bits Prune(Lane<Bits>* lane, Piece<Bits>* piece) {
     const int64_t k = SegmentOf(*piece).k;
     if (piece->count < k) return 0;
-    Bits* keys = lane->work.Reserve(piece->count + kSpare, 0);
-    loops_.below(piece->bits.data(), piece->count, kAbove<Bits>, keys);
-    const Kth<Bits> last = SelectKth(keys, piece->count, k);
+    Bits* keys = lane->work.Reserve(2 * piece->count + kSpare, 0);
+    int64_t above = 0;
+    loops_.between(piece->bits.data(), piece->count, 0, kAbove<Bits>, keys, &above);
+    const Kth<Bits> last = SelectKth(loops_, keys, piece->count, k);
     int64_t ties = k - last.greater, kept = 0;
     const Candidates<Bits> all = piece->candidates();
     for (int64_t i = 0; i < piece->count; ++i) {
@@ -218,22 +219,22 @@ class Selection {
     Target* target = &targets_[s];
     const int64_t k = r_.segments[s].k;
     if (target->large || k == 0) return;
-    int64_t total = 0, near = 0;
+    int64_t total = 0, near = 0, above = 0;
     for (int64_t p = target->first_piece; p < target->last_piece; ++p) total += m_.pieces[p].count;
     target->missing = total < k;
     if (target->missing) return;
-    Bits* keys = lane->work.Reserve(total + kSpare, 0);
-    auto gather = [&](Bits above) {
-      near = 0;
+    Bits* keys = lane->work.Reserve(2 * total + kSpare, 0);
+    auto gather = [&](Bits high) {
+      near = above = 0;
       for (int64_t p = target->first_piece; p < target->last_piece; ++p) {
-        near += loops_.below(m_.pieces[p].bits.data(), m_.pieces[p].count, above, keys + near);
+        near += loops_.between(m_.pieces[p].bits.data(), m_.pieces[p].count, 0, high, keys + near, &above);
       }
     };
     gather(target->bounds.high);
-    if (total - near >= k) gather(kAbove<Bits>);
-    const Kth<Bits> last = SelectKth(keys, near, k - (total - near));
+    if (above >= k) gather(kAbove<Bits>);
+    const Kth<Bits> last = SelectKth(loops_, keys, near, k - above);
     target->key = last.key;
-    target->ties = k - (total - near) - last.greater;
+    target->ties = k - above - last.greater;
   }
 
   // The sample has misled: once more, and every element is a candidate until pruning says otherwise.
@@ -377,7 +378,7 @@ class Selection {
 
   const Request<Bits>& r_;
   const Loops<Bits>& loops_;
-  const FeedbackLoops& feedback_;
+  const FeedbackLoops& feeding_;
   Lanes<Bits>& m_;
   std::vector<Target> targets_;
   std::mutex mutex_;

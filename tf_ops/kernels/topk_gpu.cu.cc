@@ -7,7 +7,7 @@
 //   Emit    keys > T, and the first that equal it, become the answer, in the order of the index
 // Segments that are small or have a great k have no candidates: Count and Emit read x (4 reads).
 //
-// Traps, by the number that they have in the notes on GPU top-k, and what is done about them here:
+// Traps of top-k on a GPU, and what is done about them here:
 //  1 an atomic per selected element is slow and gives an order that varies: places come from counts of tiles and a
 //    look-back; atomics only count, where order does not matter
 //  2 histograms in shared memory serialise where keys are alike (zeros, constants): bins count from the bound, so that

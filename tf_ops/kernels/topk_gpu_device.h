@@ -36,7 +36,7 @@ constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kVectors = 8;      // of 16 bytes, for each thread: enough loads under way with 4 blocks on a processor
+constexpr int kVectors = 8;      // of 16 bytes, for each thread: what 3 blocks on a processor load at once is enough
 constexpr int kAlignment = 128;  // tiles start at such addresses, so that each warp reads whole lines
 constexpr int kBins = 2048;      // of a histogram: 11 bits of a key
 constexpr int kBinBits = 11;
@@ -194,9 +194,10 @@ __device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts c
 
 // What the host knows of a segment. Group passes as an argument of Setup, whose limit is 4 KiB.
 struct Segment {
-  int64_t begin, out;     // its first element in x; its first pick in the answer
-  int64_t candidates;     // its first place in the memory of candidates
-  int64_t tile, scanned;  // its first descriptor; tiles that are scanned before it
+  int64_t begin, out;  // its first element in x; its first pick in the answer
+  int64_t candidates;  // its first place in the memory of candidates
+  int64_t tile;        // its first descriptor
+  int64_t scanned;     // tiles that are scanned before it
   uint32_t elements, k, capacity, head;
   int32_t histogram;  // which one, -1 if one tile holds all
   int32_t direct;     // no candidates
@@ -220,7 +221,7 @@ struct State {
 struct Memory {
   Segment* segments;
   State* states;
-  int64_t *scan_starts, *starts;  // first tile of each segment, and their sum: of Scan, of Count and Emit
+  int64_t *scan_starts, *starts;  // first tile of each segment, then their number: of Scan; of Count and Emit
   unsigned long long* tickets;    // one for each launch whose blocks take tiles
   uint32_t* done;                 // tiles of a segment whose histogram has been added
   uint32_t* histograms;
@@ -235,29 +236,48 @@ __device__ Source<Bits> OfX(const void* x, const Segment& segment) {
   return {static_cast<const Bits*>(x) + segment.begin - segment.head, segment.head, segment.head + segment.elements};
 }
 
+template <typename Bits>
+__device__ Source<Bits> OfState(const Memory& memory, const void* x, const Segment& segment, const State& state) {
+  if (state.from_x) return OfX<Bits>(x, segment);
+  return {static_cast<const Bits*>(memory.values) + segment.candidates, 0, state.elements};
+}
+
 struct Work {
   int64_t segment;
   uint32_t tile, tiles;
 };
 
-// The next tile of all, for this block; false if there is none. Its first barrier lets the block end with what is
-// shared.
-__device__ inline bool Next(unsigned long long* ticket, const int64_t* starts, int64_t n, Work* shared) {
-  __syncthreads();
-  if (Warp() == 0) {
-    unsigned long long taken = 0;
-    if (Lane() == 0) taken = atomicAdd(ticket, 1ull);
-    const int64_t mine = static_cast<int64_t>(__shfl_sync(kAllLanes, taken, 0));
-    const bool any = mine < starts[n];
-    const int64_t segment = any ? Locate(starts, n, mine) : -1;
-    if (Lane() == 0) {
-      shared->segment = segment;
-      if (any) shared->tile = static_cast<uint32_t>(mine - starts[segment]);
-      if (any) shared->tiles = static_cast<uint32_t>(starts[segment + 1] - starts[segment]);
-    }
+// Hands a block one tile of all after the other. It is a tile ahead, since an atomic takes as long as a read of x. That
+// does not lock: the block that has the first tile of those that are not done works on it, for it takes them in order.
+class Tiles {
+ public:
+  __device__ inline Tiles(unsigned long long* ticket, const int64_t* starts, int64_t n)
+      : ticket_(ticket), starts_(starts), n_(n) {
+    if (threadIdx.x == 0) taken_ = atomicAdd(ticket_, 1ull);
   }
-  __syncthreads();
-  return shared->segment >= 0;
-}
+  // False if there is none. Its first barrier lets the block end with what is shared.
+  __device__ inline bool Next(Work* shared) {
+    __syncthreads();
+    if (Warp() == 0) {
+      const int64_t mine = static_cast<int64_t>(__shfl_sync(kAllLanes, taken_, 0));
+      const bool any = mine < starts_[n_];
+      if (threadIdx.x == 0 && any) taken_ = atomicAdd(ticket_, 1ull);
+      const int64_t segment = any ? Locate(starts_, n_, mine) : -1;
+      if (Lane() == 0) {
+        shared->segment = segment;
+        if (any) shared->tile = static_cast<uint32_t>(mine - starts_[segment]);
+        if (any) shared->tiles = static_cast<uint32_t>(starts_[segment + 1] - starts_[segment]);
+      }
+    }
+    __syncthreads();
+    return shared->segment >= 0;
+  }
+
+ private:
+  unsigned long long* ticket_;
+  const int64_t* starts_;
+  int64_t n_;
+  unsigned long long taken_ = 0;  // of thread 0
+};
 
 }  // namespace hvd_ext::gpu

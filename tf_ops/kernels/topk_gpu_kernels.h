@@ -177,7 +177,8 @@ __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> b
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Scan(Memory memory, const void* x, int ticket) {
   HVD_EXT_SHARED(Compaction, shared);
-  while (Next(&memory.tickets[ticket], memory.scan_starts, memory.n, &shared.work)) {
+  Tiles tiles(&memory.tickets[ticket], memory.scan_starts, memory.n);
+  while (tiles.Next(&shared.work)) {
     const Work work = shared.work;
     const Segment& segment = memory.segments[work.segment];
     Tile<Bits> tile;
@@ -240,12 +241,6 @@ __global__ void Plan(Memory memory) {
     tiles += __shfl_sync(kAllLanes, up_to, kLanes - 1);
   }
   if (Lane() == 0) memory.starts[memory.n] = tiles;
-}
-
-template <typename Bits>
-__device__ Source<Bits> OfState(const Memory& memory, const void* x, const Segment& segment, const State& state) {
-  if (state.from_x) return OfX<Bits>(x, segment);
-  return {static_cast<const Bits*>(memory.values) + segment.candidates, 0, state.elements};
 }
 
 // ---- Count: one level of the search for T
@@ -333,7 +328,8 @@ __device__ void Narrow(State* state, Histogram* shared) {
 template <typename Bits>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Count(Memory memory, const void* x, int ticket) {
   HVD_EXT_SHARED(Histogram, shared);
-  while (Next(&memory.tickets[ticket], memory.starts, memory.n, &shared.work)) {
+  Tiles tiles(&memory.tickets[ticket], memory.starts, memory.n);
+  while (tiles.Next(&shared.work)) {
     const Work work = shared.work;
     const Segment& segment = memory.segments[work.segment];
     State& state = memory.states[work.segment];  // is written when all tiles are counted
@@ -353,7 +349,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     Emit(Memory memory, const void* x, int ticket, KeyOf<Bits> infinity, void* indices, int wide, void* values,
          int32_t* non_finite) {
   HVD_EXT_SHARED(Compaction, shared);
-  while (Next(&memory.tickets[ticket], memory.starts, memory.n, &shared.work)) {
+  Tiles tiles(&memory.tickets[ticket], memory.starts, memory.n);
+  while (tiles.Next(&shared.work)) {
     const Work work = shared.work;
     const Segment& segment = memory.segments[work.segment];
     const State& state = memory.states[work.segment];

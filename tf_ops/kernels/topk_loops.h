@@ -31,10 +31,13 @@ HVD_EXT_ALWAYS void AppendRest(const Bits* x, const uint16_t* ids, int64_t i, in
 }
 
 template <typename Bits>
-HVD_EXT_ALWAYS int64_t BelowRest(const Bits* bits, int64_t i, int64_t count, Bits above, Bits* middle, int64_t found) {
+HVD_EXT_ALWAYS int64_t BetweenRest(const Bits* bits, int64_t i, int64_t count, Bits low, Bits high, Bits* to,
+                                   int64_t found, int64_t* above) {
   for (; i < count; ++i) {
-    middle[found] = KeyOf(bits[i]);
-    found += KeyOf(bits[i]) < above;
+    const Bits key = KeyOf(bits[i]);
+    to[found] = key;
+    found += key >= low && key < high;
+    *above += key >= high;
   }
   return found;
 }

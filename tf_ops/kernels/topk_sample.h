@@ -22,8 +22,8 @@ struct Bounds {
 template <typename Bits>
 constexpr Bits kAbove = static_cast<Bits>(kMagnitude<Bits> + 1);  // above every key
 
-// Shorter segments are not sampled: they fit into the first cache.
-constexpr int64_t kUnsampled = 4096;
+// In shorter segments a sample costs more than it saves.
+constexpr int64_t kUnsampled = 1024;
 
 inline uint64_t Mixed(uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
   x += 0x9e3779b97f4a7c15u;
@@ -32,14 +32,18 @@ inline uint64_t Mixed(uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
   return x ^ (x >> 31);
 }
 
-// How many cache lines are read: a line costs about as much as 20 candidates; what the sample leaves uncertain becomes
+// Runs of 256 bytes are read: what is dear about one is that its page is not in the cache of addresses.
+template <typename Bits>
+constexpr int64_t kRun = 256 / static_cast<int64_t>(sizeof(Bits));
+
+// How many runs are read. One costs about as much as 80 candidates; what the sample leaves uncertain becomes
 // candidates, 4 * sqrt(hits) + 4 of the hits in the sample, which stand for d / sample candidates each.
-inline int64_t SampledLines(int64_t elements, int64_t k, int64_t line) {
-  constexpr double kLineCost = 20;
-  const double d = static_cast<double>(elements), per_line = static_cast<double>(line);
-  const double spread = std::pow(std::sqrt(static_cast<double>(k) * d / per_line) * 2 / kLineCost, 2.0 / 3);
-  const double constant = std::sqrt(4 * d / per_line / kLineCost);
-  return std::min(8 + static_cast<int64_t>(std::max(spread, constant)), elements / line);
+inline int64_t SampledRuns(int64_t elements, int64_t k, int64_t run) {
+  constexpr double kCost = 80;
+  const double d = static_cast<double>(elements), length = static_cast<double>(run);
+  const double spread = std::pow(std::sqrt(static_cast<double>(k) * d / length) * 2 / kCost, 2.0 / 3);
+  const double constant = std::sqrt(4 * d / length / kCost);
+  return std::min(4 + static_cast<int64_t>(std::max(spread, constant)), elements / run);
 }
 
 // The keys of a sample in buckets of about 1 %, from the greatest downward.
@@ -76,28 +80,28 @@ class Ranks {
 // `at(i)` gives the bits of element i, `ask(i)` asks the memory for it.
 template <typename Bits, typename At, typename Ask>
 Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bits>* memory, At at, Ask ask) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Bits));
-  const int64_t lines = SampledLines(elements, k, kLine), sampled = lines * kLine;
+  constexpr int64_t kLength = kRun<Bits>;
+  const int64_t runs = SampledRuns(elements, k, kLength), sampled = runs * kLength;
   Bits* keys = memory->Reserve(2 * sampled, 0);
-  const int64_t stratum = elements / kLine / lines;
-  auto begin_of = [&](int64_t i) {  // a line somewhere in the i-th of equal strata
+  const int64_t stratum = elements / kLength / runs;
+  auto begin_of = [&](int64_t i) {  // a run somewhere in the i-th of equal strata
     const uint64_t draw = Mixed(seed + static_cast<uint64_t>(i)) >> 32;
-    return (i * stratum + static_cast<int64_t>((draw * static_cast<uint64_t>(stratum)) >> 32)) * kLine;
+    return (i * stratum + static_cast<int64_t>((draw * static_cast<uint64_t>(stratum)) >> 32)) * kLength;
   };
   constexpr int64_t kAsked = 32;
-  for (int64_t i = 0; i < std::min(kAsked, lines); ++i) ask(begin_of(i));
-  for (int64_t i = 0; i < lines; ++i) {
-    if (i + kAsked < lines) ask(begin_of(i + kAsked));
+  for (int64_t i = 0; i < std::min(kAsked, runs); ++i) ask(begin_of(i));
+  for (int64_t i = 0; i < runs; ++i) {
+    if (i + kAsked < runs) ask(begin_of(i + kAsked));
     const int64_t begin = begin_of(i);
-    for (int64_t j = 0; j < kLine; ++j) keys[i * kLine + j] = KeyOf(at(begin + j));
+    for (int64_t j = 0; j < kLength; ++j) keys[i * kLength + j] = KeyOf(at(begin + j));
   }
   const double hits = static_cast<double>(k) * static_cast<double>(sampled) / static_cast<double>(elements);
   const Ranks<Bits> ranks(keys, sampled);
   const Bits middle = ranks.Low(ranks.Bucket(static_cast<int64_t>(hits) + 1));
-  double squares = 0;  // hits come in clusters: the spread is that of lines, not of elements
-  for (int64_t i = 0; i < lines; ++i) {
+  double squares = 0;  // hits come in clusters: the spread is that of runs, not of elements
+  for (int64_t i = 0; i < runs; ++i) {
     Bits here = 0;
-    for (int64_t j = 0; j < kLine; ++j) here = static_cast<Bits>(here + (keys[i * kLine + j] >= middle));
+    for (int64_t j = 0; j < kLength; ++j) here = static_cast<Bits>(here + (keys[i * kLength + j] >= middle));
     squares += static_cast<double>(here) * static_cast<double>(here);
   }
   const double doubt = 4 * std::sqrt(squares) + 4;

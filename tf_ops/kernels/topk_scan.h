@@ -42,8 +42,9 @@ struct Loops {
   int64_t (*scan)(const Bits* x, int64_t elements, Bits bound, uint16_t* ids);
   // to[i] = the element at ids[i] and `place` + ids[i]; up to kSpare elements more of both are overwritten.
   void (*append)(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to);
-  // middle[0 .. result) = the keys < `above` of the candidates; `middle` has room for kSpare more.
-  int64_t (*below)(const Bits* bits, int64_t count, Bits above, Bits* middle);
+  // to[0 .. result) = the keys in [low, high) of `bits`, in their order; `to` has room for kSpare more, and may be
+  // `bits`. *above grows by the number of keys >= high.
+  int64_t (*between)(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above);
   // Writes the candidates with a key > `bound`, and the first `ties` of those with that key, to `picks` from `at` on,
   // up to `end`; `base` is added to the places. Returns the next place behind them. `ties` is counted down. *greatest
   // becomes the greatest key seen, if that is above it.

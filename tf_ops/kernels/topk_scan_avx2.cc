@@ -13,7 +13,7 @@
 namespace hvd_ext::topk {
 namespace {
 
-constexpr int64_t kAhead = 4096;  // bytes, as in topk_avx512.h
+constexpr int64_t kAhead = 8192;  // bytes, as in topk_avx512.h
 
 // By mask: the numbers of its set bits, a byte each, from the lowest.
 struct LaneTable {
@@ -119,22 +119,23 @@ inline __m256i Packed(__m256i x, uint32_t mask) {
   return _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(Lanes(mask)));
 }
 
-int64_t Below32(const uint32_t* bits, int64_t count, uint32_t above, uint32_t* middle) {
+int64_t Between32(const uint32_t* bits, int64_t count, uint32_t low, uint32_t high, uint32_t* to, int64_t* above) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  const Comparer<uint32_t> hits(above);
+  const Comparer<uint32_t> from_low(low), from_high(high);
   int64_t i = 0, found = 0;
   for (; i + 8 <= count; i += 8) {
     const __m256i keys = _mm256_and_si256(Load(bits + i), magnitude);
-    const uint32_t mask = hits.Hits(keys) ^ 0xff;
-    Store(middle + found, Packed(keys, mask));
+    const uint32_t over = from_high.Hits(keys), mask = from_low.Hits(keys) & ~over;
+    Store(to + found, Packed(keys, mask));
     found += __builtin_popcount(mask);
+    *above += __builtin_popcount(over);
   }
-  return BelowRest(bits, i, count, above, middle, found);
+  return BetweenRest(bits, i, count, low, high, to, found, above);
 }
 
 template <typename Bits>
-int64_t Below(const Bits* bits, int64_t count, Bits above, Bits* middle) {
-  return BelowRest(bits, int64_t{0}, count, above, middle, int64_t{0});
+int64_t Between(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above) {
+  return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
 }
 
 // Of the marked ties only the first `ties` stay.
@@ -247,9 +248,9 @@ void AccumulateOf(const ErrorFeedback& f, int64_t elements, float* accumulated) 
 
 #pragma GCC pop_options
 
-extern const Loops<uint16_t> kLoops16Avx2 = {Scan<uint16_t>, Append<uint16_t>, Below<uint16_t>, Emit<uint16_t>};
-extern const Loops<uint32_t> kLoops32Avx2 = {Scan<uint32_t>, Append<uint32_t>, Below32, Emit32};
-extern const Loops<uint64_t> kLoops64Avx2 = {Scan<uint64_t>, Append<uint64_t>, Below<uint64_t>, Emit<uint64_t>};
+extern const Loops<uint16_t> kLoops16Avx2 = {Scan<uint16_t>, Append<uint16_t>, Between<uint16_t>, Emit<uint16_t>};
+extern const Loops<uint32_t> kLoops32Avx2 = {Scan<uint32_t>, Append<uint32_t>, Between32, Emit32};
+extern const Loops<uint64_t> kLoops64Avx2 = {Scan<uint64_t>, Append<uint64_t>, Between<uint64_t>, Emit<uint64_t>};
 extern const FeedbackLoops kFeedbackAvx2 = {ScanFeedbackOf, AccumulateOf};
 
 }  // namespace hvd_ext::topk

@@ -41,30 +41,37 @@ void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candida
   }
 }
 
-int64_t Below32(const uint32_t* bits, int64_t count, uint32_t above, uint32_t* middle) {
-  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), bound = _mm512_set1_epi32(static_cast<int>(above));
+int64_t Between32(const uint32_t* bits, int64_t count, uint32_t low, uint32_t high, uint32_t* to, int64_t* above) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i lows = _mm512_set1_epi32(static_cast<int>(low)), highs = _mm512_set1_epi32(static_cast<int>(high));
   int64_t i = 0, found = 0;
   for (; i + 16 <= count; i += 16) {
     const __m512i keys = _mm512_and_si512(_mm512_loadu_si512(bits + i), magnitude);
-    const __mmask16 hits = _mm512_cmplt_epu32_mask(keys, bound);
-    _mm512_storeu_si512(middle + found, _mm512_maskz_compress_epi32(hits, keys));
+    const __mmask16 over = _mm512_cmpge_epu32_mask(keys, highs);
+    const __mmask16 hits = _mm512_mask_cmpge_epu32_mask(_knot_mask16(over), keys, lows);
+    _mm512_storeu_si512(to + found, _mm512_maskz_compress_epi32(hits, keys));
     found += __builtin_popcount(hits);
+    *above += __builtin_popcount(over);
   }
-  return BelowRest(bits, i, count, above, middle, found);
+  return BetweenRest(bits, i, count, low, high, to, found, above);
 }
 
-int64_t Below16(const uint16_t* bits, int64_t count, uint16_t above, uint16_t* middle) {
-  const __m512i magnitude = _mm512_set1_epi16(0x7fff), bound = _mm512_set1_epi16(static_cast<int16_t>(above));
+int64_t Between16(const uint16_t* bits, int64_t count, uint16_t low, uint16_t high, uint16_t* to, int64_t* above) {
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  const __m512i lows = _mm512_set1_epi16(static_cast<int16_t>(low)),
+                highs = _mm512_set1_epi16(static_cast<int16_t>(high));
   int64_t i = 0, found = 0;
   for (; i + 32 <= count; i += 32) {
     const __m512i keys = _mm512_and_si512(_mm512_loadu_si512(bits + i), magnitude);
-    found = PutIds(middle, found, keys, _mm512_cmplt_epu16_mask(keys, bound));
+    const __mmask32 over = _mm512_cmpge_epu16_mask(keys, highs);
+    found = PutIds(to, found, keys, _mm512_mask_cmpge_epu16_mask(_knot_mask32(over), keys, lows));
+    *above += __builtin_popcount(over);
   }
-  return BelowRest(bits, i, count, above, middle, found);
+  return BetweenRest(bits, i, count, low, high, to, found, above);
 }
 
-int64_t Below64(const uint64_t* bits, int64_t count, uint64_t above, uint64_t* middle) {
-  return BelowRest(bits, int64_t{0}, count, above, middle, int64_t{0});
+int64_t Between64(const uint64_t* bits, int64_t count, uint64_t low, uint64_t high, uint64_t* to, int64_t* above) {
+  return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
 }
 
 // Marks the picks among 16 candidates.
@@ -206,9 +213,9 @@ void AccumulateOf(const ErrorFeedback& f, int64_t elements, float* accumulated) 
 
 #pragma GCC pop_options
 
-extern const Loops<uint16_t> kLoops16Avx512 = {Scan<uint16_t>, Append<uint16_t>, Below16, Emit16};
-extern const Loops<uint32_t> kLoops32Avx512 = {Scan<uint32_t>, Append<uint32_t>, Below32, Emit32};
-extern const Loops<uint64_t> kLoops64Avx512 = {Scan<uint64_t>, Append<uint64_t>, Below64, Emit64};
+extern const Loops<uint16_t> kLoops16Avx512 = {Scan<uint16_t>, Append<uint16_t>, Between16, Emit16};
+extern const Loops<uint32_t> kLoops32Avx512 = {Scan<uint32_t>, Append<uint32_t>, Between32, Emit32};
+extern const Loops<uint64_t> kLoops64Avx512 = {Scan<uint64_t>, Append<uint64_t>, Between64, Emit64};
 extern const FeedbackLoops kFeedbackAvx512 = {ScanFeedbackOf, AccumulateOf};
 
 }  // namespace hvd_ext::topk

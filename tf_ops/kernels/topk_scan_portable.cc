@@ -26,8 +26,8 @@ void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candida
 }
 
 template <typename Bits>
-int64_t Below(const Bits* bits, int64_t count, Bits above, Bits* middle) {
-  return BelowRest(bits, int64_t{0}, count, above, middle, int64_t{0});
+int64_t Between(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above) {
+  return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
 }
 
 template <typename Bits>
@@ -45,7 +45,7 @@ void AccumulateEach(const ErrorFeedback& f, int64_t elements, float* accumulated
 }
 
 template <typename Bits>
-constexpr Loops<Bits> kLoops = {Scan<Bits>, Append<Bits>, Below<Bits>, Emit<Bits>};
+constexpr Loops<Bits> kLoops = {Scan<Bits>, Append<Bits>, Between<Bits>, Emit<Bits>};
 constexpr FeedbackLoops kFeedback = {ScanFeedback, AccumulateEach};
 
 }  // namespace

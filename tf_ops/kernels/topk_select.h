@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 
@@ -58,6 +59,43 @@ Kth<Bits> SelectKth(Bits* keys, int64_t count, int64_t rank) {
     }
     count = kept;
   }
+}
+
+// The same with the loops of a processor: a sample of the keys leaves an interval that only a few of them are in.
+// `keys` has room for as many again and kSpare more.
+template <typename Bits>
+Kth<Bits> SelectKth(const Loops<Bits>& loops, Bits* keys, int64_t count, int64_t rank) {
+  constexpr int64_t kMany = 4096, kSample = 1024, kSteps = 256;
+  if (count < kMany) return SelectKth(keys, count, rank);
+  Bits* sample = keys + count;
+  const int64_t stride = count / kSample;
+  for (int64_t i = 0; i < kSample; ++i) sample[i] = keys[i * stride];
+  Bits least = sample[0], greatest = sample[0];
+  for (int64_t i = 1; i < kSample; ++i) {
+    least = std::min(least, sample[i]);
+    greatest = std::max(greatest, sample[i]);
+  }
+  int shift = 0;
+  while ((static_cast<Bits>(greatest - least) >> shift) >= kSteps) ++shift;
+  uint32_t counters[kSteps] = {};
+  for (int64_t i = 0; i < kSample; ++i) ++counters[static_cast<Bits>(sample[i] - least) >> shift];
+  const double part = static_cast<double>(rank) / static_cast<double>(count), middle = part * kSample;
+  const double doubt = 3 * std::sqrt(middle * (1 - part)) + 3;
+  Bits low = 0, high = static_cast<Bits>(kMagnitude<Bits> + 1);
+  double seen = 0;
+  for (int64_t step = kSteps - 1; step >= 0; --step) {
+    if (seen + counters[step] < middle - doubt) high = static_cast<Bits>(least + (static_cast<Bits>(step) << shift));
+    seen += counters[step];
+    if (seen < middle + doubt) continue;
+    low = static_cast<Bits>(least + (static_cast<Bits>(step) << shift));
+    break;
+  }
+  int64_t above = 0;
+  const int64_t kept = loops.between(keys, count, low, high, sample, &above);
+  if (rank <= above || rank > above + kept) return SelectKth(keys, count, rank);
+  Kth<Bits> kth = SelectKth(sample, kept, rank - above);
+  kth.greater += above;
+  return kth;
 }
 
 constexpr int kTables = 4;  // one counter that many elements hit in turn would hold them up

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hvd_ext.bench import hitopk_plots, hitopk_results, page, results
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.hitopk import Request, row_of
+from hvd_ext.bench.hitopk import Request, groups_of, row_of
 from hvd_ext.bench.hitopk_expected import BETWEEN, host_bytes, link_rate, simulated
 from hvd_ext.bench.hitopk_names import DEFAULT, Name, names_of
 from hvd_ext.bench.hitopk_sampling import Gradient, Mass, shares_of, wire_bytes
@@ -94,6 +94,15 @@ def test_a_wrong_name_is_refused_in_words(text: str, words: str):
 def test_a_wrong_request_is_refused(changes: dict[str, Any]):
     with pytest.raises(InvalidError):
         Request(**{"elements": (10,), "names": ("ring",), **changes})
+
+
+def test_contestants_are_measured_in_groups_that_fit_into_memory():
+    names = ["hitopk@0.1", "naive_allgather@0.1", "mpi", "tree", "horovod"]
+    assert groups_of(names, 100, 1e9) == [names]
+    # four buffers are there anyway; 2 + 3.5 fit beside them, 1.5 + 3 too
+    assert groups_of(names, 100, 400 * 9.5) == [names[:3], names[3:]]
+    assert groups_of(names, 100, 0) == [[name] for name in names[:3]] + [["tree"], ["horovod"]]
+    assert groups_of([], 100, 0) == []
 
 
 def test_a_sparse_sum_must_keep_what_it_does_not_send():

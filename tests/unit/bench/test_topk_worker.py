@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext
-from hvd_ext.bench import topk_inputs, topk_peers
+from hvd_ext.bench import topk_inputs, topk_peers, topk_worker
 from hvd_ext.bench.events import Follower
 from hvd_ext.bench.topk import NAMES, Request
 from hvd_ext.bench.topk_check import Check, keys_of, unique
@@ -208,7 +208,10 @@ def test_every_sample_stands_beside_a_yardstick_and_slow_ones_have_fewer(
     assert len(evicted) == 2 * 2 * 3
 
 
-def test_a_process_tells_a_row_for_each_contestant(tmp_path: Path) -> None:
+def test_a_process_tells_a_row_for_each_contestant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    monkeypatch.setattr(topk_worker, "DEVICES", tmp_path / "dev")
     names = ("noop", "exact", "feedback", "algorithm1")
     request = Request(
         elements=(5000,),
@@ -221,6 +224,8 @@ def test_a_process_tells_a_row_for_each_contestant(tmp_path: Path) -> None:
     serve(request.task(tmp_path, 1))
     hello, *events = Follower(tmp_path / EVENTS).new()
     assert (hello["kind"], hello["torch"]) == ("hello", topk_peers.has_torch())
+    seen = [device.name for device in tf.config.list_physical_devices("GPU")]
+    assert hello["gpus"] == (seen or [str(tmp_path / "dev" / "nvidia0")])
     rows = [event["row"] for event in events]
     assert [(row["input"], row["contestant"]) for row in rows] == [
         *[("gauss", name) for name in names],

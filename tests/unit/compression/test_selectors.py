@@ -19,11 +19,13 @@ def test_the_numbers_are_those_of_the_native_code():
     assert native == {s.name: s.number for s in selectors.SELECTORS if s.number is not None}
 
 
-def test_error_feedback_is_offered_what_the_native_code_has():
-    from hvd_ext.compression import topk
+def test_options_take_what_the_native_code_has():
+    from hvd_ext.compression.topk import TopK
 
-    assert selectors.names(native=True) == topk.SELECTORS
-    assert set(selectors.names()) - set(topk.SELECTORS) == {"tf"}
+    for name in selectors.names(native=True):
+        TopK(selector=name, threshold=1.0 if name == "threshold" else 0.0)
+    with pytest.raises(InvalidError, match="selector"):
+        TopK(selector="tf")
 
 
 def test_an_unknown_name_is_refused():

@@ -61,6 +61,7 @@ def test_the_last_step_gathers_what_is_cheaper() -> None:
 def test_where_nothing_is_saved_the_dense_plan_is_taken_at_every_density() -> None:
     for tree in (one_host(1), one_host(4)):
         assert sparse_plan(tree, "hitopk").dense_above == LEAST_DENSITY
+        assert "; dense at every density" in sparse_plan(tree, "hitopk").why
     assert sparse_plan(TREE, "gtopk", 1 << 22, 0.01, 1e6).dense_above < 1e-5
 
 
@@ -221,6 +222,8 @@ def test_the_command_prices_sparse_algorithms_and_tells_where_the_time_goes(tmp_
     assert "hitopk: each host sends (m - 1) K entries, 41,944 bytes, to the others" in text
     assert "level 2: all-gather of the selected (2 rounds)" in text
     assert json.loads(file.read_text(encoding="utf-8"))["algorithm"] == "hitopk"
+    assert "dense: no dearer from density" in text
+    assert "dense: no dearer at every density" in command("--hosts", "4", "--density", "0.1")[1]
     assert "where the time of gtopk goes" in command("--hosts", "4", "--density", "0.1", "--algorithm", "gtopk")[1]
     for wrong, words in ((("--density", "2"), "density (2.0)"), (("--density", "0.1", "--algorithm", "x"), "'x'")):
         status, text = command("--hosts", "2,2", *wrong)

@@ -62,7 +62,7 @@ def selections(plan: LogicalPlan, tree: Tree, data: Floats, height: int) -> Floa
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sparse_schedule_is_proven_on_random_trees(name: str) -> None:
     schedule = registry.sparse(name)
-    for tree in TREES:
+    for tree in [*TREES, random_tree(1003, most_leaves=64)]:
         assert schedule.supports(tree) is None
         for plan in (*schedule.variants(tree), schedule.dense(tree)):
             verify(plan)

@@ -1,0 +1,105 @@
+"""The plot of the top-k benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.bench.plots import DPI
+from hvd_ext.bench.topk import NAMES
+from hvd_ext.bench.topk_inputs import ORDINARY
+from hvd_ext.bench.topk_results import place_of
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, as in the other plots; ours are the warm ones, opponents cold or grey.
+COLOURS = {
+    "noop": "#DDDDDD",
+    "exact": "#D55E00",
+    "graph": "#E69F00",
+    "segments": "#CC79A7",
+    "mstopk": "#F0E442",
+    "dgc": "#999933",
+    "threshold": "#882255",
+    "random": "#AA4499",
+    "algorithm1": "#0072B2",
+    "algorithm1-tf": "#56B4E9",
+    "dgc-tf": "#44AA99",
+    "tf": "#009E73",
+    "torch": "#332288",
+    "numpy": "#777777",
+}
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw rows into a PNG file; see `figure`.
+
+    Args:
+        rows: of one result or of several.
+        path: of the file.
+
+    Raises:
+        InvalidError: nothing to draw, or no matplotlib.
+    """
+    figure(rows).savefig(path, dpi=DPI, format="png")
+
+
+def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the time over one read pass by input and contestant.
+
+    Args:
+        rows: of one result or of several; of two rows of the same kind the later counts. Drawn are distributions and
+            gradients, and what stands beside a read pass.
+
+    Returns:
+        A panel for each length, density and number of threads with a bar for each row; the pass is the dashed line.
+
+    Raises:
+        InvalidError: nothing to draw, or no matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    bars = {
+        (place_of(row), row["input"], row["contestant"]): row
+        for row in rows
+        if row["beside"] == "pass" and row["input"] in ORDINARY
+    }
+    if not bars:
+        raise InvalidError(
+            "plot (no rows): there is nothing to draw; name results of bench topk with gauss or the like"
+        )
+    panels = list(dict.fromkeys(place for place, _, _ in bars))
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    drawn = Figure(figsize=(6.5 * columns + 3.0, 3.4 * lines), layout="constrained")
+    axes = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for panel, axis in zip(panels, axes, strict=False):
+        _bars(axis, [row for (place, _, _), row in bars.items() if place == panel], panel)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    named = {
+        label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    drawn.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
+    return drawn
+
+
+def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    inputs = [name for name in ORDINARY if any(row["input"] == name for row in rows)]
+    contestants = [name for name in COLOURS if any(row["contestant"] == name for row in rows)]
+    width = 0.85 / len(contestants)
+    for number, name in enumerate(contestants):
+        mine = [row for row in rows if row["contestant"] == name]
+        x = [inputs.index(row["input"]) + (number + 0.5) * width - 0.425 for row in mine]
+        axis.bar(x, [row["x_yardstick"] for row in mine], width, color=COLOURS[name], label=NAMES[name])
+    axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="one prefetched read pass")
+    axis.set(yscale="log", ylabel="time over one pass", title=title)
+    axis.set_xticks(range(len(inputs)), inputs)
+    axis.grid(True, axis="y", linewidth=0.4, alpha=0.5)
+    axis.set_axisbelow(True)

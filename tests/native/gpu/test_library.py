@@ -1,0 +1,61 @@
+"""The library of the GPU's kernels, where nvcc has built it: it loads without a GPU, and refuses in words."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.native.gpu import compare_torch
+
+pytestmark = pytest.mark.skipif(
+    not compare_torch.LIBRARY.is_file(),
+    reason="libhvd_ext_topk_gpu.so is not there: the build found no nvcc",
+)
+INVALID = -1
+
+
+@pytest.fixture(scope="module", name="library")
+def _library() -> ctypes.CDLL:
+    return compare_torch.load(compare_torch.LIBRARY)
+
+
+def test_the_workspace_is_as_large_as_the_header_says(library):
+    elements, k = 1 << 20, 1 << 10
+    segment = compare_torch.Segment(0, elements, k)
+    seen = library.hvd_ext_topk_gpu_workspace(0, ctypes.byref(segment), 1)
+    candidates = (4 + 4) * (3 * k + elements // 256 + 4096)
+    assert candidates <= seen <= candidates + elements // 512 + 16384
+
+
+def test_wrong_arguments_are_refused_in_words(library):
+    segment = compare_torch.Segment(0, 8, 9)
+    assert library.hvd_ext_topk_gpu_workspace(0, ctypes.byref(segment), 1) == INVALID
+    assert library.hvd_ext_topk_gpu_error() == b"k (9) of segment 0: must be 0 to its 8 elements"
+    segment.k = 1
+    code = library.hvd_ext_topk_gpu(0, None, ctypes.byref(segment), 1, None, 0, None, None, None, 0, None)
+    assert code == INVALID
+    assert b"workspace (0 bytes" in library.hvd_ext_topk_gpu_error()
+
+
+def test_the_library_shows_its_three_functions_only():
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", str(compare_torch.LIBRARY)], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert {name for name in names if not name.startswith("_")} == {
+        "hvd_ext_topk_gpu",
+        "hvd_ext_topk_gpu_error",
+        "hvd_ext_topk_gpu_workspace",
+    }
+
+
+def test_the_comparison_says_what_is_missing():
+    script = Path(compare_torch.__file__)
+    command = [sys.executable, str(script), "--library", str(script.parent / "none.so")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "torch (not installed)" in ended.stderr or "GPU (none)" in ended.stderr or "library (" in ended.stderr

@@ -1,0 +1,309 @@
+// Rows that the steps of test_engine_sparse.cc do not use, and vectors that come late, damaged or never.
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/executor.h"
+#include "sparse_engines.h"
+
+namespace hvd_ext::test {
+namespace {
+
+// gTop-k on 4 ranks: pairs are merged, then pairs of pairs, and rank 0's goes back the same way.
+Rows MergeTree(int rank) {
+  Rows rows;
+  rows.Add(0, kSelect, rank, 0, 1);
+  auto merge = [&](int64_t round, int receiver, int sender) {
+    if (rank == sender) rows.Add(round, kSendSparse, receiver, 0, 1);
+    if (rank != receiver) return;
+    rows.Add(round, kRecvSparse, sender, 0, 1);
+    rows.Add(round + 1, kMerge, sender, 0, 1);
+  };
+  auto take = [&](int64_t round, int receiver, int sender) {
+    if (rank == sender) rows.Add(round, kSendSparse, receiver, 0, 1);
+    if (rank != receiver) return;
+    rows.Add(round, kRecvSparse, sender, 0, 1);
+    rows.Add(round + 1, kTake, sender, 0, 1);
+  };
+  merge(1, 0, 1);
+  merge(1, 2, 3);
+  merge(3, 0, 2);
+  take(5, 2, 0);
+  take(7, 1, 0);
+  take(7, 3, 2);
+  rows.Add(9, kClear, rank, 0, 1);
+  rows.Add(9, kAdd, rank, 0, 1);
+  return rows;
+}
+
+int64_t OpenMerging(Engine* engine, const Bucket& bucket) {
+  Rows fold = StarAllreduce(engine->rank(), 4);
+  fold.Add(5, kFold, engine->rank(), 0, 1);
+  int64_t channel = -1;
+  CHECK_OK(
+      engine->OpenChannel(SpecOf(bucket, AddPlan(engine, MergeTree(engine->rank())), AddPlan(engine, fold)), &channel));
+  return channel;
+}
+
+TEST("sparse run: merging keeps the k largest sums, the lower element of two as large") {
+  Engines engines(4);
+  engines.Each([&](int rank, Engine* engine) {
+    const Bucket bucket{{8}, {}};
+    const int64_t channel = OpenMerging(engine, bucket);
+    // k = 2. Ranks 0 and 1 make {1: 9, 3: 4, 6: 4}, of which 6 goes back; 2 and 3 make {0: -20, 3: 3}.
+    const std::map<int, std::vector<float>> data = {{0, {0, 5, 0, 4, 0, 0, 0, 0}},
+                                                    {1, {0, 4, 0, 0, 0, 0, 4, 0}},
+                                                    {2, {-20, 0, 0, 3, 0, 0, 0, 0}},
+                                                    {3, {0, 0, 0, 0, 0, 0, 0, 0}}};
+    const std::vector<float> seen = Step(engine, channel, bucket, 0.25, data.at(rank));
+    CHECK(seen == (std::vector<float>{-20, 9, 0, 0, 0, 0, 0, 0}));
+    std::vector<float> left(8);
+    if (rank == 0) left[3] = 7;  // of the last merge
+    if (rank == 0) left[6] = 4;  // of the first
+    CHECK(KeptOf(engine, channel) == left);
+  });
+}
+
+TEST("sparse run: what merging leaves out is kept: nothing is lost, with halves on the way too") {
+  for (DType wire : {DType::kFloat32, DType::kFloat16}) {
+    Bucket bucket{{300}, {}};
+    bucket.sparse.value_wire = wire;
+    Engines engines(4);
+    std::vector<std::vector<float>> kept(4);
+    std::vector<double> open(300);
+    for (int step = 0; step < 5; ++step) {
+      for (int rank = 0; rank < 4; ++rank) {
+        const std::vector<float> gradient = Gradient(rank, 300, step);
+        for (size_t i = 0; i < 300; ++i) open[i] += gradient[i];
+      }
+    }
+    std::vector<std::vector<float>> results(4);
+    engines.Each([&](int rank, Engine* engine) {
+      const int64_t channel = OpenMerging(engine, bucket);
+      for (int step = 0; step < 5; ++step) {
+        const std::vector<float> seen = Step(engine, channel, bucket, 0.1, Gradient(rank, 300, step));
+        int64_t sent = 0;
+        for (size_t i = 0; i < 300; ++i) sent += seen[i] != 0;
+        CHECK(sent <= 30);
+        for (size_t i = 0; i < 300 && rank == 0; ++i) open[i] -= seen[i];
+        results[static_cast<size_t>(rank)].insert(results[static_cast<size_t>(rank)].end(), seen.begin(), seen.end());
+      }
+      kept[static_cast<size_t>(rank)] = KeptOf(engine, channel);
+    });
+    for (size_t i = 0; i < 300; ++i) CHECK_EQ(open[i], double{0} + kept[0][i] + kept[1][i] + kept[2][i] + kept[3][i]);
+    for (int rank = 1; rank < 4; ++rank) CHECK(results[static_cast<size_t>(rank)] == results[0]);
+  }
+}
+
+TEST("sparse run: a mark goes through merging and back to all") {
+  Engines engines(4);
+  engines.Each([&](int rank, Engine* engine) {
+    const Bucket bucket{{50}, {}};
+    const int64_t channel = OpenMerging(engine, bucket);
+    std::vector<float> data = Gradient(rank, 50, 0);
+    if (rank == 3) data[49] = std::numeric_limits<float>::infinity();
+    CHECK(std::isnan(Step(engine, channel, bucket, 0.1, data, /*commit=*/false)[0]));
+  });
+}
+
+TEST("sparse run: packing takes what is not zero, and makes of -0 what all others hold") {
+  Engines engines(2);
+  engines.Each([&](int rank, Engine* engine) {
+    Rows rows;
+    rows.Add(0, kPack, rank, 0, 1);
+    rows.Add(1, kSendSparse, 1 - rank, 0, 1);
+    rows.Add(1, kRecvSparse, 1 - rank, 0, 1);
+    rows.Add(2, kAdd, 1 - rank, 0, 1);
+    const Bucket bucket{{6}, {}};
+    const int64_t plan = AddPlan(engine, rows);
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(SpecOf(bucket, plan, AddPlan(engine, Rows{})), &channel));
+    const std::vector<float> mine = {-0.0f, 0.0f, 1e-42f, 3.0f, rank == 0 ? 70000.0f : 0.0f, -0.0f};
+    const std::vector<float> seen = Step(engine, channel, bucket, 0.1, mine);
+    const std::vector<float> sum = {0.0f, 0.0f, 2 * 1e-42f, 6.0f, 70000.0f, 0.0f};
+    for (size_t i = 0; i < 6; ++i) CHECK_EQ(BitsOf(seen[i]), BitsOf(sum[i]));
+    SparseStatistics statistics;
+    CHECK_OK(engine->GetSparseStatistics(channel, &statistics));
+    CHECK_EQ(statistics.entries, rank == 0 ? 3 : 2);
+  });
+}
+
+// One rank's executor, whose peers are the test: it answers receives with bytes of its own, in any order.
+class Peers : public Transport {
+ public:
+  struct Posted : Request {
+    bool sends;
+    int peer;
+    void* data;
+    int64_t nbytes;
+    std::shared_ptr<bool> done = std::make_shared<bool>(false);
+  };
+  struct Open {
+    bool sends;
+    int peer;
+    void* data;
+    int64_t nbytes;
+    std::shared_ptr<bool> done;
+  };
+  std::vector<Open> posted;
+
+  int rank() const override { return 0; }
+  int size() const override { return 4; }
+  Status Send(int peer, int, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post(true, peer, const_cast<void*>(data), nbytes, request);
+  }
+  Status Recv(int peer, int, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post(false, peer, data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override {
+    *done = *static_cast<Posted*>(request)->done;
+    return Status::Ok();
+  }
+  Status SendControl(int, std::string) override { return Status::Ok(); }
+  Status ReceiveControl(int*, std::string*) override { return Status::Ok(); }
+  bool ControlPending() override { return false; }
+  void Abort(int) override {}
+  void Close() override {}
+
+  void End(size_t i, const void* bytes = nullptr, size_t nbytes = 0) {
+    CHECK(bytes == nullptr || static_cast<int64_t>(nbytes) == posted.at(i).nbytes);
+    if (bytes != nullptr) std::memcpy(posted.at(i).data, bytes, nbytes);
+    *posted.at(i).done = true;
+  }
+
+ private:
+  Status Post(bool sends, int peer, void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto made = std::make_unique<Posted>();
+    posted.push_back({sends, peer, data, nbytes, made->done});
+    *request = std::move(made);
+    return Status::Ok();
+  }
+};
+
+struct LateBench {
+  std::vector<std::string> ended;
+  Peers peers;
+  BufferPool pool;
+  Executor executor{&peers, &pool, 4};
+  std::shared_ptr<Feedback> feedback =
+      std::make_shared<Feedback>(SparseSpec{}, KeptShard{0, 8, false}, std::vector<int64_t>{});
+  std::shared_ptr<SparseCounters> counters = std::make_shared<SparseCounters>();
+  std::shared_ptr<Buffer> buffer;
+
+  void Enqueue(const std::vector<Row>& rows) {
+    auto plan = std::make_shared<Plan>();
+    plan->rows = rows;
+    plan->units = 2;
+    plan->sparse = true;
+    Run run;
+    run.what = "bucket 0";
+    run.plan = plan;
+    run.elements = 8;
+    run.sparse = std::make_shared<SparseRun>(feedback, 0.5, 1, counters);
+    run.buffer = buffer = std::make_shared<Buffer>(pool.Take(32));
+    std::fill_n(reinterpret_cast<float*>(buffer->data()), 8, 1.0f);
+    run.done = [this](const Status& s) { ended.push_back(s.message); };
+    executor.Enqueue(1, std::move(run), 0);
+  }
+  Status Pass() {
+    bool moved = false;
+    return executor.Progress(0, &moved);
+  }
+  // A message about 4 elements with values 10, 20, ... at the positions.
+  SparseMessage Message(const std::vector<int32_t>& positions) {
+    SparseVector vector;
+    vector.Reserve(static_cast<int64_t>(positions.size()), &pool);
+    for (int32_t position : positions) {
+      vector.position()[vector.count] = position;
+      vector.value()[vector.count] = 10.0f * static_cast<float>(vector.count + 1);
+      ++vector.count;
+    }
+    return EncodeSparse(vector, 0, 4, SparseIndices::kRaw, &pool);
+  }
+};
+
+const std::vector<Row> kTwoFromOne = {{0, Opcode::RECV_SPARSE, 1, 0, 1}, {0, Opcode::RECV_SPARSE, 1, 1, 1},
+                                      {0, Opcode::RECV_SPARSE, 3, 0, 1}, {1, Opcode::SCATTER_ADD, 1, 0, 1},
+                                      {1, Opcode::SCATTER_ADD, 1, 1, 1}, {1, Opcode::SCATTER_ADD, 3, 0, 1}};
+
+TEST("sparse run: bodies are asked for in the order of their heads, whatever ends first") {
+  LateBench bench;
+  bench.Enqueue(kTwoFromOne);
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.peers.posted.size(), 3u);  // the heads
+  const SparseMessage first = bench.Message({0, 3}), second = bench.Message({1}), empty = bench.Message({});
+  bench.peers.End(1, &second.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.peers.posted.size(), 3u);  // the body before it has no length yet
+  CHECK(bench.executor.Views().at(0).peers == (std::vector<int>{1, 3}));
+  bench.peers.End(2, &empty.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  CHECK(bench.executor.Views().at(0).peers == std::vector<int>{1});
+  bench.peers.End(0, &first.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.peers.posted.size(), 5u);
+  CHECK_EQ(bench.peers.posted[3].nbytes, 16);
+  CHECK_EQ(bench.peers.posted[4].nbytes, 8);
+  bench.peers.End(4, second.body.data(), 8);
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.ended.size(), 0u);
+  bench.peers.End(3, first.body.data(), 16);
+  CHECK_OK(bench.Pass());
+  CHECK(bench.ended == std::vector<std::string>{""});
+  const float* data = reinterpret_cast<const float*>(bench.buffer->data());
+  CHECK(std::vector<float>(data, data + 8) == (std::vector<float>{11, 1, 1, 21, 1, 11, 1, 1}));
+}
+
+TEST("sparse run: a damaged head or body is an error that names the rank or the work") {
+  {
+    LateBench bench;
+    bench.Enqueue(kTwoFromOne);
+    CHECK_OK(bench.Pass());
+    const std::string nonsense(sizeof(SparseHead), 'x');
+    bench.peers.End(2, nonsense.data(), nonsense.size());
+    CHECK_FAILS(bench.Pass(), Code::kCommunication, "bucket 0: from rank 3: a message of selected entries is damaged");
+  }
+  LateBench bench;
+  bench.Enqueue({kTwoFromOne[0], kTwoFromOne[3]});
+  CHECK_OK(bench.Pass());
+  const SparseMessage message = bench.Message({0, 3});
+  bench.peers.End(0, &message.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  const std::string nonsense(16, '\x7f');
+  bench.peers.End(1, nonsense.data(), nonsense.size());
+  CHECK_FAILS(bench.Pass(), Code::kCommunication, "bucket 0: a message of selected entries is damaged");
+}
+
+TEST("sparse run: memory of vectors that are cut off stays valid for the transport") {
+  LateBench bench;
+  bench.Enqueue(kTwoFromOne);
+  CHECK_OK(bench.Pass());
+  bench.executor.Fail(1, Communication("cut off"));
+  CHECK(bench.executor.abandoned());
+  CHECK(bench.ended == std::vector<std::string>{"cut off"});
+  bench.buffer.reset();
+  const SparseHead head;
+  for (size_t i = 0; i < 3; ++i) bench.peers.End(i, &head, sizeof(head));  // a sanitizer sees a write into freed memory
+}
+
+TEST("sparse run: the runs of one bucket follow each other") {
+  LateBench bench;
+  bench.Enqueue({kTwoFromOne[0]});
+  bench.Enqueue({kTwoFromOne[2]});
+  CHECK_OK(bench.Pass());
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.peers.posted.size(), 1u);
+  const SparseMessage empty = bench.Message({});
+  bench.peers.End(0, &empty.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.peers.posted.size(), 2u);
+  CHECK_EQ(bench.peers.posted[1].peer, 3);
+  bench.peers.End(1, &empty.head, sizeof(SparseHead));
+  CHECK_OK(bench.Pass());
+  CHECK_EQ(bench.ended.size(), 2u);
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

@@ -1,0 +1,129 @@
+"""Sparse buckets through the engine's Python face and its ops; the schedules' sums are in test_sparse_engine.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext import runtime
+from hvd_ext.errors import InvalidError
+from hvd_ext.specs import BucketSpec, SparseBucket, SparseStatistics, TensorSpec
+from hvd_ext.tensorflow import ops
+
+ELEMENTS = 1000
+DENSITY = 0.01
+
+
+def open_channel(momentum: float | None = None) -> int:
+    job = runtime.current()
+    prepared = job.sparse_allreduce(4 * ELEMENTS, "naive_allgather", DENSITY)
+    return job.engine.open_channel(
+        "sparse",
+        [TensorSpec("dense", 3, "float32"), TensorSpec("x", ELEMENTS, "float32")],
+        [
+            BucketSpec("float32", hvd.Sum, job.allreduce(12).plan, 64, (0,)),
+            BucketSpec("float32", hvd.Sum, prepared.sparse.plan, 64, (1,)),
+        ],
+        [None, SparseBucket(prepared.dense.plan, dense_above=1.0, momentum=momentum, value_wire="float16")],
+    )
+
+
+@pytest.fixture
+def channel() -> Iterator[int]:
+    handle = open_channel()
+    yield handle
+    runtime.current().engine.close_channel(handle)
+
+
+def gradient(rank: int) -> np.ndarray:
+    """Ten elements of one magnitude for each rank, the largest of its own, in places of its own."""
+    x = np.ones(ELEMENTS, np.float32)
+    x[rank * 10 : rank * 10 + 10] = 4096 + 1024 * rank
+    return x
+
+
+def test_what_is_selected_comes_back_summed_and_the_rest_is_kept(channel: int, rank: int, size: int) -> None:
+    engine = runtime.current().engine
+    inputs = [np.full(3, rank + 1, np.float32), gradient(rank)]
+    outputs = [np.zeros_like(array) for array in inputs]
+    engine.begin_sparse_step(channel, DENSITY)
+    engine.reduce(channel, inputs, outputs)
+    engine.end_step(channel, True)
+    wanted = np.zeros(ELEMENTS, np.float32)
+    for other in range(size):
+        wanted[other * 10 : other * 10 + 10] = 4096 + 1024 * other
+    np.testing.assert_array_equal(outputs[0], np.full(3, size * (size + 1) / 2, np.float32))
+    np.testing.assert_array_equal(outputs[1], wanted)
+    assert engine.state(channel, 1) == (0, ELEMENTS, False)
+    left = np.ones(ELEMENTS, np.float32)
+    left[rank * 10 : rank * 10 + 10] = 0
+    np.testing.assert_array_equal(engine.read_state(channel, 1), left)
+    peers = size - 1
+    seen = engine.sparse_statistics(channel)
+    assert seen == SparseStatistics(10 * peers, 20 * peers, seen.index_bytes, 32 * peers, 1, 0)
+    assert 10 * peers <= seen.index_bytes <= 11 * peers  # gaps of 0 in a byte each
+
+
+def test_the_ops_begin_and_end_a_step_and_a_dropped_one_leaves_no_trace(channel: int, rank: int, size: int) -> None:
+    engine = runtime.current().engine
+    for ok in (False, True):
+        ops.begin_sparse_step(tf.constant(1.0, tf.float64), channel=channel)
+        given = [np.full(3, rank + 1, np.float32), gradient(rank)]
+        tickets = [ops.submit(tf.constant(x), channel=channel, tensor=i) for i, x in enumerate(given)]
+        seen = ops.collect(tickets[1], tf.float32, [ELEMENTS], channel=channel, tensor=1)
+        ops.collect(tickets[0], tf.float32, [3], channel=channel, tensor=0)
+        np.testing.assert_array_equal(seen, sum(gradient(other) for other in range(size)))
+        ops.end_step(tf.constant(ok), channel=channel)
+    statistics = engine.sparse_statistics(channel)
+    assert (statistics.committed, statistics.dropped) == (1, 1)
+
+
+def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
+    engine = runtime.current().engine
+    with pytest.raises(InvalidError, match="begin_sparse_step"):
+        engine.begin_step(channel)
+    with pytest.raises(InvalidError, match="density"):
+        engine.begin_sparse_step(channel, 1.5)
+    with pytest.raises(InvalidError, match="no sparse step is under way"):
+        engine.end_step(channel, True)
+    with pytest.raises(InvalidError, match="bucket 0 of 'sparse' is not sparse"):
+        engine.state(channel, 0)
+    with pytest.raises(InvalidError, match="it has no velocity"):
+        engine.read_state(channel, 1, 1)
+    for wrong in (np.zeros(ELEMENTS - 1, np.float32), np.zeros(ELEMENTS), np.zeros((ELEMENTS, 2), np.float32)[:, 0]):
+        with pytest.raises(InvalidError, match="contiguous array of 1000 elements of float32"):
+            engine.write_state(channel, 1, 0, wrong)
+    engine.begin_sparse_step(channel, DENSITY)
+    with pytest.raises(InvalidError, match="a step is under way"):
+        engine.read_state(channel, 1)
+    engine.end_step(channel, False)
+    spec = BucketSpec("float32", hvd.Sum, runtime.current().allreduce(12).plan, 64, (0,))
+    with pytest.raises(InvalidError, match="entry for each of the 1 buckets, it has 2"):
+        engine.open_channel("wrong", [TensorSpec("x", 3, "float32")], [spec], [None, None])
+
+
+def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(rank: int, size: int) -> None:
+    engine = runtime.current().engine
+    channel = open_channel(momentum=0.5)
+    residual = np.zeros(ELEMENTS, np.float32)
+    residual[500] = 2.0**10
+    velocity = np.zeros(ELEMENTS, np.float32)
+    velocity[501] = 2.0 ** (5 + rank)
+    engine.write_state(channel, 1, 0, residual)
+    engine.write_state(channel, 1, 1, velocity)
+    out = np.empty(ELEMENTS, np.float32)
+    assert engine.read_state(channel, 1, 1, out) is out
+    np.testing.assert_array_equal(out, velocity)
+    x = [np.zeros(3, np.float32), np.zeros(ELEMENTS, np.float32)]
+    engine.begin_sparse_step(channel, 0.002)
+    engine.reduce(channel, x, x)
+    engine.end_step(channel, True)
+    assert x[1][500] == size * 2.0**10
+    assert x[1][501] == sum(2.0 ** (4 + other) for other in range(size))
+    assert not engine.read_state(channel, 1, 0).any()
+    assert not engine.read_state(channel, 1, 1).any()
+    engine.close_channel(channel)
