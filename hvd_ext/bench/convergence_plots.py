@@ -58,6 +58,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         axes[1][column].set(xlabel=f"seconds at {found['study']['rate']}", ylabel="accuracy, %")
         if axes[1][column].lines and any(len(line.get_xdata()) for line in axes[1][column].lines):
             axes[1][column].set_xscale("log")
+        else:
+            axes[1][column].set_visible(False)
         for axis in (axes[0][column], axes[1][column]):
             axis.grid(True, linewidth=0.4, alpha=0.5)
     named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, as in the other plots; ours are the warm ones, opponents cold or grey.
+# The no-op is not drawn: it would make the axis two decades longer. Okabe and Ito's palette, as in the other plots;
+# ours are the warm ones, opponents cold or grey.
 COLOURS = {
-    "noop": "#DDDDDD",
     "exact": "#D55E00",
     "graph": "#E69F00",
     "segments": "#CC79A7",
@@ -68,7 +68,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     bars = {
         (place_of(row), row["input"], row["contestant"]): row
         for row in rows
-        if row["beside"] == "pass" and row["input"] in ORDINARY
+        if row["beside"] == "pass" and row["input"] in ORDINARY and row["contestant"] in COLOURS
     }
     if not bars:
         raise InvalidError(
@@ -100,6 +100,7 @@ def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], title: str) -> None:
         axis.bar(x, [row["x_yardstick"] for row in mine], width, color=COLOURS[name], label=NAMES[name])
     axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="one prefetched read pass")
     axis.set(yscale="log", ylabel="time over one pass", title=title)
+    axis.set_ylim(bottom=0.7 * min(1.0, *(row["x_yardstick"] for row in rows)))
     axis.set_xticks(range(len(inputs)), inputs)
     axis.grid(True, axis="y", linewidth=0.4, alpha=0.5)
     axis.set_axisbelow(True)
