@@ -69,7 +69,7 @@ def mstopk(
             tensor,
             picks,
             offsets,
-            tf.cast(seed, tf.int64),
+            tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64),
             Tindices=dtype,
             selector=chosen.number,
             samplings=samplings,
@@ -127,17 +127,18 @@ def _index_dtype(dtype: Any) -> tf.DType:
 
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Give k and the offsets of the segments as int64 vectors."""
+    """Give k and the offsets of the segments as int64 vectors; what is known costs no op, an op costs as a small x."""
+    picks = _whole("k", k)
     if segments is None:
-        picks = tf.reshape(_whole("k", k), [-1])
         if picks.shape.num_elements() not in (None, 1):
             raise InvalidError(
                 f"k ({picks.shape.num_elements()} numbers): must be one number where there are no segments"
             )
-        size = tf.size(x, out_type=tf.int64)
-        return picks, tf.stack([tf.zeros([], tf.int64), size])
-    lengths = tf.reshape(_whole("segments", segments), [-1])
-    picks = tf.reshape(_whole("k", k), [-1])
+        known = x.shape.num_elements()
+        if known is not None:
+            return picks, tf.constant([0, known], tf.int64)
+        return picks, tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
+    lengths = _whole("segments", segments)
     numbers = picks.shape.num_elements(), lengths.shape.num_elements()
     if None not in numbers and numbers[0] != numbers[1]:
         raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
@@ -152,10 +153,10 @@ def _whole(name: str, value: Any) -> tf.Tensor:
             raise InvalidError(f"{name} ({value!r}): must be whole numbers") from error
         if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
             raise InvalidError(f"{name} ({value!r}): must be whole numbers")
-        return tf.constant(numbers.astype(np.int64))
+        return tf.constant(numbers.astype(np.int64).reshape(-1))
     if not value.dtype.is_integer:
         raise InvalidError(f"{name} ({value.dtype.name}): must be whole numbers")
-    return tf.cast(value, tf.int64)
+    return tf.reshape(tf.cast(value, tf.int64), [-1])
 
 
 def _used(picks: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:

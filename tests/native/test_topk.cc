@@ -5,7 +5,7 @@ namespace hvd_ext::test {
 namespace {
 
 std::vector<int64_t> Ks(int64_t d) {
-  std::vector<int64_t> ks = {0, 1, 2, 7, d / 1000, d / 100, d / 10, d / 5, d / 3, d / 2, d - 1, d};
+  std::vector<int64_t> ks = {0, 1, 7, d / 100, d / 6, d / 2, d - 1, d};
   ks.erase(std::remove_if(ks.begin(), ks.end(), [d](int64_t k) { return k < 0 || k > d; }), ks.end());
   std::sort(ks.begin(), ks.end());
   ks.erase(std::unique(ks.begin(), ks.end()), ks.end());
@@ -57,11 +57,11 @@ TEST("top-k: the answer is that of the definition, for small sizes around the wi
 }
 
 TEST("top-k: the answer is that of the definition where segments are sampled") {
-  for (int64_t elements : {1025, 4096, 4097, 20011}) AllInputs(kFloat32, elements);
+  for (int64_t elements : {1025, 4097, 9011}) AllInputs(kFloat32, elements);
 }
 
 TEST("top-k: every dtype has the same rules") {
-  for (int64_t elements : {65, 9001}) {
+  for (int64_t elements : {65, 5001}) {
     AllInputs(kFloat64, elements);
     AllInputs(kFloat16, elements);
     AllInputs(kBFloat16, elements);
@@ -69,15 +69,15 @@ TEST("top-k: every dtype has the same rules") {
 }
 
 TEST("top-k: a sample that misleads costs time, not the answer") {
-  AllInputs(kFloat32, 12011, topk::Misled::kHigh);
-  AllInputs(kFloat32, 12011, topk::Misled::kLow);
-  AllInputs(kBFloat16, 9001, topk::Misled::kHigh);
-  AllInputs(kFloat64, 9001, topk::Misled::kHigh);
+  AllInputs(kFloat32, 5011, topk::Misled::kHigh);
+  AllInputs(kFloat32, 5011, topk::Misled::kLow);
+  AllInputs(kBFloat16, 5011, topk::Misled::kHigh);
+  AllInputs(kFloat64, 5011, topk::Misled::kHigh);
 }
 
 TEST("top-k: the number of threads does not show in the answer") {
-  const int64_t elements = 800003;
-  for (const char* name : {"gauss", "constant", "tail"}) {
+  const int64_t elements = 540003;
+  for (const char* name : {"constant", "tail"}) {
     const std::vector<uint32_t> x = Input(kFloat32, name, elements);
     for (topk::Misled misled : {topk::Misled::kNot, topk::Misled::kLow, topk::Misled::kHigh}) {
       for (int64_t k : {elements / 1000, elements / 2}) {
@@ -89,7 +89,7 @@ TEST("top-k: the number of threads does not show in the answer") {
         int64_t better = 0;  // nothing that is left out comes before the last pick
         for (int64_t i = 0; i < elements; ++i) better += Before(x, i, last[0]);
         CHECK_EQ(better, k - 1);
-        for (int threads : {1, 3, 4}) {
+        for (int threads : {2}) {
           const auto picked = Run({}, kFloat32, x.data(), {{0, elements, k}}, Threads(threads), true, &scratch);
           CHECK(picked.indices == alone.indices);
           CHECK(picked.values == alone.values);
@@ -146,7 +146,7 @@ TEST("top-k: segments have their own k and keep apart, with gaps between them") 
 }
 
 TEST("top-k: memory is kept, and bounded when everything is equal") {
-  const int64_t elements = 2000000, k = 2000;
+  const int64_t elements = 600000, k = 600;
   const std::vector<uint32_t> x = Input(kFloat32, "constant", elements);
   TopKScratch scratch;
   Run({}, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
