@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/error_feedback.h"
 #include "engine/sparse_vector.h"
 #include "engines.h"
+#include "plan/plan.h"
 
 namespace hvd_ext::test {
 

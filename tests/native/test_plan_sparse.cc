@@ -62,6 +62,11 @@ TEST("sparse plan: a round has either messages or local rows") {
   Takes({{0, kSelect, 1, 0, 8}, {1, kSend, 0, 0, 1}, {1, kSendSparse, 0, 0, 8}});
 }
 
+TEST("sparse plan: merging gives back to the residual, so the own vector lies in it") {
+  Refuses({{0, kSelect, 1, 0, 1}, {0, kPack, 1, 0, 4}, {1, kRecvSparse, 0, 0, 1}, {2, kMerge, 0, 0, 1}},
+          "and so must the own vector, [0, 4)");
+}
+
 TEST("sparse plan: error feedback is done once") {
   Refuses({{0, kSelect, 1, 0, 4}, {0, kSelect, 1, 4, 4}}, "row 1: SELECT must be the plan's only SELECT or FOLD");
   Refuses({{0, kFold, 1, 0, 4}, {3, kSelect, 1, 4, 4}}, "row 1: SELECT must be the plan's only SELECT or FOLD");

@@ -88,6 +88,7 @@ void Feedback::Select(double density, uint64_t seed, const float* units, TopKScr
   for (size_t s = 0; s < segments_.size(); ++s) {
     for (int64_t i = place; i < place + counts_[s]; ++i) {
       const float value = values[i], sent = RoundForWire(spec_.value_wire, value);
+      own->marked |= IsTooLarge(value, sent);
       if (sent != value) next_residual_[static_cast<size_t>(positions[i])] = value - sent;
       positions[own->count] = static_cast<int32_t>(shard_.begin + positions[i]);
       values[own->count++] = sent;

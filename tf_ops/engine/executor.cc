@@ -77,13 +77,12 @@ Status Executor::Progress(double now_s, bool* moved) {
 Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
   for (const std::unique_ptr<OpenRun>& open : lane->runs) {
     if (open->segments == 0) *moved = true;
-    const bool first = open->started == 0 && open->segments > 0;
-    // The run before it of its bucket has not ended; those behind it keep their order.
-    if (first && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
     while (open->started < open->segments) {
       int64_t slot = lane->next_segment % window_;
       std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
       if (place != nullptr) return Status::Ok();
+      // The run before it of its bucket has not ended; those behind it keep their order. Asked last: who enters starts.
+      if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
       place = std::make_unique<Segment>();
       place->open = open.get();
       if (open->started == 0 && IsOn(trace_)) {

@@ -205,7 +205,10 @@ Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
     }
     case Opcode::TAKE: {
       const SparseMessage* came = Find(row);
-      if (came == nullptr) return Status::Ok();
+      if (came == nullptr) {  // of units without elements
+        own_ = SparseVector();
+        return Status::Ok();
+      }
       return DecodeSparse(came->head, came->body.data(), begin, elements, work.pool, &own_);
     }
     case Opcode::MERGE:
@@ -254,6 +257,7 @@ Status SparseRun::Merge(const SparseWork& work, const Row& row) {
     const float value = sum.value()[i];
     const bool picked = kept < k && pick[kept] == i;
     const float sent = picked ? RoundForWire(sum.wire, value) : 0;
+    sum.marked |= picked && IsTooLarge(value, sent);
     if (sent != value) feedback_->Return(position, value - sent);
     if (!picked) continue;
     sum.position()[kept] = position;

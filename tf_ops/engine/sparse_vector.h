@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -71,5 +72,8 @@ Status AddSparse(const SparseHead& head, const char* body, float* data, int64_t 
 // The value as it travels: rounded to nearest, ties to even, and within the largest finite number, so that what is left
 // (value - result) is exact in float32. Not finite: itself.
 float RoundForWire(DType wire, float value);
+// From 2^39 on float16 can take nothing of a value with an exact rest: it would be selected in every step and never
+// leave, so it counts as not finite.
+inline bool IsTooLarge(float value, float rounded) { return rounded == 0 && std::fabs(value) > 1; }
 
 }  // namespace hvd_ext

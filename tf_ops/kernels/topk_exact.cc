@@ -281,7 +281,7 @@ class Selection {
   }
 
   void Refine(Target* target, int below) {
-    std::vector<uint32_t> sum(kCounters);
+    std::vector<uint64_t> sum(kCounters);
     for (int64_t p = target->first_piece; p < target->last_piece; ++p) {
       for (int64_t i = 0; i < kCounters; ++i) sum[i] += m_.pieces[p].places.data()[i];
     }

@@ -20,10 +20,12 @@ struct Kth {
 };
 
 // The bucket that holds the `rank`-th greatest, counted from the last; *greater grows by what is above the bucket.
-inline int64_t BucketOf(const uint32_t* counters, int64_t rank, int64_t* greater) {
+template <typename Count>
+int64_t BucketOf(const Count* counters, int64_t rank, int64_t* greater) {
   for (int64_t bucket = kCounters - 1;; --bucket) {
-    if (*greater + counters[bucket] >= rank || bucket == 0) return bucket;
-    *greater += counters[bucket];
+    const int64_t here = static_cast<int64_t>(counters[bucket]);
+    if (*greater + here >= rank || bucket == 0) return bucket;
+    *greater += here;
   }
 }
 

@@ -61,6 +61,8 @@ class TopKOp : public OpKernel {
     std::vector<TopKSegment> segments;
     int64_t count = 0;
     OP_REQUIRES_OK(context, SegmentsOf(context->input(1), context->input(2), x.NumElements(), wide, &segments, &count));
+    OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsScalar(context->input(3).shape()),
+                Invalid("seed (shape ", context->input(3).shape().DebugString(), "): must be a scalar"));
     TopKOptions options = options_;
     options.seed = static_cast<uint64_t>(context->input(3).scalar<int64_t>()());
     Picks picks;

@@ -43,9 +43,9 @@ class Vectors {
       case Opcode::SCATTER_ADD:
         return row.peer == rank_ ? CheckOwn(row, name) : CheckCame(row, name);
       case Opcode::MERGE:
-        if (!selected_.Holds(row)) {
+        if (!selected_.Holds(row) || own_.begin < selected_.begin || own_.end > selected_.end) {
           return Invalid(name + ": MERGE of units " + Units(row) + " must be in the units of a SELECT before it, " +
-                         selected_.Words());
+                         selected_.Words() + ", and so must the own vector, " + own_.Words());
         }
         HVD_EXT_RETURN_IF_ERROR(CheckOwn(row, name));
         return CheckCame(row, name);
