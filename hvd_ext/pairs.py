@@ -64,6 +64,7 @@ REMARKS = (
     "top-k: sparse gradients travel whole, as rows. A clip of Keras and a global_clipnorm look at what has been sent, "
     "which comes in bursts; `TopK(clip=...)` looks at each rank's gradients before. With a tape, nothing leaves out a "
     "step that is not finite: look at the gradients, which are not finite on all ranks then.",
+    "top-k with accumulation and mixed_float16 is refused: each pass would be a step of momentum, warm-up and flush.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 

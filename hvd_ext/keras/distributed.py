@@ -86,7 +86,7 @@ class Reducing(Distributed):
                     "reduced: they were applied without the other ranks; derive it from keras.optimizers.Optimizer and "
                     "leave apply to that class"
                 )
-        same_weights.check(reducer, self._iterations.value, variables)
+        same_weights.check(reducer, self._iterations.value, variables, self.gradient_accumulation_steps or 1)
 
     def _clip_gradients(self, grads: Any) -> Any:
         reducer = self._hvd_ext_reducer

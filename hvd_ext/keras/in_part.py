@@ -43,7 +43,7 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, there is nothing to take "
             "over; leave momentum_correction out, or give the optimizer a momentum"
         )
-    if optimizer.built and any(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
+    if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
         raise InvalidError(
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
             "would stop at once; wrap an optimizer before its first step, or leave momentum_correction out"
@@ -110,7 +110,7 @@ class InPart(Corrected, Reducing):
             given = [None if gradient is None else next(reduced) for gradient in ready]
             plain = super(Reducing, self).apply
             only_if(reducer.finite, lambda: plain(_times(given, scale), variables))
-        same_weights.check(reducer, self._iterations.value, variables)
+        same_weights.check(reducer, self._iterations.value, variables, self.gradient_accumulation_steps or 1)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self._hvd_ext_reducer.was_reduced:

@@ -44,7 +44,8 @@ class LossScaling(Distributed):
             if scale is not None:
                 ready = [None if gradient is None else gradient * tf.cast(scale, gradient.dtype) for gradient in ready]
             super().apply(ready, variables)
-        same_weights.check(reducer, self.inner_optimizer._iterations.value, variables)
+        inner = self.inner_optimizer
+        same_weights.check(reducer, inner._iterations.value, variables, inner.gradient_accumulation_steps or 1)
 
     def _hvd_ext_scale(self, variables: Sequence[Any]) -> tf.Tensor:
         if not self.built:

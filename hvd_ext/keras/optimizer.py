@@ -69,6 +69,12 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
     plain = wrapped.inner_optimizer if scaling else wrapped
     momentum = in_part.momentum_of(plain, options)
+    if scaling and options.topk is not None and plain.gradient_accumulation_steps:
+        raise InvalidError(
+            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
+            "take each for a step: momentum, warm-up and flush would count passes; take mixed_bfloat16, or leave "
+            "accumulation out"
+        )
     reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(plain)))
     front: type[Distributed] = (
         loss_scale.LossScaling if scaling else Reducing if options.topk is None else in_part.InPart

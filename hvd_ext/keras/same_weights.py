@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +15,20 @@ from hvd_ext.errors import MismatchError
 from hvd_ext.tensorflow import kinds, ops
 from hvd_ext.tensorflow.reducer import Reducer
 
+# Counted by us: ranks whose optimizers have counted differently are what the check is to find, so they must meet in it.
+_applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
 
-def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any]) -> None:
+
+def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1) -> None:
     """Compare checksums of the weights over the ranks, where it is time; eager, or in a graph. All ranks call it.
 
     A checksum (CRC-32) is taken of each variable; of weights that differ, one pair in 2**32 goes unnoticed.
 
     Args:
         reducer: its options say after how many steps; its local variables are left out.
-        iterations: of the optimizer, counted after the step.
+        iterations: of the optimizer; compared too.
         variables: the weights.
+        passes: so many calls make a step.
 
     Raises:
         MismatchError: naming the first variable that differs, on all ranks. In a graph:
@@ -33,7 +38,12 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any]) -
     if not every or job is None:
         return
     shared = [variable for variable in variables if kinds.key(variable) not in reducer.local_keys]
-    names = [kinds.name(variable) for variable in shared]
+    compared_ones = [iterations, *shared]
+    names = ["iterations", *(kinds.name(variable) for variable in shared)]
+    if reducer not in _applied:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _applied[reducer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_applied")
+    applied = _applied[reducer]
 
     @ops.plain
     def compare(*values: tf.Tensor) -> bool:
@@ -43,7 +53,7 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any]) -
             for name, mine, first in zip(names, answer, answers[0], strict=True):
                 if mine != first:
                     raise MismatchError(
-                        f"{reducer.label}: weight {name!r} must have the same bits on all ranks; rank {rank} has the "
+                        f"{reducer.label}: {name!r} must have the same bits on all ranks; rank {rank} has the "
                         f"checksum {mine:08x}, rank {job.engine.ranks[0]} has {first:08x}; broadcast all variables "
                         "before the first step, and change weights alike on all ranks"
                     )
@@ -51,12 +61,12 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any]) -
 
     def compared() -> tf.Tensor:
         # reads in the graph come after the step's updates; a read inside of the function need not
-        values = [tf.convert_to_tensor(variable) for variable in shared]
+        values = [tf.convert_to_tensor(variable) for variable in compared_ones]
         return tf.py_function(compare, values, tf.bool)
 
     if tf.executing_eagerly():
-        if int(iterations) % every == 0:
-            compare(*[tf.convert_to_tensor(variable) for variable in shared])
+        if int(applied.assign_add(1)) % (every * passes) == 0:
+            compare(*[tf.convert_to_tensor(variable) for variable in compared_ones])
         return
-    due = tf.equal(iterations.read_value() % every, 0)
+    due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))

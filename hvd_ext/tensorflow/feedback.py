@@ -50,7 +50,7 @@ class Feedback:
         self._schedule = density.schedule(options.topk)
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
-            self._flushing = tf.Variable(False, trainable=False, name="hvd_ext_topk_flushing")
+            self._flushing: dict[Channel, tf.Variable] = {}
             self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_topk_skipped")
             self._auto = AutoDensity(label, job, options.process_set) if options.topk.density == "auto" else None
 
@@ -66,9 +66,16 @@ class Feedback:
 
     def flush(self) -> None:
         """Make the next step dense."""
-        self._flushing.assign(True)
+        for flushing in self._flushing.values():
+            flushing.assign(True)
 
-    def density(self) -> tf.Tensor:
+    def opened(self, channel: Channel) -> None:
+        """Take note of a channel: traced functions go on with theirs, and each must be flushed."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            start = any(bool(one.numpy()) for one in self._flushing.values())
+            self._flushing[channel] = tf.Variable(start, trainable=False, name="hvd_ext_topk_flushing")
+
+    def density(self, channel: Channel) -> tf.Tensor:
         """Give the density of the next step: float64."""
         with tf.device("CPU:0"):
             firsts = tf.constant(self._schedule.firsts, tf.int64)
@@ -78,7 +85,7 @@ class Feedback:
             if self._auto is not None:
                 last = tf.equal(place, len(self._schedule.firsts) - 1)
                 scheduled = tf.where(last, self._auto.density(), scheduled)
-            return tf.where(self._flushing.read_value(), tf.constant(1.0, tf.float64), scheduled)
+            return tf.where(self._flushing[channel].read_value(), tf.constant(1.0, tf.float64), scheduled)
 
     def ended(self, channel: Channel, reduced: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         """End a step: what waits becomes what it left, if it is finite, or stays what it was.
@@ -94,15 +101,14 @@ class Feedback:
         tensors = [one.values if isinstance(one, tf.IndexedSlices) else one for one in reduced]
         finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
         ok = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
+        flushing = self._flushing[channel]
         ended = [channel.end_step(ok)] if channel.has_state else []
         after = [one for one in ended if one is not None]
         with tf.control_dependencies(after), tf.device("CPU:0"):
             counted = [
                 self._steps.assign_add(tf.cast(ok, tf.int64), read_value=False),
                 self._skipped.assign_add(tf.cast(tf.logical_not(ok), tf.int64), read_value=False),
-                self._flushing.assign(
-                    tf.logical_and(self._flushing.read_value(), tf.logical_not(ok)), read_value=False
-                ),
+                flushing.assign(tf.logical_and(flushing.read_value(), tf.logical_not(ok)), read_value=False),
             ]
             if self._auto is not None:
                 self._auto.seen(tensors, ok)
@@ -128,7 +134,7 @@ class Feedback:
             **arrays,
             _RANKS: np.array(self._job.engine.size),
             _STEPS: np.array(self.steps),
-            _FLUSHING: np.array(bool(self._flushing.numpy())),
+            _FLUSHING: np.array(any(bool(one.numpy()) for one in self._flushing.values())),
             **({} if self._auto is None else self._auto.save()),
         }
 
@@ -201,7 +207,8 @@ class Feedback:
 
     def _go_on(self, saved: Arrays) -> None:
         self._steps.assign(int(saved[_STEPS]))
-        self._flushing.assign(bool(saved[_FLUSHING]))
+        for flushing in self._flushing.values():
+            flushing.assign(bool(saved[_FLUSHING]))
         if self._auto is not None:
             self._auto.load(saved)
 

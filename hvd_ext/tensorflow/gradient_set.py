@@ -103,14 +103,21 @@ class GradientSet:
             own = registration.joint([own, self._since_update]) if self._since_update else own
             if not communicates:
                 self._since_update = own
-                return self.channels[-1], registration.joint([own, self._last])
+                return self.channels[-1], self._with_waiting(registration.joint([own, self._last]), self.channels[-1])
             found = self._exchanged(own, checked)
         if traced:
             self._traced[own] = found
         else:
             self._since_update = "" if communicates else own
         self._last = found
-        return self._channel(found), found
+        channel = self._channel(found)
+        return channel, self._with_waiting(found, channel)
+
+    def _with_waiting(self, found: str, channel: Channel) -> str:
+        """Take zeros for the gradients that nobody has now: what waits for them travels and is applied."""
+        buckets = zip(channel.buckets, channel.sparse, strict=True)
+        kept = {index for bucket, spec in buckets if spec is not None for index in bucket}
+        return "".join(kinds.DENSE if index in kept else kind for index, kind in enumerate(found))
 
     def save(self) -> Arrays:
         """Copy what sparse steps have left on this rank; nothing before the first step."""
@@ -171,10 +178,12 @@ class GradientSet:
     def _keep(self, channel: Channel) -> None:
         """Give a channel that was opened what waits on the ranks."""
         if self.feedback is not None:
+            self.feedback.opened(channel)
             self.feedback.move(self.channels[-1], channel)
             return
         steps = agreement.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
         self.feedback = Feedback(self._label, self._options, self.job, steps[0])
+        self.feedback.opened(channel)
         restored, self._restored = self._restored, None
         if restored is not None:
             self.feedback.load(channel, *restored)

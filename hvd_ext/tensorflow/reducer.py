@@ -7,6 +7,7 @@ parts of a model in turn has one for each list of variables.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from hvd_ext.tensorflow.in_part import InPart, Momentum
 from hvd_ext.tensorflow.step import Step
 
 Facts = Callable[[], dict[str, Any]]
+_LOG = logging.getLogger("hvd_ext")
 
 
 class Reducer:
@@ -282,6 +284,8 @@ class Reducer:
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> GradientSet:
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
+            if every is not None and every.feedback is not None:
+                _LOG.warning("%s: hvd_ext was shut down: what TopK had not sent yet is lost; flush first", self.label)
             place = len(self._sets) if every is None else list(self._sets).index(keys)
             every = GradientSet(self.label, self.options, job, variables, self._in_part, self._first_step)
             if place in self._restored:

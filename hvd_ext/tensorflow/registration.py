@@ -141,10 +141,14 @@ class _Prepared:
         some = [takes is not None and takes(spec.shape, spec.dtype) for spec in reduced]
         self._buckets = self._planned(groups, None if in_part is None else some)
         self.buckets = tuple(tuple(self.included[tensor] for tensor in bucket.tensors) for bucket in self._buckets)
-        self._wires = [wire_of(bucket.dtype, options) for bucket in self._buckets]
         self._in_part = [
             None if in_part is None else in_part.planned(owner, bucket, some[bucket.tensors[0]])
             for bucket in self._buckets
+        ]
+        # a sum that was rounded for the way would lose what error feedback is to keep
+        self._wires = [
+            wire_of(bucket.dtype, options) if planned is None else None
+            for bucket, planned in zip(self._buckets, self._in_part, strict=True)
         ]
         self._plans = [
             owner.allreduce(bucket.nbytes // 2 if wire else bucket.nbytes, options.algorithm)

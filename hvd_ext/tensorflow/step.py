@@ -72,7 +72,7 @@ class Step:
             results |= zip(shared, _clipped([results[index] for index in shared], limit), strict=True)
         dense = [results[index] if self.kinds[index] == kinds.DENSE else None for index in self.shared]
         scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
-        density = None if self.feedback is None else self.feedback.density()
+        density = None if self.feedback is None else self.feedback.density(self.channel)
         for index, own, reduced in zip(self.shared, dense, self.channel.reduce(scaled, density), strict=True):
             if own is not None:
                 results[index] = kinds.scaled(reduced, factor)
@@ -99,7 +99,7 @@ def _clipped(gradients: Sequence[Any], limit: float) -> list[Any]:
     squares = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
     norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
     # a norm that is not finite makes gradients that are not: the step is left out on all ranks
-    factor = tf.where(norm > limit, limit / norm, tf.where(tf.math.is_finite(norm), 1.0, norm))
+    factor = tf.where(tf.math.is_finite(norm), tf.where(norm > limit, limit / norm, 1.0), float("nan"))
     scaled = [one * tf.cast(factor, one.dtype) for one in values]
     return [
         tf.IndexedSlices(value, one.indices, one.dense_shape) if isinstance(one, tf.IndexedSlices) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ def hosts_of(size: int) -> list[int]:
     return [size] if size == 1 else [size // 2 + (size > 2), size - size // 2 - (size > 2)]
 
 
-def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20) -> None:
+def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20, **options: Any) -> None:
     """Begin anew on virtual hosts with slow links between them, so that sparse steps are cheaper."""
     lines = ["name: cluster", "link: {alpha_s: 10.0e-6, gbit_per_s: 0.001}", "children:"]
     first = 0
@@ -35,7 +36,7 @@ def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.yaml"
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0))
+        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0, **options))
 
 
 def variables() -> list[keras.Variable]:
