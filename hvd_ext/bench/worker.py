@@ -67,8 +67,8 @@ class Buffers:
 
     def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
         from hvd_ext import runtime
-        from hvd_ext.engine import BucketSpec, TensorSpec
         from hvd_ext.options import Sum
+        from hvd_ext.specs import BucketSpec, TensorSpec
 
         job = runtime.current()
         prepared = job.allreduce(buffer.nbytes, algorithm)

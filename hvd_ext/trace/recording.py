@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import agreement, engine as engines, runtime
+from hvd_ext import agreement, runtime, specs
 from hvd_ext.errors import InvalidError
 from hvd_ext.trace import clock, events, records
 
@@ -179,7 +179,7 @@ def _book(owner: Runtime, zero_ns: int) -> events.Book:
         buckets = []
         for bucket in channel.buckets:
             tensors = [channel.tensors[index] for index in bucket.tensors]
-            nbytes = sum(tensor.elements for tensor in tensors) * engines.DTYPES[bucket.dtype].nbytes
+            nbytes = sum(tensor.elements for tensor in tensors) * specs.DTYPES[bucket.dtype].nbytes
             names = tuple(tensor.name for tensor in tensors)
             buckets.append(events.Bucket(plans.get(bucket.plan, UNKNOWN), names, nbytes, bucket.dtype))
         channels[lane] = events.Channel(channel.name, tuple(buckets))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.tensorflow import sparse
 
 ROWS, WIDTH = 11, 3
@@ -22,9 +22,9 @@ FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.f
 _names = (f"table{number}" for number in itertools.count())
 
 
-def options(op: Any = hvd.Average, compression: Any = hvd.Compression.none, factor: float = 1.0) -> Any:
+def options(op: Any = hvd.Average, compression: Any = hvd.Compression.none, factor: float = 1.0) -> GradientOptions:
     """The three options that count here."""
-    return types.SimpleNamespace(op=op, compression=compression, gradient_predivide_factor=factor)
+    return GradientOptions(op=op, compression=compression, gradient_predivide_factor=factor)
 
 
 def rows_of(rank: int, count: int, dtype: str, seed: int, index: str = "int64") -> tf.IndexedSlices:
