@@ -166,7 +166,7 @@ class Feedback:
         if all(answer["same"] for answer in answers):
             assert own is not None
             residuals.write(channel, engine, kept)
-            self._go_on(own)
+            self._go_on(own, pieces)
             return
         first, trouble, arrays = None, "", {}
         try:
@@ -191,7 +191,7 @@ class Feedback:
             return
         assert first is not None
         residuals.write(channel, engine, arrays)
-        self._go_on(first)
+        self._go_on(first, pieces)
         if engine.rank == 0:
             _LOG.info("%s: what sparse steps have left is distributed anew over %d ranks", self._label, engine.size)
 
@@ -203,9 +203,17 @@ class Feedback:
         name = f"{self._label}: to another channel"
         everyone = allgather_object(own, name=name, process_set=self._options.process_set)
         self.load(new, None, lambda: everyone)
-        residuals.write(old, self._job.engine, {})
+        self.clear(old)
 
-    def _go_on(self, saved: Arrays) -> None:
+    def clear(self, channel: Channel) -> None:
+        """Let nothing wait in a channel that is not used any more, or only by a function that was traced with it."""
+        residuals.write(channel, self._job.engine, {})
+
+    def _go_on(self, saved: Arrays, pieces: Sequence[residuals.Piece]) -> None:
+        had = any(key.startswith(residuals.VELOCITY) for key in saved)
+        if had != any(piece.which == residuals.VELOCITY for piece in pieces) and self._job.engine.rank == 0:
+            words = "with" if had else "without"
+            _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", self._label, words)
         self._steps.assign(int(saved[_STEPS]))
         for flushing in self._flushing.values():
             flushing.assign(bool(saved[_FLUSHING]))

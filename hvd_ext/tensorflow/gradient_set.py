@@ -135,6 +135,8 @@ class GradientSet:
         if self.feedback is None:
             self._restored = own, everyone
         else:
+            for channel in self.channels[:-1]:
+                self.feedback.clear(channel)
             self.feedback.load(self.channels[-1], own, everyone)
 
     def close(self) -> None:

@@ -137,3 +137,35 @@ def test_ranks_that_have_counted_differently_meet_in_the_check() -> None:
         return
     with pytest.raises(MismatchError, match="'iterations' must have the same bits on all ranks; rank 1 has"):
         optimizer.apply(own, weights)
+
+
+def test_what_is_restored_replaces_what_waits_in_every_channel() -> None:
+    weights = variables()[::2]
+    optimizer = optimizer_of(weights)
+    alone = tf.function(lambda a: optimizer.apply([a, None], weights), autograph=False)
+    both = tf.function(lambda a, b: optimizer.apply([a, b], weights), autograph=False)
+    own = [tf.constant(one) for one in gradients(hvd.rank(), 0)]
+    alone(own[0])
+    both(own[0], own[2])
+    (kept,) = optimizer._hvd_ext_reducer.sets
+    saved = kept.save()
+    alone(own[0])
+    assert len(kept.channels) == 2
+    kept.load(saved, lambda: iter(()))
+    again = kept.save()
+    assert saved.keys() == again.keys()
+    assert all(np.array_equal(saved[key], again[key]) for key in saved)
+
+
+def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    own, everyone = [tf.constant(one) for one in gradients(hvd.rank(), 0)[:1]], []
+    for correction in (True, False):
+        weights = variables()[:1]
+        made = hvd.TopK(**OPTIONS, momentum_correction=correction)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=made)
+        optimizer.apply(own, weights)
+        (kept,) = optimizer._hvd_ext_reducer.sets
+        everyone = everyone or hvd.allgather_object(kept.save())
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        kept.load(everyone[hvd.rank()], lambda: iter(everyone))
+    assert ("it was saved with momentum_correction: momentum begins anew" in caplog.text) == (hvd.rank() == 0)
