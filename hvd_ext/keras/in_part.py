@@ -110,7 +110,7 @@ class InPart(Corrected, Reducing):
             given = [None if gradient is None else next(reduced) for gradient in ready]
             plain = super(Reducing, self).apply
             only_if(reducer.finite, lambda: plain(_times(given, scale), variables))
-        same_weights.check(reducer, self._iterations.value, variables, self.gradient_accumulation_steps or 1)
+        same_weights.check(reducer, self._iterations.value, variables)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self._hvd_ext_reducer.was_reduced:

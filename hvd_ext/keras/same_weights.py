@@ -38,16 +38,18 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], p
     if not every or job is None:
         return
     shared = [variable for variable in variables if kinds.key(variable) not in reducer.local_keys]
-    compared_ones = [iterations, *shared]
     names = ["iterations", *(kinds.name(variable) for variable in shared)]
     if reducer not in _applied:
         with tf.init_scope(), tf.device("CPU:0"):
             _applied[reducer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_applied")
     applied = _applied[reducer]
 
+    def values() -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(variable) for variable in (iterations, *shared)]
+
     @ops.plain
-    def compare(*values: tf.Tensor) -> bool:
-        sums = [zlib.crc32(np.atleast_1d(value.numpy()).reshape(-1).view(np.uint8).data) for value in values]
+    def compare(*own: tf.Tensor) -> bool:
+        sums = [zlib.crc32(np.atleast_1d(value.numpy()).reshape(-1).view(np.uint8).data) for value in own]
         answers = agreement.exchange(job.engine, f"{reducer.label}: the same weights", lambda: sums)
         for rank, answer in zip(job.engine.ranks, answers, strict=True):
             for name, mine, first in zip(names, answer, answers[0], strict=True):
@@ -61,12 +63,11 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], p
 
     def compared() -> tf.Tensor:
         # reads in the graph come after the step's updates; a read inside of the function need not
-        values = [tf.convert_to_tensor(variable) for variable in compared_ones]
-        return tf.py_function(compare, values, tf.bool)
+        return tf.py_function(compare, values(), tf.bool)
 
     if tf.executing_eagerly():
         if int(applied.assign_add(1)) % (every * passes) == 0:
-            compare(*[tf.convert_to_tensor(variable) for variable in compared_ones])
+            compare(*values())
         return
     due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
     tf.cond(due, compared, lambda: tf.constant(True))

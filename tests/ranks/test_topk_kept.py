@@ -16,7 +16,7 @@ from hvd_ext import Compression
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.keras.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import SHAPES, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import SHAPES, as_launched, gradients, hosts_of, restart, variables
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 
@@ -28,7 +28,7 @@ def apart(hvd: Any) -> Iterator[None]:
     """Two hosts that are far apart; a job of one rank has one."""
     restart(hosts_of(hvd.size()))
     yield
-    hvd.shutdown()
+    as_launched()
 
 
 def optimizer_of(weights: list[keras.Variable], **options: Any) -> keras.optimizers.Optimizer:

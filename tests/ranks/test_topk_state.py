@@ -20,7 +20,7 @@ from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from hvd_ext.keras.optimizer import channels
 from hvd_ext.tensorflow import auto_density
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import SHAPES, apply, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import SHAPES, apply, as_launched, gradients, hosts_of, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, data, fill, values
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
@@ -33,7 +33,7 @@ def apart(hvd: Any) -> Iterator[None]:
     """Two hosts that are far apart; a job of one rank has one."""
     restart(hosts_of(hvd.size()))
     yield
-    hvd.shutdown()
+    as_launched()
 
 
 def model(**options: Any) -> keras.Model:

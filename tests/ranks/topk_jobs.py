@@ -39,6 +39,12 @@ def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20, **options: Any) 
         hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0, **options))
 
 
+def as_launched() -> None:
+    """Begin anew on the hosts that there are, for the tests that follow."""
+    hvd.shutdown()
+    hvd.init()
+
+
 def variables() -> list[keras.Variable]:
     """Zeros: after steps with the learning rate 1 they are what was applied."""
     return [keras.Variable(np.zeros(shape), dtype="float32", name=f"v{n}") for n, shape in enumerate(SHAPES)]
