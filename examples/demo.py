@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvd_ext.bench.events import Follower
-from hvd_ext.bench.job import Job, JobError, find, horovodrun, job_environment, mpirun
+from hvd_ext.job import Job, JobError, find, horovodrun, job_environment, mpirun
 
 HERE = Path(__file__).resolve().parent
 NO_HOROVOD = (
@@ -50,7 +50,7 @@ def train(
         script: the example to run.
         ranks: number of ranks on this host.
         epochs: passes over the training digits.
-        launcher: `horovodrun` or `mpirun` of hvd_ext.bench.job.
+        launcher: `horovodrun` or `mpirun` of hvd_ext.job.
         timeout_s: longest time.
         log: file for all output of all ranks; an older one is replaced.
         progress: called after news.

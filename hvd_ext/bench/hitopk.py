@@ -18,11 +18,11 @@ from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
 from hvd_ext.bench.expected import Cluster, cluster_of
 from hvd_ext.bench.hitopk_expected import expected, floor_seconds, inside_seconds
 from hvd_ext.bench.hitopk_names import Name, names_of
-from hvd_ext.bench.job import Job, job_environment
 from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.sampling import Task
 from hvd_ext.bench.turns import Turns, Worker
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import Job, job_environment
 
 MOST_OF_MEMORY = 0.8
 # Buffers of the gradient's size that a rank holds: the gradient and the result of each job; and for each contestant the

@@ -15,12 +15,12 @@ from typing import Any
 
 from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
 from hvd_ext.bench.expected import Cluster, cluster_of
-from hvd_ext.bench.job import Job, JobError, job_environment
 from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.training_worker import COMPUTE, Task
 from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.job import Job, JobError, job_environment
 
 WIDTHS = {"mlp": 1024, "cnn": 512}
 HOROVOD = "horovod"

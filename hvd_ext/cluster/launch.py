@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from hvd_ext.bench.job import JobError, find, job_environment
 from hvd_ext.cluster import remains
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.job import JobError, find, job_environment
 
 STOP_S = 5.0
 POLL_S = 0.02

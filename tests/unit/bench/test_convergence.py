@@ -25,9 +25,9 @@ from hvd_ext.bench import (
 from hvd_ext.bench.cli import app
 from hvd_ext.bench.convergence_worker import Task, order
 from hvd_ext.bench.events import emit
-from hvd_ext.bench.job import JobError
 from hvd_ext.bench.sampling import EVENTS
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import JobError
 
 PLAN = """
 hosts: [2, 1]

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import hvd_ext.bench
 from hvd_ext.bench import page, results, topk, topk_plots, topk_results
-from hvd_ext.bench.job import JobError
 from hvd_ext.bench.machine import machine
 from hvd_ext.bench.topk import FOR_HARD, NAMES, ONE_THREAD, Request, beside_ours, measure, summary
 from hvd_ext.bench.topk_targets import TARGETS, verdict, verdicts
 from hvd_ext.bench.topk_worker import Task
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import JobError
 
 
 def row(contestant: str, samples: list[float], yardsticks: list[float], **more: Any) -> dict[str, Any]:

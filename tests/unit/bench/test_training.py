@@ -13,13 +13,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_ext.bench import results, training_results
-from hvd_ext.bench.job import JobError
 from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.machine import machine
 from hvd_ext.bench.page import training_markdown
 from hvd_ext.bench.training import HOROVODS, Request, against, check_alike, measure
 from hvd_ext.bench.training_cli import register
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import JobError
 
 
 def row(algorithm: str, step_s: float = 1.0, hosts: tuple[int, ...] = (2, 2), **more: Any) -> dict[str, Any]:

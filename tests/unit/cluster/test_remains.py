@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.bench.job import JobError
 from hvd_ext.cluster import launch, remains
+from hvd_ext.job import JobError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.bench import job
-from hvd_ext.bench.job import Job, JobError, last_words
+from hvd_ext import job
+from hvd_ext.job import Job, JobError, last_words
 
 PATIENCE_S = 60.0
 
