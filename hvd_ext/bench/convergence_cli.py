@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hvd_ext.bench import command
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to those of the benchmark.
@@ -35,18 +37,17 @@ def convergence(
 ) -> None:
     """Train what is missing of a study of convergence, in jobs of real ranks; then show what is finished."""
     from hvd_ext.bench import convergence as work, convergence_plots, convergence_results, convergence_study, results
-    from hvd_ext.bench.cli import TABLE_WIDTH, _ended_in_words, _in_a_folder, _names
 
     failures: list[str] = []
-    with _ended_in_words("hvd_ext bench convergence"):
+    with command.ended_in_words("hvd_ext bench convergence"):
         plan = convergence_study.read(study)
-        _in_a_folder("--json", json_file)
-        _in_a_folder("--plot", plot_file)
-        runs = convergence_study.runs_of(plan, _names(models), _names(settings))
-        wanted = _names(seeds)
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        runs = convergence_study.runs_of(plan, command.names(models), command.names(settings))
+        wanted = command.names(seeds)
         chosen = [run for run in runs if not wanted or ("time" if run.seed is None else str(run.seed)) in wanted]
         left = convergence_study.missing(folder, plan, chosen)
-        console = Console() if Console().is_terminal else Console(width=TABLE_WIDTH, force_terminal=False)
+        console = command.table_console()
         if missing:
             for run in left:
                 console.print(run.name, markup=False, highlight=False)
@@ -63,8 +64,7 @@ def convergence(
         if plot_file is not None:
             convergence_plots.draw(found, plot_file)
         console.print(convergence_results.table(found))
-        for line in failures:
-            console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
+        command.say(console, (), failures)
     sys.exit(1 if failures else 0)
 
 
@@ -102,12 +102,11 @@ class _Bar:
 
 def plot_convergence(
     file: Annotated[Path, typer.Argument(help="Result of bench convergence --json.")],
-    output: Annotated[Path, typer.Option(help="The PNG file.")],
+    output: command.Output,
 ) -> None:
     """Draw accuracy over epochs and over time, a column for each model."""
     from hvd_ext.bench import convergence_plots, convergence_results
-    from hvd_ext.bench.cli import _ended_in_words, _in_a_folder
 
-    with _ended_in_words("hvd_ext bench plot-convergence"):
-        _in_a_folder("--output", output)
+    with command.ended_in_words("hvd_ext bench plot-convergence"):
+        command.check_folder("--output", output)
         convergence_plots.draw(convergence_results.load(file), output)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from hvd_ext.bench import command
 
 
 def register(app: typer.Typer) -> None:
@@ -36,66 +37,50 @@ def training(
     batch: Annotated[int, typer.Option(help="Digits of a rank's batch.")] = 64,
     steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 10,
     repetitions: Annotated[int, typer.Option(help="Turns in which these are done.")] = 5,
-    ranks: Annotated[
-        str | None, typer.Option(help="Numbers of ranks on this host, with commas; 2 without a launcher.")
-    ] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            help="Starts a command on all ranks: 'mpirun -np 8 -H a:4,b:4'. In a rehearsed cluster it is known."
-        ),
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Of a host's link, each way, for the bound: 100mbit. Else from the topology.")
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")] = None,
-    append: Annotated[bool, typer.Option("--append", help="Keep the rows that are in the file already.")] = False,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the rows, also those kept, into this PNG file.")
-    ] = None,
+    ranks: Annotated[str | None, command.ranks_option("2")] = None,
+    launcher: command.LauncherLine = None,
+    rate: Annotated[str | None, command.rate_option("bound")] = None,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE of our DistributedOptimizer, such as compression=bf16; may be given again."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Longest time without an answer of a job, seconds.")] = 600.0,
+    timeout: command.Timeout = 600.0,
 ) -> None:
     """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
-    from hvd_ext.bench.launcher import choose, place
+    from hvd_ext.bench.launcher import place
 
     rank = place(os.environ)
     if rank:
         # One process per rank was started; rank 0 starts the jobs that measure.
         return
     from hvd_ext.bench import results, training_results
-    from hvd_ext.bench.cli import TABLE_WIDTH, _ended_in_words, _in_a_folder, _names, _numbers
     from hvd_ext.bench.progress import progress
     from hvd_ext.bench.training import Request, measure
-    from hvd_ext.cluster.spec import rate_bits
 
-    with _ended_in_words("hvd_ext bench training"):
-        start = choose(launcher, os.environ)
-        if start.line and ranks is not None:
-            raise typer.BadParameter("the launcher says how many ranks there are", param_hint="--ranks")
-        if append and json_file is None:
-            raise typer.BadParameter("names no file; say --json FILE too", param_hint="--append")
+    with command.ended_in_words("hvd_ext bench training"):
+        start = command.launched(launcher, ranks)
+        command.check_append(append, json_file)
         for text in option or ():
             if "=" not in text:
                 raise typer.BadParameter(f"({text!r}): must be NAME=VALUE", param_hint="--option")
         request = Request(
             options=dict(text.split("=", 1) for text in option or ()),
-            algorithms=_names(algorithms),
+            algorithms=command.names(algorithms),
             model=model,
             width=width,
             batch=batch,
             steps=steps,
             repetitions=repetitions,
-            ranks=() if start.line else _numbers("--ranks", ranks or "2"),
-            rate=None if rate is None else rate_bits(rate) / 8,
+            ranks=command.ranks_of(start, ranks, "2"),
+            rate=command.bytes_per_second(rate),
             timeout_s=timeout,
         )
-        _in_a_folder("--json", json_file)
-        _in_a_folder("--plot", plot_file)
-        before = training_results.load(json_file) if append and json_file is not None and json_file.exists() else None
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(training_results.load, json_file, append)
         run = results.begin_run(start.describe())
         with progress(max(len(request.ranks), 1) * request.repetitions) as tell:
             rows, notes, topology = measure(request, start, tell)
@@ -104,15 +89,10 @@ def training(
         kept = results.joined(before, result) if before else result
         if json_file is not None:
             results.save(json_file, kept)
-        # A launcher gives its ranks a terminal of their own, which is not the user's; a file or a pipe has no width.
-        seen = Console().is_terminal and rank is None
-        console = Console() if seen else Console(width=TABLE_WIDTH, force_terminal=False)
+        console = command.table_console(rank)
         console.print(training_results.table(result))
-        for line in [*training_results.trials(rows), *notes]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
         wrong = training_results.faults(rows)
-        for line in wrong:
-            console.print(line, markup=False, highlight=False, soft_wrap=True, style="bold red")
+        command.say(console, [*training_results.trials(rows), *notes], wrong)
         if plot_file is not None:
             training_results.draw(kept["rows"], plot_file)
     sys.exit(1 if wrong else 0)
@@ -120,12 +100,11 @@ def training(
 
 def plot_training(
     files: Annotated[list[Path], typer.Argument(help="Results of bench training --json.")],
-    output: Annotated[Path, typer.Option(help="The PNG file.")],
+    output: command.Output,
 ) -> None:
     """Draw the time of an epoch by cluster and algorithm, one bar each."""
     from hvd_ext.bench import training_results
-    from hvd_ext.bench.cli import _ended_in_words, _in_a_folder
 
-    with _ended_in_words("hvd_ext bench plot-training"):
-        _in_a_folder("--output", output)
+    with command.ended_in_words("hvd_ext bench plot-training"):
+        command.check_folder("--output", output)
         training_results.draw([row for path in files for row in training_results.load(path)["rows"]], output)
