@@ -51,6 +51,26 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
     return Momentum(float(optimizer.momentum), bool(optimizer.nesterov))
 
 
+def loses_momentum(optimizer: Any, reducer: Reducer) -> bool:
+    """Tell whether an optimizer's slots hold a momentum that stops at once, as its gradients go through one before.
+
+    Args:
+        optimizer: wrapped and built; it may have a loss-scale optimizer around it.
+        reducer: its own.
+
+    Returns:
+        Whether a momentum was taken over and some slot is not zero, except those of local variables and of other
+        dtypes than float32, which keep theirs.
+    """
+    if reducer.momentum is None:
+        return False
+    plain, local = getattr(optimizer, "inner_optimizer", optimizer), reducer.local_keys
+    return any(
+        kinds.dtype(variable) == tf.float32 and kinds.key(variable) not in local and bool(keras.ops.any(slot != 0))
+        for variable, slot in zip(plain._trainable_variables, plain.momentums, strict=True)
+    )
+
+
 class Corrected:
     """An optimizer whose gradients have gone through its momentum before they reach it."""
 

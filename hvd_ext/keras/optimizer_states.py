@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from hvd_ext import state
+from hvd_ext import runtime, state
 from hvd_ext.checkpoints import arrays, manifest
 from hvd_ext.checkpoints.manifest import Manifest
+from hvd_ext.errors import HvdExtError
+from hvd_ext.keras import in_part
 from hvd_ext.keras.model_state import optimizers
+from hvd_ext.tensorflow import feedback, residuals
+from hvd_ext.tensorflow.feedback import Arrays, Everyone
 from hvd_ext.tensorflow.reducer import Reducer
 
+_LOG = logging.getLogger("hvd_ext")
 _NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
 
 
@@ -43,10 +50,11 @@ def restore(
 ) -> tuple[str, ...]:
     """Give the optimizers, and all owners of `hvd_ext.state`, what a checkpoint has for them; all ranks call it.
 
-    An optimizer gets what waited on the ranks now, or at its first step.
+    An optimizer gets what waited on the ranks now, or at its first step. Where only one of the two jobs has sent a part
+    of its gradients, rank 0 warns of what cannot go on.
 
     Args:
-        model: as in `collect`.
+        model: as in `collect`, with the weights and slots of the checkpoint.
         states: this rank's own, by owner; nothing where the job had another number of ranks.
         path: the checkpoint's folder.
         found: its manifest.
@@ -62,21 +70,44 @@ def restore(
             {owner: everyone for owner, everyone in saved.items() if not _NAME.fullmatch(owner)},
         )
     ]
-    by_place: dict[int, dict[int, Any]] = {}
+    by_place: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
     reducers = dict(_reducers(model))
     for owner in sorted(saved):
         match = _NAME.fullmatch(owner)
         if match is None:
             continue
         place, number = int(match[1]), int(match[2])
-        if place in reducers:
-            by_place.setdefault(place, {})[number] = states.get(owner), saved[owner]
-        else:
+        by_place.setdefault(place, {})[number] = states.get(owner), saved[owner]
+        if place not in reducers:
             left.append(owner)
-    for place, restored in by_place.items():
-        reducers[place].restore(restored)
+    for place, optimizer in enumerate(optimizers(model)):
+        restored, reducer = by_place.get(place, {}), reducers.get(place)
+        if restored and reducer is not None:
+            reducer.restore(restored)
+        elif restored:
+            _tell_of_dropped(optimizer, restored.values())
+        elif reducer is not None and in_part.loses_momentum(optimizer, reducer) and _reports():
+            feedback.tell_of_momentum(reducer.label, had=False, has=True)
     # a tape claims what waited at its first step
     return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
+
+
+def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
+    """Warn of what sparse steps have left for an optimizer that sends its gradients whole now."""
+    if not _reports():
+        return
+    found: list[Arrays] = []
+    for own, everyone in restored:
+        with contextlib.suppress(HvdExtError, OSError, StopIteration):  # it is named among what is dropped
+            found.append(next(iter(everyone())) if own is None else own)
+    label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
+    if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
+        _LOG.warning("%s: it was saved with TopK: what TopK had not sent yet is lost; flush first", label)
+    feedback.tell_of_momentum(label, had=any(map(feedback.had_momentum, found)), has=False)
+
+
+def _reports() -> bool:
+    return runtime.current().engine.rank == 0
 
 
 def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:

@@ -210,10 +210,10 @@ class Feedback:
         residuals.write(channel, self._job.engine, {})
 
     def _go_on(self, saved: Arrays, pieces: Sequence[residuals.Piece]) -> None:
-        had = any(key.startswith(residuals.VELOCITY) for key in saved)
-        if had != any(piece.which == residuals.VELOCITY for piece in pieces) and self._job.engine.rank == 0:
-            words = "with" if had else "without"
-            _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", self._label, words)
+        if self._job.engine.rank == 0:
+            tell_of_momentum(
+                self._label, had_momentum(saved), any(piece.which == residuals.VELOCITY for piece in pieces)
+            )
         self._steps.assign(int(saved[_STEPS]))
         for flushing in self._flushing.values():
             flushing.assign(bool(saved[_FLUSHING]))
@@ -240,6 +240,24 @@ class Feedback:
                 count,
             )
         return True
+
+
+def had_momentum(saved: Arrays) -> bool:
+    """Tell whether what `Feedback.save` gave has a momentum that was taken over from an optimizer."""
+    return any(key.startswith(residuals.VELOCITY) for key in saved)
+
+
+def tell_of_momentum(label: str, had: bool, has: bool) -> None:
+    """Warn where momentum_correction was switched on or off between two jobs; one rank calls it.
+
+    Args:
+        label: whose momentum it is.
+        had: whether the job that saved had taken it over.
+        has: whether this one has.
+    """
+    if had != has:
+        words = "with" if had else "without"
+        _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", label, words)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

@@ -47,6 +47,7 @@ class Reducer:
     ) -> None:
         self.label = label
         self.options = options
+        self.momentum = momentum
         self._in_part = None if options.topk is None else InPart(options.topk, options.sparse_algorithm, momentum)
         self._first_step = first_step
         self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
