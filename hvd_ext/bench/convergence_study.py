@@ -66,7 +66,7 @@ class Setting(BaseModel):
         algorithm: of `DistributedOptimizer`.
         topk: keywords of `hvd_ext.TopK`; empty: dense.
         warmup: the share of all steps that is warmed up, 0 to 1.
-        dense_warmup: these steps are dense; else their density falls by and by.
+        warmup_densities: of these steps, falling; none: those of `hvd_ext.Warmup`. [1.0]: they are dense.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,7 +74,7 @@ class Setting(BaseModel):
     algorithm: str = "auto"
     topk: dict[str, Any] = Field(default_factory=dict)
     warmup: float = Field(default=0.0, ge=0, le=1)
-    dense_warmup: bool = False
+    warmup_densities: list[float] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _compressed(self) -> Setting:

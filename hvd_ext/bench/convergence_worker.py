@@ -105,7 +105,8 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     # the time of a step is that after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     if warmed:
-        keywords["warmup"] = hvd.Warmup(warmed, dense=True) if how["dense_warmup"] else hvd.Warmup(warmed)
+        densities = how["warmup_densities"]
+        keywords["warmup"] = hvd.Warmup(warmed, densities) if densities else hvd.Warmup(warmed)
     return hvd.DistributedOptimizer(sgd, algorithm=how["algorithm"], compression=hvd.TopK(**keywords))
 
 

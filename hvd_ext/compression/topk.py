@@ -14,8 +14,8 @@ WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 INDICES = ("auto", "int32", "delta", "bitmap")
 # The order of tf_ops/engine: HvdExtSparse.indices is the place in INDICES.
 
-# DGC, section 3.3: the sparsity grows 75 %, 93.75 %, 98.4375 %, 99.6 %, 99.9 %
-DGC_DENSITIES = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+# docs/performance.md, Convergence: as near to dense as a dense warm-up, and far nearer than densities that fall soon.
+WARMUP_DENSITIES = (0.25,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Warmup:
     """How dense the first steps are.
 
     The steps are divided into equal parts, one for each density; a density that is not above the one of `TopK` is left
-    out. Deep Gradient Compression (Lin et al., 2018, section 3.3) uses the default over the first four epochs.
+    out. Three tenths of a training, while the learning rate is high, are a good number of steps. Deep Gradient
+    Compression (Lin et al., 2018, section 3.3) has (0.25, 0.0625, 0.015625, 0.004, 0.001) in the first four epochs.
 
     Args:
         steps: so many update steps, at least 1.
@@ -35,7 +36,7 @@ class Warmup:
     """
 
     steps: int
-    densities: Sequence[float] = DGC_DENSITIES
+    densities: Sequence[float] = WARMUP_DENSITIES
     dense: bool = False
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class Warmup:
         falling = tuple(float(density) for density in self.densities)
         if list(falling) != sorted(set(falling), reverse=True):
             raise InvalidError(f"Warmup, densities ({list(falling)}): each must be below the one before")
-        if self.dense and falling != DGC_DENSITIES:
+        if self.dense and falling != WARMUP_DENSITIES:
             raise InvalidError(
                 "Warmup, dense (True): all of its steps are dense, and there are densities too; give one of the two"
             )
@@ -77,8 +78,10 @@ class TopK:
         vectors: tensors of rank 1 and 0 (biases, scales) may be sparse too.
         warmup: how dense the first steps are; None: as all others.
         momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): gradients go through it
-            before elements are chosen, on each rank's share (DGC, equation 4).
-        masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5).
+            before elements are chosen, on each rank's share (DGC, equation 4). "auto": where the optimizer has one
+            that can be taken over.
+        masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5). The more travels,
+            the less momentum is left: with a density of 1 there is none.
         clip: a rank's gradients are scaled down to a norm of clip / sqrt(number of ranks) before anything else;
             None: not.
         wire: the dtype in which chosen values travel, "fp16", "bf16" or "fp32"; what rounding loses waits with the
@@ -98,8 +101,8 @@ class TopK:
     min_elements: int = 4096
     vectors: bool = False
     warmup: Warmup | None = None
-    momentum_correction: bool = False
-    masks: bool = True
+    momentum_correction: bool | Literal["auto"] = "auto"
+    masks: bool = False
     clip: float | None = None
     wire: str = "fp16"
     indices: str = "auto"
@@ -113,9 +116,13 @@ class TopK:
         for field, known in (("selector", selectors.names(native=True)), ("wire", tuple(WIRES)), ("indices", INDICES)):
             if getattr(self, field) not in known:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
-        for field in ("per_tensor", "vectors", "momentum_correction", "masks"):
+        for field in ("per_tensor", "vectors", "masks"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be True or False")
+        if not isinstance(self.momentum_correction, bool) and self.momentum_correction != "auto":
+            raise InvalidError(
+                f"TopK, momentum_correction ({self.momentum_correction!r}): must be True, False or 'auto'"
+            )
         for field, least in (("min_elements", 0), ("seed", 0), ("samplings", 1)):
             if not _is_whole(getattr(self, field)) or getattr(self, field) < least:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be a whole number from {least}")
@@ -132,7 +139,7 @@ class TopK:
                 f"TopK, threshold ({self.threshold!r}): selector 'threshold' needs one above 0, the others take none; "
                 f"the selector is {self.selector!r}"
             )
-        if self.momentum_correction and self.selector == "random":
+        if self.momentum_correction is True and self.selector == "random":
             raise InvalidError(
                 "TopK, momentum_correction (True): selector 'random' does not send what has grown, so that momentum "
                 "would be added up without end; take another selector"

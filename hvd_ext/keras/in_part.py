@@ -25,12 +25,14 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
         options: momentum_correction of its `TopK` counts.
 
     Returns:
-        None where none is asked for.
+        None where none is asked for, or, with "auto", where there is none that could be taken over.
 
     Raises:
         InvalidError: the optimizer has none that could be taken over.
     """
     if options.topk is None or not options.topk.momentum_correction:
+        return None
+    if options.topk.momentum_correction == "auto" and not _fits(optimizer, options):
         return None
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise InvalidError(
@@ -43,12 +45,27 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, there is nothing to take "
             "over; leave momentum_correction out, or give the optimizer a momentum"
         )
-    if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
+    if _has_trained(optimizer):
         raise InvalidError(
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
             "would stop at once; wrap an optimizer before its first step, or leave momentum_correction out"
         )
     return Momentum(float(optimizer.momentum), bool(optimizer.nesterov))
+
+
+def _fits(optimizer: Any, options: GradientOptions) -> bool:
+    clips = any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
+    return (
+        isinstance(optimizer, keras.optimizers.SGD)
+        and bool(optimizer.momentum)
+        and not clips  # Keras would clip the momentum instead of gradients
+        and options.topk.selector != "random"
+        and not _has_trained(optimizer)
+    )
+
+
+def _has_trained(optimizer: Any) -> bool:
+    return optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums)
 
 
 def loses_momentum(optimizer: Any, reducer: Reducer) -> bool:

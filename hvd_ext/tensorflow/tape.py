@@ -177,7 +177,7 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], keywords: dict[str, A
     if not isinstance(tape, tf.GradientTape):
         raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
     options = GradientOptions.from_keywords(label, keywords, _WITHOUT)
-    if options.topk is not None and options.topk.momentum_correction:
+    if options.topk is not None and options.topk.momentum_correction is True:
         raise InvalidError(
             f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
             "out, or wrap the optimizer with hvd_ext.DistributedOptimizer"

@@ -22,6 +22,20 @@ def test_it_is_that_of_sgd() -> None:
     assert momentum_of(keras.optimizers.SGD(momentum=0.9), GradientOptions()) is None
 
 
+def test_by_default_it_is_taken_over_where_there_is_one() -> None:
+    default = GradientOptions(compression=hvd.TopK())
+    sgd = keras.optimizers.SGD(0.1, momentum=0.75)
+    assert momentum_of(sgd, default) == Momentum(0.75, False)
+    assert momentum_of(sgd, GradientOptions(compression=hvd.TopK(momentum_correction=False))) is None
+    assert momentum_of(sgd, GradientOptions(compression=hvd.TopK(selector="random"))) is None
+    assert momentum_of(keras.optimizers.SGD(0.1), default) is None
+    assert momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, clipnorm=1.0), default) is None
+    variable = keras.Variable(np.zeros(2), dtype="float32")
+    sgd.build([variable])
+    sgd.apply([np.ones(2, np.float32)], [variable])
+    assert momentum_of(sgd, default) is None  # its own goes on
+
+
 def test_optimizers_without_such_a_momentum_are_refused() -> None:
     with pytest.raises(
         InvalidError, match="momentum_correction .*'adam.*' is Adam, whose step is not a sum of gradients"

@@ -28,7 +28,8 @@ from hvd_ext.options import Compression, Options
         ("indices", "int64", "indices .*must be one of auto, int32, delta, bitmap"),
         ("per_tensor", 1, "per_tensor .*True or False"),
         ("vectors", None, "vectors .*True or False"),
-        ("momentum_correction", 0.9, "momentum_correction .*True or False"),
+        ("momentum_correction", 0.9, "momentum_correction .*True, False or 'auto'"),
+        ("momentum_correction", "Auto", "momentum_correction"),
         ("masks", "yes", "masks .*True or False"),
         ("min_elements", -1, "min_elements .*whole number from 0"),
         ("min_elements", 10.0, "min_elements"),
@@ -82,14 +83,16 @@ def test_the_first_elements_of_any_parts_add_up_to_those_of_the_whole() -> None:
 
 
 def test_each_density_of_a_warm_up_above_the_last_has_an_equal_part_of_its_steps() -> None:
-    plan = density.schedule(hvd.TopK(0.004, warmup=hvd.Warmup(9)))
+    falling = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+    plan = density.schedule(hvd.TopK(0.004, warmup=hvd.Warmup(9, falling)))
     assert [plan.at(step) for step in (0, 2, 3, 5, 6, 8, 9, 10**9)] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [
         0.004
     ] * 2
     dense = density.schedule(hvd.TopK(warmup=hvd.Warmup(3, dense=True)))
     assert [dense.at(step) for step in range(5)] == [1.0, 1.0, 1.0, 0.01, 0.01]
     assert density.schedule(hvd.TopK(0.5, warmup=hvd.Warmup(9))).at(0) == 0.5
-    assert density.schedule(hvd.TopK(0.001, warmup=hvd.Warmup(1))).at(0) == 0.004
+    assert density.schedule(hvd.TopK(0.001, warmup=hvd.Warmup(1, falling))).at(0) == 0.004
+    assert [density.schedule(hvd.TopK(warmup=hvd.Warmup(2))).at(step) for step in range(3)] == [0.25, 0.25, 0.01]
     with pytest.raises(InvalidError, match="counted from 0"):
         dense.at(-1)
 
