@@ -148,9 +148,11 @@ void TopKErrorFeedback(const TopKOptions& options, const ErrorFeedback& feedback
   std::atomic<bool> seen{false};
   for (int64_t s = 0; s < n_segments; ++s) {
     OverBlocks(parallel_for, segments[s].elements, [&](int64_t begin, int64_t elements) {
-      uint16_t ids[topk::kBlock + topk::kSpare];
       const ErrorFeedback block = topk::From(feedback, segments[s].begin + begin);
-      if (loops.scan(block, elements, AsFloat32::kInfinity, ids) > 0) seen = true;
+      uint32_t bits[topk::kSpare], places[topk::kSpare];  // no key is so great: there are no candidates
+      loops.scan(block, elements, topk::kAbove<uint32_t>, 0, {bits, places});
+      const uint32_t* sums = reinterpret_cast<const uint32_t*>(block.next_residual);
+      if (topk::CountFrom(sums, elements, AsFloat32::kInfinity) > 0) seen = true;
     });
   }
   Select<AsFloat32>(call, feedback.next_residual, nullptr, values);

@@ -17,11 +17,9 @@
 namespace hvd_ext::topk {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes: two pages, so that addresses are translated in time
-
 template <typename T>
-inline void Ask(const T* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead, _MM_HINT_T0);
+inline void Ask(const T* p, int64_t ahead = kAhead) {
+  _mm_prefetch(reinterpret_cast<const char*>(p) + ahead, _MM_HINT_T0);
 }
 
 // The 32 elements at p: bit i says whether the key of p[i] is >= bound.

@@ -132,6 +132,7 @@ class Selection {
   float* Residual(const Piece<Bits>& piece) const { return r_.feedback->next_residual + piece.begin; }
 
   // The residual is set to 0 at every candidate while it is in cache: fewer are put back than would have to be cleared.
+  // The first scan of a feedback does that itself.
   void Clear(const Piece<Bits>& piece, int64_t offset, const uint16_t* ids, int64_t found) {
     float* block = Residual(piece) + offset;
     for (int64_t i = 0; i < found; ++i) block[ids[i]] = 0;
@@ -154,25 +155,36 @@ class Selection {
     for (int64_t offset = 0; offset < piece->elements; offset += kBlock) {
       const int64_t elements = std::min(kBlock, piece->elements - offset);
       const Bits* block = r_.x + piece->begin + offset;
-      int64_t found = 0;
-      if constexpr (sizeof(Bits) == 4) {
-        found = feeds ? feeding_.scan(From(*r_.feedback, piece->begin + offset), elements, bound, ids)
-                      : loops_.scan(block, elements, bound, ids);
+      const uint32_t place = static_cast<uint32_t>(offset);
+      if (feeds) {
+        MakeRoom(piece, elements, SegmentOf(*piece));
+        piece->count += ScanFeedback(*piece, elements, bound, place);
       } else {
-        found = loops_.scan(block, elements, bound, ids);
+        const int64_t found = loops_.scan(block, elements, bound, ids);
+        if (found == 0) continue;
+        MakeRoom(piece, found, SegmentOf(*piece));
+        loops_.append(block, ids, found, place, piece->behind());
+        piece->count += found;
+        if (r_.feedback != nullptr) Clear(*piece, offset, ids, found);
       }
-      if (found == 0) continue;
       if (k == 0) {
-        lane->non_finite = true;
-        continue;
+        lane->non_finite |= piece->count > 0;
+        if (feeds) PutAllBack(*piece);
+        piece->count = 0;
       }
-      if (piece->count + found > Limit(k)) bound = std::max(bound, Prune(lane, piece));
-      MakeRoom(piece, found, r_.segments[piece->segment]);
-      const Candidates<Bits> to{piece->bits.data() + piece->count, piece->places.data() + piece->count};
-      loops_.append(block, ids, found, static_cast<uint32_t>(offset), to);
-      piece->count += found;
-      if (r_.feedback != nullptr) Clear(*piece, offset, ids, found);
+      if (piece->count > Limit(k)) bound = std::max(bound, Prune(lane, piece));
     }
+  }
+
+  int64_t ScanFeedback(const Piece<Bits>& piece, int64_t elements, Bits bound, uint32_t place) {
+    if constexpr (sizeof(Bits) == 4) {
+      return feeding_.scan(From(*r_.feedback, piece.begin + place), elements, bound, place, piece.behind());
+    }
+    return 0;
+  }
+
+  void PutAllBack(const Piece<Bits>& piece) {
+    for (int64_t i = 0; i < piece.count; ++i) PutBack(piece, i);
   }
 
   // Keeps the best k candidates, of equal ones the first. What is equal to the last of them and comes later is no pick.
@@ -244,9 +256,7 @@ class Selection {
     if (!any) return;
     OverPieces([this](auto& lane, auto& piece) {
       if (!targets_[piece.segment].missing) return;
-      if (r_.feedback != nullptr) {
-        for (int64_t i = 0; i < piece.count; ++i) PutBack(piece, i);
-      }
+      if (r_.feedback != nullptr) PutAllBack(piece);
       Scan(&lane, &piece, true);
     });
     OverSegments([this](auto& lane, int64_t s) {
@@ -364,14 +374,22 @@ class Selection {
     const bool masks = f.velocity != nullptr && f.masks;
     int64_t ties = piece.ties;
     const Candidates<Bits> all = piece.candidates();
-    for (int64_t i = 0; i < piece.count; ++i) {
-      const Bits key = KeyOf(all.bits[i]);
-      const bool tie = key == target.key && ties > 0;
-      ties -= tie;
-      if (key > target.key || tie) {
-        if (masks) f.next_velocity[piece.begin + all.places[i]] = 0;
-      } else {
-        PutBack(piece, i);
+    constexpr int64_t kPart = 1024, kEarly = 32;
+    uint32_t left[kPart];  // candidates that are put back, each asked of the memory some time before
+    for (int64_t begin = 0; begin < piece.count; begin += kPart) {
+      const int64_t end = std::min(piece.count, begin + kPart);
+      int64_t count = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        const Bits key = KeyOf(all.bits[i]);
+        const bool tie = key == target.key && ties > 0, picked = key > target.key || tie;
+        ties -= tie;
+        left[count] = static_cast<uint32_t>(i);
+        count += !picked;
+        if (masks && picked) f.next_velocity[piece.begin + all.places[i]] = 0;
+      }
+      for (int64_t i = -kEarly; i < count; ++i) {
+        if (i + kEarly < count) __builtin_prefetch(Residual(piece) + all.places[left[i + kEarly]], 1);
+        if (i >= 0) PutBack(piece, left[i]);
       }
     }
   }

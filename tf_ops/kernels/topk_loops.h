@@ -66,13 +66,15 @@ HVD_EXT_ALWAYS int64_t EmitRest(Candidates<Bits> from, int64_t i, int64_t count,
   return at;
 }
 
-HVD_EXT_ALWAYS int64_t FeedbackRest(const ErrorFeedback& f, int64_t i, int64_t elements, uint32_t bound, uint16_t* ids,
-                                    int64_t count) {
+HVD_EXT_ALWAYS int64_t FeedbackRest(const ErrorFeedback& f, int64_t i, int64_t elements, uint32_t bound, uint32_t place,
+                                    Candidates<uint32_t> to, int64_t count) {
   for (; i < elements; ++i) {
     const float a = Accumulated(f, i);
-    f.next_residual[i] = a;
-    ids[count] = static_cast<uint16_t>(i);
-    count += KeyOf(BitsOf(a)) >= bound;
+    const bool hit = KeyOf(BitsOf(a)) >= bound;
+    f.next_residual[i] = hit ? 0 : a;
+    to.bits[count] = BitsOf(a);
+    to.places[count] = place + static_cast<uint32_t>(i);
+    count += hit;
   }
   return count;
 }

@@ -51,6 +51,7 @@ struct Piece {
   int64_t end = 0;
 
   Candidates<Bits> candidates() const { return {bits.data(), places.data()}; }
+  Candidates<Bits> behind() const { return {bits.data() + count, places.data() + count}; }  // where the next one goes
 };
 
 // What runs on one thread at a time.

@@ -9,7 +9,16 @@ namespace hvd_ext::topk {
 
 // A block is scanned at once, and what is found in it is read again from the first cache.
 constexpr int64_t kBlock = 8192;
+// What memory is asked for ahead of a scan, in bytes: every line, and before that one line of each page, so that its
+// address is translated in time.
+constexpr int64_t kAhead = 8192, kPageAhead = 16384, kPage = 4096;
 constexpr int64_t kSpare = 64;  // loops may write so many elements past what they count
+
+// Whether a page's worth of elements begins at the i-th.
+template <typename T>
+constexpr bool BeginsPage(int64_t i) {
+  return i % (kPage / static_cast<int64_t>(sizeof(T))) == 0;
+}
 
 template <typename Bits>
 constexpr Bits kMagnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
@@ -54,8 +63,10 @@ struct Loops {
 
 // The part of a feedback that a block needs, at its first element; scan is done in the same pass.
 struct FeedbackLoops {
-  // As scan, of the bits of a; writes next_residual and next_velocity.
-  int64_t (*scan)(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint16_t* ids);
+  // next_residual = a; where its key is >= bound it becomes a candidate, at `place` and on, and next_residual = 0.
+  // Returns how many; `to` has room for all elements and kSpare more. Writes next_velocity.
+  int64_t (*scan)(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
+                  Candidates<uint32_t> to);
   // accumulated = a, next_residual = 0.
   void (*accumulate)(const ErrorFeedback& feedback, int64_t elements, float* accumulated);
 };

@@ -13,8 +13,6 @@
 namespace hvd_ext::topk {
 namespace {
 
-constexpr int64_t kAhead = 8192;  // bytes, as in topk_avx512.h
-
 // By mask: the numbers of its set bits, a byte each, from the lowest.
 struct LaneTable {
   uint64_t lanes[256];
@@ -44,9 +42,11 @@ inline void Store(T* p, __m256i x) {
 }
 
 template <typename T>
-inline void Ask(const T* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead, _MM_HINT_T0);
+inline void Ask(const T* p, int64_t ahead = kAhead) {
+  _mm_prefetch(reinterpret_cast<const char*>(p) + ahead, _MM_HINT_T0);
 }
+
+inline uint32_t Mask(__m256i lanes) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes))); }
 
 // Bit i: the key of p[i] is >= bound, of eight. Keys have no sign bit: signed compares order them.
 template <typename Bits>
@@ -57,10 +57,8 @@ struct Comparer<uint32_t> {
   __m256i magnitude, below;
   explicit Comparer(uint32_t bound)
       : magnitude(_mm256_set1_epi32(0x7fffffff)), below(_mm256_set1_epi32(static_cast<int>(bound - 1))) {}
-  uint32_t Hits(__m256i bits) const {
-    const __m256i hits = _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), below);
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(hits)));
-  }
+  __m256i Found(__m256i bits) const { return _mm256_cmpgt_epi32(_mm256_and_si256(bits, magnitude), below); }
+  uint32_t Hits(__m256i bits) const { return Mask(Found(bits)); }
   uint32_t operator()(const uint32_t* p) const { return Hits(Load(p)); }
 };
 
@@ -101,6 +99,7 @@ int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
   __m128i first = _mm_setzero_si128();
   int64_t count = 0, i = 0;
   for (; i + 32 <= elements; i += 32) {
+    if (BeginsPage<Bits>(i)) Ask(x + i, kPageAhead);
     for (int64_t j = 0; j < 32; j += kLine) Ask(x + i + j);
     for (int64_t j = 0; j < 32; j += 8) {
       count = PutIds(ids, count, first, hits(x + i + j));
@@ -155,8 +154,8 @@ int64_t Emit32(Candidates<uint32_t> from, int64_t count, uint32_t bound, int64_t
     const __m256i bits = Load(from.bits + i), keys = _mm256_and_si256(bits, magnitude);
     most = _mm256_max_epu32(most, keys);
     const __m256i greater = _mm256_cmpgt_epi32(keys, bounds), same = _mm256_cmpeq_epi32(keys, bounds);
-    uint32_t mask = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(greater)));
-    const uint32_t equal = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same)));
+    uint32_t mask = Mask(greater);
+    const uint32_t equal = Mask(same);
     if (equal != 0) mask |= FirstTies(equal, ties);
     const __m256i places = Packed(Load(from.places + i), mask);
     if (picks.wide) {
@@ -195,34 +194,43 @@ inline __m256 Eight(const ErrorFeedback& f, int64_t i, __m256 momentum) {
 }
 
 template <int kKind>
-inline void AskAll(const ErrorFeedback& f, int64_t i) {
-  Ask(f.gradient + i);
-  Ask(f.residual + i);
-  if constexpr (kKind != 0) Ask(f.velocity + i);
+inline void AskPages(const ErrorFeedback& f, int64_t i) {
+  if (!BeginsPage<float>(i)) return;
+  Ask(f.gradient + i, kPageAhead);
+  Ask(f.residual + i, kPageAhead);
+  if constexpr (kKind != 0) Ask(f.velocity + i, kPageAhead);
 }
 
 template <int kKind>
-int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
+int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
+                     Candidates<uint32_t> to) {
+  const ErrorFeedback f = feedback;  // nothing that is written may be it: its pointers stay in registers
   const Comparer<uint32_t> hits(bound);
   const __m256 momentum = _mm256_set1_ps(f.momentum);
-  const __m128i step = _mm_set1_epi16(8);
-  __m128i first = _mm_setzero_si128();
+  const __m256i step = _mm256_set1_epi32(8);
+  __m256i places = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                    _mm256_set1_epi32(static_cast<int>(place)));
   int64_t count = 0, i = 0;
   for (; i + 16 <= elements; i += 16) {
-    AskAll<kKind>(f, i);
+    AskPages<kKind>(f, i);
     for (int64_t j = i; j < i + 16; j += 8) {
       const __m256 a = Eight<kKind>(f, j, momentum);
-      _mm256_storeu_ps(f.next_residual + j, a);
-      count = PutIds(ids, count, first, hits.Hits(_mm256_castps_si256(a)));
-      first = _mm_add_epi16(first, step);
+      const __m256i bits = _mm256_castps_si256(a), found = hits.Found(bits);
+      _mm256_storeu_ps(f.next_residual + j, _mm256_andnot_ps(_mm256_castsi256_ps(found), a));
+      const uint32_t mask = Mask(found);
+      Store(to.bits + count, Packed(bits, mask));
+      Store(to.places + count, Packed(places, mask));
+      count += __builtin_popcount(mask);
+      places = _mm256_add_epi32(places, step);
     }
   }
-  return FeedbackRest(f, i, elements, bound, ids, count);
+  return FeedbackRest(f, i, elements, bound, place, to, count);
 }
 
-int64_t ScanFeedbackOf(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
-  if (f.velocity == nullptr) return ScanFeedback<0>(f, elements, bound, ids);
-  return f.nesterov ? ScanFeedback<2>(f, elements, bound, ids) : ScanFeedback<1>(f, elements, bound, ids);
+int64_t ScanFeedbackOf(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint32_t place,
+                       Candidates<uint32_t> to) {
+  if (f.velocity == nullptr) return ScanFeedback<0>(f, elements, bound, place, to);
+  return f.nesterov ? ScanFeedback<2>(f, elements, bound, place, to) : ScanFeedback<1>(f, elements, bound, place, to);
 }
 
 template <int kKind>
@@ -230,7 +238,7 @@ void AccumulateAs(const ErrorFeedback& f, int64_t elements, float* accumulated) 
   const __m256 momentum = _mm256_set1_ps(f.momentum);
   int64_t i = 0;
   for (; i + 16 <= elements; i += 16) {
-    AskAll<kKind>(f, i);
+    AskPages<kKind>(f, i);
     for (int64_t j = i; j < i + 16; j += 8) {
       _mm256_storeu_ps(accumulated + j, Eight<kKind>(f, j, momentum));
       _mm256_storeu_ps(f.next_residual + j, _mm256_setzero_ps());

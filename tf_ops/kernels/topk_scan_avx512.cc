@@ -21,6 +21,7 @@ int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
   __m512i lanes = FirstIds();
   int64_t count = 0, i = 0;
   for (; i + 64 <= elements; i += 64) {
+    if (BeginsPage<Bits>(i)) Ask(x + i, kPageAhead);
     const __mmask32 low = hits(x + i), high = hits(x + i + 32);
     const __m512i upper = _mm512_add_epi16(lanes, step);
     count = PutIds(ids, count, lanes, low);
@@ -157,39 +158,66 @@ int64_t Emit64(Candidates<uint64_t> from, int64_t count, uint64_t bound, int64_t
 // a of 16 elements; the next velocity is stored. kKind: 0 no velocity, 1 momentum, 2 Nesterov.
 template <int kKind>
 inline __m512 Sixteen(const ErrorFeedback& f, int64_t i, __m512 momentum) {
-  Ask(f.gradient + i);
-  Ask(f.residual + i);
   const __m512 gradient = _mm512_loadu_ps(f.gradient + i), residual = _mm512_loadu_ps(f.residual + i);
   if constexpr (kKind == 0) return _mm512_add_ps(residual, gradient);
-  Ask(f.velocity + i);
   const __m512 velocity = _mm512_add_ps(_mm512_mul_ps(momentum, _mm512_loadu_ps(f.velocity + i)), gradient);
   _mm512_storeu_ps(f.next_velocity + i, velocity);
   if constexpr (kKind == 1) return _mm512_add_ps(residual, velocity);
   return _mm512_add_ps(residual, _mm512_add_ps(gradient, _mm512_mul_ps(momentum, velocity)));
 }
 
+// The processor's own prefetch keeps up with several streams, but for the addresses of pages.
 template <int kKind>
-int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
-  const Comparer<uint32_t> hits(bound);
-  const __m512 momentum = _mm512_set1_ps(f.momentum);
-  const __m512i step = _mm512_set1_epi16(32);
-  __m512i lanes = FirstIds();
-  int64_t count = 0, i = 0;
-  for (; i + 32 <= elements; i += 32) {
-    const __m512 low = Sixteen<kKind>(f, i, momentum);
-    const __m512 high = Sixteen<kKind>(f, i + 16, momentum);
-    _mm512_storeu_ps(f.next_residual + i, low);
-    _mm512_storeu_ps(f.next_residual + i + 16, high);
-    const __mmask32 both = _mm512_kunpackw(hits.Hits(_mm512_castps_si512(high)), hits.Hits(_mm512_castps_si512(low)));
-    count = PutIds(ids, count, lanes, both);
-    lanes = _mm512_add_epi16(lanes, step);
-  }
-  return FeedbackRest(f, i, elements, bound, ids, count);
+inline void AskPages(const ErrorFeedback& f, int64_t i) {
+  if (!BeginsPage<float>(i)) return;
+  Ask(f.gradient + i, kPageAhead);
+  Ask(f.residual + i, kPageAhead);
+  if constexpr (kKind != 0) Ask(f.velocity + i, kPageAhead);
 }
 
-int64_t ScanFeedbackOf(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
-  if (f.velocity == nullptr) return ScanFeedback<0>(f, elements, bound, ids);
-  return f.nesterov ? ScanFeedback<2>(f, elements, bound, ids) : ScanFeedback<1>(f, elements, bound, ids);
+// Stores `count` of 16, which are seldom more than 4: whole registers would cross from line to line.
+inline void PutFew(uint32_t* to, __m512i x, int64_t count) {
+  if (count > 4) return _mm512_storeu_si512(to, x);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_castsi512_si128(x));
+}
+
+// Keeps what is below the bound, and adds the rest of the 16 to the candidates.
+inline int64_t Part(const Comparer<uint32_t>& hits, __m512 a, float* kept, __m512i places, Candidates<uint32_t> to,
+                    int64_t count) {
+  const __m512i bits = _mm512_castps_si512(a);
+  const __mmask16 found = hits.Hits(bits);
+  _mm512_storeu_ps(kept, _mm512_maskz_mov_ps(_knot_mask16(found), a));
+  const int64_t more = __builtin_popcount(found);
+  PutFew(to.bits + count, _mm512_maskz_compress_epi32(found, bits), more);
+  PutFew(to.places + count, _mm512_maskz_compress_epi32(found, places), more);
+  return count + more;
+}
+
+template <int kKind>
+int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
+                     Candidates<uint32_t> to) {
+  const ErrorFeedback f = feedback;  // nothing that is written may be it: its pointers stay in registers
+  const Comparer<uint32_t> hits(bound);
+  const __m512 momentum = _mm512_set1_ps(f.momentum);
+  const __m512i step = _mm512_set1_epi32(16);
+  __m512i places = _mm512_add_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(FirstIds())),
+                                    _mm512_set1_epi32(static_cast<int>(place)));
+  int64_t count = 0, i = 0;
+  for (; i + 32 <= elements; i += 32) {
+    AskPages<kKind>(f, i);
+    const __m512 low = Sixteen<kKind>(f, i, momentum), high = Sixteen<kKind>(f, i + 16, momentum);
+    count = Part(hits, low, f.next_residual + i, places, to, count);
+    places = _mm512_add_epi32(places, step);
+    count = Part(hits, high, f.next_residual + i + 16, places, to, count);
+    places = _mm512_add_epi32(places, step);
+  }
+  return FeedbackRest(f, i, elements, bound, place, to, count);
+}
+
+int64_t ScanFeedbackOf(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint32_t place,
+                       Candidates<uint32_t> to) {
+  if (f.velocity == nullptr) return ScanFeedback<0>(f, elements, bound, place, to);
+  return f.nesterov ? ScanFeedback<2>(f, elements, bound, place, to) : ScanFeedback<1>(f, elements, bound, place, to);
 }
 
 template <int kKind>
@@ -197,6 +225,7 @@ void AccumulateAs(const ErrorFeedback& f, int64_t elements, float* accumulated) 
   const __m512 momentum = _mm512_set1_ps(f.momentum);
   int64_t i = 0;
   for (; i + 16 <= elements; i += 16) {
+    AskPages<kKind>(f, i);
     const __m512 a = Sixteen<kKind>(f, i, momentum);
     _mm512_storeu_ps(accumulated + i, a);
     _mm512_storeu_ps(f.next_residual + i, _mm512_setzero_ps());

@@ -36,8 +36,9 @@ int64_t Emit(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, in
   return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
 }
 
-int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint16_t* ids) {
-  return FeedbackRest(f, int64_t{0}, elements, bound, ids, int64_t{0});
+int64_t ScanFeedback(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint32_t place,
+                     Candidates<uint32_t> to) {
+  return FeedbackRest(f, int64_t{0}, elements, bound, place, to, int64_t{0});
 }
 
 void AccumulateEach(const ErrorFeedback& f, int64_t elements, float* accumulated) {
