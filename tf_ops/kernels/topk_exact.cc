@@ -30,13 +30,15 @@ class Selection {
     MakeTargets();
     MakePieces();
     OverSegments([this](auto& lane, int64_t s) { Sample(&lane, s); });
-    OverPieces([this](auto& lane, auto& piece) { Scan(&lane, &piece, false); });
+    OverPieces([this](auto& lane, auto& piece) { Alone(piece) ? ScanToEnd(&lane, &piece) : Scan(&lane, &piece, false); });
     OverSegments([this](auto& lane, int64_t s) { Select(&lane, s); });
     OverShort();
     OverLarge();
     OverPieces([this](auto&, auto& piece) { Count(&piece); });
     Place();
-    OverPieces([this](auto& lane, auto& piece) { Emit(&lane, &piece); });
+    OverPieces([this](auto& lane, auto& piece) {
+      if (!Alone(piece)) Emit(&lane, &piece);
+    });
     bool non_finite = false;
     for (const auto& lane : m_.lanes) non_finite |= lane.non_finite;
     return non_finite;
@@ -48,6 +50,8 @@ class Selection {
     Bits key = 0;      // T
     int64_t ties = 0;  // picks equal to T
     int64_t first_piece = 0, last_piece = 0;
+    int64_t at = 0;        // where its picks begin
+    bool alone = false;    // one lane has all of it, and goes from the scan to the picks while they are in cache
     bool large = false;    // k is so large that T is found from histograms of x
     bool missing = false;  // fewer candidates than k
     Bits pruned = 0;       // T of a pruned piece, and the first such piece
@@ -56,11 +60,15 @@ class Selection {
   };
 
   const TopKSegment& SegmentOf(const Piece<Bits>& piece) const { return r_.segments[piece.segment]; }
+  bool Alone(const Piece<Bits>& piece) const { return targets_[piece.segment].alone; }
 
   void MakeTargets() {
     targets_.resize(static_cast<size_t>(r_.n_segments));
+    int64_t at = 0;
     for (int64_t s = 0; s < r_.n_segments; ++s) {
       const TopKSegment& segment = r_.segments[s];
+      targets_[s].at = at;
+      at += segment.k;
       targets_[s].large = segment.elements > kSmall && segment.k > segment.elements / 4;
       any_large_ |= targets_[s].large;
     }
@@ -87,6 +95,7 @@ class Selection {
       Target& target = targets_[m_.pieces[p].segment];
       if (target.last_piece == 0) target.first_piece = p;
       target.last_piece = p + 1;
+      target.alone = p == target.first_piece && !target.large;
     }
   }
 
@@ -176,6 +185,32 @@ class Selection {
     }
   }
 
+  // The lane's own memory serves all of these, one after the other.
+  void ScanToEnd(Lane<Bits>* lane, Piece<Bits>* piece) {
+    Target* target = &targets_[piece->segment];
+    std::swap(piece->bits, lane->bits);
+    std::swap(piece->places, lane->places);
+    Scan(lane, piece, false);
+    FindLast(lane, piece->segment);
+    if (target->missing) {
+      ScanAgain(lane, piece);
+      FindLast(lane, piece->segment);
+    }
+    piece->ties = target->ties;
+    piece->at = target->at;
+    piece->end = target->at + SegmentOf(*piece).k;
+    Emit(lane, piece);
+    std::swap(piece->bits, lane->bits);
+    std::swap(piece->places, lane->places);
+  }
+
+  // The sample has misled: every element is a candidate until pruning says otherwise.
+  void ScanAgain(Lane<Bits>* lane, Piece<Bits>* piece) {
+    if (r_.feedback != nullptr) PutAllBack(*piece);
+    targets_[piece->segment].bounds.high = kAbove<Bits>;
+    Scan(lane, piece, true);
+  }
+
   int64_t ScanFeedback(const Piece<Bits>& piece, int64_t elements, Bits bound, uint32_t place) {
     if constexpr (sizeof(Bits) == 4) {
       return feeding_.scan(From(*r_.feedback, piece.begin + place), elements, bound, place, piece.behind());
@@ -226,11 +261,15 @@ class Selection {
     return static_cast<Bits>(target.pruned + (&piece - m_.pieces.data() > target.pruned_piece));
   }
 
-  // Finds T among the candidates: near the bounds, unless the sample has misled.
   void Select(Lane<Bits>* lane, int64_t s) {
+    if (!targets_[s].alone && !targets_[s].large) FindLast(lane, s);
+  }
+
+  // Finds T among the candidates: near the bounds, unless the sample has misled.
+  void FindLast(Lane<Bits>* lane, int64_t s) {
     Target* target = &targets_[s];
     const int64_t k = r_.segments[s].k;
-    if (target->large || k == 0) return;
+    if (k == 0) return;
     int64_t total = 0, near = 0, above = 0;
     for (int64_t p = target->first_piece; p < target->last_piece; ++p) total += m_.pieces[p].count;
     target->missing = total < k;
@@ -249,20 +288,15 @@ class Selection {
     target->ties = k - above - last.greater;
   }
 
-  // The sample has misled: once more, and every element is a candidate until pruning says otherwise.
   void OverShort() {
     bool any = false;
     for (Target& target : targets_) any |= target.missing;
     if (!any) return;
     OverPieces([this](auto& lane, auto& piece) {
-      if (!targets_[piece.segment].missing) return;
-      if (r_.feedback != nullptr) PutAllBack(piece);
-      Scan(&lane, &piece, true);
+      if (targets_[piece.segment].missing) ScanAgain(&lane, &piece);
     });
     OverSegments([this](auto& lane, int64_t s) {
-      if (!targets_[s].missing) return;
-      targets_[s].bounds.high = kAbove<Bits>;
-      Select(&lane, s);
+      if (targets_[s].missing) Select(&lane, s);
     });
   }
 
@@ -315,11 +349,10 @@ class Selection {
   }
 
   void Place() {
-    int64_t at = 0;
     for (int64_t s = 0; s < r_.n_segments; ++s) {
       const Target& target = targets_[s];
+      int64_t at = target.at, ties = target.ties;
       const int64_t end = at + r_.segments[s].k;
-      int64_t ties = target.ties;
       const bool alone = target.last_piece - target.first_piece == 1;
       for (int64_t p = target.first_piece; p < target.last_piece; ++p) {
         Piece<Bits>& piece = m_.pieces[p];
@@ -328,7 +361,6 @@ class Selection {
         piece.at = at;
         at = piece.end = alone ? end : at + piece.greater + piece.ties;
       }
-      at = end;
     }
   }
 

@@ -59,6 +59,8 @@ template <typename Bits>
 struct Lane {
   int64_t first_piece = 0, last_piece = 0;
   Buffer<Bits> work;
+  Buffer<Bits> bits;  // candidates of the pieces that are a whole segment
+  Buffer<uint32_t> places;
   uint16_t ids[kBlock + kSpare];
   bool non_finite = false;
 };
@@ -72,7 +74,7 @@ struct Lanes {
   int64_t bytes() const {
     int64_t sum = 0;
     for (const auto& piece : pieces) sum += piece.bits.bytes() + piece.places.bytes();
-    for (const auto& lane : lanes) sum += lane.work.bytes() + sizeof(lane);
+    for (const auto& lane : lanes) sum += lane.work.bytes() + lane.bits.bytes() + lane.places.bytes() + sizeof(lane);
     return sum;
   }
 };
