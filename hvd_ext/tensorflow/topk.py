@@ -130,33 +130,44 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Give k and the offsets of the segments as int64 vectors; what is known costs no op, an op costs as a small x."""
     picks = _whole("k", k)
     if segments is None:
-        if picks.shape.num_elements() not in (None, 1):
-            raise InvalidError(
-                f"k ({picks.shape.num_elements()} numbers): must be one number where there are no segments"
-            )
+        if _length(picks) not in (None, 1):
+            raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
         known = x.shape.num_elements()
         if known is not None:
-            return picks, tf.constant([0, known], tf.int64)
-        return picks, tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
+            return _tensor(picks), tf.constant([0, known], tf.int64)
+        return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
     lengths = _whole("segments", segments)
-    numbers = picks.shape.num_elements(), lengths.shape.num_elements()
+    numbers = _length(picks), _length(lengths)
     if None not in numbers and numbers[0] != numbers[1]:
         raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
-    return picks, tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+    if isinstance(lengths, np.ndarray):
+        return _tensor(picks), tf.constant(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
 
 
-def _whole(name: str, value: Any) -> tf.Tensor:
-    if not tf.is_tensor(value):
-        try:
-            numbers = np.asarray(value)
-        except ValueError as error:
-            raise InvalidError(f"{name} ({value!r}): must be whole numbers") from error
-        if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-            raise InvalidError(f"{name} ({value!r}): must be whole numbers")
-        return tf.constant(numbers.astype(np.int64).reshape(-1))
-    if not value.dtype.is_integer:
-        raise InvalidError(f"{name} ({value.dtype.name}): must be whole numbers")
-    return tf.reshape(tf.cast(value, tf.int64), [-1])
+def _whole(name: str, value: Any) -> Any:
+    """Give whole numbers as an int64 vector: of NumPy where they are known now, else a tensor."""
+    if tf.is_tensor(value):
+        if not value.dtype.is_integer:
+            raise InvalidError(f"{name} ({value.dtype.name}): must be whole numbers")
+        if not (tf.executing_eagerly() and hasattr(value, "numpy")):
+            return tf.reshape(tf.cast(value, tf.int64), [-1])
+        value = value.numpy()
+    try:
+        numbers = np.asarray(value)
+    except ValueError as error:
+        raise InvalidError(f"{name} ({value!r}): must be whole numbers") from error
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise InvalidError(f"{name} ({value!r}): must be whole numbers")
+    return numbers.astype(np.int64).reshape(-1)
+
+
+def _length(numbers: Any) -> int | None:
+    return numbers.size if isinstance(numbers, np.ndarray) else numbers.shape.num_elements()
+
+
+def _tensor(numbers: Any) -> tf.Tensor:
+    return tf.constant(numbers) if isinstance(numbers, np.ndarray) else numbers
 
 
 def _used(picks: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:

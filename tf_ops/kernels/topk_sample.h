@@ -36,13 +36,14 @@ inline uint64_t Mixed(uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
 template <typename Bits>
 constexpr int64_t kRun = 256 / static_cast<int64_t>(sizeof(Bits));
 
-// How many runs are read. One costs about as much as 80 candidates; what the sample leaves uncertain becomes
-// candidates, 4 * sqrt(hits) + 4 of the hits in the sample, which stand for d / sample candidates each.
+// How many runs are read. One costs about as much as 40 candidates; what the sample leaves uncertain becomes
+// candidates, 3 * sqrt(hits) + 2 of the hits in the sample, which stand for d / sample candidates each. That is too few
+// about once in a thousand times, and then the segment is scanned once more.
 inline int64_t SampledRuns(int64_t elements, int64_t k, int64_t run) {
-  constexpr double kCost = 80;
+  constexpr double kCost = 40;
   const double d = static_cast<double>(elements), length = static_cast<double>(run);
-  const double spread = std::pow(std::sqrt(static_cast<double>(k) * d / length) * 2 / kCost, 2.0 / 3);
-  const double constant = std::sqrt(4 * d / length / kCost);
+  const double spread = std::pow(std::sqrt(static_cast<double>(k) * d / length) * 1.5 / kCost, 2.0 / 3);
+  const double constant = std::sqrt(2 * d / length / kCost);
   return std::min(4 + static_cast<int64_t>(std::max(spread, constant)), elements / run);
 }
 
@@ -104,7 +105,7 @@ Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bit
     for (int64_t j = 0; j < kLength; ++j) here = static_cast<Bits>(here + (keys[i * kLength + j] >= middle));
     squares += static_cast<double>(here) * static_cast<double>(here);
   }
-  const double doubt = 4 * std::sqrt(squares) + 4;
+  const double doubt = 3 * std::sqrt(squares) + 2;
   const int64_t last = static_cast<int64_t>(hits + doubt) + 1, first = static_cast<int64_t>(hits - doubt);
   Bounds<Bits> bounds{0, kAbove<Bits>};
   const int64_t low = ranks.Bucket(last);
