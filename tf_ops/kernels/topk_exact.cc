@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/half.h"
+#include "kernels/topk_residual.h"
 #include "kernels/topk_sample.h"
 
 namespace hvd_ext::topk {
@@ -13,9 +14,6 @@ namespace {
 constexpr int64_t kMostLanes = 32;
 constexpr int64_t kSmall = 4096;               // in cache all are candidates at once, whatever k
 constexpr int64_t kLaneElements = 256 * 1024;  // fewer are not worth a thread
-
-// A piece is pruned to its best k when it has so many candidates.
-int64_t Limit(int64_t k) { return k * 5 / 2 + 8192; }
 
 template <typename Bits>
 class Selection {
@@ -30,8 +28,13 @@ class Selection {
     MakeTargets();
     MakePieces();
     OverSegments([this](auto& lane, int64_t s) { Sample(&lane, s); });
-    OverPieces([this](auto& lane, auto& piece) { Alone(piece) ? ScanToEnd(&lane, &piece) : Scan(&lane, &piece, false); });
-    OverSegments([this](auto& lane, int64_t s) { Select(&lane, s); });
+    OverPieces([this](auto& lane, auto& piece) {
+      if (Alone(piece)) return ScanToEnd(&lane, &piece);
+      Scan(&lane, &piece, false);
+    });
+    OverSegments([this](auto& lane, int64_t s) {
+      if (!targets_[s].alone) Select(&lane, s);
+    });
     OverShort();
     OverLarge();
     OverPieces([this](auto&, auto& piece) { Count(&piece); });
@@ -138,21 +141,6 @@ class Selection {
     }
   }
 
-  float* Residual(const Piece<Bits>& piece) const { return r_.feedback->next_residual + piece.begin; }
-
-  // The residual is set to 0 at every candidate while it is in cache: fewer are put back than would have to be cleared.
-  // The first scan of a feedback does that itself.
-  void Clear(const Piece<Bits>& piece, int64_t offset, const uint16_t* ids, int64_t found) {
-    float* block = Residual(piece) + offset;
-    for (int64_t i = 0; i < found; ++i) block[ids[i]] = 0;
-  }
-
-  void PutBack(const Piece<Bits>& piece, int64_t candidate) {
-    if constexpr (sizeof(Bits) == 4) {
-      Residual(piece)[piece.places.data()[candidate]] = FloatOf(piece.bits.data()[candidate]);
-    }
-  }
-
   void Scan(Lane<Bits>* lane, Piece<Bits>* piece, bool again) {
     const int64_t k = SegmentOf(*piece).k;
     const Target& target = targets_[piece->segment];
@@ -160,7 +148,7 @@ class Selection {
     piece->count = 0;
     if (target.large && !feeds) return;
     Bits bound = std::max(again ? Bits{0} : target.bounds.low, PrunedBound(*piece));
-    uint16_t* ids = lane->ids;
+    if (target.large) EmptyRoom(piece);
     for (int64_t offset = 0; offset < piece->elements; offset += kBlock) {
       const int64_t elements = std::min(kBlock, piece->elements - offset);
       const Bits* block = r_.x + piece->begin + offset;
@@ -169,16 +157,16 @@ class Selection {
         MakeRoom(piece, elements, SegmentOf(*piece));
         piece->count += ScanFeedback(*piece, elements, bound, place);
       } else {
-        const int64_t found = loops_.scan(block, elements, bound, ids);
+        const int64_t found = loops_.scan(block, elements, bound, lane->ids);
         if (found == 0) continue;
         MakeRoom(piece, found, SegmentOf(*piece));
-        loops_.append(block, ids, found, place, piece->behind());
+        loops_.append(block, lane->ids, found, place, piece->behind());
         piece->count += found;
-        if (r_.feedback != nullptr) Clear(*piece, offset, ids, found);
+        if (r_.feedback != nullptr) Clear(*r_.feedback, *piece, offset, lane->ids, found);
       }
       if (k == 0) {
         lane->non_finite |= piece->count > 0;
-        if (feeds) PutAllBack(*piece);
+        if (feeds) PutAllBack(*r_.feedback, *piece);
         piece->count = 0;
       }
       if (piece->count > Limit(k)) bound = std::max(bound, Prune(lane, piece));
@@ -188,25 +176,23 @@ class Selection {
   // The lane's own memory serves all of these, one after the other.
   void ScanToEnd(Lane<Bits>* lane, Piece<Bits>* piece) {
     Target* target = &targets_[piece->segment];
-    std::swap(piece->bits, lane->bits);
-    std::swap(piece->places, lane->places);
+    SwapRoom(piece, lane);
     Scan(lane, piece, false);
-    FindLast(lane, piece->segment);
+    Select(lane, piece->segment);
     if (target->missing) {
       ScanAgain(lane, piece);
-      FindLast(lane, piece->segment);
+      Select(lane, piece->segment);
     }
     piece->ties = target->ties;
     piece->at = target->at;
     piece->end = target->at + SegmentOf(*piece).k;
     Emit(lane, piece);
-    std::swap(piece->bits, lane->bits);
-    std::swap(piece->places, lane->places);
+    SwapRoom(piece, lane);
   }
 
   // The sample has misled: every element is a candidate until pruning says otherwise.
   void ScanAgain(Lane<Bits>* lane, Piece<Bits>* piece) {
-    if (r_.feedback != nullptr) PutAllBack(*piece);
+    if (r_.feedback != nullptr) PutAllBack(*r_.feedback, *piece);
     targets_[piece->segment].bounds.high = kAbove<Bits>;
     Scan(lane, piece, true);
   }
@@ -216,10 +202,6 @@ class Selection {
       return feeding_.scan(From(*r_.feedback, piece.begin + place), elements, bound, place, piece.behind());
     }
     return 0;
-  }
-
-  void PutAllBack(const Piece<Bits>& piece) {
-    for (int64_t i = 0; i < piece.count; ++i) PutBack(piece, i);
   }
 
   // Keeps the best k candidates, of equal ones the first. What is equal to the last of them and comes later is no pick.
@@ -236,7 +218,7 @@ class Selection {
       const Bits bits = all.bits[i], key = KeyOf(bits);
       const bool tie = key == last.key && ties > 0, stays = key > last.key || tie;
       ties -= tie;
-      if (!stays && r_.feedback != nullptr) PutBack(*piece, i);
+      if (!stays && r_.feedback != nullptr) PutBack(*r_.feedback, *piece, i);
       all.places[kept] = all.places[i];
       all.bits[kept] = bits;
       kept += stays;
@@ -261,15 +243,11 @@ class Selection {
     return static_cast<Bits>(target.pruned + (&piece - m_.pieces.data() > target.pruned_piece));
   }
 
-  void Select(Lane<Bits>* lane, int64_t s) {
-    if (!targets_[s].alone && !targets_[s].large) FindLast(lane, s);
-  }
-
   // Finds T among the candidates: near the bounds, unless the sample has misled.
-  void FindLast(Lane<Bits>* lane, int64_t s) {
+  void Select(Lane<Bits>* lane, int64_t s) {
     Target* target = &targets_[s];
     const int64_t k = r_.segments[s].k;
-    if (k == 0) return;
+    if (target->large || k == 0) return;
     int64_t total = 0, near = 0, above = 0;
     for (int64_t p = target->first_piece; p < target->last_piece; ++p) total += m_.pieces[p].count;
     target->missing = total < k;
@@ -374,7 +352,7 @@ class Selection {
     } else {
       loops_.emit(piece->candidates(), piece->count, target.key, &ties, piece->begin, r_.picks, piece->at, piece->end,
                   &greatest);
-      if (r_.feedback != nullptr) Restore(*piece);
+      if (r_.feedback != nullptr) Restore(*r_.feedback, *piece, target.key);
     }
     lane->non_finite |= greatest >= r_.infinity;
   }
@@ -382,8 +360,7 @@ class Selection {
   void EmitLarge(Lane<Bits>* lane, Piece<Bits>* piece, Bits* greatest) {
     const Target& target = targets_[piece->segment];
     int64_t at = piece->at, ties = piece->ties;
-    piece->bits.Reserve(kBlock + kSpare, 0);
-    piece->places.Reserve(kBlock + kSpare, 0);
+    EmptyRoom(piece);
     for (int64_t offset = 0; offset < piece->elements && at < piece->end; offset += kBlock) {
       const int64_t elements = std::min(kBlock, piece->elements - offset);
       const Bits* block = r_.x + piece->begin + offset;
@@ -392,37 +369,10 @@ class Selection {
       const int64_t before = ties;
       at = loops_.emit(piece->candidates(), found, target.key, &ties, piece->begin, r_.picks, at, piece->end, greatest);
       if (r_.feedback == nullptr) continue;
-      Clear(*piece, offset, lane->ids, found);
+      Clear(*r_.feedback, *piece, offset, lane->ids, found);
       piece->count = found;
       piece->ties = before;
-      Restore(*piece);
-    }
-  }
-
-  // Puts back the candidates that are not picked, and masks the velocity at the others.
-  void Restore(const Piece<Bits>& piece) {
-    const Target& target = targets_[piece.segment];
-    const ErrorFeedback& f = *r_.feedback;
-    const bool masks = f.velocity != nullptr && f.masks;
-    int64_t ties = piece.ties;
-    const Candidates<Bits> all = piece.candidates();
-    constexpr int64_t kPart = 1024, kEarly = 32;
-    uint32_t left[kPart];  // candidates that are put back, each asked of the memory some time before
-    for (int64_t begin = 0; begin < piece.count; begin += kPart) {
-      const int64_t end = std::min(piece.count, begin + kPart);
-      int64_t count = 0;
-      for (int64_t i = begin; i < end; ++i) {
-        const Bits key = KeyOf(all.bits[i]);
-        const bool tie = key == target.key && ties > 0, picked = key > target.key || tie;
-        ties -= tie;
-        left[count] = static_cast<uint32_t>(i);
-        count += !picked;
-        if (masks && picked) f.next_velocity[piece.begin + all.places[i]] = 0;
-      }
-      for (int64_t i = -kEarly; i < count; ++i) {
-        if (i + kEarly < count) __builtin_prefetch(Residual(piece) + all.places[left[i + kEarly]], 1);
-        if (i >= 0) PutBack(piece, left[i]);
-      }
+      Restore(*r_.feedback, *piece, target.key);
     }
   }
 

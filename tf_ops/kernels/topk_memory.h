@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/topk.h"
@@ -66,6 +67,12 @@ struct Lane {
 };
 
 template <typename Bits>
+void SwapRoom(Piece<Bits>* piece, Lane<Bits>* lane) {
+  std::swap(piece->bits, lane->bits);
+  std::swap(piece->places, lane->places);
+}
+
+template <typename Bits>
 struct Lanes {
   std::vector<Piece<Bits>> pieces;  // the first n_pieces are in use
   int64_t n_pieces = 0;
@@ -78,6 +85,16 @@ struct Lanes {
     return sum;
   }
 };
+
+// A piece is pruned to its best k when it has so many candidates.
+inline int64_t Limit(int64_t k) { return k * 5 / 2 + 8192; }
+
+// Room for the candidates of one block, where none are kept.
+template <typename Bits>
+void EmptyRoom(Piece<Bits>* piece) {
+  piece->bits.Reserve(kBlock + kSpare, 0);
+  piece->places.Reserve(kBlock + kSpare, 0);
+}
 
 // Room for so many candidates more; at first for as many as are usual.
 template <typename Bits>

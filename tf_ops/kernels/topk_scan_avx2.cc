@@ -208,8 +208,8 @@ int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t b
   const Comparer<uint32_t> hits(bound);
   const __m256 momentum = _mm256_set1_ps(f.momentum);
   const __m256i step = _mm256_set1_epi32(8);
-  __m256i places = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                    _mm256_set1_epi32(static_cast<int>(place)));
+  __m256i places =
+      _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(static_cast<int>(place)));
   int64_t count = 0, i = 0;
   for (; i + 16 <= elements; i += 16) {
     AskPages<kKind>(f, i);

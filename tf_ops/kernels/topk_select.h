@@ -67,21 +67,22 @@ Kth<Bits> SelectKth(Bits* keys, int64_t count, int64_t rank) {
 // `keys` has room for as many again and kSpare more.
 template <typename Bits>
 Kth<Bits> SelectKth(const Loops<Bits>& loops, Bits* keys, int64_t count, int64_t rank) {
-  constexpr int64_t kMany = 4096, kSample = 1024, kSteps = 256;
-  if (count < kMany) return SelectKth(keys, count, rank);
+  constexpr int64_t kMany = 256, kSteps = 256;
+  if (count <= kMany) return SelectKth(keys, count, rank);
   Bits* sample = keys + count;
-  const int64_t stride = count / kSample;
-  for (int64_t i = 0; i < kSample; ++i) sample[i] = keys[i * stride];
+  const int64_t sampled = std::min<int64_t>(count / 8, 1024), stride = count / sampled;
+  for (int64_t i = 0; i < sampled; ++i) sample[i] = keys[i * stride];
   Bits least = sample[0], greatest = sample[0];
-  for (int64_t i = 1; i < kSample; ++i) {
+  for (int64_t i = 1; i < sampled; ++i) {
     least = std::min(least, sample[i]);
     greatest = std::max(greatest, sample[i]);
   }
   int shift = 0;
   while ((static_cast<Bits>(greatest - least) >> shift) >= kSteps) ++shift;
   uint32_t counters[kSteps] = {};
-  for (int64_t i = 0; i < kSample; ++i) ++counters[static_cast<Bits>(sample[i] - least) >> shift];
-  const double part = static_cast<double>(rank) / static_cast<double>(count), middle = part * kSample;
+  for (int64_t i = 0; i < sampled; ++i) ++counters[static_cast<Bits>(sample[i] - least) >> shift];
+  const double part = static_cast<double>(rank) / static_cast<double>(count),
+               middle = part * static_cast<double>(sampled);
   const double doubt = 3 * std::sqrt(middle * (1 - part)) + 3;
   Bits low = 0, high = static_cast<Bits>(kMagnitude<Bits> + 1);
   double seen = 0;
