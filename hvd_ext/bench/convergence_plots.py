@@ -51,7 +51,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             ]
             low, high = ([value + sign * s for value, s in zip(values, spread, strict=True)] for sign in (-1, 1))
             axes[0][column].fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
-            times = [seconds_after(row, dense, steps) for steps, _ in curve]
+            times = [seconds_after(row, steps) for steps, _ in curve]
             known = [(time_s, value) for time_s, value in zip(times, values, strict=True) if time_s is not None]
             axes[1][column].plot([x for x, _ in known], [y for _, y in known], label=row["setting"], **style)
         axes[0][column].set(title=model, xlabel="epochs", ylabel="accuracy, %")

@@ -34,7 +34,8 @@ HEADINGS = (
 )
 CAPTION = (
     "accuracy: of all test examples after the last epoch, mean over the seeds and its 95 % interval (Student's t); "
-    "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study; "
+    "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study, after "
+    "the warm-up; "
     "reaches dense: time until the mean curve is within 0.5 point of dense's last; x sooner: dense's over it"
 )
 
@@ -90,6 +91,7 @@ def collected(folder: Path, study: Study) -> dict[str, Any]:
                 "curves": {str(seed): _whole(found) for seed, found in done.items()},
                 "equal": all(found["equal"] for found in done.values()),
                 "step_seconds": timed["step_seconds"] if timed else None,
+                "warm_step_seconds": timed["warm_step_seconds"] if timed else [],
                 "recipe": recipe.model_dump(),
             }
             rows.append(row)
@@ -134,15 +136,12 @@ def mean_curve(row: Mapping[str, Any]) -> list[tuple[int, float]]:
     ]
 
 
-def seconds_after(row: Mapping[str, Any], dense: Mapping[str, Any] | None, steps: int) -> float | None:
+def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
     """Say how long the first steps take at the rate of the study: the median step times their number.
-
-    Warmed steps count as dense ones, which is more than they take.
 
     Args:
         row: of a file.
-        dense: the dense row of the same model.
-        steps: how many.
+        steps: how many; those of the warm-up, which has equal parts for its densities, are taken first.
 
     Returns:
         Seconds; None where no times were measured.
@@ -150,11 +149,9 @@ def seconds_after(row: Mapping[str, Any], dense: Mapping[str, Any] | None, steps
     if not row["step_seconds"]:
         return None
     last = mean_curve(row)[-1][0]
-    warmed = min(steps, round(row["how"]["warmup"] * last))
-    if warmed and (dense is None or not dense["step_seconds"]):
-        return None
-    slow = float(statistics.median(dense["step_seconds"])) if warmed and dense else 0.0
-    return warmed * slow + (steps - warmed) * float(statistics.median(row["step_seconds"]))
+    warm = [statistics.median(taken) for taken in row["warm_step_seconds"]]
+    warmed = min(steps, round(row["how"]["warmup"] * last)) if warm else 0
+    return (warmed * statistics.fmean(warm) if warm else 0.0) + (steps - warmed) * statistics.median(row["step_seconds"])
 
 
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -186,7 +183,7 @@ def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "difference": statistics.fmean(lost) if lost else None,
                 "difference_interval": interval(lost),
                 "step_seconds": statistics.median(row["step_seconds"]) if row["step_seconds"] else None,
-                "training_seconds": seconds_after(row, dense, mean_curve(row)[-1][0]),
+                "training_seconds": seconds_after(row, mean_curve(row)[-1][0]),
                 "reached_seconds": reached,
                 "sooner": own / reached if own and reached else None,
                 "equal": row["equal"],
@@ -200,7 +197,7 @@ def _reached(row: Mapping[str, Any], dense: Mapping[str, Any] | None) -> float |
         return None
     target = mean_curve(dense)[-1][1] - SLACK
     steps = next((steps for steps, accuracy in mean_curve(row) if accuracy >= target), None)
-    return None if steps is None else seconds_after(row, dense, steps)
+    return None if steps is None else seconds_after(row, steps)
 
 
 def _points(value: float | None, half: float | None, sign: str = "") -> str:

@@ -8,7 +8,7 @@
     settings:
       dense: {}
       hitopk: {algorithm: hitopk, topk: {density: 0.01}}
-      hitopk-warmed: {algorithm: hitopk, topk: {density: 0.01, momentum_correction: true}, warmup: 0.1}
+      hitopk-warmed: {algorithm: hitopk, topk: {density: 0.01}, warmup: 0.3}
 
 A run is a model, a setting and a seed, or, without a seed, the time of a step; each writes one file when it ends. A
 file counts only where it was made with what the plan says now.

@@ -23,6 +23,7 @@ from hvd_ext.bench.convergence_study import BENCHMARK
 from hvd_ext.bench.events import emit
 from hvd_ext.bench.results import save
 from hvd_ext.bench.sampling import EVENTS
+from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 
 if TYPE_CHECKING:
     import keras
@@ -189,15 +190,32 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
 
 
 def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
-    """Measure the time of a step.
+    """Measure the time of a step, after the warm-up and with each of its densities.
 
     Args:
         facts: of the run.
         data: its data set.
 
     Returns:
-        Seconds of each step, of the rank that was slowest in it, and their median.
+        Seconds of each step, of the rank that was slowest in it, their median, and such seconds for each density of
+        the warm-up.
     """
+    how = facts["how"]
+    warmed = [
+        _step_seconds({**facts, "how": {**how, "topk": {**how["topk"], "density": density}}}, data)[0]
+        for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] else ())
+        if density > how["topk"].get("density", TopK().density)
+    ]
+    slowest, model = _step_seconds(facts, data)
+    return {
+        "step_seconds": slowest,
+        "step_seconds_median": statistics.median(slowest),
+        "warm_step_seconds": warmed,
+        **_about(model),
+    }
+
+
+def _step_seconds(facts: dict[str, Any], data: data_sets.Data) -> tuple[list[float], keras.Model]:
     import tensorflow as tf
 
     import hvd_ext as hvd
@@ -211,8 +229,7 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
         begin = time.perf_counter()
         model.train_on_batch(inputs, labels)
         taken.append(time.perf_counter() - begin)
-    slowest = [max(step) for step in zip(*hvd.allgather_object(taken[UNTIMED:]), strict=True)]
-    return {"step_seconds": slowest, "step_seconds_median": statistics.median(slowest), **_about(model)}
+    return [max(step) for step in zip(*hvd.allgather_object(taken[UNTIMED:]), strict=True)], model
 
 
 def _finite(value: float) -> float | None:

@@ -53,7 +53,9 @@ def plan(tmp_path: Path) -> Path:
 def outcome(study: studies.Study, run: studies.Run, accuracy: float = 0.5, **more: Any) -> dict[str, Any]:
     curve = [{"steps": 10 * (epoch + 1), "loss": 1.0, "accuracy": accuracy * (epoch + 1) / 2} for epoch in range(2)]
     learned = {"accuracy": accuracy, "tested": 100, "curve": curve, "equal": True}
-    timed = {"step_seconds": [1.0, 1.0, 1.0] if run.setting == "dense" else [0.1, 0.1, 0.1]}
+    timed: dict[str, Any] = {"step_seconds": [1.0, 1.0, 1.0], "warm_step_seconds": []}
+    if run.setting != "dense":
+        timed = {"step_seconds": [0.1, 0.1, 0.1], "warm_step_seconds": [[0.5, 0.6, 0.4], [0.3, 0.3, 0.3]]}
     heads = {"benchmark": studies.BENCHMARK, "facts": studies.facts(study, run), "digest": "d", "parameters": 7}
     about = {key: value for key, value in results.begin_run("").items() if key in ("date", "machine", "versions")}
     return {**heads, **about, **(timed if run.seed is None else learned), **more}
@@ -245,8 +247,8 @@ def test_the_runs_together_say_means_intervals_and_times(plan: Path, tmp_path: P
     assert dense["interval"] == pytest.approx(12.706 * 0.02)
     assert sparse["difference"] == pytest.approx(-0.01)
     assert sparse["difference_interval"] == pytest.approx(0, abs=1e-12)
-    # 20 steps, of which half are counted as dense ones
-    assert (dense["training_seconds"], sparse["training_seconds"]) == pytest.approx((20.0, 11.0))
+    # 20 steps, half of them with two densities of the warm-up
+    assert (dense["training_seconds"], sparse["training_seconds"]) == pytest.approx((20.0, 5.0))
     assert dense["reached_seconds"] == 20.0
     assert sparse["reached_seconds"] is None
     assert told.interval([1.0]) is None
@@ -259,8 +261,8 @@ def test_who_reaches_dense_is_told_how_much_sooner(plan: Path, tmp_path: Path):
     for seed in study.seeds:
         finish(tmp_path, study, studies.Run("cnn", "hitopk", seed), curve=curve)
     sparse = told.summary(told.collected(tmp_path, study))[1]
-    assert sparse["reached_seconds"] == pytest.approx(10.0)
-    assert sparse["sooner"] == pytest.approx(2.0)
+    assert sparse["reached_seconds"] == pytest.approx(4.0)
+    assert sparse["sooner"] == pytest.approx(5.0)
 
 
 def test_runs_of_different_data_are_not_put_together(plan: Path, tmp_path: Path):
