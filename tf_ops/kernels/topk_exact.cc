@@ -193,7 +193,6 @@ class Selection {
   // The sample has misled: every element is a candidate until pruning says otherwise.
   void ScanAgain(Lane<Bits>* lane, Piece<Bits>* piece) {
     if (r_.feedback != nullptr) PutAllBack(*r_.feedback, *piece);
-    targets_[piece->segment].bounds.high = kAbove<Bits>;
     Scan(lane, piece, true);
   }
 
