@@ -14,7 +14,7 @@ WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 INDICES = ("auto", "int32", "delta", "bitmap")
 # The order of tf_ops/engine: HvdExtSparse.indices is the place in INDICES.
 
-# docs/performance.md, Convergence: as near to dense as a dense warm-up, and far nearer than densities that fall soon.
+# docs/performance.md, Convergence: nearly as good as a dense warm-up, and better than densities that fall soon.
 WARMUP_DENSITIES = (0.25,)
 
 
@@ -81,7 +81,7 @@ class TopK:
             before elements are chosen, on each rank's share (DGC, equation 4). "auto": where the optimizer has one
             that can be taken over.
         masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5). The more travels,
-            the less momentum is left: with a density of 1 there is none.
+            the less momentum is left.
         clip: a rank's gradients are scaled down to a norm of clip / sqrt(number of ranks) before anything else;
             None: not.
         wire: the dtype in which chosen values travel, "fp16", "bf16" or "fp32"; what rounding loses waits with the
