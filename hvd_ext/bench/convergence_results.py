@@ -34,9 +34,9 @@ HEADINGS = (
 )
 CAPTION = (
     "accuracy: of all test examples after the last epoch, mean over the seeds and its 95 % interval (Student's t); "
-    "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study, after "
-    "the warm-up; "
-    "reaches dense: time until the mean curve is within 0.5 point of dense's last; x sooner: dense's over it"
+    "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study, "
+    "after the warm-up; reaches dense: time until the mean curve is within 0.5 point of dense's last; "
+    "x sooner: dense's over it"
 )
 
 
@@ -151,7 +151,8 @@ def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
     last = mean_curve(row)[-1][0]
     warm = [statistics.median(taken) for taken in row["warm_step_seconds"]]
     warmed = min(steps, round(row["how"]["warmup"] * last)) if warm else 0
-    return (warmed * statistics.fmean(warm) if warm else 0.0) + (steps - warmed) * statistics.median(row["step_seconds"])
+    warm_seconds = warmed * statistics.fmean(warm) if warm else 0.0
+    return warm_seconds + (steps - warmed) * statistics.median(row["step_seconds"])
 
 
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
