@@ -15,28 +15,35 @@ if TYPE_CHECKING:
 DATA_OF = {"cnn": IMAGES, "vgg": IMAGES, "transformer": TEXT}
 
 
-def build(model: str, shape: tuple[int, ...], classes: int, width: int = 0) -> keras.Model:
+def build(model: str, shape: tuple[int, ...], labels: int, classes: int, width: int = 0) -> keras.Model:
     """Make a model; its first weights depend on Keras's seed alone.
 
     Args:
         model: "cnn": convolutions with batch normalisation and shortcuts, as ResNet. "vgg": convolutions without, and
             two wide dense layers, which have most of the parameters. "transformer": a causal language model.
         shape: of an example: [side, side, 3] or [length].
-        classes: of the labels.
+        labels: of an example.
+        classes: of a label.
         width: filters of the first convolution, or the Transformer's width; 0 for the model's own.
 
     Returns:
-        The model: uint8 images or int32 characters go in, logits come out (for each place of a text).
+        The model: uint8 images or int32 characters go in, logits [labels, classes] come out.
     """
     import keras
 
     keras.config.set_image_data_format("channels_last")
     makers: dict[str, Callable[..., Any]] = {"cnn": _cnn, "vgg": _vgg, "transformer": _transformer}
     inputs = keras.Input(shape, dtype="int32" if DATA_OF[model] == TEXT else "uint8")
-    return keras.Model(inputs, makers[model](inputs, classes, width))
+    return keras.Model(inputs, makers[model](inputs, labels, classes, width))
 
 
-def _cnn(inputs: Any, classes: int, width: int) -> Any:
+def _logits(x: Any, labels: int, classes: int) -> Any:
+    from keras import layers
+
+    return layers.Reshape((labels, classes))(layers.Dense(labels * classes)(x))
+
+
+def _cnn(inputs: Any, labels: int, classes: int, width: int) -> Any:
     from keras import layers
 
     width = width or 24
@@ -52,10 +59,10 @@ def _cnn(inputs: Any, classes: int, width: int) -> Any:
         x = layers.MaxPooling2D(strides)(x)
         y = layers.ReLU()(convolved(x, filters))
         x = layers.ReLU()(x + convolved(y, filters))
-    return layers.Dense(classes)(layers.GlobalAveragePooling2D()(x))
+    return _logits(layers.GlobalAveragePooling2D()(x), labels, classes)
 
 
-def _vgg(inputs: Any, classes: int, width: int) -> Any:
+def _vgg(inputs: Any, labels: int, classes: int, width: int) -> Any:
     from keras import layers
 
     width = width or 24
@@ -68,15 +75,14 @@ def _vgg(inputs: Any, classes: int, width: int) -> Any:
     x = layers.Flatten()(x)
     for units in (1024, 512):
         x = layers.Dropout(0.25)(layers.Dense(units, activation="relu", kernel_initializer="he_normal")(x))
-    return layers.Dense(classes)(x)
+    return _logits(x, labels, classes)
 
 
-def _transformer(inputs: Any, classes: int, width: int) -> Any:
+def _transformer(inputs: Any, length: int, classes: int, width: int) -> Any:
     import keras
     from keras import layers
 
     width = width or 128
-    length = inputs.shape[1]
     # Keras's own are 20 times smaller: a normalisation behind them would make their gradients 20 times larger
     normal = keras.initializers.RandomNormal(stddev=1.0)
     places = layers.Embedding(length, width, embeddings_initializer=normal)(keras.ops.arange(length)[None])

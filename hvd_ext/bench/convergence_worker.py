@@ -120,7 +120,8 @@ def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.M
     keras.utils.clear_session()
     keras.utils.set_random_seed(facts["seed"] or 0)
     classes = int(max(data.train.labels.max(), data.test.labels.max())) + 1
-    model = build(facts["model"], data.train.inputs.shape[1:], classes, facts["recipe"]["width"])
+    shape, labels = data.train.inputs.shape[1:], data.train.labels.shape[1]
+    model = build(facts["model"], shape, labels, classes, facts["recipe"]["width"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer(facts, steps), loss, metrics=["accuracy"], jit_compile=False)
     return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +52,13 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
             "would stop at once; wrap an optimizer before its first step, or leave momentum_correction out"
         )
-    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov))
+    rate = functools.partial(_rate_of, weakref.ref(optimizer))
+    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rate)
+
+
+def _rate_of(optimizer: weakref.ref[Any]) -> Any:
+    """Give the learning rate of the step under way; who asks outlives the optimizer, and must not hold it."""
+    return optimizer()._get_current_learning_rate()
 
 
 def _fits(optimizer: Any, options: GradientOptions) -> bool:
@@ -94,7 +102,7 @@ class Corrected:
     _hvd_ext_reducer: Reducer
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update a variable; with momentum 0 where the gradient has gone through it already."""
+        """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
         if kinds.key(variable) not in self._hvd_ext_reducer.through_momentum:
             super().update_step(gradient, variable, learning_rate)
             return
@@ -102,7 +110,7 @@ class Corrected:
         momentum = self.momentum
         object.__setattr__(self, "momentum", 0.0)
         try:
-            super().update_step(gradient, variable, learning_rate)
+            super().update_step(gradient, variable, 1.0)
         finally:
             object.__setattr__(self, "momentum", momentum)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvd_ext import agreement, runtime
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.tensorflow import kinds, registration
+from hvd_ext.tensorflow import kinds, registration, residuals
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
 from hvd_ext.tensorflow.feedback import Arrays, Everyone, Feedback
 from hvd_ext.tensorflow.in_part import InPart
@@ -124,6 +124,12 @@ class GradientSet:
         if self.feedback is None:
             return {}
         return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
+
+    def scale_momentum(self, factor: float) -> None:
+        """Multiply the momentum that this rank has taken over, between two steps; all ranks call it alike."""
+        for channel in self.channels:
+            if channel.is_open:
+                residuals.scale_velocities(channel, self.job.engine, factor)
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
         """Go on from what `save` gave: now, or when the first channel is opened; all ranks call it alike.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import specs
@@ -24,10 +25,13 @@ class Momentum:
     Args:
         value: of the optimizer, above 0.
         nesterov: the optimizer's.
+        rate: gives the learning rate of the step under way. Gradients are multiplied by it before they go through the
+            momentum, as Keras does; what waits keeps the rate of its own step (Karimireddy et al., 2019, algorithm 2).
     """
 
     value: float
     nesterov: bool
+    rate: Callable[[], Any] = dataclasses.field(default=lambda: 1.0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

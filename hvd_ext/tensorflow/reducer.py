@@ -92,6 +92,11 @@ class Reducer:
             if one.feedback is not None:
                 one.feedback.flush()
 
+    def scale_momentum(self, factor: float) -> None:
+        """Multiply the momentum that was taken over, where there is one, between two steps; all ranks call it alike."""
+        for one in self.sets:
+            one.scale_momentum(factor)
+
     def register_local_var(self, variable: Any) -> None:
         """Keep a variable's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
 

@@ -125,6 +125,21 @@ def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
         engine.write_state(channel.handle, bucket, _WHICH[which], share)
 
 
+def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
+    """Multiply this rank's velocities of a channel, between two steps.
+
+    Args:
+        channel: an open one.
+        engine: its engine.
+        factor: by which.
+    """
+    for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
+        share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
+        engine.read_state(channel.handle, bucket, _WHICH[VELOCITY], share)
+        share *= np.float32(factor)
+        engine.write_state(channel.handle, bucket, _WHICH[VELOCITY], share)
+
+
 def parsed(key: str, array: np.ndarray) -> Piece:
     """Read a key of a file.
 

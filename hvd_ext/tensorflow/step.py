@@ -60,7 +60,7 @@ class Step:
             in_part: how a part of them is sent; None: they are sent whole.
 
         Returns:
-            The sums or averages, in their order.
+            The sums or averages, in their order; what has gone through a momentum has the learning rate in it.
         """
         assert self.job is not None
         assert self.channel is not None
@@ -70,6 +70,11 @@ class Step:
             shared = [index for index in self.shared if index in results]
             limit = in_part.options.clip / self.job.engine.size**0.5
             results |= zip(shared, _clipped([results[index] for index in shared], limit), strict=True)
+        if in_part is not None and in_part.momentum is not None:
+            rate = tf.cast(in_part.momentum.rate(), tf.float32)
+            results |= {
+                index: results[index] * rate for index in map(self.shared.__getitem__, self.channel.with_momentum)
+            }
         dense = [results[index] if self.kinds[index] == kinds.DENSE else None for index in self.shared]
         scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
         density = None if self.feedback is None else self.feedback.density(self.channel)

@@ -66,6 +66,16 @@ def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_momentum_that_topk_has_taken_over_follows_too() -> None:
+    ours, spy = model(), Rates()
+    options = hvd.TopK(1.0, min_elements=1, wire="fp32", momentum_correction=True)
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.2, momentum=0.9), compression=options), "mse")
+    fit(ours, hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2), spy)
+    assert len(set(spy.rates)) > 1 or hvd.size() == 1
+    for got, wanted in zip(values(ours.weights), reference(spy.rates, 0.9), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_rates_go_down_in_steps_or_smoothly_and_momentum_may_be_left_as_it_is() -> None:
     weights = []
     for correction in (True, False):

@@ -77,6 +77,25 @@ def test_a_momentum_that_is_taken_over_acts_on_the_shares(nesterov: bool, masks:
 
 
 @same_on_any_number
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_gradient_keeps_the_learning_rate_of_its_step_as_keras_has_it(nesterov: bool) -> None:
+    options = hvd.TopK(1.0, min_elements=10, wire="fp32", momentum_correction=True)
+    # it begins at 0, and rises and falls steeply
+    schedules = keras.optimizers.schedules
+    rate = schedules.CosineDecay(0.0, 4, 0.0, warmup_target=0.5, warmup_steps=3)
+    plain, ours = (keras.optimizers.SGD(rate, momentum=0.5, nesterov=nesterov) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(ours, compression=options)
+    weights, reference = variables(), variables()
+    traced = tf.function(lambda *own: optimizer.apply(list(own), weights), autograph=False)
+    for number in range(7):
+        traced(*[tf.constant(one) for one in gradients(hvd.rank(), number)])
+        every = [gradients(rank, number) for rank in range(hvd.size())]
+        plain.apply([sum(parts) / np.float32(hvd.size()) for parts in zip(*every, strict=True)], reference)
+        for got, wanted in zip(values(weights), values(reference), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@same_on_any_number
 def test_passes_that_are_added_up_go_through_the_momentum_once() -> None:
     options = hvd.TopK(1.0, min_elements=10, wire="fp32", momentum_correction=True)
     settings = {"momentum": 0.5, "nesterov": True, "gradient_accumulation_steps": 2}

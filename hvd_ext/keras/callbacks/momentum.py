@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow.reducer import Reducer
 
 # Where optimizers keep velocities that contain the learning rate. Muon applies the rate after its momentum: nothing to
 # correct.
@@ -20,7 +21,7 @@ _VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": ""}
 
 
 class Velocities:
-    """The velocities of an optimizer.
+    """The velocities of an optimizer, and those that `TopK` has taken over from it.
 
     Args:
         optimizer: of Keras 3, or a new one (not "legacy") of Keras 2, without a loss-scale optimizer around it.
@@ -51,6 +52,9 @@ class Velocities:
             ratio: the new learning rate over the old one.
         """
         slots = list(getattr(self._optimizer, self._attribute, ())) if self._attribute else []
+        reducer = getattr(self._optimizer, "_hvd_ext_reducer", None)
+        if isinstance(reducer, Reducer):
+            reducer.scale_momentum(ratio)
         if not slots:
             return
         if [id(slot) for slot in slots] != [id(slot) for slot in self._of]:

@@ -163,17 +163,22 @@ def test_texts_are_cut_into_windows_and_whole_topics_are_kept_for_testing():
     assert len(found.train.first(0).inputs) == 45
 
 
+def test_the_parts_of_a_class_are_its_labels():
+    names = ["disc_dots_red", "disc_grid_lime", "star_dots_lime"]
+    assert data_sets.parts_of(names).tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
 def test_images_are_halved_and_a_set_that_is_not_whole_is_refused(tmp_path: Path):
     image = pytest.importorskip("PIL.Image", reason="images need Pillow")
     recipe = {"train": 2, "test": 1, "pixels": 4}
-    (tmp_path / "manifest.json").write_text(json.dumps({"recipe": recipe, "class_names": ["a", "b"]}))
-    for split, name, number in (("train", "a", 0), ("train", "b", 1), ("test", "a", 0)):
+    (tmp_path / "manifest.json").write_text(json.dumps({"recipe": recipe, "class_names": ["a_x", "b_x"]}))
+    for split, name, number in (("train", "a_x", 0), ("train", "b_x", 1), ("test", "a_x", 0)):
         path = tmp_path / split / name / f"{number:05}.jpg"
         path.parent.mkdir(parents=True)
         image.fromarray(np.full((4, 4, 3), 40 * (number + 1), np.uint8)).save(path, quality=100)
     found = data_sets.images(tmp_path)
     assert found.train.inputs.shape == (2, 2, 2, 3)
-    assert found.train.labels.tolist() == [0, 1]
+    assert found.train.labels.tolist() == [[0, 0], [1, 0]]
     assert abs(int(found.train.inputs[1].mean()) - 80) <= 1
     data_sets.save(tmp_path / "set.npz", found)
     again = data_sets.load(tmp_path / "set.npz")

@@ -11,14 +11,14 @@ from hvd_ext.bench.convergence_models import DATA_OF, build
 
 @pytest.mark.parametrize(("model", "normalised"), [("cnn", True), ("vgg", False)])
 def test_images_become_logits_with_and_without_batch_normalisation(model: str, normalised: bool):
-    built = build(model, (16, 16, 3), 5, width=2)
-    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
-    assert built.predict_on_batch(images).shape == (3, 5)
+    built = build(model, (16, 16, 3), 3, 5, width=2)
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    assert built.predict_on_batch(images).shape == (2, 3, 5)
     assert any(isinstance(layer, keras.layers.BatchNormalization) for layer in built.layers) is normalised
 
 
 def test_the_transformer_does_not_see_what_it_must_predict():
-    built = build("transformer", (6,), 9, width=8)
+    built = build("transformer", (6,), 6, 9, width=8)
     characters = np.arange(12, dtype=np.int32).reshape(2, 6)
     changed = characters.copy()
     changed[:, 4] = 7
@@ -32,7 +32,7 @@ def test_the_first_weights_depend_on_the_seed_alone():
     weights = []
     for seed in (1, 1, 2):
         keras.utils.set_random_seed(seed)
-        weights.append(np.concatenate([np.ravel(part) for part in build("vgg", (16, 16, 3), 5, 2).get_weights()]))
+        weights.append(np.concatenate([np.ravel(part) for part in build("vgg", (16, 16, 3), 3, 5, 2).get_weights()]))
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
 
