@@ -78,8 +78,8 @@ class TopK:
         vectors: tensors of rank 1 and 0 (biases, scales) may be sparse too.
         warmup: how dense the first steps are; None: as all others.
         momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): gradients go through it
-            before elements are chosen, on each rank's share (DGC, equation 4). "auto": where the optimizer has one
-            that can be taken over.
+            before elements are chosen, on each rank's share (DGC, equation 4), each with the learning rate of its own
+            step, as in Keras. "auto": where the optimizer has one that can be taken over.
         masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5). The more travels,
             the less momentum is left.
         clip: a rank's gradients are scaled down to a norm of clip / sqrt(number of ranks) before anything else;

@@ -47,6 +47,12 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, there is nothing to take "
             "over; leave momentum_correction out, or give the optimizer a momentum"
         )
+    if _clips(optimizer):
+        raise InvalidError(
+            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has a clipnorm, clipvalue or "
+            "global_clipnorm, which would look at gradients that have gone through its momentum and its learning rate; "
+            "take TopK(clip=...) in its place, or leave momentum_correction out"
+        )
     if _has_trained(optimizer):
         raise InvalidError(
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
@@ -62,14 +68,17 @@ def _rate_of(optimizer: weakref.ref[Any]) -> Any:
 
 
 def _fits(optimizer: Any, options: GradientOptions) -> bool:
-    clips = any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
     return (
         isinstance(optimizer, keras.optimizers.SGD)
         and bool(optimizer.momentum)
-        and not clips  # Keras would clip the momentum instead of gradients
+        and not _clips(optimizer)
         and options.topk.selector != "random"
         and not _has_trained(optimizer)
     )
+
+
+def _clips(optimizer: Any) -> bool:
+    return any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
 
 
 def _has_trained(optimizer: Any) -> bool:

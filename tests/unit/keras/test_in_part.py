@@ -45,6 +45,12 @@ def test_optimizers_without_such_a_momentum_are_refused() -> None:
         momentum_of(keras.optimizers.SGD(), CORRECTED)
 
 
+@pytest.mark.parametrize("limit", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_an_optimizer_that_clips_is_refused(limit: str) -> None:
+    with pytest.raises(InvalidError, match="would look at gradients that have gone through its momentum"):
+        momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, **{limit: 1.0}), CORRECTED)
+
+
 def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     variable = keras.Variable(np.zeros(2), dtype="float32")
