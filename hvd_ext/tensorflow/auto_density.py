@@ -41,16 +41,20 @@ class AutoDensity:
         """Give the density of the next step: float64."""
         return self._density.read_value()
 
-    def seen(self, reduced: Sequence[tf.Tensor], ok: tf.Tensor) -> None:
+    def seen(self, reduced: Sequence[tf.Tensor], rates: Sequence[Any], ok: tf.Tensor) -> None:
         """Take note of a step.
 
         Args:
             reduced: its gradients.
+            rates: the learning rate in each of them, which says nothing about the gradients; 0: left out.
             ok: whether they are all finite; a step that is not is not looked at.
         """
         # the shares of several threads may be added up in another order on another rank: the end of a window decides by
         # the average of all ranks' sums, which is the same bit for bit
-        squares = [tf.cast(tf.reduce_sum(tf.square(tensor)), tf.float64) for tensor in reduced]
+        squares = [
+            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(one)), tf.float64), tf.cast(rate, tf.float64) ** 2)
+            for one, rate in zip(reduced, rates, strict=True)
+        ]
         total = tf.add_n(squares) if squares else tf.constant(0.0, tf.float64)
         steps = self._steps.assign_add(tf.cast(ok, tf.float64))
         summed = self._sum.assign_add(tf.where(ok, total, 0.0))

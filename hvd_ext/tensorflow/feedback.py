@@ -87,12 +87,13 @@ class Feedback:
                 scheduled = tf.where(last, self._auto.density(), scheduled)
             return tf.where(self._flushing[channel].read_value(), tf.constant(1.0, tf.float64), scheduled)
 
-    def ended(self, channel: Channel, reduced: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
+    def ended(self, channel: Channel, reduced: Sequence[Any], rates: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         """End a step: what waits becomes what it left, if it is finite, or stays what it was.
 
         Args:
             channel: that has reduced it.
             reduced: all gradients of the step that were reduced, dense ones and slices.
+            rates: the learning rate in each of them; 1 where there is none.
 
         Returns:
             The same gradients, not ready before the step has ended; and whether all of them are finite, equal on all
@@ -111,7 +112,7 @@ class Feedback:
                 flushing.assign(tf.logical_and(flushing.read_value(), tf.logical_not(ok)), read_value=False),
             ]
             if self._auto is not None:
-                self._auto.seen(tensors, ok)
+                self._auto.seen(tensors, rates, ok)
             with tf.control_dependencies([one for one in counted if one is not None]):
                 self._tell(ok)
         with tf.control_dependencies(after):

@@ -70,11 +70,11 @@ class Step:
             shared = [index for index in self.shared if index in results]
             limit = in_part.options.clip / self.job.engine.size**0.5
             results |= zip(shared, _clipped([results[index] for index in shared], limit), strict=True)
+        rates: dict[int, tf.Tensor] = {}
         if in_part is not None and in_part.momentum is not None:
             rate = tf.cast(in_part.momentum.rate(), tf.float32)
-            results |= {
-                index: results[index] * rate for index in map(self.shared.__getitem__, self.channel.with_momentum)
-            }
+            rates = {self.shared[index]: rate for index in self.channel.with_momentum}
+            results |= {index: results[index] * rate for index in rates}
         dense = [results[index] if self.kinds[index] == kinds.DENSE else None for index in self.shared]
         scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
         density = None if self.feedback is None else self.feedback.density(self.channel)
@@ -93,7 +93,8 @@ class Step:
                 )
         if self.feedback is not None:
             shared = [index for index in self.shared if index in results]
-            ended, self.finite = self.feedback.ended(self.channel, [results[index] for index in shared])
+            each = [rates.get(index, 1.0) for index in shared]
+            ended, self.finite = self.feedback.ended(self.channel, [results[index] for index in shared], each)
             results |= zip(shared, ended, strict=True)
         return [results[index] for index in self.present]
 

@@ -254,13 +254,20 @@ def test_weights_that_differ_are_found_and_named() -> None:
         step(*own)
 
 
-def test_auto_follows_the_norm_and_all_ranks_alike(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "sgd",
+    [
+        {"learning_rate": 1.0},
+        {"learning_rate": keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5), "momentum": 0.125},
+    ],
+)
+def test_auto_follows_the_norm_and_not_the_rate_and_all_ranks_alike(
+    sgd: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(auto_density, "Auto", lambda: Auto(window_steps=2, densities=(1.0, 0.0625)))
     weights = variables()
     options = hvd.TopK("auto", min_elements=10, wire="fp32")
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=options)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(**sgd), compression=options)
     step = tf.function(lambda *own: optimizer.apply(list(own), weights), autograph=False)
     densities = []
     with caplog.at_level(logging.INFO, "hvd_ext"):
