@@ -40,10 +40,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         rows = [row for row in found["rows"] if row["model"] == model]
         dense = next((row for row in rows if row["setting"] == DENSE), None)
         for row in rows:
-            curve, batches = mean_curve(row), row["recipe"]["epochs"]
+            curve = mean_curve(row)
             values = [100 * accuracy for _, accuracy in curve]
             style = {"color": colour_of[row["setting"]], "linewidth": 2.0 if row is dense else 1.2}
-            epochs = [batches * steps / curve[-1][0] for steps, _ in curve]
+            epochs = range(1, len(curve) + 1)
             axes[0][column].plot(epochs, values, label=row["setting"], **style)
             spread = [
                 100 * statistics.stdev(point["accuracy"] for point in points) if len(points) > 1 else 0.0

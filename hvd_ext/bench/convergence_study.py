@@ -67,6 +67,7 @@ class Setting(BaseModel):
         topk: keywords of `hvd_ext.TopK`; empty: dense.
         warmup: the share of all steps that is warmed up, 0 to 1.
         warmup_densities: of these steps, falling; none: those of `hvd_ext.Warmup`. [1.0]: they are dense.
+        epochs: times those of the model: what is faster may take more steps, and be there sooner all the same.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,6 +76,7 @@ class Setting(BaseModel):
     topk: dict[str, Any] = Field(default_factory=dict)
     warmup: float = Field(default=0.0, ge=0, le=1)
     warmup_densities: list[float] = Field(default_factory=list)
+    epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _compressed(self) -> Setting:

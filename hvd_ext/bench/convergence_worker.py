@@ -166,20 +166,23 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
 
     recipe, rank, size = facts["recipe"], hvd.rank(), hvd.size()
     train, test = data.train.first(recipe["train"]), data.test
-    steps = len(train.labels) // (size * recipe["batch"])
-    model = compiled(facts, data, steps * recipe["epochs"])
+    steps, count = (
+        len(train.labels) // (size * recipe["batch"]),
+        max(1, round(recipe["epochs"] * facts["how"]["epochs"])),
+    )
+    model = compiled(facts, data, steps * count)
     begin, epochs, found, total = time.perf_counter(), [], 0, 1
-    for epoch in range(recipe["epochs"]):
+    for epoch in range(count):
         mine = order(facts["seed"], epoch, len(train.labels), rank, size, recipe["batch"])
         more = {"initial_epoch": epoch, "epochs": epoch + 1, "shuffle": False, "verbose": 0}
         history = model.fit(train.inputs[mine], train.labels[mine], recipe["batch"], **more).history
-        last = epoch == recipe["epochs"] - 1
+        last = epoch == count - 1
         curve_found, curve_total = right(model, test.first(recipe["curve"]))
         if last:
             found, total = right(model, test)
         accuracy = curve_found / curve_total
         epochs.append({"steps": (epoch + 1) * steps, "loss": _finite(history["loss"][0]), "accuracy": accuracy})
-        tell(epoch=epoch + 1, epochs=recipe["epochs"], accuracy=found / total if last else accuracy)
+        tell(epoch=epoch + 1, epochs=count, accuracy=found / total if last else accuracy)
     return {
         "accuracy": found / total,
         "tested": total,

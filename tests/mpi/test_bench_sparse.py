@@ -23,7 +23,11 @@ models:
   cnn: {learning_rate: 0.1, epochs: 1, batch: 2, width: 2}
 settings:
   dense: {}
-  hitopk: {algorithm: hitopk, topk: {density: 0.1, min_elements: 8, momentum_correction: true}, warmup: 0.5}
+  hitopk:
+    algorithm: hitopk
+    topk: {density: 0.1, min_elements: 8, momentum_correction: true}
+    warmup: 0.5
+    epochs: 2
 """
 
 
@@ -47,7 +51,9 @@ def test_sparse_and_dense_sums_are_measured_and_checked(tmp_path: Path) -> None:
 def test_a_study_is_done_once(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     splits = [
-        data_sets.Split(random.integers(0, 256, (count, 8, 8, 3), np.uint8), random.integers(0, 3, count, np.int32))
+        data_sets.Split(
+            random.integers(0, 256, (count, 8, 8, 3), np.uint8), random.integers(0, 3, (count, 2), np.int32)
+        )
         for count in (24, 10)
     ]
     folder = tmp_path / "runs"
@@ -60,6 +66,6 @@ def test_a_study_is_done_once(tmp_path: Path) -> None:
     assert [row["setting"] for row in rows] == ["dense", "hitopk"]
     for row in rows:
         assert row["equal"] is True
-        assert row["tested"] == 10
-        assert [point["steps"] for point in row["curves"]["1"]] == [6]
+        assert row["tested"] == 20  # two labels of ten images
+    assert [[point["steps"] for point in row["curves"]["1"]] for row in rows] == [[6], [6, 12]]
     assert "0 of 2 runs are missing" in run(*study, "--missing")
