@@ -166,10 +166,8 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
 
     recipe, rank, size = facts["recipe"], hvd.rank(), hvd.size()
     train, test = data.train.first(recipe["train"]), data.test
-    steps, count = (
-        len(train.labels) // (size * recipe["batch"]),
-        max(1, round(recipe["epochs"] * facts["how"]["epochs"])),
-    )
+    steps = len(train.labels) // (size * recipe["batch"])
+    count = max(1, round(recipe["epochs"] * facts["how"]["epochs"]))
     model = compiled(facts, data, steps * count)
     begin, epochs, found, total = time.perf_counter(), [], 0, 1
     for epoch in range(count):
