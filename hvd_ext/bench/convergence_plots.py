@@ -32,7 +32,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in found["rows"]))
     if not models:
         raise InvalidError("plot (no runs): there is nothing to draw")
-    settings = [name for name in found["study"]["settings"] if name != DENSE]
+    drawn = {row["setting"] for row in found["rows"]} - {DENSE}
+    settings = [name for name in found["study"]["settings"] if name in drawn]
     colour_of = {DENSE: "#000000", **{name: COLOURS[place % len(COLOURS)] for place, name in enumerate(settings)}}
     figure = Figure(figsize=(5.0 * len(models) + 1.5, 7.6), layout="constrained")
     axes = figure.subplots(2, len(models), squeeze=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.compression.density import Auto
 from hvd_ext.keras.optimizer import channels
+from hvd_ext.tensorflow import auto_density
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import SHAPES, Expected, apply, gradients, hosts_of, restart, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, values
@@ -207,3 +210,31 @@ def test_every_way_to_send_sends_in_time_all_that_it_was_given(algorithm: str, c
     for got, wanted in zip(values(weights), total, strict=True):
         np.testing.assert_allclose(got, -wanted / hvd.size(), rtol=1e-5, atol=1e-6)
     assert_same_bits_on_all_ranks(weights)
+
+
+@same_on_any_number
+@pytest.mark.parametrize(
+    "sgd",
+    [
+        {"learning_rate": 1.0},
+        {"learning_rate": keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5), "momentum": 0.125},
+    ],
+)
+def test_auto_follows_the_norm_and_not_the_rate_and_all_ranks_alike(
+    sgd: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auto_density, "Auto", lambda: Auto(window_steps=2, densities=(1.0, 0.0625)))
+    weights = variables()
+    options = hvd.TopK("auto", min_elements=10, wire="fp32")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(**sgd), compression=options)
+    step = tf.function(lambda *own: optimizer.apply(list(own), weights), autograph=False)
+    densities = []
+    with caplog.at_level(logging.INFO, "hvd_ext"):
+        for number in range(8):
+            step(*[tf.constant(one * (5.0 if number >= 6 else 1.0)) for one in gradients(hvd.rank(), 0)])
+            densities.append(float(optimizer._hvd_ext_reducer.sets[0].feedback.density(channels(optimizer)[-1])))
+    # the first window decides nothing, the second has the same norm, and the last a larger one
+    assert densities == [1.0, 1.0, 1.0, 0.0625, 0.0625, *densities[5:7], 1.0]
+    assert hvd.allgather_object(densities) == [densities] * hvd.size()
+    if hvd.rank() == 0:
+        assert "density 0.0625 from now on, it was 1: the norm of the gradients over 2 steps" in caplog.text

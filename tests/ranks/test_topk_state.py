@@ -15,10 +15,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import state
 from hvd_ext.checkpoints import arrays, folder, manifest
-from hvd_ext.compression.density import Auto
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from hvd_ext.keras.optimizer import channels
-from hvd_ext.tensorflow import auto_density
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import SHAPES, apply, as_launched, gradients, hosts_of, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, data, fill, values
@@ -252,33 +250,6 @@ def test_weights_that_differ_are_found_and_named() -> None:
     step(*own)
     with pytest.raises(tf.errors.InvalidArgumentError, match="'v1' must have the same bits on all ranks"):
         step(*own)
-
-
-@pytest.mark.parametrize(
-    "sgd",
-    [
-        {"learning_rate": 1.0},
-        {"learning_rate": keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5), "momentum": 0.125},
-    ],
-)
-def test_auto_follows_the_norm_and_not_the_rate_and_all_ranks_alike(
-    sgd: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(auto_density, "Auto", lambda: Auto(window_steps=2, densities=(1.0, 0.0625)))
-    weights = variables()
-    options = hvd.TopK("auto", min_elements=10, wire="fp32")
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(**sgd), compression=options)
-    step = tf.function(lambda *own: optimizer.apply(list(own), weights), autograph=False)
-    densities = []
-    with caplog.at_level(logging.INFO, "hvd_ext"):
-        for number in range(8):
-            step(*[tf.constant(one * (5.0 if number >= 6 else 1.0)) for one in gradients(hvd.rank(), 0)])
-            densities.append(float(optimizer._hvd_ext_reducer.sets[0].feedback.density(channels(optimizer)[-1])))
-    # the first window decides nothing, the second has the same norm, and the last a larger one
-    assert densities == [1.0, 1.0, 1.0, 0.0625, 0.0625, *densities[5:7], 1.0]
-    assert hvd.allgather_object(densities) == [densities] * hvd.size()
-    if hvd.rank() == 0:
-        assert "density 0.0625 from now on, it was 1: the norm of the gradients over 2 steps" in caplog.text
 
 
 def test_with_a_loss_scale_what_waits_is_in_plain_units() -> None:

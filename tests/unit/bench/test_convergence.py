@@ -163,11 +163,6 @@ def test_texts_are_cut_into_windows_and_whole_topics_are_kept_for_testing():
     assert len(found.train.first(0).inputs) == 45
 
 
-def test_the_parts_of_a_class_are_its_labels():
-    names = ["disc_dots_red", "disc_grid_lime", "star_dots_lime"]
-    assert data_sets.parts_of(names).tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
-
-
 def test_images_are_halved_and_a_set_that_is_not_whole_is_refused(tmp_path: Path):
     image = pytest.importorskip("PIL.Image", reason="images need Pillow")
     recipe = {"train": 2, "test": 1, "pixels": 4}

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from hvd_ext.bench import convergence_data as data_sets
 from hvd_ext.bench.convergence_models import DATA_OF, build
 
 
@@ -39,3 +40,8 @@ def test_the_first_weights_depend_on_the_seed_alone():
 
 def test_every_model_has_its_data():
     assert set(DATA_OF) == {"cnn", "vgg", "transformer"}
+
+
+def test_the_parts_of_a_class_are_its_labels():
+    names = ["disc_dots_red", "disc_grid_lime", "star_dots_lime"]
+    assert data_sets.parts_of(names).tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
