@@ -55,7 +55,7 @@ class Mass:
         most: int = 0,
         residual: Callable[[], float] | None = None,
         sent: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        trace: Callable[[], tuple[dict[str, float], Any]] | None = None,
+        trace: Callable[[Callable[[], None]], tuple[dict[str, float], Any]] | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
         """Begin before the first step.
@@ -66,7 +66,8 @@ class Mass:
             most: elements that a sparse sum may have.
             residual: of sparse sums: the sum of all elements that this rank keeps.
             sent: entries that this rank has sent so far, and their bytes.
-            trace: does a step under the trace; seconds of each level on this rank, and the result.
+            trace: does a step under the trace and then waits for all ranks, which the argument does; seconds of each level
+                on this rank, and the result.
             facts: for the row.
         """
         self.gradient, self.exact, self.most, self.residual = gradient, exact, most, residual
@@ -183,7 +184,7 @@ class MassSampler(Sampler):
         found.update(wire_bytes=wires, entries=sum(entries), entry_bytes=sum(nbytes), levels={})
         if warm and mass.trace is not None:
             self._ranks.meet()
-            shares, result = mass.trace()
+            shares, result = mass.trace(self._ranks.meet)
             wrong = self._ranks.gather(mass.fault(result, self._ranks))
             found["wrong"] += [f"rank {rank}: {words}" for rank, words in enumerate(wrong) if words]
             all_shares = self._ranks.gather(shares)

@@ -108,11 +108,12 @@ class Sums:
             engine.end_step(channel, True)
             return result
 
-        def trace() -> tuple[dict[str, float], NDArray[np.float32]]:
+        def trace(meet: Callable[[], None]) -> tuple[dict[str, float], NDArray[np.float32]]:
             from hvd_ext.trace import records
 
             records.start(RECORDS)
             call()
+            meet()
             records.stop()
             lane = 1 + (channel & 0xFFFFFFFF)
             seen = [record for record in records.decoded(records.read(RECORDS)) if record.lane == lane]

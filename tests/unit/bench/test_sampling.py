@@ -77,9 +77,31 @@ def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -
     sampler = Sampler([Contestant("mpi", "engine", lambda: value)], 10, ranks := TwoRanks(), True)
     before = ranks.meetings
     sample = sampler.sample(0)
-    assert ranks.meetings == before + 2
+    assert ranks.meetings == before + 3
     assert sample["seconds"] >= 7
     assert sample["wrong"] == ["rank 1: element 3 is 1, must be 2"]
+
+
+def test_no_rank_checks_its_result_while_another_is_still_timed() -> None:
+    order: list[str] = []
+
+    class Noting(OneRank):
+        def meet(self, longest_s: float = 0.0) -> None:
+            order.append("meet")
+
+    class Checked(Sampler):
+        def _fault(self, one: Contestant, result: Any) -> str:
+            order.append("check")
+            return super()._fault(one, result)
+
+    def call() -> np.ndarray:
+        order.append("call")
+        return values_of(0, 10)
+
+    sampler = Checked([Contestant("mpi", "engine", call)], 10, Noting(), True)
+    order.clear()
+    sampler.sample(0, warm=False)
+    assert "meet" in order[order.index("call") : order.index("check")]
 
 
 def test_short_calls_are_repeated_within_a_sample_and_long_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
