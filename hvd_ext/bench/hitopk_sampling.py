@@ -66,8 +66,8 @@ class Mass:
             most: elements that a sparse sum may have.
             residual: of sparse sums: the sum of all elements that this rank keeps.
             sent: entries that this rank has sent so far, and their bytes.
-            trace: does a step under the trace and then waits for all ranks, which the argument does; seconds of each level
-                on this rank, and the result.
+            trace: does a step under the trace, then waits for all ranks by its argument; gives the seconds of each
+                level on this rank, and the result.
             facts: for the row.
         """
         self.gradient, self.exact, self.most, self.residual = gradient, exact, most, residual
