@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_ext import runtime
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.keras import reduction, same_weights
 from hvd_ext.keras.distributed import Reducing
-from hvd_ext.tensorflow import kinds
+from hvd_ext.tensorflow import feedback, kinds
 from hvd_ext.tensorflow.in_part import Momentum
 from hvd_ext.tensorflow.reducer import Reducer
 
@@ -85,36 +86,38 @@ def _has_trained(optimizer: Any) -> bool:
     return optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums)
 
 
-def loses_momentum(optimizer: Any, reducer: Reducer) -> bool:
-    """Tell whether an optimizer's slots hold a momentum that stops at once, as its gradients go through one before.
-
-    Args:
-        optimizer: wrapped and built; it may have a loss-scale optimizer around it.
-        reducer: its own.
-
-    Returns:
-        Whether a momentum was taken over and some slot is not zero, except those of local variables and of other
-        dtypes than float32, which keep theirs.
-    """
-    if reducer.momentum is None:
-        return False
-    plain, local = getattr(optimizer, "inner_optimizer", optimizer), reducer.local_keys
-    return any(
-        kinds.dtype(variable) == tf.float32 and kinds.key(variable) not in local and bool(keras.ops.any(slot != 0))
-        for variable, slot in zip(plain._trainable_variables, plain.momentums, strict=True)
-    )
-
-
 class Corrected:
     """An optimizer whose gradients have gone through its momentum before they reach it."""
 
     _hvd_ext_reducer: Reducer
+    _hvd_ext_unread: frozenset[Any] = frozenset()  # the keys of variables whose slots no step reads
+
+    def end_momentum(self) -> None:
+        """Set the slots that no step reads to zero; rank 0 says so where there was a momentum in them.
+
+        What an earlier job without the correction has left there stops. It must not come back either, in a job that
+        goes on from this one's file without the correction.
+        """
+        with tf.init_scope():
+            unread = [
+                slot
+                for variable, slot in zip(self._trainable_variables, self.momentums, strict=True)
+                if kinds.key(variable) in self._hvd_ext_unread and bool(keras.ops.any(slot != 0))
+            ]
+            for slot in unread:
+                slot.assign(keras.ops.zeros_like(slot))
+        if unread and runtime.current().engine.rank == 0:
+            feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
-        if kinds.key(variable) not in self._hvd_ext_reducer.through_momentum:
+        through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
+        if key not in through:
             super().update_step(gradient, variable, learning_rate)
             return
+        if key not in self._hvd_ext_unread:
+            object.__setattr__(self, "_hvd_ext_unread", self._hvd_ext_unread | through)
+            self.end_momentum()
         # in Python, while a step is traced: configuration and files keep the user's value
         momentum = self.momentum
         object.__setattr__(self, "momentum", 0.0)

@@ -86,15 +86,16 @@ def restore(
             reducer.restore(restored)
         elif restored:
             _tell_of_dropped(optimizer, restored.values())
-        elif reducer is not None and in_part.loses_momentum(optimizer, reducer) and _reports():
-            feedback.tell_of_momentum(reducer.label, had=False, has=True)
+        one = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(one, in_part.Corrected):
+            one.end_momentum()
     # a tape claims what waited at its first step
     return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
 
 
 def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
     """Warn of what sparse steps have left for an optimizer that sends its gradients whole now."""
-    if not _reports():
+    if runtime.current().engine.rank != 0:
         return
     found: list[Arrays] = []
     for own, everyone in restored:
@@ -103,11 +104,8 @@ def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Eve
     label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
         _LOG.warning("%s: it was saved with TopK: what TopK had not sent yet is lost; flush first", label)
-    feedback.tell_of_momentum(label, had=any(map(feedback.had_momentum, found)), has=False)
-
-
-def _reports() -> bool:
-    return runtime.current().engine.rank == 0
+    if any(map(feedback.had_momentum, found)):
+        feedback.tell_of_momentum(label, "with")
 
 
 def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:

@@ -211,10 +211,9 @@ class Feedback:
         residuals.write(channel, self._job.engine, {})
 
     def _go_on(self, saved: Arrays, pieces: Sequence[residuals.Piece]) -> None:
-        if self._job.engine.rank == 0:
-            tell_of_momentum(
-                self._label, had_momentum(saved), any(piece.which == residuals.VELOCITY for piece in pieces)
-            )
+        has = any(piece.which == residuals.VELOCITY for piece in pieces)
+        if self._job.engine.rank == 0 and had_momentum(saved) and not has:
+            tell_of_momentum(self._label, "with")
         self._steps.assign(int(saved[_STEPS]))
         for flushing in self._flushing.values():
             flushing.assign(bool(saved[_FLUSHING]))
@@ -248,17 +247,14 @@ def had_momentum(saved: Arrays) -> bool:
     return any(key.startswith(residuals.VELOCITY) for key in saved)
 
 
-def tell_of_momentum(label: str, had: bool, has: bool) -> None:
-    """Warn where momentum_correction was switched on or off between two jobs; one rank calls it.
+def tell_of_momentum(label: str, how: str) -> None:
+    """Warn that a momentum ends, because momentum_correction was switched on or off; one rank calls it.
 
     Args:
         label: whose momentum it is.
-        had: whether the job that saved had taken it over.
-        has: whether this one has.
+        how: "with" or "without" the correction, as the job was that had the momentum.
     """
-    if had != has:
-        words = "with" if had else "without"
-        _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", label, words)
+    _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", label, how)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

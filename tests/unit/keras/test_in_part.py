@@ -9,9 +9,8 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras.in_part import loses_momentum, momentum_of
+from hvd_ext.keras.in_part import momentum_of
 from hvd_ext.tensorflow.in_part import Momentum
-from hvd_ext.tensorflow.reducer import Reducer
 
 CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
 
@@ -59,21 +58,3 @@ def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
     optimizer.apply([np.ones(2, np.float32)], [variable])
     with pytest.raises(InvalidError, match="has trained without it, and its momentum would stop at once"):
         momentum_of(optimizer, CORRECTED)
-
-
-def test_a_momentum_that_is_lost_is_that_of_variables_whose_gradients_go_through_another() -> None:
-    variables = [keras.Variable(np.zeros(2), dtype=dtype) for dtype in ("float32", "float64")]
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    optimizer.build(variables)
-    reducer = Reducer("SGD", CORRECTED, momentum_of(optimizer, CORRECTED))
-    assert not loses_momentum(optimizer, reducer)
-    optimizer.momentums[1].assign([1.0, 0.0])  # of float64, which Keras goes on with
-    assert not loses_momentum(optimizer, reducer)
-    optimizer.momentums[0].assign([0.0, 1.0])
-    assert loses_momentum(optimizer, reducer)
-    assert loses_momentum(keras.optimizers.LossScaleOptimizer(optimizer), reducer)
-    assert not loses_momentum(
-        optimizer, Reducer("SGD", GradientOptions(compression=hvd.TopK(momentum_correction=False)))
-    )
-    reducer.register_local_var(variables[0])
-    assert not loses_momentum(optimizer, reducer)

@@ -1,0 +1,176 @@
+"""What becomes of a momentum where one job has taken it over from the optimizer and the next one has not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.checkpoints import folder, manifest
+from hvd_ext.keras import optimizer_states
+from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.topk_jobs import as_launched, gradients, hosts_of, restart, variables
+from tests.ranks.training import data, model
+
+pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
+
+OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
+
+
+@pytest.fixture(autouse=True)
+def apart(hvd: Any) -> Iterator[None]:
+    """Two hosts that are far apart; a job of one rank has one."""
+    restart(hosts_of(hvd.size()))
+    yield
+    as_launched()
+
+
+def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    own, everyone = [tf.constant(one) for one in gradients(hvd.rank(), 0)[:1]], []
+    for correction in (True, False):
+        weights = variables()[:1]
+        made = hvd.TopK(**OPTIONS, momentum_correction=correction)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=made)
+        optimizer.apply(own, weights)
+        (kept,) = optimizer._hvd_ext_reducer.sets
+        everyone = everyone or hvd.allgather_object(kept.save())
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        kept.load(everyone[hvd.rank()], lambda: iter(everyone))
+    assert ("it was saved with momentum_correction: momentum begins anew" in caplog.text) == (hvd.rank() == 0)
+
+
+CORRECTED = hvd.TopK(**OPTIONS, momentum_correction=True)
+PLAIN = hvd.TopK(**OPTIONS, momentum_correction=False)
+WITHOUT, WITH = (f"it was saved {word} momentum_correction: momentum begins anew" for word in ("without", "with"))
+LOST = "it was saved with TopK: what TopK had not sent yet is lost; flush first"
+
+
+def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[keras.Model, Any]:
+    made, optimizer = model(), keras.optimizers.SGD(0.125, momentum=0.5, name="ours")
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0)
+    wrapped = hvd.DistributedOptimizer(optimizer, name="ours", compression=compression)
+    made.compile(wrapped, "mse", run_eagerly=True)
+    checkpoint = hvd.callbacks.Checkpoint(directory)
+    checkpoint.set_model(made)
+    return made, checkpoint
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What rank 0 was told of momentum and of what waited; another rank is told nothing."""
+    found = [record.getMessage() for record in caplog.records if "it was saved" in record.getMessage()]
+    told = hvd.broadcast_object(found)
+    assert found == (told if hvd.rank() == 0 else [])
+    return told
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["no scale", "loss scale"])
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (None, CORRECTED, [WITHOUT]),
+        (PLAIN, CORRECTED, [WITHOUT]),
+        (CORRECTED, None, [LOST, WITH]),
+        (PLAIN, None, [LOST]),
+        (None, None, []),
+        (None, PLAIN, []),
+        (CORRECTED, CORRECTED, []),
+    ],
+    ids=[
+        "dense, corrected",
+        "plain, corrected",
+        "corrected, dense",
+        "plain, dense",
+        "dense",
+        "dense, plain",
+        "corrected",
+    ],
+)
+def test_what_a_checkpoint_of_another_way_to_send_cannot_go_on_with_is_said_aloud(
+    first: Any, second: Any, words: list[str], scaled: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
+    made, checkpoint = job_of(first, directory, scaled=scaled)
+    assert checkpoint.restore() == (0, 0)
+    made.train_on_batch(*data(hvd.rank(), 4))
+    checkpoint.save(1)
+    made, checkpoint = job_of(second, directory, scaled=scaled)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        assert checkpoint.restore() == (1, 0)
+        made.train_on_batch(*data(hvd.rank(), 4, 1))
+    if hvd.size() == 1:  # on one host all is sent
+        words = [word for word in words if word != LOST]
+    assert warnings_of(caplog) == [f"ours: {word}" for word in words]
+
+
+def test_a_momentum_that_began_anew_is_not_said_so_twice_and_does_not_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
+    for epoch, compression in enumerate((None, CORRECTED, CORRECTED, None)):
+        caplog.clear()
+        made, checkpoint = job_of(compression, directory)
+        with caplog.at_level(logging.WARNING, "hvd_ext"):
+            assert checkpoint.restore() == (epoch, 0)
+            slots = [np.any(slot) for slot in made.optimizer.momentums]
+            made.train_on_batch(*data(hvd.rank(), 4, epoch))
+        checkpoint.save(epoch + 1)
+        told = [one for one in warnings_of(caplog) if not one.endswith(LOST)]
+        assert told == ([], [f"ours: {WITHOUT}"], [], [f"ours: {WITH}"])[epoch]
+        assert any(slots) == (epoch == 1)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_slots_that_no_step_reads_are_emptied_and_those_of_other_dtypes_go_on(
+    traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = [*variables()[:1], keras.Variable(np.zeros(3), dtype="float64")]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=CORRECTED)
+    optimizer.build(weights)
+    own = [tf.constant(gradients(hvd.rank(), 0)[0]), tf.zeros(3, tf.float64)]
+    step = lambda: optimizer.apply(own, weights)  # noqa: E731 - as short as its meaning
+    apply = tf.function(step, autograph=False) if traced else step
+    ours, keras_own = optimizer.momentums
+    for number, told in enumerate((True, False, True)):
+        caplog.clear()
+        if told:
+            ours.assign(np.ones(ours.shape))
+        keras_own.assign([8.0, 0.0, 0.0])
+        with caplog.at_level(logging.WARNING, "hvd_ext"):
+            if number == 2:  # as a checkpoint does that has assigned them
+                optimizer.end_momentum()
+            apply()
+        assert warnings_of(caplog) == [f"SGD: {WITHOUT}"] * told
+        assert not np.any(ours)
+        assert np.asarray(keras_own).tolist() == [4.0, 0.0, 0.0]
+
+
+def test_where_the_number_of_ranks_was_another_a_momentum_that_ends_is_read_from_their_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
+    made, checkpoint = job_of(CORRECTED, directory)
+    assert checkpoint.restore() == (0, 0)
+    made.train_on_batch(*data(hvd.rank(), 4))
+    checkpoint.save(1)
+    path = folder.path_of(directory, 1)
+    made, _ = job_of(None, directory)
+    found = manifest.read(path)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        left = optimizer_states.restore(made, {}, path, found, "state:")
+        assert left == ("top-k: optimizer 0, variables 0",)
+        assert f"ours: {WITH}" in warnings_of(caplog)
+        caplog.clear()
+        hvd.barrier()
+        if hvd.rank() == 0:
+            (path / manifest.rank_file(0)).unlink()
+        hvd.barrier()
+        assert optimizer_states.restore(made, {}, path, found, "state:") == left  # it is named as dropped
+    assert warnings_of(caplog) == []
