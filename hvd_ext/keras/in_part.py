@@ -98,6 +98,8 @@ class Corrected:
         What an earlier job without the correction has left there stops. It must not come back either, in a job that
         goes on from this one's file without the correction.
         """
+        if not self._hvd_ext_unread:  # there may be no slots
+            return
         with tf.init_scope():
             unread = [
                 slot
