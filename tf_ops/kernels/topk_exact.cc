@@ -92,7 +92,7 @@ class Selection {
       if (sampled > 0) lanes = std::min(lanes, sampled / (4 * picks + 1));
       lanes = std::max<int64_t>(1, lanes);
     }
-    cost_ = std::max<int64_t>(1, total / lanes / 3);
+    cost_ = total / lanes / 3;
     Divide(r_.segments, r_.n_segments, total, lanes, &m_);
     for (int64_t p = 0; p < m_.n_pieces; ++p) {
       Target& target = targets_[m_.pieces[p].segment];
@@ -102,18 +102,18 @@ class Selection {
     }
   }
 
+  // The first `count` of the lanes, on all threads.
   template <typename Body>
-  void OverLanes(const Body& body) {
-    const int64_t lanes = static_cast<int64_t>(m_.lanes.size());
-    if (lanes == 1) return body(0);
-    (*r_.parallel_for)(lanes, cost_, [&body](int64_t begin, int64_t end) {
+  void OverLanes(int64_t count, const Body& body) {
+    if (count < 2) return body(0);
+    (*r_.parallel_for)(count, cost_, [&body](int64_t begin, int64_t end) {
       for (int64_t lane = begin; lane < end; ++lane) body(lane);
     });
   }
 
   template <typename Body>
   void OverPieces(const Body& body) {
-    OverLanes([&](int64_t index) {
+    OverLanes(static_cast<int64_t>(m_.lanes.size()), [&](int64_t index) {
       Lane<Bits>& lane = m_.lanes[index];
       for (int64_t p = lane.first_piece; p < lane.last_piece; ++p) body(lane, m_.pieces[p]);
     });
@@ -122,7 +122,7 @@ class Selection {
   template <typename Body>
   void OverSegments(const Body& body) {
     const int64_t lanes = static_cast<int64_t>(m_.lanes.size());
-    OverLanes([&](int64_t index) {
+    OverLanes(std::min(lanes, r_.n_segments), [&](int64_t index) {
       for (int64_t s = index; s < r_.n_segments; s += lanes) body(m_.lanes[index], s);
     });
   }
@@ -381,7 +381,7 @@ class Selection {
   Lanes<Bits>& m_;
   std::vector<Target> targets_;
   std::mutex mutex_;
-  int64_t cost_ = 1;
+  int64_t cost_ = 0;  // of a lane, nanoseconds
   bool any_large_ = false;
 };
 

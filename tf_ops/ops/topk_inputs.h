@@ -5,12 +5,11 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/topk.h"
+#include "kernels/workers.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -61,14 +60,8 @@ class Scratches {
 inline ParallelFor WorkersOf(tensorflow::OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
   if (workers == nullptr || workers->num_threads < 2) return nullptr;
-  return [pool = workers->workers](int64_t total, int64_t cost, const std::function<void(int64_t, int64_t)>& body) {
-    using Pool = std::remove_pointer_t<decltype(pool)>;
-    // Newer TensorFlows have another name for this, which older ones lack.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    pool->ParallelFor(total, Pool::SchedulingParams(Pool::SchedulingStrategy::kAdaptive, cost, std::nullopt), body);
-#pragma GCC diagnostic pop
-  };
+  const auto schedule = [pool = workers->workers](auto work) { pool->Schedule(work); };
+  return WithTheCaller(workers->num_threads, schedule);
 }
 
 template <typename... Parts>
