@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
 from hvd_ext.errors import NotInitializedError
+from hvd_ext.prepared import Prepared, PreparedSparse
 
 if TYPE_CHECKING:
     from hvd_ext.engine import Engine
     from hvd_ext.options import Options
     from hvd_ext.planning.model import LogicalPlan
-    from hvd_ext.planning.planner import Chosen, SparseChosen
+    from hvd_ext.planning.planner import Chosen
     from hvd_ext.process_sets import ProcessSet
     from hvd_ext.topology.tree import Tree
 
@@ -25,42 +25,6 @@ SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB,
 
 # Larger plans are proven by the tests only: the verifier looks at all ranks at once.
 MAX_PROVEN_RANKS = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A plan that the engine holds.
-
-    Args:
-        plan: the engine's handle.
-        digest: of the plan, equal on all ranks.
-        segment_nbytes: the grain of pipelining for the size it was prepared for.
-        algorithm: its name.
-        chosen: the planner's choice with its reason; None for a plan without alternatives.
-    """
-
-    plan: int
-    digest: int
-    segment_nbytes: int
-    algorithm: str
-    chosen: Chosen | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedSparse:
-    """The two plans of a buffer whose elements are selected; each runs as one segment, on float32.
-
-    Args:
-        sparse: the plan of the selected elements.
-        dense: the plan of a step in which nothing is selected.
-        dense_above: steps of this density and above take `dense`, in (0, 1].
-        chosen: the planner's choice with its reason.
-    """
-
-    sparse: Prepared
-    dense: Prepared
-    dense_above: float
-    chosen: SparseChosen
 
 
 class Runtime:
@@ -84,7 +48,7 @@ class Runtime:
         self.last_process_set = 0  # the id of the newest
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
-        self._sparse: dict[tuple[int, str, float, float], PreparedSparse] = {}
+        self._sparse: dict[tuple[object, ...], PreparedSparse] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
@@ -163,7 +127,12 @@ class Runtime:
             return self._prepared[key]
 
     def sparse_allreduce(
-        self, nbytes: int, algorithm: str = "hitopk", density: float = 0.01, entry_nbytes: float = 4.0
+        self,
+        nbytes: int,
+        algorithm: str = "hitopk",
+        density: float = 0.01,
+        entry_nbytes: float = 4,
+        height: int | None = 1,
     ) -> PreparedSparse:
         """Prepare an allreduce that sends selected elements.
 
@@ -172,6 +141,7 @@ class Runtime:
             algorithm: the name of a sparse schedule.
             density: the usual part of the elements that is selected, in (0, 1].
             entry_nbytes: of a value and its index on the way, in the mean.
+            height: as for `planner.sparse_plan`.
 
         Returns:
             The prepared plans with the planner's choice.
@@ -182,9 +152,9 @@ class Runtime:
         from hvd_ext.planning import planner
 
         with self._lock:
-            key = (nbytes, algorithm, density, entry_nbytes)
+            key = (nbytes, algorithm, density, entry_nbytes, height)
             if key not in self._sparse:
-                chosen = planner.sparse_plan(self.tree, algorithm, nbytes, density, entry_nbytes)
+                chosen = planner.sparse_plan(self.tree, algorithm, nbytes, density, entry_nbytes, height=height)
                 sparse, dense = (self._made(plan, nbytes) for plan in (chosen.plan, chosen.dense))
                 self._sparse[key] = PreparedSparse(sparse, dense, chosen.dense_above, chosen)
             return self._sparse[key]

@@ -74,6 +74,8 @@ class TopK:
         selector: how elements are chosen: "exact" takes the largest; "mstopk", "dgc", "threshold" and "random" are for
             comparisons.
         per_tensor: select from each tensor by itself, not from all that a rank holds of a bucket.
+        height: levels of the topology that add up before ranks select: 1 for hosts, 2 for racks of hosts, ...; None
+            for what the cost model finds fastest. Of "hitopk".
         min_elements: tensors with fewer elements stay dense.
         vectors: tensors of rank 1 and 0 (biases, scales) may be sparse too.
         warmup: how dense the first steps are; None: as all others.
@@ -98,6 +100,7 @@ class TopK:
     density: float | Literal["auto"] = 0.01
     selector: str = "exact"
     per_tensor: bool = False
+    height: int | None = 1
     min_elements: int = 4096
     vectors: bool = False
     warmup: Warmup | None = None
@@ -126,6 +129,8 @@ class TopK:
         for field, least in (("min_elements", 0), ("seed", 0), ("samplings", 1)):
             if not _is_whole(getattr(self, field)) or getattr(self, field) < least:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be a whole number from {least}")
+        if self.height is not None and (not _is_whole(self.height) or self.height < 1):
+            raise InvalidError(f"TopK, height ({self.height!r}): must be a whole number from 1, or None")
         if self.seed >= 1 << 63:
             raise InvalidError(f"TopK, seed ({self.seed}): must be below 2 to the power of 63")
         if self.warmup is not None and not isinstance(self.warmup, Warmup):

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_ext import runtime
+from hvd_ext import process_sets
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.keras import reduction, same_weights
@@ -90,7 +90,9 @@ class Corrected:
     """An optimizer whose gradients have gone through its momentum before they reach it."""
 
     _hvd_ext_reducer: Reducer
-    _hvd_ext_unread: frozenset[Any] = frozenset()  # the keys of variables whose slots no step reads
+    # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
+    _hvd_ext_through: frozenset[Any] = frozenset()
+    _hvd_ext_read: frozenset[Any] = frozenset()
 
     def end_momentum(self) -> None:
         """Set the slots that no step reads to zero; rank 0 says so where there was a momentum in them.
@@ -98,27 +100,30 @@ class Corrected:
         What an earlier job without the correction has left there stops. It must not come back either, in a job that
         goes on from this one's file without the correction.
         """
-        if not self._hvd_ext_unread:  # there may be no slots
+        unread = self._hvd_ext_through - self._hvd_ext_read
+        if not unread:  # there may be no slots
             return
         with tf.init_scope():
-            unread = [
+            ended = [
                 slot
                 for variable, slot in zip(self._trainable_variables, self.momentums, strict=True)
-                if kinds.key(variable) in self._hvd_ext_unread and bool(keras.ops.any(slot != 0))
+                if kinds.key(variable) in unread and bool(keras.ops.any(slot != 0))
             ]
-            for slot in unread:
+            for slot in ended:
                 slot.assign(keras.ops.zeros_like(slot))
-        if unread and runtime.current().engine.rank == 0:
+        job = process_sets.runtime_of(self._hvd_ext_reducer.options.process_set)
+        if ended and job is not None and job.engine.rank == 0:
             feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
         through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
         if key not in through:
+            object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
             super().update_step(gradient, variable, learning_rate)
             return
-        if key not in self._hvd_ext_unread:
-            object.__setattr__(self, "_hvd_ext_unread", self._hvd_ext_unread | through)
+        if not through <= self._hvd_ext_through:
+            object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
             self.end_momentum()
         # in Python, while a step is traced: configuration and files keep the user's value
         momentum = self.momentum

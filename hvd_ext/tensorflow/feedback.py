@@ -252,9 +252,9 @@ def tell_of_momentum(label: str, how: str) -> None:
 
     Args:
         label: whose momentum it is.
-        how: "with" or "without" the correction, as the job was that had the momentum.
+        how: "with" or "without", as the training was that had the momentum.
     """
-    _LOG.warning("%s: it was saved %s momentum_correction: momentum begins anew", label, how)
+    _LOG.warning("%s: trained %s momentum_correction until now: momentum begins anew", label, how)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from hvd_ext import process_sets, runtime
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import ReduceOp, Sum
+from hvd_ext.prepared import Prepared
 from hvd_ext.runtime import Runtime
 from hvd_ext.tensorflow import ops
 
@@ -81,7 +82,7 @@ def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
     return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
 
 
-def _rows(prepared: list[runtime.Prepared]) -> dict[str, list[int]]:
+def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
     return {
         "limits": list(runtime.SIZE_CLASSES),
         "plans": [one.plan for one in prepared],

@@ -10,6 +10,7 @@ from hvd_ext import specs
 from hvd_ext.compression import density, selectors
 from hvd_ext.compression.topk import INDICES, WIRES, TopK
 from hvd_ext.planning.buckets import Bucket
+from hvd_ext.prepared import Prepared, PreparedSparse
 
 if TYPE_CHECKING:
     from hvd_ext import runtime
@@ -73,7 +74,9 @@ class InPart:
         options, momentum = self.options, self.momentum
         wire = WIRES[options.wire]
         entry_nbytes = specs.DTYPES[wire].nbytes + _INDEX_NBYTES
-        prepared = owner.sparse_allreduce(bucket.nbytes, self.algorithm, density_of_plan, entry_nbytes)
+        prepared = owner.sparse_allreduce(
+            bucket.nbytes, self.algorithm, density_of_plan, entry_nbytes, height=options.height
+        )
         spec = specs.SparseBucket(
             selector=selectors.find(options.selector).number,
             samplings=options.samplings,
@@ -101,8 +104,8 @@ class Planned:
         spec: for the engine.
     """
 
-    plan: runtime.Prepared
-    prepared: runtime.PreparedSparse
+    plan: Prepared
+    prepared: PreparedSparse
     spec: specs.SparseBucket
 
     def described(self) -> list[Any]:

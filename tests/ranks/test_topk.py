@@ -188,6 +188,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(traced: bool) -> None:
     [
         ("naive_allgather", {"wire": "fp32"}),
         ("gtopk", {"wire": "fp32"}),
+        ("hitopk", {"wire": "fp32", "height": 2}),
+        ("hitopk", {"wire": "fp32", "height": None}),
         ("hitopk", {"wire": "bf16", "indices": "bitmap", "per_tensor": True}),
         ("hitopk", {"wire": "fp16", "indices": "delta", "selector": "mstopk", "samplings": 10}),
         ("hitopk", {"wire": "fp32", "indices": "int32", "selector": "dgc"}),

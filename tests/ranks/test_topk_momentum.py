@@ -21,6 +21,7 @@ from tests.ranks.training import data, model
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 
+WITHOUT, WITH = (f"trained {word} momentum_correction until now: momentum begins anew" for word in ("without", "with"))
 OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
 
 
@@ -43,12 +44,11 @@ def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: py
         everyone = everyone or hvd.allgather_object(kept.save())
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         kept.load(everyone[hvd.rank()], lambda: iter(everyone))
-    assert ("it was saved with momentum_correction: momentum begins anew" in caplog.text) == (hvd.rank() == 0)
+    assert (WITH in caplog.text) == (hvd.rank() == 0)
 
 
 CORRECTED = hvd.TopK(**OPTIONS, momentum_correction=True)
 PLAIN = hvd.TopK(**OPTIONS, momentum_correction=False)
-WITHOUT, WITH = (f"it was saved {word} momentum_correction: momentum begins anew" for word in ("without", "with"))
 LOST = "it was saved with TopK: what TopK had not sent yet is lost; flush first"
 
 
@@ -65,7 +65,8 @@ def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What rank 0 was told of momentum and of what waited; another rank is told nothing."""
-    found = [record.getMessage() for record in caplog.records if "it was saved" in record.getMessage()]
+    words = [record.getMessage() for record in caplog.records]
+    found = [one for one in words if "it was saved" in one or "momentum begins anew" in one]
     told = hvd.broadcast_object(found)
     assert found == (told if hvd.rank() == 0 else [])
     return told
@@ -173,4 +174,24 @@ def test_where_the_number_of_ranks_was_another_a_momentum_that_ends_is_read_from
             (path / manifest.rank_file(0)).unlink()
         hvd.barrier()
         assert optimizer_states.restore(made, {}, path, found, "state:") == left  # it is named as dropped
+    assert warnings_of(caplog) == []
+
+
+def test_a_slot_that_some_function_reads_is_left_alone_by_another_that_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = keras.Variable(np.zeros((8, 4)), dtype="float32")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5), compression=CORRECTED)
+    optimizer.build([table])
+    rows = tf.function(
+        lambda: optimizer.apply([tf.IndexedSlices(tf.ones((1, 4)), tf.constant([2]), tf.constant([8, 4]))], [table]),
+        autograph=False,
+    )
+    whole = tf.function(lambda: optimizer.apply([tf.zeros((8, 4))], [table]), autograph=False)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        rows()
+        before = np.asarray(optimizer.momentums[0])
+        whole()
+    assert np.any(before)
+    np.testing.assert_array_equal(optimizer.momentums[0], before)
     assert warnings_of(caplog) == []

@@ -27,6 +27,8 @@ from hvd_ext.options import Compression, Options
         ("wire", "float16", "wire .*must be one of fp32, fp16, bf16"),
         ("indices", "int64", "indices .*must be one of auto, int32, delta, bitmap"),
         ("per_tensor", 1, "per_tensor .*True or False"),
+        ("height", 0, "height .*whole number from 1, or None"),
+        ("height", True, "height"),
         ("vectors", None, "vectors .*True or False"),
         ("momentum_correction", 0.9, "momentum_correction .*True, False or 'auto'"),
         ("momentum_correction", "Auto", "momentum_correction"),
