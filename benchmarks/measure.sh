@@ -1,11 +1,12 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about an hour on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about an hour and a half on two quiet cores.
+# The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk hitopk hitopk_sweep hitopk_paper}
+parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 mkdir -p "$folder"
 
@@ -72,7 +73,13 @@ for part in $parts; do
         # where PyTorch is not installed its rows are left out, and a note says so
         hvd_ext bench topk --threads 1,2 --json "$folder/topk.json"
         hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
-            noop,exact,graph,segments,feedback,separate,algorithm1,tf --json "$folder/topk.json" --append --plot "$folder/topk.png"
+            noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append --plot "$folder/topk.png"
+        ;;
+    topk_sweep)
+        # the sizes and contestants of CommLib's Fig. 6
+        hvd_ext bench topk --elements 256000,1000000,4000000,16000000,64000000,128000000 --inputs gauss --densities 0.001 \
+            --contestants exact,mstopk,algorithm1,dgc,dgc-tf,tf,torch --seconds-per-row 2 --json "$folder/topk_sweep.json"
+        hvd_ext bench plot-topk "$folder/topk_sweep.json" --kind sizes --output "$folder/topk_sweep.png"
         ;;
     hitopk)
         rm -f "$folder/hitopk.json"
@@ -99,7 +106,7 @@ for part in $parts; do
             --output "$folder/hitopk_paper_steps.png"
         ;;
     *)
-        echo "measure.sh: part ($part): must be one of those of PARTS in line 8 of this file" >&2
+        echo "measure.sh: part ($part): must be one of those of PARTS in line 9 of this file" >&2
         exit 2
         ;;
     esac

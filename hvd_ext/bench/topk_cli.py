@@ -97,10 +97,11 @@ def _parts(option: str, text: str) -> tuple[float, ...]:
 def plot_topk(
     files: Annotated[list[Path], typer.Argument(help="Results of bench topk --json.")],
     output: command.Output,
+    kind: Annotated[str, typer.Option(help="bars: time over one read pass; sizes: time over the length.")] = "bars",
 ) -> None:
-    """Draw the time over one read pass by input and contestant, one bar each."""
+    """Draw selections: beside one read pass, or over the length."""
     from hvd_ext.bench import topk_plots, topk_results
 
     with command.ended_in_words("hvd_ext bench plot-topk"):
         command.check_folder("--output", output)
-        topk_plots.draw([row for path in files for row in topk_results.load(path)["rows"]], output)
+        topk_plots.draw([row for path in files for row in topk_results.load(path)["rows"]], output, kind)

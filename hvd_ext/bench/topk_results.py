@@ -72,8 +72,12 @@ def load(path: Path) -> dict[str, Any]:
 
 def place_of(row: Mapping[str, Any]) -> str:
     """Name what a row's selection was of: "25,000,000 elements, k = 0.001 d, 1 thread"."""
-    threads = f"{row['threads']} thread" + ("" if row["threads"] == 1 else "s")
-    return f"{row['elements']:,} elements, k = {row['density']:g} d, {threads}"
+    return f"{row['elements']:,} elements, {share_of(row)}"
+
+
+def share_of(row: Mapping[str, Any]) -> str:
+    """Name what a row's selection was besides its length: "k = 0.001 d, 1 thread"."""
+    return f"k = {row['density']:g} d, {row['threads']} thread" + ("" if row["threads"] == 1 else "s")
 
 
 def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], list[dict[str, Any]]]:
@@ -175,9 +179,12 @@ def markdown(found: Mapping[str, Any], facts: str) -> str:
         facts: machine, versions and samples in words.
 
     Returns:
-        The targets, and for each place a table of contestants and inputs, those that are hard apart.
+        The targets, and for each place a table of contestants and inputs, those that are hard apart. Of one input and
+        several lengths: a table of contestants and lengths.
     """
     lines = [facts, ""]
+    if len({row["input"] for row in found["rows"]}) == 1 < len({row["elements"] for row in found["rows"]}):
+        return "\n".join([*lines, *_sizes(found["rows"])])
     if found["targets"]:
         lines += _table(TARGET_HEADINGS, [target_cells(target) for target in found["targets"]])
     for (_, place), rows in places(found["rows"]).items():
@@ -191,6 +198,17 @@ def markdown(found: Mapping[str, Any], facts: str) -> str:
                 lines += [place + (":" if ordinary else ", hard inputs:"), "", *_table(("what", *inputs), table)]
     lines += [f"- {line}" for line in [*faults(found["rows"]), *found["runs"][0].get("notes", [])]]
     return "\n".join([*lines, ""])
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for share in dict.fromkeys(share_of(row) for row in rows):
+        here = {(row["contestant"], row["elements"]): row for row in rows if share_of(row) == share}
+        lengths = sorted({elements for _, elements in here})
+        names = [name for name in NAMES if any((name, one) in here for one in lengths)]
+        table = [[NAMES[name], *(_cell(here.get((name, one))) for one in lengths)] for name in names]
+        lines += [f"{share}, {rows[0]['input']}:", "", *_table(("elements", *(f"{one:,}" for one in lengths)), table)]
+    return lines
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:

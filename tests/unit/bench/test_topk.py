@@ -180,6 +180,13 @@ def test_the_page_has_targets_and_rows(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+def test_of_one_input_and_several_lengths_the_page_has_one_table() -> None:
+    rows = [one for elements in (2_000, 1_000) for one in rows_of(elements=elements)]
+    text = topk_results.markdown(result_of(rows), "facts")
+    assert "k = 0.001 d, 1 thread, gauss:\n\n| elements | 1,000 | 2,000 |" in text
+    assert text.count("| hvd_ext.mstopk | x1.1 ") == 1
+
+
 def test_the_plot_has_a_bar_for_each_row_beside_the_pass(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
     (axis,) = topk_plots.figure([*rows_of(), *rows_of(input="laplace"), *rows_of(input="nan")]).axes
@@ -189,6 +196,12 @@ def test_the_plot_has_a_bar_for_each_row_beside_the_pass(tmp_path: Path) -> None
     assert axis.get_yscale() == "log"
     sizes = [one for elements in (1, 2, 3) for one in rows_of(elements=elements)]
     assert [len(drawn.get_title()) > 0 for drawn in topk_plots.figure(sizes).axes] == [True] * 3
+    (axis,) = topk_plots.figure(sizes, "sizes").axes
+    lines = {line.get_label(): list(line.get_xdata()) for line in axis.get_lines()}
+    assert lines["hvd_ext.mstopk"] == lines["one prefetched read pass"] == [1, 2, 3]
+    assert axis.get_title() == "k = 0.001 d, 1 thread, gauss"
+    with pytest.raises(InvalidError, match=r"kind \('lines'\): must be one of bars, sizes"):
+        topk_plots.figure(sizes, "lines")
     results.save(tmp_path / "a.json", result_of(rows_of()))
     arguments = ["plot-topk", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
     assert CliRunner().invoke(hvd_ext.bench.app, arguments).exit_code == 0
