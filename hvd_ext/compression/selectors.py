@@ -72,7 +72,7 @@ SELECTORS: tuple[Selector, ...] = (
     Selector(
         "tf",
         None,
-        "as exact, computed by tf.math.top_k and sorted by index; for comparison, not for training",
+        "tf.math.top_k, sorted by index: as exact where there are no denormals and no NaN; for comparison",
         "tf.math.top_k of the magnitudes",
         unique=True,
         fills=True,

@@ -149,6 +149,8 @@ def test_shapes_are_known_while_tracing():
         ({"k": [1], "segments": [2, 3]}, r"k \(1 numbers\): must be one for each segment; there are 2"),
         ({"k": [1, 1], "segments": [2, 2]}, r"segments \(from 0 to 4\): must cover x; it has 5"),
         ({"k": [1, 1], "segments": [-1, 6]}, r"segment 0 \(-1 elements\)"),
+        ({"k": 6, "mode": "tf"}, r"k \(\[6\]\): must be from 0 to the number of elements"),
+        ({"k": [1, 1], "segments": [2, 2], "mode": "tf"}, "segments add up to x's"),
         ({"k": 1, "mode": "best"}, r"selector \('best'\): must be one of exact, mstopk"),
         ({"k": 1, "index_dtype": tf.int16}, r"index_dtype \(int16\): must be int32 or int64"),
         ({"k": 1, "samplings": -1}, r"samplings \(-1\): must be at least 0"),
