@@ -7,6 +7,10 @@
 #include "harness.h"
 #include "kernels/workers.h"
 
+#if defined(__SSE__) || defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace hvd_ext::test {
 namespace {
 
@@ -65,6 +69,32 @@ TEST("workers: no thread is woken for little work, and none that would have no u
   CHECK_EQ(woken, 2);
   CHECK_EQ(units, int64_t{103});
 }
+
+#if defined(__SSE__) || defined(__x86_64__)
+TEST("workers: denormals count on threads that flush them, which do so again afterwards") {
+  constexpr unsigned kFlushes = 0x8040;
+  std::thread other;
+  unsigned after = 0;
+  const ParallelFor loop = WithTheCaller(2, [&](auto work) {
+    other = std::thread([&after, work] {
+      _mm_setcsr(_mm_getcsr() | kFlushes);
+      work();
+      after = _mm_getcsr() & kFlushes;
+    });
+  });
+  std::atomic<int> begun{0};
+  std::vector<float> sums(2);
+  const volatile float part = 0x1p-140f;
+  loop(2, kLong, [&](int64_t begin, int64_t) {
+    ++begun;
+    while (begun < 2) std::this_thread::yield();  // each of the two has one
+    sums[static_cast<size_t>(begin)] = part + part;
+  });
+  other.join();
+  CHECK(sums == std::vector<float>(2, 0x1p-139f));
+  CHECK_EQ(after, kFlushes);
+}
+#endif
 
 }  // namespace
 }  // namespace hvd_ext::test

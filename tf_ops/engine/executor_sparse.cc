@@ -2,28 +2,10 @@
 #include <utility>
 
 #include "engine/executor.h"
-
-#if defined(__SSE__) || defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "kernels/denormals.h"
 
 namespace hvd_ext {
 namespace {
-
-// Denormal floats count while it lives: threads of TensorFlow, which flush them to zero, may do the engine's work, and
-// all ranks must add up the same.
-class WithDenormals {
- public:
-#if defined(__SSE__) || defined(__x86_64__)
-  WithDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }
-  ~WithDenormals() { _mm_setcsr(before_); }
-
- private:
-  const unsigned before_;
-#else
-  WithDenormals() {}
-#endif
-};
 
 Status Named(const std::string& what, Status status) {
   if (!status.ok()) status.message = what + ": " + status.message;
@@ -58,7 +40,7 @@ Status Executor::RunLocalRows(Segment* segment) {
   if (segment->sparse == nullptr) {
     return Internal(segment->open->run.what + ": a sparse plan needs a bucket with error feedback");
   }
-  WithDenormals denormals;
+  const WithDenormals denormals;  // a thread of TensorFlow may do this: all ranks must add up the same
   const SparseWork work = WorkOf(*segment);
   for (; segment->next_row < rows.size() && rows[segment->next_row].round == segment->round; ++segment->next_row) {
     HVD_EXT_RETURN_IF_ERROR(Named(segment->open->run.what, segment->sparse->RunLocal(work, rows[segment->next_row])));

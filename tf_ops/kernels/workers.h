@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 
+#include "kernels/denormals.h"
 #include "kernels/topk.h"
 
 namespace hvd_ext {
@@ -51,7 +52,8 @@ class UnitsOfWork {
   std::condition_variable done_;
 };
 
-// Gives a ParallelFor on `threads` threads, the caller counted; schedule(closure) has a pool call it some time.
+// Gives a ParallelFor on `threads` threads, the caller counted; schedule(closure) has a pool call it some time. On the
+// pool's threads denormals count; on the caller's they do if it says so.
 template <typename Schedule>
 ParallelFor WithTheCaller(int64_t threads, Schedule schedule) {
   constexpr int64_t kWorthWaking = 20'000;  // nanoseconds of work
@@ -59,7 +61,12 @@ ParallelFor WithTheCaller(int64_t threads, Schedule schedule) {
     const int64_t helpers = std::min({threads - 1, total - 1, total * cost / kWorthWaking});
     if (helpers < 1) return body(0, total);
     auto units = std::make_shared<UnitsOfWork>(total, &body);
-    for (int64_t i = 0; i < helpers; ++i) schedule([units] { units->Work(); });
+    for (int64_t i = 0; i < helpers; ++i) {
+      schedule([units] {
+        const WithDenormals denormals;
+        units->Work();
+      });
+    }
     units->Work();
     units->Wait();
   };

@@ -1,4 +1,5 @@
 // Error feedback and selection in one op. Its Python face is hvd_ext/tensorflow/topk.py.
+#include "kernels/denormals.h"
 #include "ops/topk_inputs.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -91,6 +92,7 @@ class FeedbackOp : public OpKernel {
     TF_RETURN_IF_ERROR(next(&feedback.next_residual));
     auto scratch = scratches_.Take();
     bool non_finite = false;
+    const WithDenormals denormals;  // nothing is lost; WithTheCaller sees to other threads
     TopKErrorFeedback(TopKOptions(), feedback, segments.data(), n_segments, scratch.get(), WorkersOf(context),
                       picks.Counts(), picks.Indices(), wide, static_cast<float*>(picks.Values()), &non_finite);
     scratches_.Give(std::move(scratch));

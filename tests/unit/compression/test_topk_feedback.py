@@ -68,6 +68,31 @@ def test_in_a_function_steps_follow_each_other():
     assert second.numpy().tolist() == [124]  # twice 62
 
 
+def of_denormals(multiples: np.ndarray) -> np.ndarray:
+    """Gives float32, multiples of the least denormal; made of bits, so that nobody's arithmetic can flush them."""
+    return (np.abs(multiples) | (multiples < 0).astype(np.int64) << 31).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
+@pytest.mark.parametrize("make", [tf.constant, tf.Variable], ids=["tensor", "variable"])
+@pytest.mark.parametrize("elements", [3, 5000, 1 << 21], ids=["three", "one thread", "several threads"])
+def test_denormals_are_not_lost(elements, make, traced):
+    waiting, added = np.random.default_rng(elements).integers(1 - (1 << 23), 1 << 23, [2, elements])
+    waiting[0], added[0] = 71362, 0  # 1e-40
+    waiting[1], added[1] = 5, -4
+    waiting[2], added[2] = 1 - (1 << 23), 1 - (1 << 23)  # the sum is not denormal
+    residual = make(of_denormals(waiting))
+    step = tf.function(hvd_ext.topk_error_feedback) if traced else hvd_ext.topk_error_feedback
+    values, indices, *left = step(residual, tf.constant(of_denormals(added)), elements // 100)
+    total = of_denormals(waiting + added)
+    places = reference.top_k(total, elements // 100)
+    np.testing.assert_array_equal(indices, places)
+    np.testing.assert_array_equal(values.numpy().view(np.uint32), total[places].view(np.uint32))
+    total[places] = 0
+    after = left[0] if left else residual
+    np.testing.assert_array_equal(after.numpy().view(np.uint32), total.view(np.uint32))
+
+
 @pytest.mark.parametrize(
     ("residual", "gradient", "k", "words"),
     [
