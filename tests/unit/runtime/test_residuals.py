@@ -72,39 +72,60 @@ def test_what_is_read_is_what_was_written() -> None:
     assert all(np.array_equal(engine.memory[key], memory) for key, memory in before.items())
 
 
-def test_sums_over_hosts_of_any_shape_go_to_one_rank_each_and_none_is_lost() -> None:
+@pytest.mark.parametrize("velocities", [(False, False), (True, True), (True, False), (False, True)])
+def test_sums_over_hosts_of_any_shape_go_to_one_rank_each_and_none_is_lost(velocities: tuple[bool, bool]) -> None:
     # three ranks on hosts of two and one, then two ranks on one host, in other buckets
+    had, has = velocities
     old = [
-        Engine((0, 8, False), (0, 7, False)),
-        Engine((8, 6, False), (0, 0, False)),
-        Engine((0, 14, False), (0, 7, False)),
+        Engine((0, 8, had), (0, 7, had)),
+        Engine((8, 6, had), (0, 0, had)),
+        Engine((0, 14, had), (0, 7, had)),
     ]
     before = channel((0, 1), (2,))
     for rank, engine in enumerate(old):
-        for memory in engine.memory.values():
-            memory[:] = np.arange(memory.size) + 10 * rank + 1
+        for (_, which), memory in engine.memory.items():
+            memory[:] = np.arange(memory.size) + 10 * rank + 1000 * which + 1
     states = [residuals.read(before, engine) for engine in old]
-    total = [np.zeros(size) for size in SIZES]
-    for one in states:
-        for key, array in one.items():
-            piece = residuals.parsed(key, array)
-            total[piece.tensor][piece.offset : piece.offset + piece.count] += array
+    total = summed(states)
     after = channel((2, 1, 0))
     # both new ranks keep the elements 5 to 11: the first gets them
-    new = [Engine((0, 12, False)), Engine((5, 16, False))]
+    new = [Engine((0, 12, has)), Engine((5, 16, has))]
     wanted = [[piece.where for piece in residuals.pieces(after, engine)] for engine in new]
-    seen = [np.zeros(size) for size in SIZES]
     for rank, engine in enumerate(new):
-        pieces = residuals.pieces(after, engine)
-        arrays = residuals.regrouped(pieces, residuals.claims(wanted, rank), iter(states), 0.5)
+        arrays = residuals.regrouped(residuals.pieces(after, engine), residuals.claims(wanted, rank), iter(states), 0.5)
         residuals.write(after, engine, arrays)
-        for key, array in residuals.read(after, engine).items():
+    seen = summed([residuals.read(after, engine) for engine in new])
+    # a velocity that the earlier job had not begins at 0, and one that the new job has not is left out
+    kept = {residuals.RESIDUAL: True, residuals.VELOCITY: had and has}
+    for (which, tensor), got in seen.items():
+        np.testing.assert_array_equal(got, total[which, tensor] / 2 if kept[which] else 0)
+    for which in (0, 1) if had and has else (0,):
+        assert np.any(new[0].memory[0, which][5:12])
+        assert not np.any(new[1].memory[0, which][:7])
+
+
+def summed(states: list[residuals.Arrays]) -> dict[tuple[str, int], np.ndarray]:
+    """Adds up what ranks keep, by which and tensor."""
+    total = {
+        (which, tensor): np.zeros(size)
+        for which in (residuals.RESIDUAL, residuals.VELOCITY)
+        for tensor, size in enumerate(SIZES)
+    }
+    for state_of_one in states:
+        for key, array in state_of_one.items():
             piece = residuals.parsed(key, array)
-            seen[piece.tensor][piece.offset : piece.offset + piece.count] += array
-    for got, expected in zip(seen, total, strict=True):
-        np.testing.assert_array_equal(got, expected / 2)
-    assert np.any(new[0].memory[0, 0][5:12])
-    assert not np.any(new[1].memory[0, 0][:7])
+            total[piece.which, piece.tensor][piece.offset : piece.offset + piece.count] += array
+    return total
+
+
+def test_the_first_to_keep_a_residual_claims_no_velocity() -> None:
+    wanted = [[("residual", 0, 0, 6)], [("residual", 0, 4, 4), ("velocity", 0, 4, 4)], [("velocity", 0, 2, 4)]]
+    masks = [[mask.tolist() for mask in residuals.claims(wanted, rank)] for rank in range(3)]
+    assert masks == [
+        [[True] * 6],
+        [[False, False, True, True], [True] * 4],
+        [[True, True, False, False]],
+    ]
 
 
 def test_an_owner_for_any_number_of_ranks_gets_its_own_and_everyones() -> None:
