@@ -50,10 +50,10 @@ def variables() -> list[keras.Variable]:
     return [keras.Variable(np.zeros(shape), dtype="float32", name=f"v{n}") for n, shape in enumerate(SHAPES)]
 
 
-def gradients(rank: int, step: int) -> list[np.ndarray]:
+def gradients(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[np.ndarray]:
     """Sixteenths with few ties, so that sums over ranks and hosts are exact."""
     found = []
-    for number, shape in enumerate(SHAPES):
+    for number, shape in enumerate(shapes):
         count = int(np.prod(shape))
         values = (np.arange(count) * 37 + rank * 11 + step * 53 + number * 17) % 97 - 48
         found.append((values.reshape(shape) / 16).astype(np.float32))

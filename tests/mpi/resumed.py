@@ -1,0 +1,70 @@
+"""One job of several in turn that train with TopK, each from the checkpoints of the one before.
+
+Arguments: folders; in each a folder of checkpoints for each of `CASES`. Where there is none yet the job trains `BEFORE`
+steps, else it goes on from the newest. Then it saves, and trains `AFTER` steps more; rank 0 writes the weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_ext as hvd
+from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.topk_jobs import gradients, hosts_of, restart
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
+
+BEFORE, AFTER = 3, 2
+
+# the momentum, whether TopK takes it over, and what becomes of the ranks' gradients
+CASES: dict[str, tuple[float, bool, Any]] = {
+    "plain": (0.0, False, hvd.Average),
+    "momentum": (0.5, True, hvd.Average),
+    "sum": (0.0, False, hvd.Sum),
+}
+
+
+def trained(directory: Path, momentum: float, correction: bool, op: Any) -> list[np.ndarray]:
+    """Go on from a folder's checkpoint or begin, save what waits then, and train; all ranks call it."""
+    made = model()
+    shapes = [tuple(weight.shape) for weight in made.trainable_weights]
+    # powers of two and sixteenths, so that all that waits is exact in float32, and halves and one and a half of it
+    optimizer = keras.optimizers.SGD(0.125, momentum=momentum)
+    topk = hvd.TopK(0.125, min_elements=10, wire="fp32", momentum_correction=correction)
+    made.compile(hvd.DistributedOptimizer(optimizer, op=op, compression=topk), "mse", run_eagerly=True)
+    checkpoint = hvd.callbacks.Checkpoint(directory)
+    checkpoint.set_model(made)
+    fill(made.weights, salt=LAUNCHED_SIZE)
+    epoch, _ = checkpoint.restore()
+    if epoch == 0:
+        steps = [gradients(hvd.rank(), step, shapes) for step in range(BEFORE)]
+    else:
+        # what waits comes to the ranks at the first step; all ranks leave this one out, and it changes nothing
+        steps = [[np.full(shape, np.nan, np.float32) for shape in shapes]]
+    for own in steps:
+        made.optimizer.apply([tf.constant(one) for one in own], made.trainable_weights)
+    checkpoint.save(epoch + 1)
+    for step in range(AFTER):
+        made.train_on_batch(*data(hvd.rank(), 4, step))
+    assert int(made.optimizer.iterations.numpy()) == BEFORE + AFTER
+    assert_same_bits_on_all_ranks(made.weights)
+    return values(made.weights)
+
+
+def main() -> None:
+    """Train in all folders."""
+    restart(hosts_of(LAUNCHED_SIZE))
+    for folder in map(Path, sys.argv[1:]):
+        for case, options in CASES.items():
+            weights = trained(folder / case, *options)
+            if hvd.rank() == 0:
+                np.savez(folder / f"{case}.npz", *weights)
+
+
+if __name__ == "__main__":
+    main()
