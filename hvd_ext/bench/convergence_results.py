@@ -19,8 +19,8 @@ BENCHMARK = "convergence"
 DENSE = "dense"
 # Student's t, two-sided 95 %, by degrees of freedom; for more than 10 the last is a little too wide.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-# How far below dense's last accuracy counts as having reached it: what the issue allows MSTopK-SGD to lose.
-SLACK = 0.005
+# So much below dense's last accuracy is near: what a sparse training may lose.
+NEAR = 0.005
 HEADINGS = (
     "model",
     "setting",
@@ -29,14 +29,16 @@ HEADINGS = (
     "less dense",
     "step",
     "whole training",
+    "within 0.5",
+    "x sooner",
     "reaches dense",
     "x sooner",
 )
 CAPTION = (
     "accuracy: of all test examples after the last epoch, mean over the seeds and its 95 % interval (Student's t); "
     "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study, "
-    "after the warm-up; reaches dense: time until the mean curve is within 0.5 point of dense's last; "
-    "x sooner: dense's over it"
+    "after the warm-up; within 0.5: time until the mean curve is 0.5 points below dense's last; reaches dense: until "
+    "it is at dense's last; x sooner: dense's over it"
 )
 
 
@@ -163,7 +165,8 @@ def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Returns:
         For each row: accuracy, its interval, difference and its interval (all 0 to 1), step and training seconds,
-        reached (seconds until dense's accuracy, None: never), sooner (dense's over it).
+        near_seconds (until `NEAR` dense's accuracy, None: never) and near_sooner (dense's over it), reached_seconds and
+        reached_sooner (the same without any distance).
     """
     dense_of = {row["model"]: row for row in found["rows"] if row["setting"] == DENSE}
     lines = []
@@ -172,8 +175,11 @@ def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         values = list(row["accuracy"].values())
         shared = [seed for seed in row["accuracy"] if dense and seed in dense["accuracy"] and row is not dense]
         lost = [row["accuracy"][seed] - dense["accuracy"][seed] for seed in shared] if dense else []
-        reached = _reached(row, dense)
-        own = _reached(dense, dense) if dense else None
+        times = {}
+        for name, distance in (("near", NEAR), ("reached", 0.0)):
+            own, dense_s = _until(row, dense, distance), _until(dense, dense, distance)
+            times[f"{name}_seconds"] = own
+            times[f"{name}_sooner"] = dense_s / own if dense_s and own else None
         lines.append(
             {
                 "model": row["model"],
@@ -185,18 +191,17 @@ def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "difference_interval": interval(lost),
                 "step_seconds": statistics.median(row["step_seconds"]) if row["step_seconds"] else None,
                 "training_seconds": seconds_after(row, mean_curve(row)[-1][0]),
-                "reached_seconds": reached,
-                "sooner": own / reached if own and reached else None,
+                **times,
                 "equal": row["equal"],
             }
         )
     return lines
 
 
-def _reached(row: Mapping[str, Any], dense: Mapping[str, Any] | None) -> float | None:
-    if dense is None:
+def _until(row: Mapping[str, Any] | None, dense: Mapping[str, Any] | None, distance: float) -> float | None:
+    if row is None or dense is None:
         return None
-    target = mean_curve(dense)[-1][1] - SLACK
+    target = mean_curve(dense)[-1][1] - distance
     steps = next((steps for steps, accuracy in mean_curve(row) if accuracy >= target), None)
     return None if steps is None else seconds_after(row, steps)
 
@@ -205,6 +210,11 @@ def _points(value: float | None, half: float | None, sign: str = "") -> str:
     if value is None:
         return ""
     return f"{100 * value:{sign}.2f}" + ("" if half is None else f" +- {100 * half:.2f}")
+
+
+def _sooner(line: Mapping[str, Any], name: str) -> tuple[str, str]:
+    time_s, sooner = line[f"{name}_seconds"], line[f"{name}_sooner"]
+    return "" if time_s is None else seconds(time_s), "" if sooner is None else f"{sooner:.2f}"
 
 
 def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
@@ -224,8 +234,8 @@ def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
             _points(line["accuracy"], line["interval"]),
             _points(line["difference"], line["difference_interval"], "+"),
             *("" if line[field] is None else seconds(line[field]) for field in ("step_seconds", "training_seconds")),
-            "" if line["reached_seconds"] is None else seconds(line["reached_seconds"]),
-            "" if line["sooner"] is None else f"{line['sooner']:.2f}",
+            *_sooner(line, "near"),
+            *_sooner(line, "reached"),
         ]
         for line in summary(found)
     ]

@@ -42,6 +42,15 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
             saved = one.save()
             if saved:
                 found[f"top-k: optimizer {place}, variables {number}"] = saved
+        for number, (own, _) in reducer.pending.items():
+            if own is not None:
+                found[f"top-k: optimizer {place}, variables {number}"] = dict(own)
+            elif runtime.current().engine.rank == 0:
+                _LOG.warning(
+                    "%s: saved before its first step on another number of ranks: what sparse steps have left is not in "
+                    "this checkpoint, but in the one that was restored",
+                    reducer.label,
+                )
     return found
 
 

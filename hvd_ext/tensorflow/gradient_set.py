@@ -29,6 +29,7 @@ class GradientSet:
         channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
         name: the same on all ranks; once it is open, unlike that of any other set of the job.
         feedback: of the steps of which a part is sent; None before the first, and where all is sent.
+        restored: what `load` was given before the first step.
 
     Args:
         label: whose gradients they are, for messages.
@@ -52,7 +53,7 @@ class GradientSet:
         self.channels: list[Channel] = []
         self.name = label
         self.feedback: Feedback | None = None
-        self._restored: tuple[Arrays | None, Everyone] | None = None
+        self.restored: tuple[Arrays | None, Everyone] | None = None
         self._label = label
         self._options = options
         self._in_part = in_part
@@ -139,7 +140,7 @@ class GradientSet:
             everyone: as there.
         """
         if self.feedback is None:
-            self._restored = own, everyone
+            self.restored = own, everyone
         else:
             for channel in self.channels[:-1]:
                 self.feedback.clear(channel)
@@ -192,7 +193,7 @@ class GradientSet:
         steps = agreement.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
         self.feedback = Feedback(self._label, self._options, self.job, steps[0])
         self.feedback.opened(channel)
-        restored, self._restored = self._restored, None
+        restored, self.restored = self.restored, None
         if restored is not None:
             self.feedback.load(channel, *restored)
 

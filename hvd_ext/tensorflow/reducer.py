@@ -67,15 +67,19 @@ class Reducer:
         return tuple(self._sets.values())
 
     def restore(self, states: dict[int, tuple[Arrays | None, Everyone]]) -> None:
-        """Go on from what was saved of each list: now, or at its first step; all ranks call it alike.
+        """Go on from what was saved of each list, by its place in `sets`; all ranks call it alike.
 
-        Args:
-            states: by the list's place in `sets`, what `GradientSet.load` takes.
+        Now, or at the list's first step: see `GradientSet.load`.
         """
         self._restored = dict(states)
         for place, one in enumerate(self.sets):
             if place in self._restored:
                 one.load(*self._restored.pop(place))
+
+    @property
+    def pending(self) -> dict[int, tuple[Arrays | None, Everyone]]:
+        """What `restore` was given for lists that have had no step since, by their places."""
+        return {**self._restored, **{place: one.restored for place, one in enumerate(self.sets) if one.restored}}
 
     def save_first(self) -> Arrays:
         """Copy what waits on this rank of a tape's only list."""
@@ -98,11 +102,7 @@ class Reducer:
             one.scale_momentum(factor)
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep a variable's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
-
-        Args:
-            variable: of Keras or TensorFlow; it may differ from rank to rank.
-        """
+        """Keep the gradient of a variable, which ranks may have their own of: divided only (`scale_local_gradients`)."""
         self.register_local_source(lambda: (variable,))
 
     @property

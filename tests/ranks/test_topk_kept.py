@@ -14,9 +14,11 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import Compression
 from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.keras import optimizer_states
 from hvd_ext.keras.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import SHAPES, as_launched, gradients, hosts_of, restart, variables
+from tests.ranks.training import model
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
 
@@ -155,3 +157,13 @@ def test_what_is_restored_replaces_what_waits_in_every_channel() -> None:
     again = kept.save()
     assert saved.keys() == again.keys()
     assert all(np.array_equal(saved[key], again[key]) for key in saved)
+
+
+def test_a_save_before_the_first_step_says_what_it_cannot_have(caplog: pytest.LogCaptureFixture) -> None:
+    made = model()
+    made.compile(optimizer_of(variables()[:1]), "mse")
+    made.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        assert optimizer_states.collect(made) == {}
+    said = "saved before its first step on another number of ranks: what sparse steps have left is not in this checkpoint"
+    assert (said in caplog.text) == (hvd.rank() == 0)

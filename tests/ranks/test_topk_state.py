@@ -105,6 +105,26 @@ def test_on_other_hosts_the_sum_of_what_waits_is_the_same(shared: Path, caplog: 
         assert "what sparse steps have left is distributed anew over 2 ranks" in caplog.text
 
 
+def test_what_was_restored_is_saved_again_before_a_step(shared: Path) -> None:
+    first = model()
+    train(first, 3)
+    checkpoint(first, shared).save(1)
+    for epoch in (1, 2):
+        made = model()
+        one = checkpoint(made, shared)
+        assert one.restore() == (epoch, 0)
+        one.save(epoch + 1)
+    train(first, 1, salt=3)
+    train(made, 1, salt=3)
+    for got, wanted in zip(values(made.weights), values(first.weights), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    last = model()
+    assert checkpoint(last, shared).restore() == (3, 0)
+    train(last, 1, salt=3)
+    for got, wanted in zip(values(last.weights), values(first.weights), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def test_a_checkpoint_of_twice_as_many_ranks_is_read_by_all(shared: Path) -> None:
     first = model()
     train(first, 3)

@@ -254,15 +254,19 @@ def test_the_runs_together_say_means_intervals_and_times(plan: Path, tmp_path: P
     assert told.interval([1.0]) is None
 
 
-def test_who_reaches_dense_is_told_how_much_sooner(plan: Path, tmp_path: Path):
+@pytest.mark.parametrize(("below", "reached"), [(0.0, 5.0), (0.004, None)])
+def test_who_reaches_dense_or_comes_near_is_told_how_much_sooner(
+    plan: Path, tmp_path: Path, below: float, reached: float | None
+):
     study = studies.read(plan)
     finish_all(tmp_path, study)
-    curve = [{"steps": 10, "loss": 1.0, "accuracy": 0.6}, {"steps": 20, "loss": 1.0, "accuracy": 0.6}]
+    last = told.mean_curve(told.collected(tmp_path, study)["rows"][0])[-1][1]
+    curve = [{"steps": steps, "loss": 1.0, "accuracy": last - below} for steps in (10, 20)]
     for seed in study.seeds:
         finish(tmp_path, study, studies.Run("cnn", "hitopk", seed), curve=curve)
     sparse = told.summary(told.collected(tmp_path, study))[1]
-    assert sparse["reached_seconds"] == pytest.approx(4.0)
-    assert sparse["sooner"] == pytest.approx(5.0)
+    assert (sparse["near_seconds"], sparse["near_sooner"]) == pytest.approx((4.0, 5.0))
+    assert sparse["reached_sooner"] == reached
 
 
 def test_runs_of_different_data_are_not_put_together(plan: Path, tmp_path: Path):
