@@ -102,7 +102,7 @@ class Reducer:
             one.scale_momentum(factor)
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep the gradient of a variable, which ranks may have their own of: divided only (`scale_local_gradients`)."""
+        """Keep the gradient of a variable of this rank or of all: it is only divided (`scale_local_gradients`)."""
         self.register_local_source(lambda: (variable,))
 
     @property
