@@ -84,7 +84,7 @@ for part in $parts; do
     hitopk)
         rm -f "$folder/hitopk.json"
         for hosts in 4,4 4,4,4 4,3,3; do
-            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench hitopk --repetitions 5 --json "$folder/hitopk.json" --append
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench hitopk --repetitions 20 --json "$folder/hitopk.json" --append
         done
         hvd_ext bench hitopk --ranks 2,4 --algorithms hitopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce,tree,mpi,horovod \
             --json "$folder/hitopk_one_host.json"
