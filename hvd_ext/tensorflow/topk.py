@@ -181,10 +181,11 @@ def _by_tensorflow(x: tf.Tensor, picks: tf.Tensor, offsets: tf.Tensor, dtype: tf
     if picks.shape.num_elements() is None:
         raise InvalidError('mode ("tf"): the number of segments must be known when the function is traced')
     flat = tf.reshape(x, [-1])
-    lengths = offsets[1:] - offsets[:-1]
-    right = tf.reduce_all((picks >= 0) & (picks <= lengths) & (lengths >= 0)) & (offsets[-1] == tf.size(flat, tf.int64))
-    if tf.executing_eagerly() and not right:
-        raise InvalidError(f"k ({picks.numpy()}): must be from 0 to the number of elements, and segments add up to x's")
+    if tf.executing_eagerly():
+        lengths = np.diff(offsets)
+        if np.any(picks < 0) or np.any(picks > lengths) or lengths.min(initial=0) < 0 or sum(lengths) != len(flat):
+            words = "must be from 0 to the number of elements, and segments add up to x's"
+            raise InvalidError(f"k ({picks.numpy()}): {words}")
     found: list[tf.Tensor] = []
     for segment in range(picks.shape.num_elements()):
         part = tf.abs(flat[offsets[segment] : offsets[segment + 1]])
