@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import gradients, hosts_of, restart
+from tests.ranks.topk_jobs import OPTIONS, gradients, hosts_of, restart
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 
 BEFORE, AFTER = 3, 2
@@ -35,7 +35,7 @@ def trained(directory: Path, momentum: float, correction: bool, op: Any) -> list
     shapes = [tuple(weight.shape) for weight in made.trainable_weights]
     # powers of two and sixteenths, so that all that waits is exact in float32, and halves and one and a half of it
     optimizer = keras.optimizers.SGD(0.125, momentum=momentum)
-    topk = hvd.TopK(0.125, min_elements=10, wire="fp32", momentum_correction=correction)
+    topk = hvd.TopK(**OPTIONS, momentum_correction=correction)
     made.compile(hvd.DistributedOptimizer(optimizer, op=op, compression=topk), "mse", run_eagerly=True)
     checkpoint = hvd.callbacks.Checkpoint(directory)
     checkpoint.set_model(made)

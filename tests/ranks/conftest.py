@@ -46,6 +46,7 @@ SAME_ON_ANY_NUMBER = (
     "test_registration_keras.py",
     "test_topk_state.py",
     "test_topk_kept.py",
+    "test_topk_momentum.py",
     "test_topk_page.py",
 )
 
@@ -112,3 +113,13 @@ def rank(hvd: ModuleType) -> int:
 def size(hvd: ModuleType) -> int:
     """The number of ranks."""
     return int(hvd.size())
+
+
+@pytest.fixture
+def apart(hvd: ModuleType) -> Iterator[None]:
+    """Begin anew on two hosts that are far apart; a job of one rank has one."""
+    from tests.ranks.topk_jobs import as_launched, hosts_of, restart
+
+    restart(hosts_of(hvd.size()))
+    yield
+    as_launched()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,20 +17,13 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.keras import optimizer_states
 from hvd_ext.keras.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import SHAPES, as_launched, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import OPTIONS, SHAPES, gradients, hosts_of, restart, variables
 from tests.ranks.training import model
 
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
-
-OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
-
-
-@pytest.fixture(autouse=True)
-def apart(hvd: Any) -> Iterator[None]:
-    """Two hosts that are far apart; a job of one rank has one."""
-    restart(hosts_of(hvd.size()))
-    yield
-    as_launched()
+pytestmark = [
+    pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
+    pytest.mark.usefixtures("apart"),
+]
 
 
 def optimizer_of(weights: list[keras.Variable], **options: Any) -> keras.optimizers.Optimizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,15 @@ import hvd_ext as hvd
 from hvd_ext.checkpoints import folder, manifest
 from hvd_ext.keras import optimizer_states
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import as_launched, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import OPTIONS, gradients, variables
 from tests.ranks.training import data, model
 
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
+pytestmark = [
+    pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
+    pytest.mark.usefixtures("apart"),
+]
 
 WITHOUT, WITH = (f"trained {word} momentum_correction until now: momentum begins anew" for word in ("without", "with"))
-OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
-
-
-@pytest.fixture(autouse=True)
-def apart(hvd: Any) -> Iterator[None]:
-    """Two hosts that are far apart; a job of one rank has one."""
-    restart(hosts_of(hvd.size()))
-    yield
-    as_launched()
 
 
 def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:

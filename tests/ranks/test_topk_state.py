@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,13 @@ from hvd_ext.checkpoints import arrays, folder, manifest
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
 from hvd_ext.keras.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import SHAPES, apply, as_launched, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import OPTIONS, SHAPES, apply, gradients, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, data, fill, values
 
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
-
-OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
-
-
-@pytest.fixture(autouse=True)
-def apart(hvd: Any) -> Iterator[None]:
-    """Two hosts that are far apart; a job of one rank has one."""
-    restart(hosts_of(hvd.size()))
-    yield
-    as_launched()
+pytestmark = [
+    pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks"),
+    pytest.mark.usefixtures("apart"),
+]
 
 
 def model(**options: Any) -> keras.Model:

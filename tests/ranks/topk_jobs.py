@@ -17,6 +17,8 @@ from hvd_ext.options import Options
 from tests.ranks.topk_model import Model
 
 SHAPES = ((6, 7), (7,), (5, 9))
+# of a TopK whose sums are exact, and which selects from small tensors
+OPTIONS: dict[str, Any] = {"density": 0.125, "min_elements": 10, "wire": "fp32"}
 
 
 def hosts_of(size: int) -> list[int]:
