@@ -75,8 +75,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.data": ("shard",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
     "hvd_ext.keras.flushing": ("flush",),
-    "hvd_ext.options": ("Average", "Sum", "Compression", "Options"),
-    "hvd_ext.refused": ("Adasum", "Min", "Max", "Product", "join", "elastic", "start_timeline", "stop_timeline"),
+    "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
+    "hvd_ext.refused": ("Adasum", "join", "elastic", "start_timeline", "stop_timeline"),
 }
 
 # public name -> the module that has it; an empty name in a pair (module, "") stands for the module itself
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from hvd_ext.keras.saving import load_model
     from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization
     from hvd_ext.objects import allgather_object, broadcast_object
-    from hvd_ext.options import Average, Compression, Options, Sum
+    from hvd_ext.options import Average, Compression, Max, Min, Options, Product, Sum
     from hvd_ext.process import (
         ccl_built,
         cross_rank,
@@ -132,7 +132,7 @@ if TYPE_CHECKING:
         size,
     )
     from hvd_ext.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-    from hvd_ext.refused import Adasum, Max, Min, Product, elastic, join, start_timeline, stop_timeline
+    from hvd_ext.refused import Adasum, elastic, join, start_timeline, stop_timeline
     from hvd_ext.tensorflow.collectives import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
     from hvd_ext.tensorflow.devices import pin_gpu
     from hvd_ext.tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter

@@ -19,10 +19,13 @@ MIB = 1 << 20
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values become one; the numbers are the engine's (tf_ops/engine/engine.h)."""
+    """How the ranks' values become one; the numbers are the engine's (tf_ops/kernels/reduce.h)."""
 
     Sum = 0
     Average = 1
+    Min = 2
+    Max = 3
+    Product = 4
 
 
 class Compression(enum.Enum):
@@ -39,6 +42,9 @@ class Compression(enum.Enum):
 
 Sum = ReduceOp.Sum
 Average = ReduceOp.Average
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +184,7 @@ def check_op(op: object) -> ReduceOp:
     """Check a reduction that a user gave.
 
     Args:
-        op: `hvd_ext.Average` or `hvd_ext.Sum`.
+        op: `hvd_ext.Average` or `hvd_ext.Sum`, of which gradients and rows are made.
 
     Returns:
         The same, typed.
@@ -186,10 +192,10 @@ def check_op(op: object) -> ReduceOp:
     Raises:
         InvalidError: anything else; Horovod's own constants are plain numbers with other meanings and are refused too.
     """
-    if not isinstance(op, ReduceOp):
-        instead = getattr(op, "instead", "there are no others")  # of hvd_ext.Adasum and its like
-        raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {instead}")
-    return op
+    if op in (Average, Sum) and isinstance(op, ReduceOp):
+        return op
+    instead = "the others are for hvd_ext.allreduce" if isinstance(op, ReduceOp) else "there are no others"
+    raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {getattr(op, 'instead', instead)}")
 
 
 def check_compression(compression: object) -> Compression:

@@ -39,9 +39,6 @@ class RefusedOp:
 
 
 Adasum = RefusedOp("Adasum", "take op=Average, and hvd_ext.scale_learning_rate with a warm-up")
-Min = RefusedOp("Min", "gather with hvd_ext.allgather and take tf.reduce_min of the parts")
-Max = RefusedOp("Max", "gather with hvd_ext.allgather and take tf.reduce_max of the parts")
-Product = RefusedOp("Product", "gather with hvd_ext.allgather and take tf.reduce_prod of the parts")
 
 
 def join() -> NoReturn:

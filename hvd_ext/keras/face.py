@@ -25,7 +25,7 @@ def allreduce(
         average: False for `hvd_ext.Sum`; as in Horovod, `op` is the newer way to say so.
         prescale_factor: multiplies the value before the reduction.
         postscale_factor: multiplies the result.
-        op: `hvd_ext.Average` (the default) or `hvd_ext.Sum`.
+        op: `hvd_ext.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         compression: how float32 travels.
 
     Returns:

@@ -40,10 +40,8 @@ _OPTIMIZER_ROWS = (
     ),
     *same(_OPTIMIZERS, "DistributedOptimizer.register_local_var", "its gradient stays local"),
     *same(_OPTIMIZERS, "Average Sum"),
-    *(
-        Row(_OPTIMIZERS, op.name, "", REFUSED, op.instead)
-        for op in (refused.Adasum, refused.Min, refused.Max, refused.Product)
-    ),
+    *same(_OPTIMIZERS, "Min Max Product", "of allreduce and grouped_allreduce; they have no gradient here"),
+    Row(_OPTIMIZERS, refused.Adasum.name, "", REFUSED, refused.Adasum.instead),
     *same(_OPTIMIZERS, "Compression.none Compression.fp16", _COMPRESSION),
 )
 

@@ -68,7 +68,7 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
 
     Args:
         kind: the collective, for messages.
-        op: `Average`, `Sum`, or None for `Average`.
+        op: None for `Average`; `Min`, `Max` and `Product` are for an allreduce only.
         average: True for `Average`, False for `Sum`, or None.
 
     Returns:
@@ -83,10 +83,12 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
         return Average if average else Sum
     if op is None:
         return Average
-    instead = getattr(op, "instead", None)
-    if instead is not None:
-        raise InvalidError(f"{kind}: op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {instead}")
-    return check_op(op)
+    if isinstance(op, ReduceOp) and kind in ("allreduce", "grouped_allreduce"):
+        return op
+    try:
+        return check_op(op)
+    except InvalidError as error:
+        raise InvalidError(f"{kind}: {error}") from None
 
 
 def terms(label: str, *lines: Any) -> Any:

@@ -41,7 +41,7 @@ def allreduce(
     *,
     algorithm: str | None = None,
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Sum or average a tensor over the ranks; all ranks call it and get the same bits. Differentiable.
+    """Reduce a tensor over the ranks; all ranks call it and get the same bits. Differentiable.
 
     Args:
         tensor: of equal shape and dtype on all ranks; a tensor, a variable, NumPy or what TensorFlow converts. float32,
@@ -52,7 +52,8 @@ def allreduce(
         device_sparse: see device_dense.
         compression: `hvd_ext.Compression.fp16` or `.bf16`: float32 travels as halves, is added in float32, and comes
             back rounded, or infinite beyond 65504 with fp16; other dtypes travel as they are. None: no compression.
-        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
+        op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
+            take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
         prescale_factor: multiplies the tensor before the reduction.
         postscale_factor: multiplies the result.
         name: matches the ranks' calls; None for a counted name.
@@ -61,7 +62,7 @@ def allreduce(
         algorithm: the name of an algorithm, "auto", or None for the options'.
 
     Returns:
-        The sum or average, of the tensor's shape and dtype. IndexedSlices come back as such, each index once.
+        The result, of the tensor's shape and dtype. IndexedSlices come back as such, each index once.
 
     Raises:
         MismatchError: shape, dtype, op, compression, a factor or the plan differ between ranks; on all ranks, and the
@@ -75,7 +76,7 @@ def allreduce(
         if algorithm is not None:
             call.job.allreduce(runtime.SIZE_CLASSES[0], algorithm)
         if isinstance(tensor, tf.IndexedSlices):
-            tensor = rows.checked("allreduce", tensor, algorithm)
+            tensor = rows.checked("allreduce", tensor, request.op, algorithm)
         else:
             tensor = dtypes.converted("allreduce", tensor, ALLREDUCED)
     if isinstance(tensor, tf.IndexedSlices):

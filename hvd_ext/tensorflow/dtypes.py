@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import ReduceOp, Sum
+from hvd_ext.options import Average, ReduceOp, Sum
 
 # What the engine adds (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
 REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -208,6 +208,6 @@ def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) 
     Returns:
         The engine's op, and the factor for its result.
     """
-    if tensor.dtype.is_integer and op != Sum and postscale != 1.0:
+    if tensor.dtype.is_integer and op == Average and postscale != 1.0:
         return Sum, postscale / size
     return op, postscale

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_ext import process_sets, runtime
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import ReduceOp, Sum
+from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.prepared import Prepared
 from hvd_ext.runtime import Runtime
 from hvd_ext.tensorflow import ops
@@ -33,7 +33,7 @@ def summed(
         job: the runtime of the ranks that take part.
         name: the call's final name.
         tensor: of a dtype that the engine reduces.
-        op: `Sum` or `Average`.
+        op: how the ranks' values become one.
         algorithm: None for the options'.
         wire: the dtype in which float32 travels, "" for its own.
         **more: what else the op takes.
@@ -42,7 +42,7 @@ def summed(
         The reduced tensor.
     """
     rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
-    return ops.allreduce(name, tensor, average=op != Sum, wire=wire, **rows, **more)
+    return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
 
 
 def gather_classes(job: Runtime) -> dict[str, list[int]]:
@@ -111,8 +111,13 @@ def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 @tf.RegisterGradient("HvdExt>Allreduce")
 def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     rows = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
-    average, wire = bool(op.get_attr("average")), tf.compat.as_str(op.get_attr("wire"))
-    return _to_tensor(op, ops.allreduce(_name(op), gradient, average=average, wire=wire, **rows))
+    kind, wire = ReduceOp(op.get_attr("reduce_op")), tf.compat.as_str(op.get_attr("wire"))
+    if kind not in (Average, Sum):
+        raise InvalidError(
+            f"gradient of an allreduce with op={kind.name}: there is none, only Average and Sum have one; stop it with "
+            "tf.stop_gradient, or gather with hvd_ext.allgather and reduce the parts with TensorFlow"
+        )
+    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **rows))
 
 
 @tf.RegisterGradient("HvdExt>Allgather")
@@ -135,7 +140,7 @@ def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
 def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
     gathered = ops.allgather(_name(op), gradient, **gather_classes(job))
-    if op.get_attr("average"):
+    if op.get_attr("reduce_op") == Average:
         gathered /= tf.cast(job.engine.size, gathered.dtype)
     return _to_tensor(op, gathered)
 

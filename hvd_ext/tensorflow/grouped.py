@@ -38,7 +38,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Sum or average several tensors over the ranks; all ranks call it with equal lists. Differentiable.
+    """Reduce several tensors over the ranks; all ranks call it with equal lists. Differentiable.
 
     Args:
         tensors: dense tensors and `tf.IndexedSlices`, of any of the dtypes of `allreduce`, mixed as you like; shapes
@@ -47,7 +47,8 @@ def grouped_allreduce(
         device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
         device_sparse: see device_dense.
         compression: see `allreduce`.
-        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
+        op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
+            take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
         prescale_factor: multiplies the tensors before the reduction.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part; None for all.
@@ -55,7 +56,7 @@ def grouped_allreduce(
         name: matches the ranks' calls; None for a counted name.
 
     Returns:
-        The sums or averages, in the order of the tensors.
+        The results, in the order of the tensors.
 
     Raises:
         MismatchError: the ranks' lists, op, compression or factors differ; on all ranks, before anything is exchanged.
@@ -65,7 +66,7 @@ def grouped_allreduce(
     kind = "grouped_allreduce"
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
-        members = _members(kind, tensors, _dense_or_sparse)
+        members = _members(kind, tensors, lambda one: _dense_or_sparse(one, request.op))
         terms = request.all_terms(kind, *_lines(members, [_described(one) for one in members]))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
@@ -178,9 +179,9 @@ def _members(kind: str, tensors: Any, check: Callable[[Any], Any]) -> list[Any]:
     return [check(one) for one in tensors]
 
 
-def _dense_or_sparse(one: Any) -> tf.Tensor | tf.IndexedSlices:
+def _dense_or_sparse(one: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
     if isinstance(one, tf.IndexedSlices):
-        return rows.checked("grouped_allreduce", one)
+        return rows.checked("grouped_allreduce", one, op)
     return dtypes.converted("grouped_allreduce", one, ALLREDUCED)
 
 

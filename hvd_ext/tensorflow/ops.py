@@ -91,9 +91,9 @@ def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, t
     return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
 
 
-def allreduce(name: Any, tensor: tf.Tensor, average: bool, wire: str, terms: Any = "", **attributes: Any) -> tf.Tensor:
-    """Sum or average over the ranks; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_allreduce(name, tensor, terms, average=average, wire=wire, **attributes)
+def allreduce(name: Any, tensor: tf.Tensor, op: int, wire: str, terms: Any = "", **attributes: Any) -> tf.Tensor:
+    """Reduce over the ranks; see the op's text in tf_ops/ops/collective.cc."""
+    return library().hvd_ext_allreduce(name, tensor, terms, reduce_op=op, wire=wire, **attributes)
 
 
 def allgather(name: Any, tensor: tf.Tensor, terms: Any = "", **attributes: Any) -> tf.Tensor:
@@ -107,10 +107,10 @@ def broadcast(name: Any, tensor: tf.Tensor, root: int, terms: Any = "", **attrib
 
 
 def reducescatter(
-    name: Any, tensor: tf.Tensor, average: bool, wire: str = "", terms: Any = "", **attributes: Any
+    name: Any, tensor: tf.Tensor, op: int, wire: str = "", terms: Any = "", **attributes: Any
 ) -> tf.Tensor:
     """Give each rank its part of the sum; see the op's text in tf_ops/ops/collective.cc."""
-    return library().hvd_ext_reducescatter(name, tensor, terms, average=average, wire=wire, **attributes)
+    return library().hvd_ext_reducescatter(name, tensor, terms, reduce_op=op, wire=wire, **attributes)
 
 
 def alltoall(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext.options import Compression, ReduceOp, Sum, check_compression
+from hvd_ext.options import Compression, ReduceOp, check_compression
 from hvd_ext.tensorflow import calls, dtypes, gradients, ops
 from hvd_ext.tensorflow.calls import Call
 
@@ -18,7 +18,7 @@ class Reduction:
 
     Args:
         call: who takes part, under which name.
-        op: `Sum` or `Average`.
+        op: how the ranks' values become one.
         compression: how float32 travels.
         prescale: multiplies before the reduction.
         postscale: multiplies after it.
@@ -38,7 +38,7 @@ class Reduction:
 
         Args:
             call: from `calls.preparing`.
-            op: `Average`, `Sum` or None.
+            op: a `ReduceOp`, or None for `Average`.
             average: Horovod's older way to say it, or None.
             compression: a `Compression`, Horovod's class for the same, or None.
             prescale_factor: a finite number.
@@ -116,7 +116,7 @@ class Reduction:
             result = ops.reducescatter(
                 self.call.name,
                 dtypes.scaled(tensor, self.prescale),
-                average=op != Sum,
+                op=int(op),
                 wire=self.compression.value,
                 terms=self.terms("reducescatter") if terms is None else terms,
                 counted=self.call.counted,

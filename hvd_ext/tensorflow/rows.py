@@ -9,25 +9,32 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.tensorflow import calls, dtypes, sparse
 from hvd_ext.tensorflow.reductions import Reduction
 
 
-def checked(kind: str, slices: tf.IndexedSlices, algorithm: str | None = None) -> tf.IndexedSlices:
+def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | None = None) -> tf.IndexedSlices:
     """Check a user's slices.
 
     Args:
         kind: the collective, for messages.
         slices: this rank's rows.
+        op: must be `Average` or `Sum`.
         algorithm: must be None.
 
     Returns:
         The same, all of tensors.
 
     Raises:
-        InvalidError: an algorithm is given, or a dtype that cannot be reduced.
+        InvalidError: another op, an algorithm is given, or a dtype that cannot be reduced.
     """
     kind = f"{kind} of IndexedSlices"
+    if op not in (Average, Sum):
+        raise InvalidError(
+            f"{kind}: op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; a row that a rank lacks counts as zeros; "
+            "convert the slices with tf.convert_to_tensor for the others"
+        )
     if algorithm is not None:
         raise InvalidError(f"{kind}: algorithm ({algorithm!r}): rows are gathered; leave it out")
     shape = slices.dense_shape

@@ -1,6 +1,8 @@
 // Engines of a job as objects of one process, their plans, and blocking faces of their calls.
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -251,12 +253,25 @@ inline std::string Input(DType dtype, int64_t elements, int rank, int seed = 0) 
   return Tensor(dtype, elements, [=](int64_t i) { return Value(rank, i, seed); });
 }
 
-// What an allreduce of Input over the ranks must give.
+// Values whose product over 8 ranks is exact in every dtype.
+inline std::string Factors(DType dtype, int64_t elements, int rank) {
+  return Tensor(dtype, elements,
+                [=](int64_t i) { return (rank + i) % 3 == 0 ? -1 : static_cast<int>((rank + i) % 3); });
+}
+
+// What an allreduce of Input, or for a product of Factors, over the ranks must give.
 inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size, int seed = 0) {
   std::string sum = Tensor(dtype, elements, [=](int64_t i) {
-    int total = 0;
-    for (int rank = 0; rank < size; ++rank) total += Value(rank, i, seed);
-    return total;
+    int result = op == ReduceOp::kProduct ? 1 : op == ReduceOp::kMin ? INT_MAX : op == ReduceOp::kMax ? INT_MIN : 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const int value = Value(rank, i, seed);
+      const int factor = (rank + i) % 3 == 0 ? -1 : static_cast<int>((rank + i) % 3);
+      result = op == ReduceOp::kProduct ? result * factor
+               : op == ReduceOp::kMin   ? std::min(result, value)
+               : op == ReduceOp::kMax   ? std::max(result, value)
+                                        : result + value;
+    }
+    return result;
   });
   if (op == ReduceOp::kAverage) Divide(dtype, sum.data(), size, elements);
   return sum;

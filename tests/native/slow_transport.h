@@ -20,15 +20,15 @@ class SlowTransport : public Transport {
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     auto late = NewLate();
-    HVD_EXT_RETURN_IF_ERROR(inner_->Send(peer, tag, data, nbytes, &late->inner));
+    HVD_EXT_RETURN_IF_ERROR(inner_->Send(peer, label, data, nbytes, &late->inner));
     *request = std::move(late);
     return Status::Ok();
   }
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     auto late = NewLate();
-    HVD_EXT_RETURN_IF_ERROR(inner_->Recv(peer, tag, data, nbytes, &late->inner));
+    HVD_EXT_RETURN_IF_ERROR(inner_->Recv(peer, label, data, nbytes, &late->inner));
     *request = std::move(late);
     return Status::Ok();
   }
@@ -42,6 +42,7 @@ class SlowTransport : public Transport {
     }
     return Status::Ok();
   }
+  void NameBy(Names names) override { inner_->NameBy(std::move(names)); }
   Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
   bool ControlPending() override { return inner_->ControlPending(); }

@@ -16,11 +16,12 @@ void ReduceEverywhere(int size, Rows (*rows)(int, int), int64_t window, int64_t 
   engines.Each([&](int rank, Engine* engine) {
     int64_t plan = AddPlan(engine, rows(rank, size));
     for (DType dtype : kReducible) {
-      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      for (ReduceOp op : kReduceOps) {
         for (int64_t elements : {0, 1, size - 1, size, size + 1, 97}) {
           CallSpec spec = AllreduceSpec("x", plan, elements, dtype, op);
           spec.segment_nbytes = segment_nbytes;
-          Result result = Call(engine, spec, Input(dtype, elements, rank));
+          const bool factors = op == ReduceOp::kProduct;
+          Result result = Call(engine, spec, factors ? Factors(dtype, elements, rank) : Input(dtype, elements, rank));
           CHECK_OK(result.status);
           CHECK_EQ(result.shape.size(), 1u);
           CHECK_EQ(result.shape[0], elements);
@@ -32,7 +33,7 @@ void ReduceEverywhere(int size, Rows (*rows)(int, int), int64_t window, int64_t 
   for (char alone : engines.StopAll()) CHECK(!alone);
 }
 
-TEST("engine: a ring allreduce gives every rank the sum or average, for 1 to 8 ranks, any length and dtype") {
+TEST("engine: a ring allreduce gives every rank the result of every op, for 1 to 8 ranks, any length and dtype") {
   for (int size = 1; size <= 8; ++size) ReduceEverywhere(size, RingAllreduce, 8, 0);
 }
 

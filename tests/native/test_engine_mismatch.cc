@@ -121,7 +121,8 @@ TEST("engine: a call that cannot be made is refused at once, with words") {
   refuses("its kind is unknown", [](CallSpec* s) { s->kind = static_cast<Kind>(77); });
   refuses("exchange 'x': an exchange is made by Exchange", [](CallSpec* s) { s->kind = Kind::kExchange; });
   refuses("allreduce 'x': dtype (99) is unknown", [](CallSpec* s) { s->dtype = static_cast<DType>(99); });
-  refuses("op (9) must be sum (0) or average (1)", [](CallSpec* s) { s->op = static_cast<ReduceOp>(9); });
+  refuses("op (9) must be sum (0), average (1), minimum (2), maximum (3) or product (4)",
+          [](CallSpec* s) { s->op = static_cast<ReduceOp>(9); });
   refuses("bytes cannot be reduced", [](CallSpec* s) { s->dtype = DType::kBytes; });
   refuses("a dimension (-4) must not be negative", [](CallSpec* s) { s->shape = {-4}; });
   refuses("has more elements than can be counted",

@@ -36,11 +36,11 @@ class Script : public Transport {
 
   int rank() const override { return 0; }
   int size() const override { return 4; }
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return Post({true, peer, tag, nbytes, const_cast<void*>(data)}, request);
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post({true, peer, label.tag, nbytes, const_cast<void*>(data)}, request);
   }
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return Post({false, peer, tag, nbytes, data}, request);
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post({false, peer, label.tag, nbytes, data}, request);
   }
   Status Test(Request* request, bool* done) override {
     *done = static_cast<ScriptRequest*>(request)->posted->done;

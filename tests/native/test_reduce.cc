@@ -2,7 +2,9 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "harness.h"
@@ -154,6 +156,68 @@ TEST("add: infinities and NaN go through halves") {
     Add(dtype, x.data(), minus_infinity.data(), 17);
     for (uint16_t sum : x) CHECK((sum & 0x7fff) > infinity);
   }
+}
+
+template <typename T>
+void ChoosesAlike(DType dtype, const std::vector<T>& values) {
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    for (T a : values) {
+      for (T b : values) {
+        std::vector<T> there(11, a), back(11, b), expected(11, op == ReduceOp::kMin ? std::min(a, b) : std::max(a, b));
+        const std::vector<T> first(11, a), second(11, b);
+        Combine(op, dtype, there.data(), second.data(), 11);
+        Combine(op, dtype, back.data(), first.data(), 11);
+        CHECK_EQ(std::memcmp(there.data(), back.data(), 11 * sizeof(T)), 0);  // also of -0 and 0, and of NaN
+        bool nan = a != a || b != b;
+        CHECK(nan ? there[10] != there[10] : there == expected);
+        if (a == T{0} && b == T{0})
+          CHECK_EQ(std::signbit(double(there[0])),
+                   op == ReduceOp::kMin && (std::signbit(double(a)) || std::signbit(double(b))));
+      }
+    }
+  }
+}
+
+TEST("combine: a minimum and a maximum are the same whatever the order, with NaN, infinity and zeros of both signs") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  ChoosesAlike<double>(DType::kFloat64, {-INFINITY, -2.5, -0.0, 0.0, 1e-310, 7, INFINITY, nan, -nan});
+  ChoosesAlike<float>(DType::kFloat32, {-INFINITY, -2.5f, -0.0f, 0.0f, 1e-40f, 7, INFINITY, float(nan), -float(nan)});
+  ChoosesAlike<int32_t>(DType::kInt32, {INT32_MIN, -1, 0, 5, INT32_MAX});
+  ChoosesAlike<int64_t>(DType::kInt64, {INT64_MIN, -1, 0, int64_t{1} << 40, INT64_MAX});
+  for (auto [dtype, one] : {std::pair(DType::kFloat16, 0x3c00), std::pair(DType::kBFloat16, 0x3f80)}) {
+    uint16_t a = 0x8000, b = 0x0000, c = static_cast<uint16_t>(one), d = static_cast<uint16_t>(one | 0x8000);
+    Combine(ReduceOp::kMin, dtype, &b, &a, 1);
+    CHECK_EQ(b, 0x8000);
+    Combine(ReduceOp::kMax, dtype, &c, &d, 1);
+    CHECK_EQ(c, one);
+    Combine(ReduceOp::kProduct, dtype, &c, &d, 1);
+    CHECK_EQ(c, one | 0x8000);
+  }
+}
+
+TEST("combine: what travels as halves is combined in float32") {
+  for (DType wire : {DType::kFloat16, DType::kBFloat16}) {
+    for (ReduceOp op : kReduceOps) {
+      constexpr int64_t kElements = 5000;
+      std::vector<float> x, y, expected;
+      for (int64_t i = 0; i < kElements; ++i) {
+        x.push_back(static_cast<float>(i % 97 - 48) / 8);
+        y.push_back(static_cast<float>(i % 61 - 30) / 4);
+      }
+      std::vector<uint16_t> halves(kElements);
+      Narrow(wire, halves.data(), y.data(), kElements);
+      expected = x;
+      Combine(op, DType::kFloat32, expected.data(), y.data(), kElements);
+      CombineWidened(op, wire, x.data(), halves.data(), kElements);
+      CHECK(x == expected);
+    }
+  }
+}
+
+TEST("combine: products of integers wrap") {
+  int32_t x = INT32_MAX, two = 2;
+  Combine(ReduceOp::kProduct, DType::kInt32, &x, &two, 1);
+  CHECK_EQ(x, -2);
 }
 
 TEST("divide: floats round once and integers truncate toward zero") {

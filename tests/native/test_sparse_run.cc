@@ -150,10 +150,10 @@ class Peers : public Transport {
 
   int rank() const override { return 0; }
   int size() const override { return 4; }
-  Status Send(int peer, int, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Send(int peer, Label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     return Post(true, peer, const_cast<void*>(data), nbytes, request);
   }
-  Status Recv(int peer, int, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Recv(int peer, Label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     return Post(false, peer, data, nbytes, request);
   }
   Status Test(Request* request, bool* done) override {

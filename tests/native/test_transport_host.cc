@@ -36,12 +36,13 @@ TEST("host: control messages keep their order") { OnRanks(ControlMessagesKeepThe
 TEST("host: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("host: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
 TEST("host: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("host: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("host: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
-const std::vector<void (*)(Transport*)> kContracts = {MessagesArriveWhole,     MessagesOfOneTagKeepTheirOrder,
-                                                      TagsAreIndependent,      ControlMessagesKeepTheirOrder,
-                                                      DataAndControlDoNotMeet, LentMessagesStayUntilTheyAreGivenBack,
-                                                      ShortMessagesAreReported};
+const std::vector<void (*)(Transport*)> kContracts = {MessagesArriveWhole,      MessagesOfOneTagKeepTheirOrder,
+                                                      TagsAreIndependent,       ControlMessagesKeepTheirOrder,
+                                                      DataAndControlDoNotMeet,  LentMessagesStayUntilTheyAreGivenBack,
+                                                      ShortMessagesAreReported, MessagesOfOtherRunsAreRefused};
 
 TEST("host: ranks without shared memory and those with it are one job") {
   auto arenas = Arenas(4, kRoomyArena);
@@ -67,16 +68,16 @@ class Liar : public Transport {
       : inner_(std::move(inner)), begin_(begin), end_(end) {}
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (peer == 0 && !std::exchange(lied_, true)) {
       lie_.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
       for (size_t i = begin_; i < end_; ++i) lie_[i] = static_cast<char>(lie_[i] ^ 0x15);
       data = lie_.data();
     }
-    return inner_->Send(peer, tag, data, nbytes, request);
+    return inner_->Send(peer, label, data, nbytes, request);
   }
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return inner_->Recv(peer, tag, data, nbytes, request);
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return inner_->Recv(peer, label, data, nbytes, request);
   }
   Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
   Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }

@@ -19,6 +19,7 @@ TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeep
 TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
 TEST("threads: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("threads: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
 TEST("threads: a send ends only when its receive has come") {

@@ -183,6 +183,45 @@ void LentMessagesStayUntilTheyAreGivenBack(Transport* transport) {
   Meet(transport);
 }
 
+void MessagesOfOtherRunsAreRefused(Transport* transport) {
+  int me = transport->rank(), size = transport->size();
+  if (size == 1) return;
+  int next = (me + 1) % size, previous = (me + size - 1) % size, tag = 9;
+  transport->NameBy([](const Label& label) { return "call " + std::to_string(label.run); });
+  for (bool same_run : {false, true}) {
+    for (auto [sent, expected] :
+         std::vector<std::pair<int64_t, int64_t>>{{8, 8}, {300000, 300000}, {8, 300000}, {300000, 8}}) {
+      for (bool lent : {false, true}) {
+        if (lent && !transport->Lends(previous)) continue;
+        Buffer from = Lendable(transport, Payload(me, 0, 0, sent));
+        std::string received(static_cast<size_t>(expected), '\0');
+        Requests sends, receives;
+        Label theirs(tag, 17, same_run ? 3 : 0), mine(tag, same_run ? 17 : 18, 0);
+        CHECK_OK(transport->Recv(previous, mine, lent ? nullptr : received.data(), expected, &receives.emplace_back()));
+        CHECK_OK(transport->Send(next, theirs, from.data(), sent, &sends.emplace_back()));
+        Status status;
+        Until("the refusal of a message", [&] {
+          bool done = false;
+          status = transport->Test(receives[0].get(), &done);
+          CHECK(!done || !status.ok());
+          return !status.ok();
+        });
+        std::string other = same_run ? "call 17, segment 3" : "call 17";
+        CHECK_FAILS(status, Code::kInternal,
+                    "a message from rank " + std::to_string(previous) + " belongs to " + other + ", and call " +
+                        (same_run ? "17" : "18") + " was to receive it");
+        Until("the end of a send", [&] {
+          bool done = false;
+          return !transport->Test(sends[0].get(), &done).ok() || done;
+        });
+        tag += 1;  // what is left of a refused message meets no other receive
+      }
+    }
+  }
+  transport->NameBy(nullptr);
+  Meet(transport);
+}
+
 void ShortMessagesAreReported(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   if (size == 1) return;

@@ -24,6 +24,10 @@ void LentMessagesStayUntilTheyAreGivenBack(Transport* transport);
 // A message shorter than expected is reported as a bug, with its peer and both lengths.
 void ShortMessagesAreReported(Transport* transport);
 
+// A message of another run, or of another segment of it, is never given to a receive, however long it is: the receive
+// fails, and its words name both.
+void MessagesOfOtherRunsAreRefused(Transport* transport);
+
 // A meeting of all ranks, so that one test's messages do not reach into the next.
 void Meet(Transport* transport);
 

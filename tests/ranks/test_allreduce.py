@@ -10,7 +10,7 @@ import hvd_ext as hvd
 from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow.dtypes import REDUCED, WIDENED
+from hvd_ext.tensorflow.dtypes import ALLREDUCED, REDUCED, WIDENED
 from tests.ranks.numbers import total, values
 
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (100_003,)]
@@ -194,9 +194,12 @@ def test_arguments_that_cannot_be_are_refused_in_words() -> None:
         hvd.allreduce(tf.constant(["text"]))
     with pytest.raises(InvalidError, match=r"op \(.*Sum.*\) and average \(True\): give one of them only"):
         hvd.allreduce(tf.zeros(3), average=True, op=hvd.Sum)
-    for refused in (hvd.Adasum, hvd.Min, hvd.Max, hvd.Product):
-        with pytest.raises(InvalidError, match=f"op .*must be hvd_ext.Average or hvd_ext.Sum; {refused.instead[:20]}"):
-            hvd.allreduce(tf.zeros(3), op=refused)
+    with pytest.raises(InvalidError, match=f"op .*must be hvd_ext.Average or hvd_ext.Sum; {hvd.Adasum.instead[:20]}"):
+        hvd.allreduce(tf.zeros(3), op=hvd.Adasum)
+    with pytest.raises(InvalidError, match=r"reducescatter: op .*Min.*the others are for hvd_ext.allreduce"):
+        hvd.reducescatter(tf.zeros(3), op=hvd.Min)
+    with pytest.raises(InvalidError, match=r"of IndexedSlices: op .*Max.*convert the slices"):
+        hvd.allreduce(tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0]), tf.constant([3, 2])), op=hvd.Max)
     for factor in (float("nan"), True, "2", tf.constant(2.0)):
         with pytest.raises(InvalidError, match="postscale_factor .*: must be a finite number"):
             hvd.allreduce(tf.zeros(3), postscale_factor=factor)
@@ -206,3 +209,41 @@ def test_arguments_that_cannot_be_are_refused_in_words() -> None:
         hvd.allreduce([tf.zeros(3), tf.zeros(2)])
     with pytest.raises(PlanError, match="no_such_algorithm"):
         hvd.allreduce(tf.zeros(3), algorithm="no_such_algorithm")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ALLREDUCED)
+def test_the_least_the_greatest_and_the_product_of_all_ranks(dtype: str, way: str, rank: int, size: int) -> None:
+    whole = {hvd.Min: np.min, hvd.Max: np.max, hvd.Product: np.prod}
+    for op, reduce in whole.items():
+        everyone = np.stack([(np.arange(50) * 7 + r * 3) % 11 + 1 for r in range(size)])
+        if op == hvd.Product:
+            everyone = np.where((everyone + np.arange(size)[:, None]) % 5 == 0, 2, 1)  # exact in every dtype
+        call = WAYS[way](lambda x, op=op: hvd.allreduce(x, op=op, name=f"{op.name} {dtype} {way}"))
+        result = call(tf.cast(everyone[rank], dtype))
+        assert result.dtype.name == dtype
+        np.testing.assert_array_equal(tf.cast(result, tf.int64), reduce(everyone, axis=0))
+
+
+def test_a_minimum_travels_as_halves_and_in_groups_and_has_factors(rank: int, size: int) -> None:
+    x = tf.range(5, dtype=tf.float32) - rank
+    halves = hvd.allreduce(x, op=hvd.Min, compression=hvd.Compression.bf16, prescale_factor=2.0, postscale_factor=0.5)
+    np.testing.assert_array_equal(halves, np.arange(5) - (size - 1))
+    together = hvd.grouped_allreduce([x, tf.constant([rank]), -x], op=hvd.Max)
+    expected = [np.arange(5), [size - 1], size - 1 - np.arange(5)]
+    for one, wanted in zip(together, expected, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+def test_a_minimum_is_nan_where_a_rank_has_nan(rank: int, size: int) -> None:
+    mine = tf.constant([float("nan") if rank == size - 1 else 1.0, float(rank)])
+    np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Min), [float("nan"), 0.0])
+
+
+def test_a_minimum_has_no_gradient_and_says_so() -> None:
+    x = tf.constant([1.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = hvd.allreduce(x, op=hvd.Min)
+    with pytest.raises((InvalidError, LookupError), match="gradient of an allreduce with op=Min: there is none"):
+        tape.gradient(y, x)

@@ -1,5 +1,8 @@
 #include "engine/check_call.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "engine/coordinator.h"
 
 namespace hvd_ext {
@@ -36,8 +39,9 @@ Status CheckCall(const CallSpec& spec, int size, const void* input, int rank) {
   if ((spec.kind == Kind::kAllreduce || spec.kind == Kind::kReducescatter) && spec.dtype == DType::kBytes) {
     return Invalid(name + "bytes cannot be reduced");
   }
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) + ") must be sum (0) or average (1)");
+  if (std::find(std::begin(kReduceOps), std::end(kReduceOps), spec.op) == std::end(kReduceOps)) {
+    return Invalid(name + "op (" + std::to_string(static_cast<int>(spec.op)) +
+                   ") must be sum (0), average (1), minimum (2), maximum (3) or product (4)");
   }
   HVD_EXT_RETURN_IF_ERROR(CheckWire(name, spec.dtype, spec.wire));
   if (spec.wire && spec.kind != Kind::kAllreduce && spec.kind != Kind::kReducescatter) {

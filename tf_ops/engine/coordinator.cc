@@ -138,9 +138,7 @@ std::string Difference(int rank, const Message& a, const Message& b, const std::
                                                : "all ranks must give one dtype and one shape");
   }
   if (a.numbers[kOp] != b.numbers[kOp]) {
-    auto name = [](const Message& m) {
-      return m.numbers[kOp] == static_cast<int64_t>(ReduceOp::kSum) ? "sum" : "average";
-    };
+    auto name = [](const Message& m) { return NameOf(static_cast<ReduceOp>(m.numbers[kOp])); };
     return differ(std::string("op ") + name(a), std::string("op ") + name(b), "all ranks must give one op");
   }
   if (a.numbers[kRoot] != b.numbers[kRoot]) {

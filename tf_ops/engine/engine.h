@@ -35,7 +35,6 @@ enum class Kind : int32_t {
   kReducescatter = 5,
   kAlltoall = 6
 };
-enum class ReduceOp : int32_t { kSum = 0, kAverage = 1 };
 
 struct Config {
   double stall_warn_s = 60;    // a peer stays away: warn after this time, and again each time it has passed; 0 never

@@ -173,7 +173,8 @@ void Engine::State::StartCall(const Message& start) {
   }
   if (config.segment_nbytes > 0) run.segment_nbytes = config.segment_nbytes;
   bool reduces = call->spec.kind == Kind::kAllreduce || call->spec.kind == Kind::kReducescatter;
-  if (reduces && call->spec.op == ReduceOp::kAverage) run.divisor = size;
+  if (reduces) run.op = call->spec.op;
+  if (run.op == ReduceOp::kAverage) run.divisor = size;
   run.id = start.id;
   run.done = [this, call, outcome, buffer = run.buffer, started_s, id = start.id](const Status& status) {
     EndCall(*call, outcome, *buffer, status);
@@ -202,6 +203,7 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
   run.sparse = channel->MakeRun(*step, bucket);
   run.dtype = spec.dtype;
   run.wire = spec.wire;
+  run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? size : 1;
   run.buffer = step->buckets[static_cast<size_t>(bucket)].buffer;
   run.elements = channel->bucket_elements(bucket);

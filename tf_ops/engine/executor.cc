@@ -9,13 +9,18 @@
 namespace hvd_ext {
 namespace {
 
+constexpr size_t kNamesKept = 64;  // of a lane, for errors
+
 // Bytes of an element in a message.
 int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
 
+// The same on all ranks. Where units have sizes of their own, `elements` is this rank's (alltoall), and may be 0 on
+// some ranks only.
 int64_t CountSegments(const Run& run) {
+  if (!run.unit_begins.empty()) return 1;
   if (run.elements == 0) return 0;
   int64_t nbytes_each = MessageNbytes(run);
-  if (!run.unit_begins.empty() || run.segment_nbytes <= 0 || run.sparse != nullptr) return 1;
+  if (run.segment_nbytes <= 0 || run.sparse != nullptr) return 1;
   int64_t elements_each = std::max<int64_t>(1, run.segment_nbytes / nbytes_each);
   return (run.elements + elements_each - 1) / elements_each;
 }
@@ -31,9 +36,30 @@ Status CheckLane(int64_t lane, int64_t window) {
 }
 
 Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
-    : transport_(transport), pool_(pool), window_(window), trace_(trace) {}
+    : transport_(transport), pool_(pool), window_(window), trace_(trace) {
+  transport_->NameBy([this](const Label& label) { return NameOf(label); });
+}
 
-Executor::~Executor() { FailAll(Stopped("the engine has stopped")); }
+Executor::~Executor() {
+  FailAll(Stopped("the engine has stopped"));
+  transport_->NameBy(nullptr);
+}
+
+std::string Executor::NameOf(const Label& label) const {
+  const int64_t number = label.tag / window_;
+  const std::string place = " (run " + std::to_string(label.run) + " of lane " + std::to_string(number) + ")";
+  auto found = lanes_.find(number);
+  if (found == lanes_.end()) return "a run of another lane" + place;
+  const Lane& lane = found->second;
+  for (const std::unique_ptr<OpenRun>& open : lane.runs) {
+    if (static_cast<uint32_t>(open->index) == label.run) return open->run.what + place;
+  }
+  for (const auto& [index, what] : lane.ended) {
+    if (static_cast<uint32_t>(index) == label.run) return what + place;
+  }
+  const bool ahead = static_cast<int32_t>(label.run - static_cast<uint32_t>(lane.enqueued)) >= 0;
+  return (ahead ? "what this rank has not begun" : "what ended here long ago") + place;
+}
 
 void Executor::Enqueue(int64_t number, Run run, double now_s) {
   Lane& lane = lanes_[number];
@@ -83,7 +109,7 @@ Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
       if (place != nullptr) return Status::Ok();
       // The run before it of its bucket has not ended; those behind it keep their order. Asked last: who enters starts.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
-      place = std::make_unique<Segment>();
+      place = std::make_unique<Segment>(Label(static_cast<int>(number * window_ + slot), open->index, open->started));
       place->open = open.get();
       if (open->started == 0 && IsOn(trace_)) {
         open->begin_s = NowSeconds();
@@ -93,7 +119,6 @@ Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
       place->plan = open->run.plan;
       place->buffer = open->run.buffer;
       place->sparse = open->run.sparse;
-      place->tag = static_cast<int>(number * window_ + slot);
       place->begin = UnitBegin(open->started, open->segments, open->run.elements);
       place->elements = UnitBegin(open->started + 1, open->segments, open->run.elements) - place->begin;
       ++open->started;
@@ -176,11 +201,11 @@ Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   switch (row.opcode) {
     case Opcode::SEND:
       statistics_.bytes_sent += nbytes;
-      return transport_->Send(row.peer, segment->tag, data, nbytes, &transfer->request);
+      return transport_->Send(row.peer, segment->label, data, nbytes, &transfer->request);
     case Opcode::RECV:
     case Opcode::RECV_REDUCE:
       statistics_.bytes_received += nbytes;
-      return transport_->Recv(row.peer, segment->tag, data, nbytes, &transfer->request);
+      return transport_->Recv(row.peer, segment->label, data, nbytes, &transfer->request);
     default:
       break;
   }
@@ -288,10 +313,10 @@ void Executor::Combine(const Segment& segment, const Transfer& transfer) {
   const Run& run = segment.open->run;
   char* data = segment.buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
   const char* message = transfer.message;
-  if (!run.wire) return Add(run.dtype, data, message, transfer.elements);
+  if (!run.wire) return hvd_ext::Combine(run.op, run.dtype, data, message, transfer.elements);
   float* floats = reinterpret_cast<float*>(data);
   if (transfer.row->opcode == Opcode::RECV) return Widen(*run.wire, floats, message, transfer.elements);
-  AddWidened(*run.wire, floats, message, transfer.elements);
+  CombineWidened(run.op, *run.wire, floats, message, transfer.elements);
 }
 
 void Executor::EndRuns(int64_t number, Lane* lane) {
@@ -307,6 +332,8 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
     --open_runs_;
     if (ended->run.sparse != nullptr && ended->segments > 0) ended->run.sparse->Leave();
     if (ended->begin_s >= 0) Record(number, *ended);
+    lane->ended.emplace_back(ended->index, std::move(ended->run.what));
+    if (lane->ended.size() > kNamesKept) lane->ended.pop_front();
     ended->run.done(Status::Ok());
   }
 }

@@ -4,7 +4,9 @@
 //
 // Tags: segment s of lane l uses l * window + s % window, and starts only when segment s - window of its lane has ended
 // on this rank. All messages of s - window have then been posted here, before those of s, and the transport keeps the
-// order of one (sender, receiver, tag): tags repeat, messages never meet the wrong segment.
+// order of one (sender, receiver, tag): tags repeat, messages never meet the wrong segment. That holds as long as all
+// ranks count alike, so a run has as many segments on every rank, also on one that has no elements in it; and every
+// message carries its run and its segment, which the receiver compares with its own (Label).
 //
 // All members are called by the engine's thread, except statistics().
 #pragma once
@@ -17,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/buffer_pool.h"
@@ -37,8 +40,9 @@ struct Run {
   std::string what;  // for messages: "allreduce 'x'"
   std::shared_ptr<const Plan> plan;
   DType dtype = DType::kFloat32;
-  std::optional<DType> wire;  // float32 travels as these halves; it is added as float32
-  int64_t divisor = 1;        // each segment is divided by it when it has ended
+  std::optional<DType> wire;     // float32 travels as these halves; it is added as float32
+  ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
+  int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
@@ -103,12 +107,13 @@ class Executor {
     const char* message = nullptr;     // what has come to be added or widened, and not yet been
   };
   struct Segment {
-    OpenRun* open;
+    explicit Segment(const Label& label) : label(label) {}
+    OpenRun* open = nullptr;
     std::shared_ptr<const Plan> plan;  // these three outlive an abandoned run
     std::shared_ptr<Buffer> buffer;
     std::shared_ptr<SparseRun> sparse;
-    int tag;
-    int64_t begin, elements;
+    Label label;
+    int64_t begin = 0, elements = 0;
     size_t next_row = 0;
     int64_t round = -1;               // under way
     std::vector<Transfer> transfers;  // of the round under way
@@ -117,7 +122,8 @@ class Executor {
   };
   struct Lane {
     std::deque<std::unique_ptr<OpenRun>> runs;
-    std::vector<std::unique_ptr<Segment>> slots;  // segment s is in slot s % window
+    std::vector<std::unique_ptr<Segment>> slots;        // segment s is in slot s % window
+    std::deque<std::pair<int64_t, std::string>> ended;  // the last runs that have ended, and their names
     int64_t enqueued = 0;
     int64_t next_segment = 0;
     double progress_s = 0;
@@ -147,6 +153,7 @@ class Executor {
   void Record(int64_t number, const OpenRun& open);
   void Abandon(std::unique_ptr<Segment> segment);
   int64_t UnitAt(const Segment& segment, int64_t unit) const;
+  std::string NameOf(const Label& label) const;
 
   Transport* transport_;
   BufferPool* pool_;

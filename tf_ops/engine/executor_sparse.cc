@@ -21,7 +21,7 @@ SparseWork Executor::WorkOf(const Segment& segment) {
           &statistics_.bytes_sent,
           &statistics_.bytes_received,
           segment.plan.get(),
-          segment.tag,
+          segment.label,
           reinterpret_cast<float*>(segment.buffer->data()),
           segment.elements};
 }

@@ -16,10 +16,11 @@ struct HostEntry {
     kTaken = 4,    // the writer needs message `id` no longer
     kControl = 5,  // a part of a control message, in `bytes`; `tag` is 1 if it goes on
   };
-  static constexpr int64_t kBytes = 96;
+  static constexpr int64_t kBytes = 88;
 
   Kind kind;
   int32_t tag;
+  uint32_t run, segment;  // of a message's label
   int64_t id;
   int64_t offset;
   int64_t nbytes;

@@ -49,8 +49,8 @@ Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
       const int peer = message.row->peer;
       *(sends ? work.bytes_sent : work.bytes_received) += kHeadNbytes;
       HVD_EXT_RETURN_IF_ERROR(
-          sends ? work.transport->Send(peer, work.tag, message.head.data(), kHeadNbytes, &message.requests.back())
-                : work.transport->Recv(peer, work.tag, message.head.data(), kHeadNbytes, &message.requests.back()));
+          sends ? work.transport->Send(peer, work.label, message.head.data(), kHeadNbytes, &message.requests.back())
+                : work.transport->Recv(peer, work.label, message.head.data(), kHeadNbytes, &message.requests.back()));
     }
   }
   for (Message& message : messages_) {
@@ -77,8 +77,8 @@ Status SparseRun::PostBody(const SparseWork& work, Message* message) {
     message->requests.emplace_back();
     std::unique_ptr<Request>* request = &message->requests.back();
     HVD_EXT_RETURN_IF_ERROR(message->sends
-                                ? work.transport->Send(message->row->peer, work.tag, body + at, length, request)
-                                : work.transport->Recv(message->row->peer, work.tag, body + at, length, request));
+                                ? work.transport->Send(message->row->peer, work.label, body + at, length, request)
+                                : work.transport->Recv(message->row->peer, work.label, body + at, length, request));
   }
   return Status::Ok();
 }

@@ -34,7 +34,7 @@ struct SparseWork {
   TopKScratch* scratch;
   std::atomic<int64_t>*bytes_sent, *bytes_received;
   const Plan* plan;
-  int tag;
+  Label label;
   float* data;  // the bucket
   int64_t elements;
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,20 @@ namespace hvd_ext {
 // The longest message that a plan's row is cut into: one that takes long over a slow link must not look like a stall. A
 // multiple of every dtype's size.
 constexpr int64_t kPieceNbytes = 4 << 20;
+
+// What pairs a message with its receive, and what proves that the right two have been paired. `tag` pairs them. The
+// other two travel with the message: the run of the tag's lane that it belongs to, counted by each rank for itself, and
+// the segment of that run. A receive that meets another label fails, so that a fault in the counting can never hand one
+// call the data of another.
+struct Label {
+  Label(int tag, int64_t run = 0, int64_t segment = 0)  // NOLINT: an int is a label of run 0
+      : tag(tag), run(static_cast<uint32_t>(run)), segment(static_cast<uint32_t>(segment)) {}
+
+  bool Belongs(const Label& other) const { return run == other.run && segment == other.segment; }
+
+  int32_t tag;
+  uint32_t run, segment;  // modulo 2^32
+};
 
 // One message under way. Owned by the transport; the caller keeps the pointer until Test reports it done, and keeps the
 // buffer alive that long.
@@ -36,12 +51,18 @@ class Transport {
   virtual int size() const = 0;
 
   // Data. Messages of one (sender, receiver, tag) arrive in the order in which they were sent, and match receives in
-  // the order in which those were posted. Both sides give the same nbytes (0 is allowed and moves nothing). A message
-  // may be longer than 2^31 - 1 bytes: the MPI transport cuts it into parts, which also keeps each part below the eager
-  // limit.
-  virtual Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
-  virtual Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
+  // the order in which those were posted. Both sides give the same label and the same nbytes (0 is allowed and moves
+  // nothing); Test of a receive that meets anything else fails. A message may be longer than 2^31 - 1 bytes: the MPI
+  // transport cuts it into parts, which also keeps each part below the eager limit.
+  virtual Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
+  virtual Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
   virtual Status Test(Request* request, bool* done) = 0;
+
+  // How to name the run of a label in an error: "allreduce 'x' (run 17 of lane 0)". Before the first message.
+  using Names = std::function<std::string(const Label&)>;
+  virtual void NameBy(Names names) { names_ = std::move(names); }
+  // The failure of a receive that has met a message with the label `came`.
+  Status MeantForAnother(int peer, const Label& expected, const Label& came) const;
 
   // Lending. From such a peer a message may be received with data == nullptr: then it is not copied. When its request
   // is done, View says where it lies, until the request is destroyed; only then does the peer's send end. So the
@@ -92,6 +113,7 @@ class Transport {
 
  private:
   Doorbell own_doorbell_;
+  Names names_;
 };
 
 // Ranks as threads of one process: element r is rank r's. One rank gives the transport of a job without a launcher.

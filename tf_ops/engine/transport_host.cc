@@ -23,12 +23,13 @@ class Host;
 
 class HostRequest : public Request {
  public:
-  HostRequest(std::shared_ptr<Host> host, int peer, int tag, char* data, int64_t nbytes)
-      : host(std::move(host)), peer(peer), tag(tag), data(data), nbytes(nbytes) {}
+  HostRequest(std::shared_ptr<Host> host, int peer, Label label, char* data, int64_t nbytes)
+      : host(std::move(host)), peer(peer), label(label), data(data), nbytes(nbytes) {}
   ~HostRequest() override;
 
   const std::shared_ptr<Host> host;
-  const int peer, tag;
+  const int peer;
+  const Label label;
   char* const data;  // a receive's; null: it is lent
   const int64_t nbytes;
   bool done = false;
@@ -65,34 +66,34 @@ class Host : public std::enable_shared_from_this<Host> {
   bool rings() const { return all_near_ && !silent_; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
-    auto mine = NewRequest(peer, tag, nullptr, nbytes);
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = NewRequest(peer, label, nullptr, nbytes);
     if (nbytes == 0) {
       mine->done = true;
     } else if (nbytes <= HostEntry::kBytes) {
-      HostEntry entry = EntryOf(HostEntry::kInline, tag, -1, 0, nbytes);
+      HostEntry entry = EntryOf(HostEntry::kInline, label, -1, 0, nbytes);
       std::memcpy(entry.bytes, data, static_cast<size_t>(nbytes));
       Tell(Find(peer), entry);
       mine->done = true;
     } else if (arena_->Owns(data)) {
       mine->id = next_id_++;
       sends_[mine->id] = mine.get();
-      Tell(Find(peer), EntryOf(HostEntry::kLent, tag, mine->id, arena_->OffsetOf(data), nbytes));
+      Tell(Find(peer), EntryOf(HostEntry::kLent, label, mine->id, arena_->OffsetOf(data), nbytes));
     } else {
       silent_ = true;
-      HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, tag, data, nbytes, &mine->between));
-      Tell(Find(peer), EntryOf(HostEntry::kBetween, tag, -1, 0, nbytes));
+      HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, label, data, nbytes, &mine->between));
+      Tell(Find(peer), EntryOf(HostEntry::kBetween, label, -1, 0, nbytes));
     }
     *request = std::move(mine);
     return Status::Ok();
   }
 
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
-    auto mine = NewRequest(peer, tag, static_cast<char*>(data), nbytes);
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = NewRequest(peer, label, static_cast<char*>(data), nbytes);
     if (nbytes == 0) {
       mine->done = true;
     } else {
-      Waiting& waiting = Find(peer)->waiting[tag];
+      Waiting& waiting = Find(peer)->waiting[label.tag];
       if (waiting.messages.empty()) {
         mine->waits = true;
         waiting.receives.push_back(mine.get());
@@ -177,7 +178,7 @@ class Host : public std::enable_shared_from_this<Host> {
   // The end of a request, whatever has become of it.
   void Forget(HostRequest* request) {
     if (request->waits) {
-      std::deque<HostRequest*>& receives = Find(request->peer)->waiting[request->tag].receives;
+      std::deque<HostRequest*>& receives = Find(request->peer)->waiting[request->label.tag].receives;
       receives.erase(std::find(receives.begin(), receives.end(), request));
     } else if (request->view != nullptr && request->id >= 0) {
       Tell(Find(request->peer), EntryOf(HostEntry::kTaken, 0, request->id, 0, 0));
@@ -199,10 +200,12 @@ class Host : public std::enable_shared_from_this<Host> {
     std::string control;  // of a message whose parts have not all come
   };
 
-  static HostEntry EntryOf(HostEntry::Kind kind, int tag, int64_t id, int64_t offset, int64_t nbytes) {
+  static HostEntry EntryOf(HostEntry::Kind kind, const Label& label, int64_t id, int64_t offset, int64_t nbytes) {
     HostEntry entry;
     entry.kind = kind;
-    entry.tag = tag;
+    entry.tag = label.tag;
+    entry.run = label.run;
+    entry.segment = label.segment;
     entry.id = id;
     entry.offset = offset;
     entry.nbytes = nbytes;
@@ -211,8 +214,8 @@ class Host : public std::enable_shared_from_this<Host> {
 
   Peer* Find(int peer) const { return places_[static_cast<size_t>(peer)].get(); }
 
-  std::unique_ptr<HostRequest> NewRequest(int peer, int tag, char* data, int64_t nbytes) {
-    return std::make_unique<HostRequest>(shared_from_this(), peer, tag, data, nbytes);
+  std::unique_ptr<HostRequest> NewRequest(int peer, const Label& label, char* data, int64_t nbytes) {
+    return std::make_unique<HostRequest>(shared_from_this(), peer, label, data, nbytes);
   }
 
   static void Tell(Peer* peer, const HostEntry& entry) {
@@ -258,10 +261,14 @@ class Host : public std::enable_shared_from_this<Host> {
   Status Match(HostRequest* request, const HostEntry& entry) {
     Peer* peer = Find(request->peer);
     char* to = request->data;
-    if (entry.nbytes != request->nbytes) {
-      request->error = "message from rank " + std::to_string(request->peer) + " with tag " +
-                       std::to_string(request->tag) + ": " + std::to_string(entry.nbytes) + " bytes were sent and " +
-                       std::to_string(request->nbytes) + " expected, must be the same";
+    const Label came(entry.tag, entry.run, entry.segment);
+    if (!came.Belongs(request->label) || entry.nbytes != request->nbytes) {
+      request->error = !came.Belongs(request->label)
+                           ? between_->MeantForAnother(request->peer, request->label, came).message
+                           : "message from rank " + std::to_string(request->peer) + " with tag " +
+                                 std::to_string(request->label.tag) + ": " + std::to_string(entry.nbytes) +
+                                 " bytes were sent and " + std::to_string(request->nbytes) +
+                                 " expected, must be the same";
       if (entry.kind == HostEntry::kLent) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
       return Status::Ok();
     }
@@ -289,7 +296,7 @@ class Host : public std::enable_shared_from_this<Host> {
     }
     if (entry.kind == HostEntry::kBetween) {
       silent_ = true;
-      return between_->Recv(request->peer, request->tag, to, entry.nbytes, &request->between);
+      return between_->Recv(request->peer, request->label, to, entry.nbytes, &request->between);
     }
     std::memcpy(to, entry.bytes, static_cast<size_t>(entry.nbytes));
     request->done = true;
@@ -317,14 +324,15 @@ class HostTransport : public Transport {
   int rank() const override { return between()->rank(); }
   int size() const override { return between()->size(); }
 
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    if (host_->IsNear(peer)) return host_->Send(peer, tag, data, nbytes, request);
-    return between()->Send(peer, tag, data, nbytes, Far(peer, tag, nbytes, request));
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (host_->IsNear(peer)) return host_->Send(peer, label, data, nbytes, request);
+    return between()->Send(peer, label, data, nbytes, Far(peer, label, nbytes, request));
   }
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    if (host_->IsNear(peer)) return host_->Recv(peer, tag, data, nbytes, request);
-    return between()->Recv(peer, tag, data, nbytes, Far(peer, tag, nbytes, request));
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (host_->IsNear(peer)) return host_->Recv(peer, label, data, nbytes, request);
+    return between()->Recv(peer, label, data, nbytes, Far(peer, label, nbytes, request));
   }
+  void NameBy(Names names) override { between()->NameBy(std::move(names)); }
   Status Test(Request* request, bool* done) override { return host_->Test(static_cast<HostRequest*>(request), done); }
 
   Status SendControl(int peer, std::string message) override {
@@ -366,8 +374,8 @@ class HostTransport : public Transport {
   Transport* between() const { return host_->between(); }
 
   // A request that is carried by the other transport.
-  std::unique_ptr<Request>* Far(int peer, int tag, int64_t nbytes, std::unique_ptr<Request>* request) {
-    auto mine = std::make_unique<HostRequest>(host_, peer, tag, nullptr, nbytes);
+  std::unique_ptr<Request>* Far(int peer, const Label& label, int64_t nbytes, std::unique_ptr<Request>* request) {
+    auto mine = std::make_unique<HostRequest>(host_, peer, label, nullptr, nbytes);
     std::unique_ptr<Request>* carried = &mine->between;
     *request = std::move(mine);
     return carried;

@@ -4,6 +4,7 @@
 #ifdef HVD_EXT_WITH_MPI
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <list>
 #include <map>
@@ -22,6 +23,8 @@ namespace {
 // int.
 constexpr int64_t kPartNbytes = 60000;
 constexpr int kPartsPerTest = 64;
+constexpr int kLabelNbytes = sizeof(Label::run) + sizeof(Label::segment);
+static_assert(offsetof(Label, segment) == offsetof(Label, run) + sizeof(Label::run), "they travel as one block");
 
 std::string WithPeer(int peer, int tag, int64_t nbytes) {
   return "rank " + std::to_string(peer) + ", tag " + std::to_string(tag) + ", " + std::to_string(nbytes) + " bytes";
@@ -31,25 +34,57 @@ std::string WithPeer(int peer, int tag, int64_t nbytes) {
 // leave the buffer in use with no way to learn when it no longer is.
 class Message : public Request {
  public:
-  Message(int peer, int tag, int64_t nbytes, bool receives)
-      : peer_(peer), tag_(tag), nbytes_(nbytes), receives_(receives) {
+  Message(int peer, Label label, int64_t nbytes, bool receives)
+      : peer_(peer), nbytes_(nbytes), receives_(receives), label_(label), came_(label) {
     parts_.reserve(static_cast<size_t>((nbytes + kPartNbytes - 1) / kPartNbytes));
   }
 
+  int peer() const { return peer_; }
+  const Label& label() const { return label_; }
+  std::string Words() const { return WithPeer(peer_, label_.tag, nbytes_); }
+
+  // A part of a control message, which has no label: the caller posts it.
   MPI_Request* AddPart() { return &parts_.emplace_back(MPI_REQUEST_NULL); }
-  std::string Words() const { return WithPeer(peer_, tag_, nbytes_); }
+
+  // Posts all parts. The run and the segment of the label travel in front of the first one.
+  Status Post(void* data, MPI_Comm communicator) {
+    for (int64_t at = 0; at < nbytes_; at += kPartNbytes) {
+      void* memory = static_cast<char*>(data) + at;
+      int count = static_cast<int>(std::min(kPartNbytes, nbytes_ - at));
+      MPI_Datatype type = MPI_BYTE;
+      if (at == 0) {
+        HVD_EXT_RETURN_IF_ERROR(MakeFirstPart(data, count, &type));
+        memory = MPI_BOTTOM;
+        count = 1;
+      }
+      MPI_Request* part = AddPart();
+      int code = receives_ ? MPI_Irecv(memory, count, type, peer_, label_.tag, communicator, part)
+                           : MPI_Isend(memory, count, type, peer_, label_.tag, communicator, part);
+      if (at == 0) HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Type_free(&type), Words());
+      if (code != MPI_SUCCESS) return MpiFailure(receives_ ? "MPI_Irecv" : "MPI_Isend", code, Words());
+    }
+    return Status::Ok();
+  }
+
+  // True if the message that has come is another run's.
+  bool IsMeantForAnother(Label* came) const {
+    *came = came_;
+    return receives_ && looked_at_ && !came_.Belongs(label_);
+  }
 
   Status Test(bool* done) {
     MPI_Status statuses[kPartsPerTest];
     *done = false;
     while (finished_ < parts_.size()) {
       int n = static_cast<int>(std::min<size_t>(kPartsPerTest, parts_.size() - finished_));
+      if (receives_ && finished_ == 0) n = 1;  // another run's message may have fewer parts
       int all = 0;
       int code = MPI_Testall(n, &parts_[finished_], &all, statuses);
       for (int i = 0; i < n && code == MPI_ERR_IN_STATUS; ++i) {
         int of_part = statuses[i].MPI_ERROR;
         if (of_part != MPI_SUCCESS && of_part != MPI_ERR_PENDING) code = of_part;
       }
+      looked_at_ = code != MPI_SUCCESS || all != 0;
       if (code != MPI_SUCCESS) return MpiFailure("MPI_Testall", code, Words());
       if (!all) return Status::Ok();
       for (int i = 0; i < n && receives_; ++i) HVD_EXT_RETURN_IF_ERROR(CheckLength(finished_ + i, statuses[i]));
@@ -64,14 +99,28 @@ class Message : public Request {
     int came = 0;
     HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Get_count(&status, MPI_BYTE, &came), Words());
     int64_t expected = std::min(kPartNbytes, nbytes_ - static_cast<int64_t>(part) * kPartNbytes);
+    if (part == 0) came -= kLabelNbytes;
     if (came == expected) return Status::Ok();
     return Internal("message from " + Words() + ": its part " + std::to_string(part) + " must have " +
                     std::to_string(expected) + " bytes, " + std::to_string(came) + " came");
   }
 
-  const int peer_, tag_;
+  Status MakeFirstPart(void* data, int count, MPI_Datatype* type) {
+    int lengths[] = {kLabelNbytes, count};
+    MPI_Aint addresses[2];
+    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Get_address(&came_.run, &addresses[0]), Words());
+    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Get_address(data, &addresses[1]), Words());
+    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Type_create_hindexed(2, lengths, addresses, MPI_BYTE, type), Words());
+    HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Type_commit(type), Words());
+    return Status::Ok();
+  }
+
+  const int peer_;
   const int64_t nbytes_;
   const bool receives_;
+  const Label label_;
+  Label came_;              // of a message that is sent: the label itself
+  bool looked_at_ = false;  // MPI has written all that it will write to came_
   std::vector<MPI_Request> parts_;
   size_t finished_ = 0;
 };
@@ -106,31 +155,21 @@ class MpiTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    auto message = std::make_unique<Message>(peer, tag, nbytes, /*receives=*/false);
-    for (int64_t at = 0; at < nbytes; at += kPartNbytes) {
-      int count = static_cast<int>(std::min(kPartNbytes, nbytes - at));
-      const char* from = static_cast<const char*>(data) + at;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Isend(from, count, MPI_BYTE, peer, tag, own_.data, message->AddPart()),
-                                  message->Words());
-    }
-    *request = std::move(message);
-    return Status::Ok();
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post(std::make_unique<Message>(peer, label, nbytes, /*receives=*/false), const_cast<void*>(data), request);
   }
 
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    auto message = std::make_unique<Message>(peer, tag, nbytes, /*receives=*/true);
-    for (int64_t at = 0; at < nbytes; at += kPartNbytes) {
-      int count = static_cast<int>(std::min(kPartNbytes, nbytes - at));
-      char* to = static_cast<char*>(data) + at;
-      HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Irecv(to, count, MPI_BYTE, peer, tag, own_.data, message->AddPart()),
-                                  message->Words());
-    }
-    *request = std::move(message);
-    return Status::Ok();
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return Post(std::make_unique<Message>(peer, label, nbytes, /*receives=*/true), data, request);
   }
 
-  Status Test(Request* request, bool* done) override { return static_cast<Message*>(request)->Test(done); }
+  Status Test(Request* request, bool* done) override {
+    auto* message = static_cast<Message*>(request);
+    Status status = message->Test(done);
+    Label came(0);
+    if (message->IsMeantForAnother(&came)) return MeantForAnother(message->peer(), message->label(), came);
+    return status;
+  }
 
   Status SendControl(int peer, std::string text) override {
     if (peer == rank_) {
@@ -192,6 +231,12 @@ class MpiTransport : public Transport {
   }
 
  private:
+  Status Post(std::unique_ptr<Message> message, void* data, std::unique_ptr<Request>* request) {
+    HVD_EXT_RETURN_IF_ERROR(message->Post(data, own_.data));
+    *request = std::move(message);
+    return Status::Ok();
+  }
+
   Status ReapOutgoing() {
     for (auto at = outgoing_.begin(); at != outgoing_.end();) {
       bool done = false;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,9 +20,15 @@ struct Inbox;
 // A send or a receive. `inbox` is that of the receiver; what changes is guarded by the inbox's mutex.
 class ThreadRequest : public Request {
  public:
-  ThreadRequest(std::shared_ptr<Inbox> inbox, std::shared_ptr<Inbox> other, std::pair<int, int> key, const char* from,
+  ThreadRequest(std::shared_ptr<Inbox> inbox, std::shared_ptr<Inbox> other, int sender, Label label, const char* from,
                 char* to, int64_t nbytes)
-      : inbox(std::move(inbox)), other(std::move(other)), key(key), from(from), to(to), nbytes(nbytes) {}
+      : inbox(std::move(inbox)),
+        other(std::move(other)),
+        key(sender, label.tag),
+        label(label),
+        from(from),
+        to(to),
+        nbytes(nbytes) {}
   ~ThreadRequest() override;  // withdraws what has not been matched, gives back what was lent
 
   bool sends() const { return from != nullptr; }
@@ -29,11 +36,13 @@ class ThreadRequest : public Request {
   const std::shared_ptr<Inbox> inbox;
   const std::shared_ptr<Inbox> other;  // of the sender, for its bell
   const std::pair<int, int> key;       // sender, tag
-  const char* const from;              // null for a receive
-  char* const to;                      // null for a receive that borrows
+  const Label label;
+  const char* const from;  // null for a receive
+  char* const to;          // null for a receive that borrows
   const int64_t nbytes;
   bool done = false;
   ThreadRequest* partner = nullptr;  // while the message is lent: the other side
+  std::optional<Label> came;         // a receive has met the message of another run
   std::string error;
 };
 
@@ -88,19 +97,19 @@ class ThreadTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_->inboxes.size()); }
 
-  Status Send(int peer, int tag, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     HVD_EXT_RETURN_IF_ERROR(Check("send to", peer, nbytes));
     static const char nothing = 0;  // a pointer says which side a request is; with 0 bytes it may be null
     const char* from = data == nullptr ? &nothing : static_cast<const char*>(data);
-    Post(std::make_unique<ThreadRequest>(world_->inboxes[peer], world_->inboxes[rank_], std::pair(rank_, tag), from,
-                                         nullptr, nbytes),
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[peer], world_->inboxes[rank_], rank_, label, from, nullptr,
+                                         nbytes),
          request);
     return Status::Ok();
   }
 
-  Status Recv(int peer, int tag, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     HVD_EXT_RETURN_IF_ERROR(Check("receive from", peer, nbytes));
-    Post(std::make_unique<ThreadRequest>(world_->inboxes[rank_], world_->inboxes[peer], std::pair(peer, tag), nullptr,
+    Post(std::make_unique<ThreadRequest>(world_->inboxes[rank_], world_->inboxes[peer], peer, label, nullptr,
                                          static_cast<char*>(data), nbytes),
          request);
     return Status::Ok();
@@ -110,6 +119,7 @@ class ThreadTransport : public Transport {
     auto* posted = static_cast<ThreadRequest*>(request);
     std::lock_guard<std::mutex> lock(posted->inbox->mutex);
     *done = posted->done;
+    if (posted->came) return MeantForAnother(posted->key.first, posted->label, *posted->came);
     if (!posted->error.empty()) return Internal(posted->error);
     return *done ? Status::Ok() : CheckAborted("test of a message");
   }
@@ -195,7 +205,10 @@ class ThreadTransport : public Transport {
     bool lends = receive->to == nullptr;
     receive->done = true;
     send->done = !lends;
-    if (send->nbytes != receive->nbytes) {
+    if (!send->label.Belongs(receive->label)) {
+      send->done = true;
+      receive->came = send->label;
+    } else if (send->nbytes != receive->nbytes) {
       send->done = true;
       send->error = receive->error = "message from rank " + std::to_string(send->key.first) + " with tag " +
                                      std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +

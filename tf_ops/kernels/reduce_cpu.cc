@@ -1,5 +1,8 @@
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/f16c.h"
@@ -19,6 +22,28 @@ __attribute__((always_inline)) inline void AddLoop(T* accumulator, const T* x, i
       FromFloat(ToFloat(accumulator[i]) + ToFloat(x[i]), &accumulator[i]);
     } else {
       accumulator[i] += x[i];
+    }
+  }
+}
+
+// Of two values, the same one whatever their order, so that ranks that combine them the other way round agree.
+template <ReduceOp op, typename T>
+__attribute__((always_inline)) inline T Chosen(T a, T b) {
+  if constexpr (op == ReduceOp::kProduct) return a * b;
+  if constexpr (std::is_floating_point_v<T>) {
+    if (a != a || b != b) return std::numeric_limits<T>::quiet_NaN();
+    if (a == b) return std::signbit(a) == (op == ReduceOp::kMin) ? a : b;  // of the two zeros
+  }
+  return (op == ReduceOp::kMin) == (a < b) ? a : b;
+}
+
+template <ReduceOp op, typename T>
+__attribute__((always_inline)) inline void ChooseLoop(T* accumulator, const T* x, int64_t elements) {
+  for (int64_t i = 0; i < elements; ++i) {
+    if constexpr (kIsHalf<T>) {
+      FromFloat(Chosen<op>(ToFloat(accumulator[i]), ToFloat(x[i])), &accumulator[i]);
+    } else {
+      accumulator[i] = Chosen<op>(accumulator[i], x[i]);
     }
   }
 }
@@ -51,6 +76,11 @@ const bool wide = false;
 template <typename T>
 HVD_EXT_WIDE void AddWide(T* accumulator, const T* x, int64_t elements) {
   AddLoop(accumulator, x, elements);
+}
+
+template <ReduceOp op, typename T>
+HVD_EXT_WIDE void ChooseWide(T* accumulator, const T* x, int64_t elements) {
+  ChooseLoop<op>(accumulator, x, elements);
 }
 
 template <typename T>
@@ -89,6 +119,17 @@ void AddAs(void* accumulator, const void* x, int64_t elements) {
   }
 }
 
+template <ReduceOp op, typename T>
+void ChooseAs(void* accumulator, const void* x, int64_t elements) {
+  T* to = static_cast<T*>(accumulator);
+  const T* from = static_cast<const T*>(x);
+  if (wide) {
+    ChooseWide<op>(to, from, elements);
+  } else {
+    ChooseLoop<op>(to, from, elements);
+  }
+}
+
 template <typename T>
 void DivideAs(void* data, int64_t divisor, int64_t elements) {
 #if defined(__x86_64__)
@@ -109,7 +150,44 @@ void DivideAs(void* data, int64_t divisor, int64_t elements) {
   std::abort();
 }
 
+template <ReduceOp op>
+void Choose(DType dtype, void* accumulator, const void* x, int64_t elements) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ChooseAs<op, float>(accumulator, x, elements);
+    case DType::kFloat64:
+      return ChooseAs<op, double>(accumulator, x, elements);
+    case DType::kFloat16:
+      return ChooseAs<op, Float16>(accumulator, x, elements);
+    case DType::kBFloat16:
+      return ChooseAs<op, BFloat16>(accumulator, x, elements);
+    case DType::kInt32:  // a product is unsigned, because signed overflow is undefined
+      return ChooseAs<op, std::conditional_t<op == ReduceOp::kProduct, uint32_t, int32_t>>(accumulator, x, elements);
+    case DType::kInt64:
+      return ChooseAs<op, std::conditional_t<op == ReduceOp::kProduct, uint64_t, int64_t>>(accumulator, x, elements);
+    case DType::kBytes:
+      break;
+  }
+  Refuse("Combine", dtype);
+}
+
 }  // namespace
+
+const char* NameOf(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAverage:
+      return "average";
+    case ReduceOp::kMin:
+      return "minimum";
+    case ReduceOp::kMax:
+      return "maximum";
+    case ReduceOp::kProduct:
+      return "product";
+  }
+  return "unknown";
+}
 
 size_t SizeOf(DType dtype) {
   switch (dtype) {
@@ -166,6 +244,32 @@ void Add(DType dtype, void* accumulator, const void* x, int64_t elements) {
       break;
   }
   Refuse("Add", dtype);
+}
+
+void Combine(ReduceOp op, DType dtype, void* accumulator, const void* x, int64_t elements) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return Add(dtype, accumulator, x, elements);
+    case ReduceOp::kMin:
+      return Choose<ReduceOp::kMin>(dtype, accumulator, x, elements);
+    case ReduceOp::kMax:
+      return Choose<ReduceOp::kMax>(dtype, accumulator, x, elements);
+    case ReduceOp::kProduct:
+      return Choose<ReduceOp::kProduct>(dtype, accumulator, x, elements);
+  }
+}
+
+void CombineWidened(ReduceOp op, DType wire, float* accumulator, const void* x, int64_t elements) {
+  if (op == ReduceOp::kSum || op == ReduceOp::kAverage) return AddWidened(wire, accumulator, x, elements);
+  constexpr int64_t kAtOnce = 2048;
+  float widened[kAtOnce];
+  const char* from = static_cast<const char*>(x);
+  for (int64_t at = 0; at < elements; at += kAtOnce) {
+    const int64_t count = std::min(kAtOnce, elements - at);
+    Widen(wire, widened, from + at * static_cast<int64_t>(SizeOf(wire)), count);
+    Combine(op, DType::kFloat32, accumulator + at, widened, count);
+  }
 }
 
 void Divide(DType dtype, void* data, int64_t divisor, int64_t elements) {

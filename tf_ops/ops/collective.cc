@@ -68,23 +68,23 @@ absl::Status AlltoallShape(InferenceContext* c) {
 
 HVD_EXT_REGISTER("HvdExt>Allreduce")
     .Attr(HVD_EXT_REDUCED)
-    .Attr("average: bool")
+    .Attr("reduce_op: int")
     .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(SameShape)
     .Doc(R"doc(
-Gives all ranks the sum or average of their tensors, bit-identical on all ranks.
+Gives all ranks the sum, average, minimum, maximum or product of their tensors, bit-identical on all ranks.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
 terms: what else all ranks must have alike, a line each; the first line is what the user has called.
-result: the sum or average.
+result: of the tensor's shape and dtype.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
-average: divide the sum by the number of ranks.
-wire: float32 travels in this dtype and is added in float32; other dtypes travel as they are.
+reduce_op: the number of a ReduceOp (tf_ops/kernels/reduce.h).
+wire: float32 travels in this dtype and is combined in float32; other dtypes travel as they are.
 dtype: the user's, where the tensor travels in another one.
 counted: the name is a number; two such calls of one rank at once are an error.
 )doc");
@@ -127,7 +127,7 @@ counted: as in HvdExt>Allreduce.
 
 HVD_EXT_REGISTER("HvdExt>Reducescatter")
     .Attr(HVD_EXT_REDUCED)
-    .Attr("average: bool")
+    .Attr("reduce_op: int")
     .Attr("wire: {'', 'float16', 'bfloat16'} = ''")
     .SetIsStateful()
     .SetShapeFn(AnyFirstDimension)
@@ -142,7 +142,7 @@ limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
 digests: the plans' digests, compared over the ranks.
 segments: the pipelining grain in bytes.
-average: divide the sum by the number of ranks.
+reduce_op: the number of a ReduceOp (tf_ops/kernels/reduce.h).
 dtype: as in HvdExt>Allreduce.
 counted: as in HvdExt>Allreduce.
 wire: as in HvdExt>Allreduce.
@@ -234,9 +234,9 @@ class CallOp : public tensorflow::AsyncOpKernel {
   CallOp(OpKernelConstruction* construction, Kind kind) : AsyncOpKernel(construction), kind_(kind) {
     OP_REQUIRES_OK(construction, classes_.Read(construction));
     if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
-      bool average = false;
-      OP_REQUIRES_OK(construction, construction->GetAttr("average", &average));
-      op_ = average ? ReduceOp::kAverage : ReduceOp::kSum;
+      int op = 0;
+      OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &op));
+      op_ = static_cast<ReduceOp>(op);  // the engine refuses what is none
     }
     OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
     OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));

@@ -49,6 +49,7 @@ TEST("host mpi: opposing large messages do not block") { OpposingLargeMessagesDo
 TEST("host mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
 TEST("host mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
 TEST("host mpi: lent messages stay until they are given back") { LentMessagesStayUntilTheyAreGivenBack(Shared()); }
+TEST("host mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
 TEST("host mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
 
 TEST("host mpi: one rank without shared memory goes by MPI, the others share") {

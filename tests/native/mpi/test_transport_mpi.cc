@@ -36,6 +36,7 @@ TEST("mpi: tags are independent") { TagsAreIndependent(Shared()); }
 TEST("mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
 TEST("mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
 TEST("mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
+TEST("mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
 TEST("mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
 
 TEST("mpi: a peer outside the job is reported with the call, the code's text and the peer") {

@@ -1,0 +1,122 @@
+// A rank that counts runs or segments differently from the others: no call gets another call's data, all ranks fail and
+// say which two calls have met.
+#include <future>
+#include <regex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engines.h"
+#include "hosts.h"
+
+namespace hvd_ext::test {
+namespace {
+
+using Change = Label (*)(const Label&);
+
+// The labels of all messages of this rank that come after the first `right` ones are changed.
+class Miscounting : public Transport {
+ public:
+  Miscounting(std::shared_ptr<Transport> inner, int right, Change change)
+      : inner_(std::move(inner)), right_(right), change_(change) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return inner_->Send(peer, Counted(label), data, nbytes, request);
+  }
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return inner_->Recv(peer, Counted(label), data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
+  void NameBy(Names names) override { inner_->NameBy(std::move(names)); }
+  bool Lends(int peer) const override { return inner_->Lends(peer); }
+  const char* View(const Request* request) const override { return inner_->View(request); }
+  std::shared_ptr<Arena> arena() const override { return inner_->arena(); }
+  Doorbell* doorbell() override { return inner_->doorbell(); }
+  bool Rings() const override { return inner_->Rings(); }
+  Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
+  Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
+  bool ControlPending() override { return inner_->ControlPending(); }
+  void Abort(int code) override { inner_->Abort(code); }
+  void Close() override { inner_->Close(); }
+
+ private:
+  Label Counted(const Label& label) const { return label.run < right_ ? label : change_(label); }
+
+  const std::shared_ptr<Transport> inner_;
+  const uint32_t right_;
+  const Change change_;
+};
+
+constexpr int kSize = 3, kRight = 3, kCalls = 8;
+constexpr int64_t kWindow = 4;
+
+// Rank 1 miscounts from the fourth call on, while many calls are under way. `shared`: the ranks share memory.
+template <Change change, bool shared>
+std::vector<std::shared_ptr<Transport>> OneMiscounts(int size) {
+  auto transports = shared ? MakeHostTransports<kRoomyArena>(size) : MakeThreadTransports(size);
+  transports[1] = std::make_shared<Miscounting>(transports[1], kRight, change);
+  return transports;
+}
+
+void AllFailWithBothNames(std::vector<std::shared_ptr<Transport>> (*make)(int)) {
+  auto before = std::exchange(TransportsOfEngines(), make);
+  Config config = QuickConfig();
+  config.window = kWindow;
+  config.stall_fatal_s = 30;
+  std::vector<std::string> words(kSize);
+  {
+    Engines engines(kSize, config);
+    TransportsOfEngines() = before;
+    engines.Each([&](int rank, Engine* engine) {
+      int64_t plan = AddPlan(engine, RingAllreduce(rank, kSize));
+      std::vector<std::future<Result>> calls;
+      for (int i = 0; i < kCalls; ++i) {
+        // Of one length: the length must not be what gives the fault away.
+        calls.push_back(StartCall(engine, AllreduceSpec("call" + std::to_string(i), plan, 3000),
+                                  Input(DType::kFloat32, 3000, rank, i)));
+        if (i < kRight) {
+          Result first = Await(std::move(calls.back()), "a call that is counted right");
+          CHECK_OK(first.status);
+          calls.pop_back();
+          CHECK(first.data == Reduced(DType::kFloat32, ReduceOp::kSum, 3000, kSize, i));
+        }
+      }
+      for (std::future<Result>& call : calls) {
+        Result result = Await(std::move(call), "a call");
+        if (!result.status.ok()) words[rank] = result.status.message;
+      }
+    });
+  }
+  const std::regex named("allreduce 'call[0-9]' \\(run [0-9]+ of lane 0\\)");
+  for (const std::string& word : words) {
+    CHECK(word.find("the ranks have not counted alike what they exchange") != std::string::npos);
+    std::set<std::string> names(std::sregex_token_iterator(word.begin(), word.end(), named), {});
+    CHECK_EQ(names.size(), size_t{2});
+  }
+}
+
+// Messages go with the tags of the call before, as when a rank counts no segment where the others count one.
+Label OneSegmentLess(const Label& label) {
+  const int64_t lane = label.tag / kWindow, slot = label.tag % kWindow;
+  Label shifted = label;
+  shifted.tag = static_cast<int>(lane * kWindow + (slot + kWindow - 1) % kWindow);
+  return shifted;
+}
+
+Label OneRunLess(const Label& label) { return Label(label.tag, int64_t{label.run} - 1, label.segment); }
+
+TEST("labels: a rank that has counted one segment less gets nobody else's data, and all ranks say whose it was") {
+  AllFailWithBothNames(OneMiscounts<OneSegmentLess, false>);
+  AllFailWithBothNames(OneMiscounts<OneSegmentLess, true>);
+}
+
+TEST("labels: a rank that has counted one run less is found out by the next message") {
+  AllFailWithBothNames(OneMiscounts<OneRunLess, false>);
+  AllFailWithBothNames(OneMiscounts<OneRunLess, true>);
+}
+
+}  // namespace
+}  // namespace hvd_ext::test
