@@ -91,14 +91,19 @@ def install_horovod(
         if not answer.error and answer.values["version"] == versions.HOROVOD and answer.values["mpi"]:
             console.print(f"Horovod {versions.HOROVOD} is there and works with this TensorFlow")
             return
-    log = Path(tempfile.gettempdir()) / f"hvd_ext-horovod-{os.getpid()}.log"
+    # Not a name that another user could know and lead elsewhere.
+    descriptor, name = tempfile.mkstemp(prefix="hvd_ext-horovod-", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
     try:
         with progress.step(f"Horovod {versions.HOROVOD} from source", console) as echo:
             horovod.install(log, echo=echo)
     except InstallError as error:
         console.print(f"hvd_ext install-horovod: {error}", markup=False, highlight=False, soft_wrap=True)
+        if log.stat().st_size == 0:
+            log.unlink()
         raise typer.Exit(1) from error
-    log.unlink(missing_ok=True)
+    log.unlink()
 
 
 @app.command(context_settings=FORWARD)
