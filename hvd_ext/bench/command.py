@@ -15,9 +15,8 @@ from rich.console import Console
 
 from hvd_ext.bench.launcher import Launcher, choose
 from hvd_ext.cluster.spec import rate_bits
+from hvd_ext.commands.app import table_console as table_console
 from hvd_ext.errors import HvdExtError
-
-TABLE_WIDTH = 150
 
 LauncherLine = Annotated[
     str | None,
@@ -182,18 +181,6 @@ def kept_result(load: Callable[[Path], dict[str, Any]], json_file: Path | None, 
         InvalidError: the file is another one's.
     """
     return load(json_file) if append and json_file is not None and json_file.exists() else None
-
-
-def table_console(rank: int | None = None) -> Console:
-    """Give the console for tables: of a fixed width where nobody sees it.
-
-    Args:
-        rank: of this process in a launched job; None where no launcher has started it.
-    """
-    # A launcher gives its ranks a terminal of their own, which is not the user's; a file or a pipe has no width, and a
-    # table that is cut to 80 columns says nothing.
-    seen = Console().is_terminal and rank is None
-    return Console() if seen else Console(width=TABLE_WIDTH, force_terminal=False)
 
 
 def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:

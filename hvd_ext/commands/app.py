@@ -1,12 +1,16 @@
-"""How the commands look: an option that takes a value shows what it takes, and one that takes none shows nothing."""
+"""How the commands look: options that take a value show what they take, those that take none show nothing; tables."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import typer
+from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
+
+TABLE_WIDTH = 150
 
 
 class _Shown:
@@ -49,3 +53,18 @@ class App(typer.Typer):
             The decorator.
         """
         return super().command(name, cls=_Command, **settings)
+
+
+def table_console(rank: int | None = None) -> Console:
+    """Give the console for tables: of a fixed width where nobody sees it.
+
+    Args:
+        rank: of this process in a launched job; None where no launcher has started it.
+
+    Returns:
+        It; where COLUMNS is set, that is its width.
+    """
+    # A launcher gives its ranks a terminal of their own, which is not the user's; a file or a pipe has no width, and a
+    # table that is cut to 80 columns says nothing.
+    seen = Console().is_terminal and rank is None
+    return Console() if seen or os.environ.get("COLUMNS") else Console(width=TABLE_WIDTH, force_terminal=False)

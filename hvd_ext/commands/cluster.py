@@ -23,7 +23,7 @@ def cluster() -> None:
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="What each rank runs, behind --.", show_default=False)
+        list[str], typer.Argument(metavar="COMMAND", help="What each rank runs, behind --.", show_default=False)
     ],
     hosts: Annotated[str, typer.Option(metavar="N,N,...", help="Ranks on each host, as in 4,4.")],
     rate: Annotated[

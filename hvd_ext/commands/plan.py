@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.cluster.spec import rate_bits, rate_text
-from hvd_ext.commands.app import App
+from hvd_ext.commands.app import App, table_console
 from hvd_ext.errors import HvdExtError
 from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
@@ -177,7 +177,7 @@ def plan(
     ] = None,
 ) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
-    console = Console()
+    console = table_console()
     try:
         tree, size = cluster_of(topology, hosts, rate), size_of(nbytes)
         if density is None:
@@ -284,7 +284,7 @@ def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[st
     table.add_column("rounds", justify="right")
     for kind in kinds:
         table.add_column(f"{kind}, MB", justify="right")
-    table.add_column("why")
+    table.add_column("why", overflow="fold")
     for entry in entries:
         price = "-" if entry.price_s is None else f"{entry.price_s * 1e3:.4g}"
         loads = [f"{load.busiest_nbytes / 1e6:.4g}" for load in entry.loads] or ["-"] * len(kinds)

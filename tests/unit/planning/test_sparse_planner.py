@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -234,6 +235,13 @@ def test_selection_is_compared_with_the_plan_that_runs_without_it() -> None:
         sparse_price(chosen.plan, tree, nbytes, Sparsity(found.dense_from * factor)).seconds for factor in (0.97, 1.03)
     )
     assert below < dense_s < above
+
+
+def test_the_page_shows_what_the_command_says() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "topk.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"`python -m hvd_ext plan (.*?)`", page)
+    (line,) = re.findall(r"`(dense: no dearer .*?)`", page)
+    assert line in command(*arguments.split())[1]
 
 
 def test_a_tie_with_the_dense_plan_is_called_one() -> None:
