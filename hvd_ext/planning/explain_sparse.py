@@ -14,7 +14,14 @@ from hvd_ext.planning.explain import Entry, LinkKind, Load, kinds, links, pricin
 from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.sparse_planner import LEAST_NBYTES, SparseChosen, break_even, sparse_plan, sparse_price
+from hvd_ext.planning.sparse_planner import (
+    LEAST_NBYTES,
+    SparseChosen,
+    best_variant,
+    break_even,
+    sparse_plan,
+    sparse_price,
+)
 from hvd_ext.topology.tree import Tree
 
 DENSE, DENSE_STEP = "dense", "dense step"
@@ -106,11 +113,13 @@ def explain(
     chosen = sparse_plan(tree, algorithm, nbytes, density, entry_nbytes, height=height)
     best = planner.allreduce_plan(tree, "auto", nbytes)
     plans, refused = {DENSE: best.plan, DENSE_STEP: chosen.dense}, []
-    for name, price in chosen.candidates:
-        if isinstance(price, str):
-            refused.append(Entry(name, None, None, None, (), f"does not apply: {price}"))
-        elif name != DENSE:
-            plans[name] = sparse_plan(tree, name, nbytes, density, entry_nbytes, height=height).plan
+    chosen_for = max(size_class(nbytes), LEAST_NBYTES)
+    for name in registry.sparse_names():
+        found = best_variant(tree, name, chosen_for, sparsity, height)
+        if isinstance(found, str):
+            refused.append(Entry(name, None, None, None, (), f"does not apply: {found}"))
+        else:
+            plans[name] = found[1]
     prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items() if name != DENSE}
     prices[DENSE] = planner.price(tree, best.algorithm, nbytes).seconds
     entries = [
@@ -120,7 +129,7 @@ def explain(
     dense_from = break_even(chosen.plan, prices[DENSE], tree, nbytes, sparsity)
     host_nbytes = round(inter_host_nbytes(len(tree.hosts()), nbytes // ELEMENT_NBYTES, density, entry_nbytes))
     told = steps(chosen.plan, tree, nbytes, sparsity)
-    facts = (tree.describe(), links(tree), nbytes, max(size_class(nbytes), LEAST_NBYTES), density, entry_nbytes)
+    facts = (tree.describe(), links(tree), nbytes, chosen_for, density, entry_nbytes)
     dense = (best.algorithm, best.why, dense_from, chosen.dense_above)
     how = pricing(tree, "dense pipelined and the others in one segment")
     return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), told), chosen

@@ -90,7 +90,7 @@ def sparse_plan(
 
 @lru_cache(maxsize=256)
 def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> SparseChosen:
-    found = {name: _best(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
+    found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
     best = found[algorithm]
     assert not isinstance(best, str)
     price_s, plan, used = best
@@ -108,10 +108,21 @@ def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height:
     return SparseChosen(plan, dense, above, algorithm, why, (*candidates, ("dense", dense_s)))
 
 
-def _best(
+def best_variant(
     tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
 ) -> str | tuple[float, LogicalPlan, int]:
-    """The price, the plan and its height; or why the schedule does not apply."""
+    """Finds the cheapest variant of a schedule.
+
+    Args:
+        tree: the cluster.
+        name: one of registry.sparse_names().
+        nbytes: of the buffer, float32.
+        sparsity: of the step.
+        height: as for sparse_plan().
+
+    Returns:
+        The price in seconds, the plan and its height; or why the schedule does not apply.
+    """
     reason = registry.sparse(name).supports(tree)
     if reason is not None:
         return reason

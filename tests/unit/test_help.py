@@ -57,8 +57,8 @@ def test_an_option_shows_a_value_where_it_takes_one_and_nothing_where_it_takes_n
 
 
 def test_a_flag_and_a_file_of_one_name_can_be_told_apart() -> None:
-    assert options(("doctor",))["--json"] == ["print the findings as JSON"]
-    assert options(("plan",))["--json"] == ["FILE", "write all figures to a file"]
+    assert options(("doctor",))["--json"][0].startswith("print the findings")
+    assert options(("plan",))["--json"][0] == "FILE"
     assert options(("cluster", "run"))["--rate"][0] == options(("plan",))["--rate"][0] == "RATE"
     assert options(("bench", "allreduce"))["--rate"][0] == "RATE"
 

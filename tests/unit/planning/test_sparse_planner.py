@@ -245,7 +245,7 @@ def test_the_page_shows_what_the_command_says() -> None:
 
 
 def test_a_tie_with_the_dense_plan_is_called_one() -> None:
-    entries = {entry.name: entry for entry in explain(even_tree(2, 4, between=SLOW), 64 << 20, 0.01)[0].entries}
+    entries = {entry.name: entry for entry in explain(even_tree(2, 2, between=SLOW), 8 << 20, 0.01)[0].entries}
     assert entries["dense step"].verdict == "a tie with dense within 1%: hitopk with nothing selected"
 
 
