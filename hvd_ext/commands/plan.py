@@ -100,7 +100,9 @@ def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate
     Returns:
         A line.
     """
-    listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links) or "none"
+    if not links:
+        return "links: none, there is one rank"
+    listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
     if topology is not None:
         return f"links: {listed}; from {topology}"
     if not any(one.kind == "between hosts" for one in links):

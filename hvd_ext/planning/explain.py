@@ -9,7 +9,7 @@ from hvd_ext.planning.cost import allreduce_bound_s, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
-from hvd_ext.topology.tree import Tree
+from hvd_ext.topology.tree import Link, Tree
 
 MOST_DRAWN = 32
 _BAR = 48
@@ -152,8 +152,11 @@ def kinds(tree: Tree) -> tuple[str, ...]:
     Returns:
         One name for each depth, from the root down.
     """
-    heights = [max(node.height for node in nodes) for nodes in reversed(tree.levels())]
-    return tuple(_BETWEEN[height] if height < len(_BETWEEN) else f"level {height}" for height in heights)
+    return tuple(_kind(max(node.height for node in nodes)) for nodes in reversed(tree.levels()))
+
+
+def _kind(height: int) -> str:
+    return _BETWEEN[height] if height < len(_BETWEEN) else f"level {height}"
 
 
 def links(tree: Tree) -> tuple[LinkKind, ...]:
@@ -165,14 +168,14 @@ def links(tree: Tree) -> tuple[LinkKind, ...]:
     Returns:
         One value for each kind, from the root down.
     """
+    joining: dict[int, list[Link]] = {}
+    for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
+        joining.setdefault(node.height, []).append(node.link)  # where depths differ, a host is a host at any of them
     found = []
-    for kind, nodes in zip(kinds(tree), reversed(tree.levels()), strict=True):
-        joined = [node.link for node in nodes if len(node.children) > 1]
-        rates = sorted((link.beta_s_per_byte for link in joined), reverse=True)
-        alphas = sorted(link.alpha_s for link in joined)
-        if joined:
-            slowest, fastest = (8 / beta if beta else None for beta in (rates[0], rates[-1]))
-            found.append(LinkKind(kind, (slowest, fastest), (alphas[0], alphas[-1])))
+    for height, joined in sorted(joining.items(), reverse=True):
+        betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
+        slowest, fastest = (8 / beta if beta else None for beta in (betas[-1], betas[0]))
+        found.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
     return tuple(found)
 
 

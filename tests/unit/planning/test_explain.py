@@ -114,6 +114,21 @@ def test_the_links_that_prices_assume_are_told() -> None:
         ("between hosts", (None, None), (1e-5, 1e-5)),
         ("in hosts", (pytest.approx(1e9), pytest.approx(4e9)), (2e-6, 3e-6)),  # one rank alone has no link
     ]
+    deep = parse("""
+        link: {alpha_s: 3, gbit_per_s: 1}
+        children:
+          - link: {alpha_s: 2, gbit_per_s: 2}
+            children:
+              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [0, 1]}
+              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [2]}
+          - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [3, 4]}
+        """)
+    assert [(link.kind, link.alpha_s[0]) for link in links(deep)] == [
+        ("between racks", 3),
+        ("between hosts", 2),
+        ("in hosts", 1),
+    ]
+    assert links_line((), None, "1gbit") == "links: none, there is one rank"
     assert (
         links_line(links(uneven), Path("c.yaml"), None)
         == "links: between hosts no limit each way and 10 us a message, in hosts 1gbit to 4gbit each way and 2 to 3 us "
