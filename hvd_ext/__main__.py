@@ -12,16 +12,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hvd_ext.commands.app import App
 from hvd_ext.install.child import InstallError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = App(
+    no_args_is_help=True, help="Data-parallel training on TensorFlow: the tools around it. Each command has --help."
+)
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
-    limit_s: Annotated[float, typer.Option(help="under a launcher: the ranks have so many seconds to come")] = 120,
+    limit_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="under a launcher: how long the ranks have to come")
+    ] = 120,
 ) -> None:
     """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work.
 
@@ -52,7 +57,9 @@ def doctor(
 
 @app.command()
 def build(
-    output: Annotated[Path | None, typer.Option(help="folder for the libraries; hvd_ext/lib by default")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="folder for the libraries; hvd_ext/lib by default")
+    ] = None,
 ) -> None:
     """Build the native libraries against the installed TensorFlow and MPI."""
     from hvd_ext.install import native, progress, sources
@@ -91,14 +98,19 @@ def install_horovod(
         if not answer.error and answer.values["version"] == versions.HOROVOD and answer.values["mpi"]:
             console.print(f"Horovod {versions.HOROVOD} is there and works with this TensorFlow")
             return
-    log = Path(tempfile.gettempdir()) / f"hvd_ext-horovod-{os.getpid()}.log"
+    # Not a name that another user could know and lead elsewhere.
+    descriptor, name = tempfile.mkstemp(prefix="hvd_ext-horovod-", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
     try:
         with progress.step(f"Horovod {versions.HOROVOD} from source", console) as echo:
             horovod.install(log, echo=echo)
     except InstallError as error:
         console.print(f"hvd_ext install-horovod: {error}", markup=False, highlight=False, soft_wrap=True)
+        if log.stat().st_size == 0:
+            log.unlink()
         raise typer.Exit(1) from error
-    log.unlink(missing_ok=True)
+    log.unlink()
 
 
 @app.command(context_settings=FORWARD)

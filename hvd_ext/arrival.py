@@ -2,6 +2,7 @@
 
 Each rank leaves a mark in the folder that the launcher keeps for the job on its host (Open MPI, PRRTE), before it
 starts MPI. The ranks of a host see each other's marks while they wait, and the launcher removes them with the folder.
+It lies in the temporary folder, where its name can be guessed: marks are written and read only where it is this user's.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from hvd_ext import owned
 from hvd_ext.options import Options
 
 LOOK_S = 0.1
 EXIT_CODE = 1
+_MOST_NBYTES = 64  # of a mark: the number of a rank
 _starts = 0  # of this process: shutdown() and init() again
 
 
@@ -36,25 +39,42 @@ class Arrivals:
         self.place = _number(environ.get("OMPI_COMM_WORLD_LOCAL_RANK"))
         self.size = _number(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"))
         known = folder and job and self.place is not None and self.size is not None
-        self._stem = Path(folder) / f"hvd_ext-{job.replace('/', '-')}-{start}" if known else None
+        self._folder = Path(folder) if known else None
+        self._stem = f"hvd_ext-{job.replace('/', '-')}-{start}"
 
     def mark(self) -> None:
         """Say that this rank has come; where that cannot be written nobody will know."""
-        if self._stem is not None:
-            try:
-                Path(f"{self._stem}-{self.place}").write_text(self.rank)
-            except OSError:
-                self._stem = None
+        try:
+            with self._opened(self.place, os.O_WRONLY | os.O_CREAT) as file:
+                os.ftruncate(file, 0)
+                os.write(file, self.rank.encode())
+        except OSError:
+            self._folder = None
 
     def here(self) -> dict[int, str]:
         """The ranks of this host that have come, by their place on the host."""
         found = {}
-        for place in range(self.size or 0) if self._stem is not None else ():
+        for place in range(self.size or 0) if self._folder is not None else ():
             try:
-                found[place] = Path(f"{self._stem}-{place}").read_text() or "?"
+                with self._opened(place, os.O_RDONLY) as file:
+                    found[place] = os.read(file, _MOST_NBYTES).decode(errors="replace") or "?"
             except OSError:
                 continue
         return found
+
+    @contextmanager
+    def _opened(self, place: int | None, flags: int) -> Iterator[int]:
+        if self._folder is None:
+            raise FileNotFoundError("the launcher tells no folder")
+        folder = owned.open_folder(self._folder)
+        try:
+            file = owned.open_file(f"{self._stem}-{place}", folder, flags)
+        finally:
+            os.close(folder)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
     def speaks(self) -> bool:
         """Whether this rank speaks for its host: the first of those that have come."""
@@ -64,7 +84,7 @@ class Arrivals:
     def words(self) -> str:
         """Who is missing, as far as this host knows."""
         here = self.here()
-        if self._stem is None or not here:
+        if self._folder is None or not here:
             return f"rank {self.rank} is here; this launcher does not tell which rank is not"
         missing = [place for place in range(self.size or 0) if place not in here]
         if not missing:

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from hvd_ext.bench import command, convergence_cli, hitopk_cli, topk_cli, training_cli
+from hvd_ext.commands.app import App
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = App(no_args_is_help=True)
 
 
 @app.callback()

@@ -15,21 +15,25 @@ from rich.console import Console
 
 from hvd_ext.bench.launcher import Launcher, choose
 from hvd_ext.cluster.spec import rate_bits
+from hvd_ext.commands.app import table_console as table_console
 from hvd_ext.errors import HvdExtError
-
-TABLE_WIDTH = 150
 
 LauncherLine = Annotated[
     str | None,
-    typer.Option(help="Starts a command on all ranks: 'mpirun -np 8 -H a:4,b:4'. In a rehearsed cluster it is known."),
+    typer.Option(
+        metavar="COMMAND",
+        help="Starts a command on all ranks: 'mpirun -np 8 -H a:4,b:4'. In a rehearsed cluster it is known.",
+    ),
 ]
-Repetitions = Annotated[int, typer.Option(help="The most samples of a row.")]
-SecondsPerRow = Annotated[float, typer.Option(help="Long calls have fewer samples, at least 3.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all samples to this file.")]
+Repetitions = Annotated[int, typer.Option(metavar="N", help="The most samples of a row.")]
+SecondsPerRow = Annotated[float, typer.Option(metavar="SECONDS", help="Long calls have fewer samples, at least 3.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all samples to this file.")]
 Append = Annotated[bool, typer.Option("--append", help="Keep the rows that are in the file already.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the rows, also those kept, into this PNG file.")]
-Timeout = Annotated[float, typer.Option(help="Longest time without an answer of a job, seconds.")]
-Output = Annotated[Path, typer.Option(help="The PNG file.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows, also those kept, into this PNG file.")
+]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without an answer of a job.")]
+Output = Annotated[Path, typer.Option(metavar="FILE", help="The PNG file.")]
 
 
 def ranks_option(default: str) -> Any:
@@ -41,7 +45,9 @@ def ranks_option(default: str) -> Any:
     Returns:
         It, for an annotation.
     """
-    return typer.Option(help=f"Numbers of ranks on this host, with commas; {default} without a launcher.")
+    return typer.Option(
+        metavar="N,N,...", help=f"Numbers of ranks on this host, with commas; {default} without a launcher."
+    )
 
 
 def rate_option(least: str) -> Any:
@@ -53,7 +59,9 @@ def rate_option(least: str) -> Any:
     Returns:
         It, for an annotation.
     """
-    return typer.Option(help=f"Of a host's link, each way, for the {least}: 100mbit. Else from the topology.")
+    return typer.Option(
+        metavar="RATE", help=f"Of a host's link, each way, for the {least}: 100mbit. Else from the topology."
+    )
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -173,18 +181,6 @@ def kept_result(load: Callable[[Path], dict[str, Any]], json_file: Path | None, 
         InvalidError: the file is another one's.
     """
     return load(json_file) if append and json_file is not None and json_file.exists() else None
-
-
-def table_console(rank: int | None = None) -> Console:
-    """Give the console for tables: of a fixed width where nobody sees it.
-
-    Args:
-        rank: of this process in a launched job; None where no launcher has started it.
-    """
-    # A launcher gives its ranks a terminal of their own, which is not the user's; a file or a pipe has no width, and a
-    # table that is cut to 80 columns says nothing.
-    seen = Console().is_terminal and rank is None
-    return Console() if seen else Console(width=TABLE_WIDTH, force_terminal=False)
 
 
 def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from hvd_ext import owned
 from hvd_ext.errors import InvalidError
 
 PREFIX = "hvd_ext-cluster-"
 # A folder that is not locked is stale, unless its owner has just made it and comes to lock it.
 YOUNG_S = 60.0
+MOST_NAMED = 5  # of what is left alone: others can leave as much as they like
 
 
 def make() -> tuple[Path, IO[bytes]]:
@@ -29,26 +33,87 @@ def make() -> tuple[Path, IO[bytes]]:
     if any(letter.isspace() for letter in place):
         raise InvalidError(f"temporary folder ({place}): must have a name without blanks; set TMPDIR to another")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = (folder / "lock").open("ab")
+    lock = (folder / "lock").open("xb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return folder, lock
 
 
-def remove_stale() -> list[Path]:
-    """Remove the folders of rehearsals that were killed.
+def _to_stderr(line: str) -> None:
+    print(f"hvd_ext cluster: {line}", file=sys.stderr, flush=True)
+
+
+def remove_stale(tell: Callable[[str], None] = _to_stderr) -> list[Path]:
+    """Remove the folders of this user's rehearsals that were killed.
+
+    The temporary folder is open to all users: only what is this user's own, with the mode that `make` gives it, is
+    looked into. Nothing is made there.
+
+    Args:
+        tell: takes one line about what was left alone, if anything was.
 
     Returns:
         Those that are gone now.
     """
-    removed = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    removed, left = [], []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         try:
-            with (folder / "lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                young = time.time() - folder.stat().st_ctime < YOUNG_S and not (folder / "state.json").exists()
-                if not young:
-                    shutil.rmtree(folder)
-                    removed.append(folder)
-        except OSError:
-            continue  # it is in use, or another user's, or another process removes it
+            if _remove(folder):
+                removed.append(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # it is in use, or another process removes it
+        except OSError as error:
+            # A name that another user chose may hold anything, such as orders to a terminal.
+            left.append(f"{ascii(folder.name)[1:-1]} {error.strerror or error}")
+    if left:
+        more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        tell(f"left alone in {tempfile.gettempdir()}: {'; '.join(left[:MOST_NAMED])}{more}")
     return removed
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder, unless it is too young to tell whether it is stale."""
+    place = owned.open_folder(folder)
+    try:
+        lock = _lock(place)
+        try:
+            if time.time() - os.fstat(place).st_ctime < YOUNG_S and "state.json" not in os.listdir(place):
+                return False
+            _empty(place)
+            folder.rmdir()
+        finally:
+            if lock is not None:
+                os.close(lock)
+    finally:
+        os.close(place)
+    return True
+
+
+def _lock(folder: int) -> int | None:
+    """Lock a folder; None where its owner died before it made the lock."""
+    try:
+        lock = owned.open_file("lock", folder, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    except owned.NotOwnedError as error:
+        raise owned.NotOwnedError(f"has a lock that {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _empty(folder: int) -> None:
+    """Remove all that is in an open folder, and follow no link: shutil.rmtree() would go by the folder's name."""
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                inner = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    _empty(inner)
+                finally:
+                    os.close(inner)
+                os.rmdir(entry.name, dir_fd=folder)
+            else:
+                os.unlink(entry.name, dir_fd=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -46,6 +47,22 @@ def rate_bits(rate: str) -> float:
     if found is None or found[2] not in _BITS or float(found[1]) <= 0:
         raise InvalidError(f"rate ({rate}): must be a number above 0 with bit, kbit, mbit or gbit, as in 100mbit")
     return float(found[1]) * _BITS[found[2]]
+
+
+def rate_text(bits: float) -> str:
+    """Write a rate as `rate_bits` reads it.
+
+    Args:
+        bits: per second, above 0; infinity is no limit.
+
+    Returns:
+        "100mbit", with four digits at most.
+    """
+    if math.isinf(bits):
+        return "no limit"
+    bits = float(f"{bits:.4g}")
+    unit, size = next((one for one in reversed(_BITS.items()) if bits >= one[1]), ("bit", 1.0))
+    return f"{bits / size:g}{unit}"
 
 
 def size_nbytes(size: str) -> int:

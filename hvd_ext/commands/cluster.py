@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 from hvd_ext.cluster.spec import BURST, MTU, Spec, counts, describe, parameters, rack_sizes
+from hvd_ext.commands.app import App
 from hvd_ext.errors import HvdExtError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = App(no_args_is_help=True)
 
 
 @app.callback()
@@ -21,16 +22,32 @@ def cluster() -> None:
 # What follows the first word of the command is the command's, also where it looks like an option.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What each rank runs, behind --.", show_default=False)],
-    hosts: Annotated[str, typer.Option(help="Ranks on each host, as in 4,4.")],
-    rate: Annotated[str | None, typer.Option(help="Of each host's link, each way, as in 100mbit.")] = None,
-    racks: Annotated[str | None, typer.Option(help="A number of racks, or the hosts in each, as in 2,1.")] = None,
-    rack_rate: Annotated[str | None, typer.Option(help="Of each rack's link to the core, each way.")] = None,
-    burst: Annotated[str, typer.Option(help="What a link sends at once after a pause.")] = BURST,
-    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = MTU,
-    mca: Annotated[list[str] | None, typer.Option(help="A parameter of Open MPI, as in btl_tcp_links=2.")] = None,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What each rank runs, behind --.", show_default=False)
+    ],
+    hosts: Annotated[str, typer.Option(metavar="N,N,...", help="Ranks on each host, as in 4,4.")],
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE", help="Of each host's link, each way, as in 100mbit or 10gbit; without it no limit."
+        ),
+    ] = None,
+    racks: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="A number of racks, or the hosts in each, as in 2,1.")
+    ] = None,
+    rack_rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Of each rack's link to the core, each way; without it no limit.")
+    ] = None,
+    burst: Annotated[str, typer.Option(metavar="SIZE", help="What a link sends at once after a pause.")] = BURST,
+    mtu: Annotated[int, typer.Option(metavar="N", help="Bytes of an IP packet.")] = MTU,
+    mca: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter of Open MPI, as in btl_tcp_links=2; may be given again."),
+    ] = None,
 ) -> None:
     """Run a command with mpirun on hosts that are network namespaces with limited links.
+
+    --rate limits what a host exchanges with the others; what ranks of one host exchange goes through memory, unlimited.
 
     Needs Linux, iproute2, util-linux, and root or a kernel that lets users have namespaces. Ends with mpirun's status.
     """

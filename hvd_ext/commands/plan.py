@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +14,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hvd_ext.cluster.spec import rate_bits, rate_text
+from hvd_ext.commands.app import App, table_console
 from hvd_ext.errors import HvdExtError
 from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import LEAST_DENSITY
 from hvd_ext.topology.read import read
-from hvd_ext.topology.tree import Tree, from_hosts
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Tree, from_hosts
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = App()
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?", re.IGNORECASE)
 
 
@@ -39,67 +44,155 @@ def size_of(text: str) -> int:
     if found is None or (found[3] and not found[2]):
         raise typer.BadParameter(f"{text!r} is no number of bytes; write 1000000, 64k, 8MiB or 1.5G")
     base = 1024 if found[3] else 1000
-    return round(float(found[1]) * float(base ** " kmg".index(found[2].lower() or " ")))
+    size = Fraction(found[1]) * base ** " kmg".index(found[2].lower() or " ")
+    if size.denominator != 1:
+        raise typer.BadParameter(f"{text!r} is no whole number of bytes")
+    return int(size)
 
 
-def cluster_of(topology: Path | None, hosts: str | None) -> Tree:
+def _words(rate: str, alpha_s: str) -> str:
+    return f"{rate} each way and {alpha_s} a message"
+
+
+def _assumed(link: Link) -> str:
+    return _words(rate_text(8 / link.beta_s_per_byte), f"{link.alpha_s * 1e6:g} us")
+
+
+def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None) -> Tree:
     """The cluster that the options name.
 
     Args:
         topology: a YAML file.
         hosts: ranks on each host, "4,4,3".
+        rate: of each link between hosts, as `cluster.spec.rate_bits` reads it; None for the one that is assumed.
 
     Returns:
         The tree.
 
     Raises:
-        typer.BadParameter: both are given or none, or the hosts are no numbers.
+        typer.BadParameter: file and hosts are both given or none, file and rate are, or the hosts are no numbers.
         TopologyError: the file is wrong.
+        InvalidError: the rate is none.
     """
     if (topology is None) == (hosts is None):
         raise typer.BadParameter("name the cluster with either --topology FILE or --hosts, as in --hosts 4,4,3")
+    if topology is not None and rate is not None:
+        raise typer.BadParameter(f"--rate {rate}: the rates are in the file of --topology; leave one of them out")
+    between = ETHERNET if rate is None else Link(ETHERNET.alpha_s, 8 / rate_bits(rate))
     if topology is not None:
         return read(topology)
     assert hosts is not None
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", hosts):
         raise typer.BadParameter(f"--hosts {hosts}: it lists the ranks of each host, as in 4,4,3")
     counts = [int(count) for count in hosts.split(",")]
-    return from_hosts([f"host {number}" for number, count in enumerate(counts) for _ in range(count)])
+    names = [f"host {number}" for number, count in enumerate(counts) for _ in range(count)]
+    return from_hosts(names, between=between)
 
 
-@app.command()
+def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None) -> str:
+    """Says what the prices take the links to be.
+
+    Args:
+        links: of the cluster.
+        topology: the file that states them, if any.
+        rate: of --rate, if given.
+
+    Returns:
+        A line.
+    """
+    if not links:
+        return "links: none, there is one rank"
+    listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
+    if topology is not None:
+        return f"links: {listed}; from {topology}"
+    if not any(one.kind == "between hosts" for one in links):
+        nothing = "" if rate is None else "; --rate changes nothing, as no link is between hosts"
+        return f"links: {listed}; assumed: a file of --topology states them{nothing}"
+    if rate is None:
+        return f"links: {listed}; assumed: --rate states that between hosts, a file of --topology states all"
+    return f"links: {listed}; the rate between hosts is that of --rate, all else is assumed"
+
+
+def _rates(link: explaining.LinkKind) -> str:
+    texts = [rate_text(math.inf if bits is None else bits) for bits in link.bits_per_s]
+    return " to ".join(dict.fromkeys(texts))
+
+
+def _alphas(link: explaining.LinkKind) -> str:
+    return " to ".join(dict.fromkeys(f"{alpha_s * 1e6:.4g}" for alpha_s in link.alpha_s)) + " us"
+
+
+def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
+    """Says that a size was rounded, where it was."""
+    if nbytes == chosen_for_nbytes:
+        return []
+    return [
+        f"size: choices are made for powers of two of bytes: here for {chosen_for_nbytes:,}, which stands for "
+        f"{nbytes:,} and all near sizes; the prices are those of {nbytes:,}"
+    ]
+
+
+@app.command(
+    help=f"""Price every algorithm on a cluster, say which is chosen and why, and draw its plan.
+
+    With --hosts the links are assumed: between hosts {_assumed(ETHERNET)}, in hosts {_assumed(SHARED_MEMORY)}. --rate
+    states the rate between hosts; a file of --topology states all."""
+)
 def plan(
-    topology: Annotated[Path | None, typer.Option(help="the cluster, a YAML file")] = None,
-    hosts: Annotated[str | None, typer.Option(help="the cluster as ranks per host, such as 4,4,3")] = None,
-    nbytes: Annotated[str, typer.Option("--bytes", help="size of the buffer, such as 1000000 or 8MiB")] = "8MiB",
-    algorithm: Annotated[str, typer.Option(help="whose plan to draw")] = "auto",
+    topology: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the cluster with its links, a YAML file (docs/topology.md)")
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="the cluster as ranks per host, such as 4,4,3")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="with --hosts: of each host's link to the others, each way, such as 100mbit or 10gbit; links inside "
+            "hosts stay as they are assumed",
+        ),
+    ] = None,
+    nbytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="size of the buffer, such as 1000000 or 8MiB")
+    ] = "8MiB",
+    algorithm: Annotated[str, typer.Option(metavar="NAME", help="whose plan to draw")] = "auto",
     density: Annotated[
-        float | None, typer.Option(help="price the sparse algorithms: the part of the elements that is selected")
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="price the sparse algorithms: the part of the elements that is selected, such as 0.01"
+        ),
     ] = None,
     entry_nbytes: Annotated[
-        float, typer.Option("--entry-bytes", help="with --density: of a selected value and its index on the way")
+        float,
+        typer.Option("--entry-bytes", metavar="N", help="with --density: of a selected value and its index on the way"),
     ] = ENTRY_NBYTES,
     height: Annotated[
-        int, typer.Option(help="with --density: levels that add up before they select; 1 hosts, 2 racks, 0 by price")
+        int,
+        typer.Option(
+            metavar="N", help="with --density: levels that add up before they select; 1 hosts, 2 racks, 0 by price"
+        ),
     ] = 1,
     draw: Annotated[bool, typer.Option("--draw", help="draw the plan")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to a file")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write all figures to a file")
+    ] = None,
 ) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
-    console = Console()
+    console = table_console()
     try:
-        tree, size = cluster_of(topology, hosts), size_of(nbytes)
+        tree, size = cluster_of(topology, hosts, rate), size_of(nbytes)
         if density is None:
             explanation = explaining.explain(tree, size)
             drawn = planner.allreduce_plan(tree, algorithm, size).plan
             _write(json_file, explaining.as_json(explanation))
-            _show(console, explanation, explaining.kinds(tree))
+            _show(console, explanation, explaining.kinds(tree), links_line(explanation.links, topology, rate))
         else:
             name = "hitopk" if algorithm == "auto" else algorithm
             sparse, chosen = explain_sparse.explain(tree, size, density, name, entry_nbytes, height or None)
             drawn = chosen.plan
             _write(json_file, explain_sparse.as_json(sparse))
-            _show_sparse(console, sparse, explaining.kinds(tree))
+            _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate))
     except HvdExtError as error:
         Console(stderr=True).print(f"hvd_ext plan: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
@@ -116,17 +209,20 @@ def _write(json_file: Path | None, figures: dict[str, object]) -> None:
         raise HvdExtError(f"--json {json_file}: it cannot be written: {error.strerror or error}") from error
 
 
-def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[str, ...]) -> None:
+def _show(console: Console, explanation: explaining.Explanation, kinds: tuple[str, ...], links: str) -> None:
     title = f"allreduce of {explanation.nbytes:,} bytes on {explanation.cluster}"
     console.print(table_of(explanation.entries, explanation.winner, kinds, title))
     lines = [f"{entry.name}: {entry.note}" for entry in explanation.entries if entry.note]
+    lines += [links, *_size_line(explanation.nbytes, explanation.chosen_for_nbytes)]
     lines.append(f"price: {explanation.pricing}; MB: over the busiest port of that kind of link, one way")
     bound_ms = explanation.bound_s * 1e3
     lines.append(f"bound: no allreduce of whole buffers can take less than {bound_ms:.4g} ms on these links")
     _say(console, lines)
 
 
-def _show_sparse(console: Console, explanation: explain_sparse.SparseExplanation, kinds: tuple[str, ...]) -> None:
+def _show_sparse(
+    console: Console, explanation: explain_sparse.SparseExplanation, kinds: tuple[str, ...], links: str
+) -> None:
     title = (
         f"allreduce of {explanation.nbytes:,} bytes at density {explanation.density:g} on {explanation.cluster}, "
         f"{explanation.entry_nbytes:g} bytes an entry"
@@ -142,16 +238,20 @@ def _show_sparse(console: Console, explanation: explain_sparse.SparseExplanation
         sent = [f"{nbytes / 1e6:.4g}" for nbytes in step.sent_nbytes]
         table.add_row(step.name, f"{step.seconds * 1e3:.4g}", *sent)
     console.print(table)
-    above = f"from density {explanation.dense_above:.3g} on"
-    if explanation.dense_above <= LEAST_DENSITY:
-        above = "at every density"
     lines = [
+        links,
+        *_size_line(explanation.nbytes, explanation.chosen_for_nbytes),
         f"price: {explanation.pricing}; MB sent: by all ranks together",
-        f"dense: no dearer {above}; such a step sends whole buffers",
+        f"dense: no dearer {_from(explanation.dense_from)}; it is {explanation.dense_algorithm}, as without TopK",
+        f"dense step: TopK takes it {_from(explanation.dense_above)}; it sends all, with what has waited",
     ]
     if len(kinds) > 1:
         lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")
     _say(console, lines)
+
+
+def _from(density: float) -> str:
+    return "at every density" if density <= LEAST_DENSITY else f"from density {density:.3g} on"
 
 
 def _say(console: Console, lines: list[str]) -> None:
@@ -186,7 +286,7 @@ def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[st
     table.add_column("rounds", justify="right")
     for kind in kinds:
         table.add_column(f"{kind}, MB", justify="right")
-    table.add_column("why")
+    table.add_column("why", overflow="fold")
     for entry in entries:
         price = "-" if entry.price_s is None else f"{entry.price_s * 1e3:.4g}"
         loads = [f"{load.busiest_nbytes / 1e6:.4g}" for load in entry.loads] or ["-"] * len(kinds)

@@ -10,21 +10,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError
 from hvd_ext.trace import merge, summary
 from hvd_ext.trace.recording import write
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = App()
 
 
 @app.command()
 def trace(
-    folder: Annotated[Path, typer.Argument(help="that of HVD_EXT_TRACE or hvd.start_trace", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="that of HVD_EXT_TRACE or hvd.start_trace", show_default=False)
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the merged trace; FOLDER/trace.json by default")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="the merged trace; FOLDER/trace.json by default"),
     ] = None,
     summarize: Annotated[bool, typer.Option("--summary", help="print communication per step")] = False,
-    shown: Annotated[int, typer.Option("--steps", help="so many steps in the table, the last", min=0)] = 20,
+    shown: Annotated[
+        int, typer.Option("--steps", metavar="N", help="so many steps in the table, the last", min=0)
+    ] = 20,
 ) -> None:
     """Merge the traces of all ranks for https://ui.perfetto.dev, and say how much communication was exposed."""
     console = Console()

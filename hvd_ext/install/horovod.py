@@ -89,7 +89,7 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
     """Downloads, mends, builds and installs Horovod with MPI and TensorFlow, without Gloo. Takes 1 to 4 minutes.
 
     Args:
-        log: file for all output.
+        log: file that all output is appended to.
         python: path of the interpreter to install into.
         echo: called with each line of output.
 
@@ -102,7 +102,6 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
     environment = {**child.python_environment(python), **OPTIONS}
     environment["PATH"] = os.pathsep.join([environment["PATH"], str(Path(toolchain.cmake).parent)])
     environment.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
-    log.unlink(missing_ok=True)
     pip = [python, "-m", "pip"]
     needs = [f"import {module}" for module in ("setuptools", "wheel", "packaging")]
     if child.ask(python, "\n".join(needs) + "\nanswer = {}").error:

@@ -48,9 +48,18 @@ def pairs() -> str:
     return features.table()
 
 
+def topology() -> str:
+    """Gives the table of a topology file's keys, from `hvd_ext.topology.read`."""
+    from hvd_ext.topology import read
+
+    rows = [[f"`{name}`", place, takes, meaning] for name, place, takes, meaning in read.table()]
+    return markdown(["Key", "Of", "Takes", "Meaning"], rows)
+
+
 PAGES = {
     README: {"settings": settings, "algorithms": algorithms},
     "docs/migration.md": {"migration": migration, "pairs": pairs},
+    "docs/topology.md": {"topology": topology},
 }
 
 

@@ -9,11 +9,26 @@ from hvd_ext.planning.cost import allreduce_bound_s, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
 from hvd_ext.planning.model import Call, LogicalPlan
-from hvd_ext.topology.tree import Tree
+from hvd_ext.topology.tree import Link, Tree
 
 MOST_DRAWN = 32
 _BAR = 48
 _BETWEEN = ("", "in hosts", "between hosts", "between racks")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkKind:
+    """The links of one kind, such as those between hosts.
+
+    Args:
+        kind: "in hosts", "between hosts", ...
+        bits_per_s: the rates of the slowest and the fastest, each way; None where there is no limit.
+        alpha_s: the lowest and the highest latency of a message, seconds.
+    """
+
+    kind: str
+    bits_per_s: tuple[float | None, float | None]
+    alpha_s: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +75,22 @@ class Explanation:
 
     Args:
         cluster: described.
+        links: of the cluster, by kind from the root down.
         nbytes: of the buffer.
+        chosen_for_nbytes: the size at which "auto" chooses, which stands for all near ones.
         winner: what "auto" takes.
+        why: the same in a line.
         pricing: how prices were found.
         bound_s: what no dense allreduce on the cluster can beat (cost/bounds.py).
         entries: the winner, the others by price, then those that do not apply.
     """
 
     cluster: str
+    links: tuple[LinkKind, ...]
     nbytes: int
+    chosen_for_nbytes: int
     winner: str
+    why: str
     pricing: str
     bound_s: float
     entries: tuple[Entry, ...]
@@ -90,9 +111,10 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
     prices = {name: planner.price(tree, name, nbytes).seconds for name in names}
     plans = {name: chosen.plan if name == chosen.algorithm else registry.get(name).build(tree) for name in prices}
     parts = {name: _parts(name, plan, tree, nbytes, prices[name]) for name, plan in plans.items()}
+    chosen_for = planner.size_class(nbytes)
     entries = []
     for name in sorted(prices, key=lambda other: (other != chosen.algorithm, prices[other], other)):
-        verdict = _verdict(name, chosen.algorithm, prices, parts, planner.size_class(nbytes))
+        verdict = _verdict(tree, chosen, name, prices, parts, chosen_for)
         closed_s, rounds = registry.get(name).cost(tree, nbytes), rounds_of(plans[name])
         loads = _loads(plans[name], tree, nbytes)
         entries.append(Entry(name, prices[name], closed_s, rounds, loads, verdict, plans[name].note))
@@ -101,9 +123,9 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
         for name, reason in chosen.candidates
         if isinstance(reason, str)
     ]
-    return Explanation(
-        tree.describe(), nbytes, chosen.algorithm, pricing(tree), allreduce_bound_s(tree, nbytes), tuple(entries)
-    )
+    bound_s = allreduce_bound_s(tree, nbytes)
+    facts = (tree.describe(), links(tree), nbytes, chosen_for, chosen.algorithm, chosen.why, pricing(tree), bound_s)
+    return Explanation(*facts, tuple(entries))
 
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
@@ -130,8 +152,31 @@ def kinds(tree: Tree) -> tuple[str, ...]:
     Returns:
         One name for each depth, from the root down.
     """
-    heights = [max(node.height for node in nodes) for nodes in reversed(tree.levels())]
-    return tuple(_BETWEEN[height] if height < len(_BETWEEN) else f"level {height}" for height in heights)
+    return tuple(_kind(max(node.height for node in nodes)) for nodes in reversed(tree.levels()))
+
+
+def _kind(height: int) -> str:
+    return _BETWEEN[height] if height < len(_BETWEEN) else f"level {height}"
+
+
+def links(tree: Tree) -> tuple[LinkKind, ...]:
+    """Gives the links of a cluster that join two or more.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        One value for each kind, from the root down.
+    """
+    joining: dict[int, list[Link]] = {}
+    for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
+        joining.setdefault(node.height, []).append(node.link)  # where depths differ, a host is a host at any of them
+    found = []
+    for height, joined in sorted(joining.items(), reverse=True):
+        betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
+        slowest, fastest = (8 / beta if beta else None for beta in (betas[-1], betas[0]))
+        found.append(LinkKind(_kind(height), (slowest, fastest), (alphas[0], alphas[-1])))
+    return tuple(found)
 
 
 def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
@@ -157,7 +202,10 @@ def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float
     return _Parts(*parts, price_s - sum(parts))
 
 
-def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int) -> str:
+def _verdict(
+    tree: Tree, chosen: planner.Chosen, name: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int
+) -> str:
+    winner = chosen.algorithm
     if name == winner:
         least = min(prices.values())
         if prices[name] > least * (1 + planner.TIE):
@@ -166,7 +214,9 @@ def _verdict(name: str, winner: str, prices: dict[str, float], parts: dict[str, 
         better = "simpler" if name == "ring" else "lighter on the other links"
         return f"chosen: within {planner.TIE:.0%} of the cheapest, and {better}" if tie else "chosen: cheapest"
     if prices[name] <= prices[winner] * (1 + planner.TIE):
-        return f"a tie within {planner.TIE:.0%}" if prices[name] * (1 + planner.TIE) >= prices[winner] else "cheaper"
+        if prices[name] * (1 + planner.TIE) < prices[winner]:
+            return "cheaper"
+        return f"a tie within {planner.TIE:.0%}: {winner} {planner.preference(tree, chosen, name)}"
     times = f"{prices[name] / prices[winner]:.2f} x"
     mine, best = parts[name], parts[winner]
     reasons = {
@@ -190,8 +240,14 @@ def as_json(explanation: Explanation) -> dict[str, object]:
     """
     return {
         "cluster": explanation.cluster,
+        "links": [
+            {"kind": link.kind, "bits_per_s": list(link.bits_per_s), "alpha_s": list(link.alpha_s)}
+            for link in explanation.links
+        ],
         "nbytes": explanation.nbytes,
+        "chosen_for_nbytes": explanation.chosen_for_nbytes,
         "winner": explanation.winner,
+        "why": explanation.why,
         "pricing": explanation.pricing,
         "bound_s": explanation.bound_s,
         "algorithms": [

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from hvd_ext.planning import registry
+from hvd_ext.errors import InvalidError
+from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost import Sparsity, traffic
 from hvd_ext.planning.cost.commlib import inter_host_nbytes
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
-from hvd_ext.planning.explain import Entry, Load, kinds, pricing
+from hvd_ext.planning.explain import Entry, LinkKind, Load, kinds, links, pricing
+from hvd_ext.planning.limits import size_class
 from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.sparse_planner import SparseChosen, sparse_plan, sparse_price
+from hvd_ext.planning.sparse_planner import (
+    LEAST_NBYTES,
+    SparseChosen,
+    best_variant,
+    break_even,
+    sparse_plan,
+    sparse_price,
+)
 from hvd_ext.topology.tree import Tree
+
+DENSE, DENSE_STEP = "dense", "dense step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +48,33 @@ class SparseExplanation:
 
     Args:
         cluster: described.
+        links: of the cluster, by kind from the root down.
         nbytes: of the buffer, float32.
+        chosen_for_nbytes: the size at which plans are chosen, which stands for all near ones.
         density: the part of the elements that is selected.
         entry_nbytes: of a value and its index on the way.
         algorithm: the one whose steps are told.
-        dense_above: from this density on its dense plan is the cheaper one.
+        dense_algorithm: of the best dense plan, which is what runs without TopK.
+        dense_why: why it is the best, in a line.
+        dense_from: from this density on that plan is no dearer than the one of `algorithm`.
+        dense_above: from this density on TopK takes dense steps of `algorithm`.
         host_nbytes: what each host sends to the others by hitopk's formula at height 1, (m - 1) K entries.
         pricing: how prices were found.
-        entries: the algorithms by price; the dense plan of `algorithm` is one of them; then those that do not apply.
+        entries: by price the algorithms, "dense", the best dense plan, and "dense step", a step of `algorithm` in which
+            nothing is selected; then the algorithms that do not apply.
         steps: of the plan of `algorithm`.
     """
 
     cluster: str
+    links: tuple[LinkKind, ...]
     nbytes: int
+    chosen_for_nbytes: int
     density: float
     entry_nbytes: float
     algorithm: str
+    dense_algorithm: str
+    dense_why: str
+    dense_from: float
     dense_above: float
     host_nbytes: int
     pricing: str
@@ -83,24 +105,34 @@ def explain(
 
     Raises:
         PlanError: there is no such algorithm, or the density is out of its range.
+        InvalidError: the buffer has a part of an element.
     """
+    if nbytes % ELEMENT_NBYTES:
+        raise InvalidError(f"bytes ({nbytes}): must be a multiple of {ELEMENT_NBYTES}: elements are float32")
     sparsity = Sparsity(density, entry_nbytes)
     chosen = sparse_plan(tree, algorithm, nbytes, density, entry_nbytes, height=height)
-    plans, refused = {"dense": chosen.dense}, []
-    for name, price in chosen.candidates:
-        if isinstance(price, str):
-            refused.append(Entry(name, None, None, None, (), f"does not apply: {price}"))
-        elif name != "dense":
-            plans[name] = sparse_plan(tree, name, nbytes, density, entry_nbytes, height=height).plan
-    prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items()}
+    best = planner.allreduce_plan(tree, "auto", nbytes)
+    plans, refused = {DENSE: best.plan, DENSE_STEP: chosen.dense}, []
+    chosen_for = max(size_class(nbytes), LEAST_NBYTES)
+    for name in registry.sparse_names():
+        found = best_variant(tree, name, chosen_for, sparsity, height)
+        if isinstance(found, str):
+            refused.append(Entry(name, None, None, None, (), f"does not apply: {found}"))
+        else:
+            plans[name] = found[1]
+    prices = {name: sparse_price(plan, tree, nbytes, sparsity).seconds for name, plan in plans.items() if name != DENSE}
+    prices[DENSE] = planner.price(tree, best.algorithm, nbytes).seconds
     entries = [
         _entry(name, plans[name], tree, nbytes, sparsity, prices, algorithm)
         for name in sorted(prices, key=lambda other: (prices[other], other))
     ]
+    dense_from = break_even(chosen.plan, prices[DENSE], tree, nbytes, sparsity)
     host_nbytes = round(inter_host_nbytes(len(tree.hosts()), nbytes // ELEMENT_NBYTES, density, entry_nbytes))
     told = steps(chosen.plan, tree, nbytes, sparsity)
-    facts = (tree.describe(), nbytes, density, entry_nbytes, algorithm, chosen.dense_above, host_nbytes)
-    return SparseExplanation(*facts, pricing(tree, "in one segment"), (*entries, *refused), told), chosen
+    facts = (tree.describe(), links(tree), nbytes, chosen_for, density, entry_nbytes)
+    dense = (best.algorithm, best.why, dense_from, chosen.dense_above)
+    how = pricing(tree, "dense pipelined and the others in one segment")
+    return SparseExplanation(*facts, algorithm, *dense, host_nbytes, how, (*entries, *refused), told), chosen
 
 
 def _entry(
@@ -116,10 +148,16 @@ def _entry(
         Load(kind, round(found.busiest * nbytes), round(found.total * nbytes))
         for kind, found in zip(kinds(tree), traffic(plan, tree, sparsity), strict=True)
     )
-    closed_s = None if name == "dense" else registry.sparse(name).cost(tree, nbytes, sparsity.density)
-    verdict = "asked for" if name == algorithm else ""
-    if prices[algorithm] and name != algorithm:
-        verdict = f"{prices[name] / prices[algorithm]:.2f} x"
+    closed_s, verdict = None, f"{plan.algorithm}: the best without TopK"
+    if name != DENSE:
+        times = prices[name] / prices[DENSE] if prices[DENSE] else 1.0
+        tie = max(times, 1 / times) <= 1 + planner.TIE
+        verdict = f"a tie with dense within {planner.TIE:.0%}" if tie else f"{times:.2f} x dense"
+    if name == DENSE_STEP:
+        verdict += f": {algorithm} with nothing selected"
+    elif name != DENSE:
+        closed_s = registry.sparse(name).cost(tree, nbytes, sparsity.density)
+        verdict = f"asked for: {verdict}" if name == algorithm else verdict
     return Entry(name, prices[name], closed_s, rounds_of(plan), loads, verdict, plan.note)
 
 

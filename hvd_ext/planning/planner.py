@@ -9,7 +9,7 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
 from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
+from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.sparse_planner import SparseChosen, sparse_plan
 from hvd_ext.planning.verify import verify
@@ -103,8 +103,41 @@ def _cheapest(tree: Tree, nbytes: int) -> Chosen:
     nearest = sorted(prices, key=lambda other: (other != name, prices[other], other))[: 1 + MOST_NAMED]
     listed = ", ".join(f"{other} {prices[other] * 1e3:.3g} ms" for other in nearest)
     plan = _built(tree, name)
-    why = f"cheapest for {nbytes} bytes on {tree.describe()}: {listed}" + (f"; {plan.note}" if plan.note else "")
+    ties: dict[str, list[str]] = {}
+    for other in tied:
+        if other != name:
+            ties.setdefault(_preference(tree, name, other, prices), []).append(other)
+    words = [f"{listed}; {stands_for(nbytes)}"]
+    words += [f"a tie within {TIE:.0%} with {', '.join(names)}: {name} {reason}" for reason, names in ties.items()]
+    why = f"cheapest for {nbytes} bytes on {tree.describe()}: " + "; ".join([*words, *filter(None, [plan.note])])
     return Chosen(plan, name, why, tuple((other, prices.get(other, reason or "")) for other, reason in reasons.items()))
+
+
+def preference(tree: Tree, chosen: Chosen, other: str) -> str:
+    """Says why a choice was made where another algorithm takes nearly as long.
+
+    Args:
+        tree: the cluster.
+        chosen: by allreduce_plan() with "auto".
+        other: an algorithm that applies.
+
+    Returns:
+        What the chosen one is, as in "is the simplest".
+    """
+    prices = {name: price_s for name, price_s in chosen.candidates if not isinstance(price_s, str)}
+    if prices[other] > min(prices.values()) * (1 + TIE):
+        return "is cheaper at the size that stands for this one"
+    return _preference(tree, chosen.algorithm, other, prices)
+
+
+def _preference(tree: Tree, name: str, other: str, prices: dict[str, float]) -> str:
+    if name == "ring":
+        return "is the simplest"
+    if _load_s(tree, name) < _load_s(tree, other):
+        return "loads the links less"
+    if prices[name] < prices[other]:
+        return "is the cheaper one of equal load"
+    return "comes first by name, all else being equal"
 
 
 def _load_s(tree: Tree, name: str) -> float:

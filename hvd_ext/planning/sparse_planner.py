@@ -11,7 +11,7 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
 from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, level_profile, profile, simulate
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES, SELECT_S_PER_ELEMENT
-from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class
+from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Tree
@@ -20,8 +20,8 @@ from hvd_ext.topology.tree import Tree
 LEAST_DENSITY = 1e-6
 # The break-even is known to this factor; densities are rough numbers.
 _PRECISION = 1.01
-# Smaller buffers are all latency.
-_LEAST_NBYTES = 4096
+# Smaller buffers are all latency: this size stands for them.
+LEAST_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +85,44 @@ def sparse_plan(
             f"height ({height}): it is a number of levels of branches, 0 or more, or None for the best price"
         )
     sparsity = Sparsity(density, entry_nbytes, select_s_per_element)
-    return _chosen(tree, algorithm, max(size_class(nbytes), _LEAST_NBYTES), sparsity, height)
+    return _chosen(tree, algorithm, max(size_class(nbytes), LEAST_NBYTES), sparsity, height)
 
 
 @lru_cache(maxsize=256)
 def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> SparseChosen:
-    found = {name: _best(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
+    found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
     best = found[algorithm]
     assert not isinstance(best, str)
     price_s, plan, used = best
     dense = _dense(tree, algorithm, used)
     _check_shards(plan, dense)
     dense_s = sparse_price(dense, tree, nbytes, sparsity).seconds
-    above = _break_even(plan, dense_s, tree, nbytes, sparsity)
+    above = break_even(plan, dense_s, tree, nbytes, sparsity)
     candidates = [(name, one if isinstance(one, str) else one[0]) for name, one in found.items()]
     since = "at every density" if above <= LEAST_DENSITY else f"from density {above:.3g} on"
     why = (
         f"at density {sparsity.density:.3g} {price_s * 1e3:.3g} ms for {nbytes} bytes on {tree.describe()}, dense "
-        f"{dense_s * 1e3:.3g} ms; dense {since}" + (f"; {plan.note}" if plan.note else "")
+        f"{dense_s * 1e3:.3g} ms; dense {since}; {stands_for(nbytes, LEAST_NBYTES)}"
+        + (f"; {plan.note}" if plan.note else "")
     )
     return SparseChosen(plan, dense, above, algorithm, why, (*candidates, ("dense", dense_s)))
 
 
-def _best(
+def best_variant(
     tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
 ) -> str | tuple[float, LogicalPlan, int]:
-    """The price, the plan and its height; or why the schedule does not apply."""
+    """Finds the cheapest variant of a schedule.
+
+    Args:
+        tree: the cluster.
+        name: one of registry.sparse_names().
+        nbytes: of the buffer, float32.
+        sparsity: of the step.
+        height: as for sparse_plan().
+
+    Returns:
+        The price in seconds, the plan and its height; or why the schedule does not apply.
+    """
     reason = registry.sparse(name).supports(tree)
     if reason is not None:
         return reason
@@ -151,10 +163,20 @@ def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
     return Simulation(load.price_s(nbytes), nbytes * most, nbytes * busy_s)
 
 
-def _break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, sparsity: Sparsity) -> float:
-    """The density at which both plans take as long, by bisection: the price of a sparse plan grows with the density.
+def break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, sparsity: Sparsity) -> float:
+    """The density at which a sparse plan takes as long as a dense one, by bisection: its price grows with the density.
 
     Entries are taken to keep their size, though indices become shorter where they are dense: this is on the safe side.
+
+    Args:
+        plan: sparse.
+        dense_s: the price of the dense one, seconds.
+        tree: the cluster.
+        nbytes: of the buffer, float32.
+        sparsity: of which all but the density counts.
+
+    Returns:
+        The density: LEAST_DENSITY where the dense plan is no dearer at all, 1 where the sparse one is cheaper even so.
     """
 
     def cheaper(density: float) -> bool:

@@ -1,4 +1,4 @@
-"""A cluster from a YAML file.
+"""A cluster from a YAML file; docs/topology.md is its page.
 
 A node has a name, the link that joins its children, and one of three: `ranks` (a host), `children` (a rack, the
 cluster; as deep and as uneven as it likes), or `rank` (one rank beside branches; it has no link). A link has a
@@ -19,6 +19,7 @@ to reduce a byte; without it reductions cost nothing. Two hosts with three and t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,9 +31,13 @@ from hvd_ext.topology.tree import NO_LINK, Link, Node, Tree, leaf
 class _LinkSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    alpha_s: float = Field(ge=0)
-    beta_s_per_byte: float | None = Field(default=None, ge=0)
-    gbit_per_s: float | None = Field(default=None, gt=0)
+    alpha_s: float = Field(ge=0, description="latency of a message, in seconds; must be there")
+    gbit_per_s: float | None = Field(
+        default=None, gt=0, description="rate of each child's port, each way, in 10^9 bits per second"
+    )
+    beta_s_per_byte: float | None = Field(
+        default=None, ge=0, description="the same as seconds per byte, in its place; 0 is no limit"
+    )
 
     @model_validator(mode="after")
     def _one_rate(self) -> _LinkSchema:
@@ -50,11 +55,13 @@ class _LinkSchema(BaseModel):
 class _NodeSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: str = ""
-    link: _LinkSchema | None = None
-    children: list[_NodeSchema] | None = Field(default=None, min_length=1)
-    ranks: list[int] | None = Field(default=None, min_length=1)
-    rank: int | None = Field(default=None, ge=0)
+    name: str = Field(default="", description="for messages; may be left out")
+    link: _LinkSchema | None = Field(default=None, description="joins what is below the node; only `rank` has none")
+    ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
+    children: list[_NodeSchema] | None = Field(
+        default=None, min_length=1, description="the node is a rack, or the cluster: hosts, racks, single ranks"
+    )
+    rank: int | None = Field(default=None, ge=0, description="the node is a single rank beside hosts or racks")
 
     @model_validator(mode="after")
     def _one_content(self) -> _NodeSchema:
@@ -77,7 +84,45 @@ class _NodeSchema(BaseModel):
 
 
 class _ClusterSchema(_NodeSchema):
-    gamma_s_per_byte: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gamma_s_per_byte: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="time of a rank to reduce a byte, in seconds; 0, the default, leaves it out of the prices",
+    )
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """Gives the keys of a topology file.
+
+    Returns:
+        For each one its name, what it belongs to, what it takes and what it means.
+    """
+    outermost = {
+        name: field for name, field in _ClusterSchema.model_fields.items() if name not in _NodeSchema.model_fields
+    }
+    places = {"a node": _NodeSchema.model_fields, "a link": _LinkSchema.model_fields, "the outermost node": outermost}
+    schema = _ClusterSchema.model_json_schema()
+    found = {**schema["$defs"]["_LinkSchema"]["properties"], **schema["properties"]}
+    return [
+        (name, place, _takes(found[name]), field.description or "")
+        for place, fields in places.items()
+        for name, field in fields.items()
+    ]
+
+
+def _takes(schema: dict[str, Any]) -> str:
+    """Says what a key takes, from pydantic's JSON schema of it."""
+    schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
+    if "$ref" in schema:
+        return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
+    if schema["type"] == "array":
+        many = {"a node": "nodes", "a whole number": "whole numbers"}[_takes(schema["items"])]
+        return f"a list of {many}, {schema['minItems']} or more"
+    words = {"string": "text", "number": "a number", "integer": "a whole number"}[schema["type"]]
+    if "minimum" in schema:
+        return f"{words}, {schema['minimum']:g} or more"
+    return f"{words} above {schema['exclusiveMinimum']:g}" if "exclusiveMinimum" in schema else words
 
 
 def read(path: str | Path, size: int | None = None) -> Tree:

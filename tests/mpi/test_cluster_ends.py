@@ -43,6 +43,22 @@ def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Pat
     assert list(short.iterdir()) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_what_another_user_left_is_left_alone_and_the_job_runs(short: Path) -> None:
+    short.chmod(0o1777)
+    target = short / "of-root"
+    target.mkdir(mode=0o700)
+    script = f"""mkdir {folders.PREFIX}fifo {folders.PREFIX}link; touch {folders.PREFIX}fifo/state.json
+mkfifo {folders.PREFIX}fifo/lock; ln -s {target}/made {folders.PREFIX}link/lock"""
+    subprocess.run(["sh", "-ec", script], cwd=short, user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+    done = run_command(short, "--hosts", "1,1", "--", "true")
+    assert done.returncode == 0, done.stderr
+    words = [f"{folders.PREFIX}{name} belongs to user {NOBODY}" for name in ("fifo", "link")]
+    assert f"hvd_ext cluster: left alone in {short}: {'; '.join(words)}\n" in done.stderr
+    assert list(target.iterdir()) == []
+    assert len(list(short.iterdir())) == 3
+
+
 def living(mark: str) -> list[psutil.Process]:
     """Lists the processes that inherited this mark."""
     found = []

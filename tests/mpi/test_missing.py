@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,3 +136,34 @@ def test_a_launcher_that_tells_nothing_gives_words_all_the_same(broken: dict[str
     alone.mark()
     assert alone.speaks()
     assert alone.words() == "rank 1 is here; this launcher does not tell which rank is not"
+
+
+def nothing(folder: Path) -> None:
+    """Leaves the name of a mark free."""
+
+
+def link(folder: Path) -> None:
+    """Leads a mark elsewhere."""
+    (folder / "hvd_ext-123-4-1-0").symlink_to(folder.parent / "elsewhere")
+
+
+def fifo(folder: Path) -> None:
+    """Blocks whoever opens a mark."""
+    os.mkfifo(folder / "hvd_ext-123-4-1-0")
+
+
+@pytest.mark.parametrize(("mode", "planted"), [(0o777, nothing), (0o700, link), (0o700, fifo)])
+def test_a_mark_is_neither_written_nor_read_where_others_may_have_been(
+    mode: int, planted: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    planted(folder)
+    folder.chmod(mode)
+    first = Arrivals(environment(folder, 0, 2, 0))
+    before = sorted(folder.iterdir())
+    assert first.here() == {}
+    first.mark()
+    assert first.words() == "rank 0 is here; this launcher does not tell which rank is not"
+    assert sorted(folder.iterdir()) == before
+    assert not (tmp_path / "elsewhere").exists()

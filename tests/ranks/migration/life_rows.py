@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 
 import keras
@@ -195,10 +195,9 @@ for _name in hvd.elastic.NAMES:
 def timeline() -> None:
     """A folder named as the file has a trace of this rank."""
     refused("start_timeline(mark_cycles)", lambda: hvd.start_timeline("x.json", mark_cycles=True))
-    folder = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT", "/tmp")) / f"timeline{os.getpid()}"
-    hvd.start_timeline(file_path=f"{folder}.json", mark_cycles=False)
-    hvd.allreduce(mine())
-    written = hvd.stop_timeline()
-    assert written == folder / f"rank_{hvd.rank()}.json" and written.is_file()
-    written.unlink()
-    folder.rmdir()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "timeline"
+        hvd.start_timeline(file_path=f"{folder}.json", mark_cycles=False)
+        hvd.allreduce(mine())
+        written = hvd.stop_timeline()
+        assert written == folder / f"rank_{hvd.rank()}.json" and written.is_file()

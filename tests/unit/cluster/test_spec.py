@@ -16,6 +16,7 @@ from hvd_ext.topology.tree import SHARED_MEMORY
 )
 def test_a_rate_is_read_as_tc_reads_it(text: str, bits: float) -> None:
     assert specs.rate_bits(text) == bits
+    assert specs.rate_bits(specs.rate_text(bits)) == bits
 
 
 @pytest.mark.parametrize("text", ["100", "fast", "0mbit", "-1mbit", "100mbps", "1 mbit", "mbit", ""])
@@ -122,3 +123,21 @@ def test_the_topology_without_racks_has_two_levels_and_of_one_host_one() -> None
     assert tree.root.link.beta_s_per_byte == pytest.approx(8 / 1e9 * 9014 / 8948)
     assert parse(specs.topology(Spec((3,)))).describe() == "3 ranks on 1 host"
     assert parse(specs.topology(Spec((1, 1)))).root.link.beta_s_per_byte == SHARED_MEMORY.beta_s_per_byte
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"),
+    [
+        (1e8, "100mbit"),
+        (1e9, "1gbit"),
+        (4e11, "400gbit"),
+        (2.5e9, "2.5gbit"),
+        (95.6407e6, "95.64mbit"),
+        (0.5, "0.5bit"),
+        (999, "999bit"),
+        (1e9 - 1e-6, "1gbit"),
+        (float("inf"), "no limit"),
+    ],
+)
+def test_rates_are_written_as_they_are_read(bits: float, text: str) -> None:
+    assert specs.rate_text(bits) == text

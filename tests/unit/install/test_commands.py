@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_a_horovod_that_does_not_do_is_built(monkeypatch, answer):
     monkeypatch.setattr(horovod, "install", lambda log, echo: built.append(log))
     assert CliRunner().invoke(app, ["install-horovod"]).exit_code == 0
     assert len(built) == 1
+
+
+@pytest.mark.parametrize("written", ["", "$ pip download\n"], ids=["nothing", "a command"])
+def test_the_log_is_a_new_file_that_stays_where_horovod_fails_and_has_something_to_read(monkeypatch, tmp_path, written):
+    def broken(log: Path, echo: object) -> None:
+        assert log.parent == tmp_path
+        assert log.stat().st_mode & 0o777 == 0o600
+        log.write_text(written)
+        fails()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(horovod, "installed", lambda: child.Answer({}, "it is not there"))
+    monkeypatch.setattr(horovod, "install", broken)
+    assert CliRunner().invoke(app, ["install-horovod"]).exit_code == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == [written] * bool(written)
+    monkeypatch.setattr(horovod, "install", lambda log, echo: log.write_text("done"))
+    before = list(tmp_path.iterdir())
+    assert CliRunner().invoke(app, ["install-horovod"]).exit_code == 0
+    assert list(tmp_path.iterdir()) == before
 
 
 def test_horovod_is_not_begun_where_something_is_missing(monkeypatch, tmp_path):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from hvd_ext.commands.plan import app, size_of
+from hvd_ext.commands.plan import app, cluster_of, links_line, size_of
 from hvd_ext.planning import planner, registry
-from hvd_ext.planning.explain import as_json, draw, explain, kinds
+from hvd_ext.planning.explain import LinkKind, as_json, draw, explain, kinds, links
 from hvd_ext.planning.planner import Chosen
-from hvd_ext.topology.tree import ETHERNET, from_hosts
+from hvd_ext.topology.read import parse
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, from_hosts
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree
 
 YAML = """\
@@ -57,6 +59,17 @@ def test_each_verdict_says_why() -> None:
     assert small["torus2d"].price_s is None
 
 
+def test_a_tie_is_explained() -> None:
+    found = explain(even_tree(3, 2), 8 << 20)
+    verdicts = {entry.name: entry.verdict for entry in found.entries}
+    assert verdicts["blueconnect"] == "chosen: cheapest"
+    assert verdicts["torus2d"] == "a tie within 1%: blueconnect comes first by name, all else being equal"
+    assert found.why == planner.allreduce_plan(even_tree(3, 2), "auto", 8 << 20).why
+    alone = {entry.name: entry.verdict for entry in explain(one_host(4), 8 << 20).entries}
+    assert alone["ring"] == "chosen: within 1% of the cheapest, and simpler"
+    assert alone["blueconnect"] == "a tie within 1%: ring is the simplest"
+
+
 def test_a_choice_for_near_sizes_says_so_where_another_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     tree, nbytes = from_hosts("aabb"), 100_000
     cheapest = planner.allreduce_plan(tree, "auto", nbytes)
@@ -83,6 +96,44 @@ def test_bytes_are_told_for_each_kind_of_link() -> None:
 def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
     assert kinds(one_host(3)) == ("in hosts",)
     assert kinds(even_tree(2, 2, 2, 2)) == ("level 4", "between racks", "between hosts", "in hosts")
+
+
+def test_the_links_that_prices_assume_are_told() -> None:
+    between, inside = links(from_hosts("aabbb"))
+    assert between == LinkKind("between hosts", (8 / ETHERNET.beta_s_per_byte,) * 2, (30e-6, 30e-6))
+    assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (5e-6, 5e-6))
+    assert links(one_host(1)) == ()
+    uneven = parse("""
+        link: {alpha_s: 1.0e-5, beta_s_per_byte: 0}
+        children:
+          - {link: {alpha_s: 3.0e-6, gbit_per_s: 1}, ranks: [0, 1]}
+          - {link: {alpha_s: 2.0e-6, gbit_per_s: 4}, ranks: [2, 3]}
+          - {link: {alpha_s: 9.0e-6, gbit_per_s: 9}, ranks: [4]}
+        """)
+    assert [(link.kind, link.bits_per_s, link.alpha_s) for link in links(uneven)] == [
+        ("between hosts", (None, None), (1e-5, 1e-5)),
+        ("in hosts", (pytest.approx(1e9), pytest.approx(4e9)), (2e-6, 3e-6)),  # one rank alone has no link
+    ]
+    deep = parse("""
+        link: {alpha_s: 3, gbit_per_s: 1}
+        children:
+          - link: {alpha_s: 2, gbit_per_s: 2}
+            children:
+              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [0, 1]}
+              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [2]}
+          - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [3, 4]}
+        """)
+    assert [(link.kind, link.alpha_s[0]) for link in links(deep)] == [
+        ("between racks", 3),
+        ("between hosts", 2),
+        ("in hosts", 1),
+    ]
+    assert links_line((), None, "1gbit") == "links: none, there is one rank"
+    assert (
+        links_line(links(uneven), Path("c.yaml"), None)
+        == "links: between hosts no limit each way and 10 us a message, in hosts 1gbit to 4gbit each way and 2 to 3 us "
+        "a message; from c.yaml"
+    )
 
 
 def test_a_large_cluster_is_priced_level_by_level_and_its_bytes_are_told() -> None:
@@ -140,9 +191,40 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert "bound: no allreduce of whole buffers can take less than 6.711 ms" in text
     assert "does not apply: a torus is even" in text
     assert "level 0: reduce" in text
+    assert f"in hosts 16gbit each way and 5 us a message; from {tmp_path / 'c.yaml'}" in text
     written = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert written["winner"] == "flexreduce"
     assert len(written["algorithms"]) == len(registry.names())
+    assert written["links"][0] == {"kind": "between hosts", "bits_per_s": [1e10, 1e10], "alpha_s": [3e-5, 3e-5]}
+
+
+def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> None:
+    status, text = command("--hosts", "2,2", "--rate", "100mbit")
+    assert status == 0
+    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message"
+    assert f"links: {rates}; the rate between hosts is that of --rate, all else is assumed" in text
+    assert "bound: no allreduce of whole buffers can take less than 671.1 ms" in text
+    tree = cluster_of(None, "2,2", "100mbit")
+    assert tree.root.link == Link(ETHERNET.alpha_s, 8e-8)
+    assert {host.link for host in tree.root.children} == {SHARED_MEMORY}
+    assert cluster_of(None, "2,2", "10gbit") == cluster_of(None, "2,2")
+    assert "--rate changes nothing, as no link is between hosts" in command("--hosts", "4", "--rate", "1gbit")[1]
+    assert "assumed: a file of --topology states them price" in command("--hosts", "4")[1]
+
+
+def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
+    text = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output)
+    assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message" in text
+    assert "--rate RATE with --hosts: of each host's link to the others, each way, such as 100mbit or 10gbit; " in text
+    assert "links inside hosts stay as they are assumed" in text
+
+
+def test_a_size_that_stands_for_others_is_told() -> None:
+    assert (
+        "size: choices are made for powers of two of bytes: here for 8,388,608, which stands for 10,000,000 and all "
+        "near sizes; the prices are those of 10,000,000"
+    ) in command("--hosts", "2,3", "--bytes", "10000000")[1]
+    assert "size: " not in command("--hosts", "2,3", "--bytes", "8MiB")[1]
 
 
 def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
@@ -156,6 +238,9 @@ def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
         (["--hosts", "2,x"], 2, "--hosts 2,x: it lists the ranks of each host"),
         ([], 2, "either --topology FILE or --hosts"),
         (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is no number of bytes"),
+        (["--hosts", "2,2", "--bytes", "1.5"], 2, "'1.5' is no whole number of bytes"),
+        (["--hosts", "2,2", "--rate", "fast"], 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),
+        (["--topology", "c.yaml", "--rate", "1gbit"], 2, "--rate 1gbit: the rates are in the file of --topology"),
         (["--topology", "/no/such.yaml"], 1, "topology file /no/such.yaml: it cannot be read: No such file"),
         (["--hosts", "2,2", "--algorithm", "rings"], 1, "did you mean 'ring'?"),
         (["--hosts", "2", "--algorithm", "torus2d"], 1, "'torus2d' on 2 ranks on 1 host: a torus has two dimensions"),

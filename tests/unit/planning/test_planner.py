@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost import level_profile, profile, simulate
 from hvd_ext.planning.grain import segment_nbytes
+from hvd_ext.planning.limits import stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
+from hvd_ext.planning.planner import Chosen
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Tree, from_hosts
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, uneven_hosts
 
@@ -68,6 +71,8 @@ def test_auto_takes_the_ring_on_one_host_and_says_what_the_others_would_cost() -
     assert "halving_doubling" in chosen.why
     assert "torus2d" not in chosen.why
     assert "\n" not in chosen.why
+    assert "; one choice for 5931642 to 11863283 bytes; a tie within 1% with " in chosen.why
+    assert chosen.why.endswith(": ring is the simplest")
     assert [name for name, _ in chosen.candidates] == list(registry.names())
 
 
@@ -118,7 +123,29 @@ def test_of_equal_prices_the_plan_that_burdens_no_master_is_taken() -> None:
     tree = from_hosts("aaaabbb", between=Link(1e-4, 8e-8))
     masters, shared = (planner.price(tree, name, 1 << 24).seconds for name in ("two_level", "flexreduce"))
     assert masters == pytest.approx(shared, rel=planner.TIE)
-    assert planner.allreduce_plan(tree, "auto", 1 << 24).algorithm == "flexreduce"
+    chosen = planner.allreduce_plan(tree, "auto", 1 << 24)
+    assert chosen.algorithm == "flexreduce"
+    tie = next(part for part in chosen.why.split("; ") if "two_level" in part and part.startswith("a tie"))
+    assert tie.endswith(": flexreduce loads the links less")
+    assert planner.preference(tree, chosen, "two_level") == "loads the links less"
+    assert planner.preference(tree, chosen, "ring") == "is cheaper at the size that stands for this one"
+
+
+def test_a_tie_of_plans_with_the_same_load_is_explained_too() -> None:
+    tree = even_tree(3, 2)
+    chosen = planner.allreduce_plan(tree, "auto", 1 << 23)
+    assert chosen.algorithm == "blueconnect"
+    assert chosen.why.count("a tie within 1% with ") == 1
+    assert "a tie within 1% with flexreduce, torus2d: blueconnect comes first by name" in chosen.why
+    same = Chosen(chosen.plan, "blueconnect", "", (("blueconnect", 1.0), ("torus2d", 1.001)))
+    assert planner.preference(tree, same, "torus2d") == "is the cheaper one of equal load"
+
+
+@pytest.mark.parametrize("size", [1 << power for power in range(2, 40)])
+def test_a_choice_says_for_which_sizes_it_stands(size: int) -> None:
+    first, last = (int(number) for number in re.findall(r"\d+", stands_for(size)))
+    assert [planner.size_class(n) for n in (first - 1, first, last, last + 1)] == [size // 2, size, size, 2 * size]
+    assert stands_for(size, size).startswith("one choice for 0 to ")
 
 
 def test_a_plan_asked_for_by_name_is_not_priced() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from hvd_ext import runtime
-from hvd_ext.errors import PlanError
+from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.options import Options
 from hvd_ext.planning import ir, planner, registry, sparse_planner
 from hvd_ext.planning.cost import Sparsity
@@ -204,13 +205,60 @@ def test_an_explanation_prices_all_and_tells_the_steps() -> None:
         "all-gather of the selected",
         "all-gather in hosts",
     ]
-    assert {entry.name for entry in found.entries} == {*registry.sparse_names(), "dense"}
+    assert {entry.name for entry in found.entries} == {*registry.sparse_names(), "dense", "dense step"}
     prices = [entry.price_s for entry in found.entries if entry.price_s is not None]
     assert prices == sorted(prices)
     hitopk_s = next(entry.price_s for entry in found.entries if entry.name == "hitopk")
     assert sum(step.seconds for step in found.steps) == pytest.approx(hitopk_s)
     assert found.host_nbytes == round(0.01 * (1 << 20)) * 6
     assert json.loads(json.dumps(as_json(found)))["steps"][1]["sent_nbytes"] == [0, 0]
+
+
+def test_selection_is_compared_with_the_plan_that_runs_without_it() -> None:
+    """The dense step of hitopk runs in one segment, and is far from the best dense plan."""
+    tree, nbytes = from_hosts("aabbb"), 10_000_000
+    found, chosen = explain(tree, nbytes, 0.3)
+    entries = {entry.name: entry for entry in found.entries}
+    best = planner.allreduce_plan(tree, "auto", nbytes)
+    assert (found.dense_algorithm, found.dense_why) == (best.algorithm, best.why)
+    assert entries["dense"].price_s == planner.price(tree, best.algorithm, nbytes).seconds
+    assert entries["dense step"].price_s == sparse_price(chosen.dense, tree, nbytes, Sparsity(0.3)).seconds
+    hitopk_s, dense_s, step_s = (entries[name].price_s for name in ("hitopk", "dense", "dense step"))
+    assert hitopk_s and dense_s and step_s
+    assert dense_s < hitopk_s < step_s, "else the two comparisons have one answer here"
+    assert entries["hitopk"].verdict == f"asked for: {hitopk_s / dense_s:.2f} x dense"
+    assert entries["dense step"].verdict == f"{step_s / dense_s:.2f} x dense: hitopk with nothing selected"
+    assert entries["dense"].verdict == "flexreduce: the best without TopK"
+    assert entries["dense"].closed_form_s is entries["dense step"].closed_form_s is None
+    assert found.dense_from < 0.3 < found.dense_above == chosen.dense_above
+    below, above = (
+        sparse_price(chosen.plan, tree, nbytes, Sparsity(found.dense_from * factor)).seconds for factor in (0.97, 1.03)
+    )
+    assert below < dense_s < above
+
+
+def test_the_page_shows_what_the_command_says() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "topk.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"`python -m hvd_ext plan (.*?)`", page)
+    (line,) = re.findall(r"`(dense: no dearer .*?)`", page)
+    assert line in command(*arguments.split())[1]
+
+
+def test_a_tie_with_the_dense_plan_is_called_one() -> None:
+    entries = {entry.name: entry for entry in explain(even_tree(2, 2, between=SLOW), 8 << 20, 0.01)[0].entries}
+    assert entries["dense step"].verdict == "a tie with dense within 1%: hitopk with nothing selected"
+
+
+def test_a_size_that_is_no_number_of_elements_is_refused_and_another_is_not_rounded_silently() -> None:
+    with pytest.raises(InvalidError, match=r"bytes \(4194303\): must be a multiple of 4: elements are float32"):
+        explain(TREE, (1 << 22) - 1, 0.01)
+    status, text = command("--hosts", "2,3", "--bytes", "4000000", "--density", "0.01")
+    assert status == 0
+    assert "here for 4,194,304, which stands for 4,000,000 and all near sizes; the prices are those of" in text
+    assert "here for 4,096, which stands for 400 and" in command("--hosts", "2", "--bytes", "400", "--density", "1")[1]
+    assert "size: " not in command("--hosts", "2,3", "--bytes", "4MiB", "--density", "0.01")[1]
+    assert "; one choice for 2965821 to 5931641 bytes" in sparse_plan(TREE, "hitopk", 1 << 22).why
+    assert "; one choice for 0 to 5792 bytes" in sparse_plan(TREE, "hitopk", 8).why
 
 
 @pytest.mark.parametrize("name", registry.sparse_names())
@@ -231,8 +279,12 @@ def test_the_command_prices_sparse_algorithms_and_tells_where_the_time_goes(tmp_
     assert "hitopk: each host sends (m - 1) K entries, 41,944 bytes, to the others" in text
     assert "level 2: all-gather of the selected (2 rounds)" in text
     assert json.loads(file.read_text(encoding="utf-8"))["algorithm"] == "hitopk"
+    assert "; it is flexreduce, as without TopK dense step: TopK takes it from density" in text
     assert "dense: no dearer from density" in text
-    assert "dense: no dearer at every density" in command("--hosts", "4", "--density", "0.1")[1]
+    assert "links: between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 5 us" in text
+    alone = command("--hosts", "4", "--density", "0.1")[1]
+    assert "dense: no dearer at every density; it is ring, as without TopK" in alone
+    assert "dense step: TopK takes it at every density" in alone
     assert "where the time of gtopk goes" in command("--hosts", "4", "--density", "0.1", "--algorithm", "gtopk")[1]
     for wrong, words in ((("--density", "2"), "density (2.0)"), (("--density", "0.1", "--algorithm", "x"), "'x'")):
         status, text = command("--hosts", "2,2", *wrong)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hvd_ext.commands.plan import app as plan
 from hvd_ext.errors import HvdExtError, TopologyError
 from hvd_ext.topology import read as reader
-from hvd_ext.topology.tree import Link
+from hvd_ext.topology.tree import SHARED_MEMORY, Link
 
 EXAMPLE = textwrap.dedent(reader.__doc__[reader.__doc__.index("    name: cluster") :]) if reader.__doc__ else ""
 
@@ -21,6 +24,66 @@ def test_the_documented_example_is_read(tmp_path: Path) -> None:
     assert tree.root.link == Link(30e-6, 8 / 10e9)
     assert [host.name for host in tree.root.children] == ["left", "right"]
     assert tree.root.children[0].link == Link(5e-6, 5e-10)
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "topology.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """Gives the code blocks of the page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def planned(*arguments: str) -> str:
+    done = CliRunner().invoke(plan, list(arguments), env={"COLUMNS": "400", "TERM": "dumb", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_examples_of_the_page_are_read_and_its_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example, racks = blocks("yaml")
+    Path("cluster.yaml").write_text(example, encoding="utf-8")
+    commands = re.findall(r"python -m hvd_ext plan ([^`#\n]*)", PAGE)
+    assert len(commands) == 2
+    said = [planned(*command.split()) for command in commands]
+    shown = re.findall(r"^links: .*$", PAGE, re.MULTILINE)
+    assert len(shown) == 1
+    assert shown[0] in said[0].splitlines()
+    assert "links: between hosts 25gbit each way" in said[1]
+    assert reader.read("cluster.yaml", 6).hosts() == ((0, 1, 2, 3), (4, 5))
+    Path("cluster.yaml").write_text(racks, encoding="utf-8")
+    assert reader.read("cluster.yaml", 7).hosts() == ((0, 1), (2, 3), (4, 5), (6,))
+    assert "links: between racks 10gbit each way and 60 us a message, between hosts 25gbit" in planned(
+        "--topology", "cluster.yaml"
+    )
+
+
+def test_the_page_states_the_links_that_are_assumed() -> None:
+    said = " ".join(planned("--hosts", "2,2").split())
+    for link in ("10gbit each way and 30 us a message", "16gbit"):
+        assert link in said
+        assert link in " ".join(PAGE.split())
+    assert (SHARED_MEMORY.alpha_s, SHARED_MEMORY.beta_s_per_byte) == (5e-6, 1 / 2e9)
+
+
+def test_the_table_has_every_key_that_a_file_may_have() -> None:
+    everything = """
+        name: all
+        gamma_s_per_byte: 0
+        link: {alpha_s: 0, gbit_per_s: 1}
+        children:
+          - rank: 0
+          - {link: {alpha_s: 0, beta_s_per_byte: 0}, ranks: [1]}
+    """
+    assert reader.parse(everything).size == 2
+    rows = {name: (place, takes) for name, place, takes, _ in reader.table()}
+    assert rows.keys() == set(re.findall(r"(\w+):", everything))
+    assert rows["children"] == ("a node", "a list of nodes, 1 or more")
+    assert rows["gbit_per_s"] == ("a link", "a number above 0")
+    assert rows["gamma_s_per_byte"] == ("the outermost node", "a number, 0 or more")
 
 
 def test_trees_may_be_deep_and_uneven() -> None:
