@@ -176,7 +176,7 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
         ROOT / "tests" / "native" / "gpu" / "on_gpu.cu.cc",
     )
     # The flags of tf_ops/CMakeLists.txt, for this GPU alone; -lineinfo lets compute-sanitizer name lines.
-    flags = ["-std=c++17", "-O3", "-cudart", "static", "-Xcompiler=-fPIC", "-lineinfo", "-Xptxas", "-v"]
+    flags = ["-std=c++17", "-O3", "-cudart", "static", "-Xcompiler=-fPIC", "-lpthread", "-lineinfo", "-Xptxas", "-v"]
     flags += ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}", "-I", str(ROOT / "tf_ops")]
     more = {
         "build library": ["--shared", "-x", "cu", "-o", str(LIBRARY), str(kernels)],

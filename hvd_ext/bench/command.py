@@ -30,6 +30,7 @@ Append = Annotated[bool, typer.Option("--append", help="Keep the rows that are i
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the rows, also those kept, into this PNG file.")]
 Timeout = Annotated[float, typer.Option(help="Longest time without an answer of a job, seconds.")]
 Output = Annotated[Path, typer.Option(help="The PNG file.")]
+Only = Annotated[str, typer.Option(help="What is drawn, with commas; six lines at most, a bound is one of them.")]
 
 
 def ranks_option(default: str) -> Any:

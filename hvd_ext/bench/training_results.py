@@ -203,7 +203,7 @@ def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         axis.bar(x, heights, width, color=colour, label=NAMES.get(algorithm, algorithm))
         alone = [_epoch_s(row, min(row["compute_seconds"], row["step_seconds_median"])) for row in mine]
         label = "computation of it" if number == len(algorithms) - 1 else None
-        axis.bar(x, alone, width, color="black", alpha=0.35, label=label)
+        axis.bar(x, alone, width, color="#333333", label=label)
     axis.set(ylabel=f"seconds per epoch ({EPOCH:,} digits)", xlabel="ranks on each host")
     one = rows[0]
     axis.set_title(f"{one['model']}, {one['bytes'] / 1e6:.1f} MB of gradients, {one['batch']} digits a rank and step")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_ext.bench
-from hvd_ext.bench import plots, results
+from hvd_ext.bench import convergence_plots, hitopk_plots, plots, results, topk_plots
 from hvd_ext.errors import InvalidError
 
 from .test_results import row
@@ -135,3 +135,48 @@ def test_clusters_that_were_measured_in_different_ways_are_drawn_side_by_side() 
         ([2, 2], "mpi", "engine"),
         ([3, 2], "ring", "graph"),
     ]
+
+
+def test_a_plot_has_at_most_six_lines_and_names_what_it_leaves_out(tmp_path: Path, seen: list[Any]) -> None:
+    hows = {name: "engine" if name == "mpi" else "graph" for name in plots.STYLES}
+    many = [row(name, hows[name], 1.0, bytes=size, bound_seconds=0.5) for name in hows for size in (1, 2)]
+    plots.draw(many, tmp_path / "x.png")
+    labels = [line.get_label() for line in seen[0].axes[0].get_lines()]
+    assert labels == ["flexreduce", "blueconnect", "ring", "auto", "MPI_Allreduce", "bound"]
+    assert seen[0].get_supxlabel().startswith("not drawn: Horovod, torus2d, two_level")
+    plots.draw(many, tmp_path / "x.png", only=["tree", "mpi"])
+    assert [line.get_label() for line in seen[1].axes[0].get_lines()] == ["MPI_Allreduce", "tree", "bound"]
+    assert seen[1].get_supxlabel() == ""  # the user has chosen
+    with pytest.raises(InvalidError, match=r"only \(6 names\): a panel has at most 5"):
+        plots.draw(many, tmp_path / "x.png", only=list(plots.STYLES)[:6])
+    with pytest.raises(InvalidError, match=r"only \('rings'\): must be one of the file's, which are flexreduce"):
+        plots.draw(many, tmp_path / "x.png", only=["rings"])
+
+
+def test_no_two_lines_of_a_plot_have_the_same_colour() -> None:
+    palettes = {
+        "allreduce": [colour for colour, _ in plots.STYLES.values()],
+        "top-k": list(topk_plots.COLOURS.values()),
+        "sparse sums": list(hitopk_plots.COLOURS),
+        "convergence": ["#000000", *convergence_plots.COLOURS],
+    }
+    assert {name: len(set(colours)) for name, colours in palettes.items()} == {
+        name: len(colours) for name, colours in palettes.items()
+    }
+    assert min(len(colours) for colours in palettes.values()) >= plots.LINES
+
+
+@pytest.mark.parametrize("command", ["plot", "plot-topk", "plot-hitopk", "plot-convergence"])
+def test_every_command_that_draws_can_be_told_what(command: str, tmp_path: Path) -> None:
+    files = {
+        "plot": "allreduce_racks",
+        "plot-topk": "topk_sweep",
+        "plot-hitopk": "hitopk",
+        "plot-convergence": "convergence",
+    }
+    kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{files[command]}.json"
+    done = CliRunner().invoke(
+        hvd_ext.bench.app, [command, str(kept), "--output", str(tmp_path / "x.png"), "--only", "nobody"]
+    )
+    assert done.exit_code == 1
+    assert "only ('nobody'): must be one of the file's" in done.output

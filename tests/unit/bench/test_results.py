@@ -247,3 +247,19 @@ def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
 
 def test_results_are_plain_json() -> None:
     assert json.loads(json.dumps(result_of(FACTS, ROWS)))["rows"][0]["algorithm"] == "noop"
+
+
+def test_a_file_has_a_row_a_line_and_reads_back_as_it_was(tmp_path: Path) -> None:
+    whole = {**result_of(FACTS, ROWS), "none": [], "study": {"a": [1, 2]}}
+    results.save(tmp_path / "a.json", whole)
+    lines = (tmp_path / "a.json").read_text().splitlines()
+    assert json.loads("\n".join(lines)) == json.loads(json.dumps(whole))
+    assert sum(line.startswith('  {"run": 0,') for line in lines) == len(ROWS)
+    assert len(lines) == len(ROWS) + len(whole["runs"]) + 9
+
+
+def test_the_kept_results_are_written_in_this_way() -> None:
+    kept = {path.name: path.read_text() for path in (BENCHMARKS / "results").glob("*.json")}
+    kept = {name: text for name, text in kept.items() if '"benchmark"' in text}
+    assert kept
+    assert [name for name, text in kept.items() if text != results.text_of(json.loads(text))] == []
