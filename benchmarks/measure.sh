@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
 parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
+sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
 
 hvd_ext() { python -m hvd_ext "$@"; }
@@ -32,7 +33,7 @@ for part in $parts; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms $dense,mpi,horovod --bytes 16000000 \
                 --how graph --repetitions 5 --json "$file" --append
         done
-        hvd_ext bench plot "$file" --kind clusters --output "$folder/allreduce_nine.png"
+        hvd_ext bench plot "$file" --kind clusters --only flexreduce,blueconnect,ring,mpi,horovod --output "$folder/allreduce_nine.png"
         ;;
     nine_1mb)
         rm -f "$file"
@@ -73,13 +74,14 @@ for part in $parts; do
         # where PyTorch is not installed its rows are left out, and a note says so
         hvd_ext bench topk --threads 1,2 --json "$folder/topk.json"
         hvd_ext bench topk --elements 256000,1000000,110000000 --inputs gauss,laplace,gradient --contestants \
-            noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append --plot "$folder/topk.png"
+            noop,exact,graph,segments,feedback,separate,algorithm1,tf,torch --json "$folder/topk.json" --append
+        hvd_ext bench plot-topk "$folder/topk.json" --elements 25000000 --only exact,algorithm1,tf,torch,numpy --output "$folder/topk.png"
         ;;
     topk_sweep)
         # the sizes and contestants of CommLib's Fig. 6
         hvd_ext bench topk --elements 256000,1000000,4000000,16000000,64000000,128000000 --inputs gauss --densities 0.001 \
             --contestants exact,mstopk,algorithm1,dgc,dgc-tf,tf,torch --seconds-per-row 2 --json "$folder/topk_sweep.json"
-        hvd_ext bench plot-topk "$folder/topk_sweep.json" --kind sizes --output "$folder/topk_sweep.png"
+        hvd_ext bench plot-topk "$folder/topk_sweep.json" --kind sizes --only exact,algorithm1,dgc-tf,tf,torch --output "$folder/topk_sweep.png"
         ;;
     hitopk)
         rm -f "$folder/hitopk.json"
@@ -88,20 +90,21 @@ for part in $parts; do
         done
         hvd_ext bench hitopk --ranks 2,4 --algorithms hitopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce,tree,mpi,horovod \
             --json "$folder/hitopk_one_host.json"
-        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind bars --output "$folder/hitopk.png"
+        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind bars --only "$sums" --output "$folder/hitopk.png"
         hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind steps --output "$folder/hitopk_steps.png"
         ;;
     hitopk_sweep)
         rm -f "$folder/hitopk_sweep.json"
         rehearsed 2,2 --rate 100mbit -- python -m hvd_ext bench hitopk --elements 256000,1000000,4000000 --seconds-per-row 5 \
             --simulate 16000000,64000000,128000000 --json "$folder/hitopk_sweep.json"
-        hvd_ext bench plot-hitopk "$folder/hitopk_sweep.json" --kind sizes --output "$folder/hitopk_sweep.png"
+        hvd_ext bench plot-hitopk "$folder/hitopk_sweep.json" --kind sizes --only "$sums" --output "$folder/hitopk_sweep.png"
         ;;
     hitopk_paper)
         hvd_ext bench hitopk --topology benchmarks/paper_cluster.yaml --json "$folder/hitopk_paper.json" \
             --simulate 256000,1000000,4000000,16000000,25000000,64000000,110000000,128000000 \
             --algorithms hitopk@0.01,hitopk@0.001,hitopk@0.01:fp16,hitopk@0.001:fp16,naive_allgather@0.01,naive_allgather@0.01:fp16,gtopk@0.01:fp16,torus2d,torus2d:fp16,flexreduce:fp16,tree,tree:fp16
-        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind sizes --output "$folder/hitopk_paper.png"
+        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind sizes --output "$folder/hitopk_paper.png" \
+            --only hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,torus2d:fp16,tree:fp16
         hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind steps --elements 25000000,110000000 \
             --output "$folder/hitopk_paper_steps.png"
         ;;

@@ -99,13 +99,15 @@ def plot(
     how: Annotated[
         str, typer.Option(help="Which rows of ours: graph, engine or eager; auto: the first there is.")
     ] = "auto",
+    only: command.Only = "",
 ) -> None:
     """Draw results: time over bytes by algorithm, or bars of the time over the bound by cluster."""
     with command.ended_in_words("hvd_ext bench plot"):
         from hvd_ext.bench import plots, results
 
         command.check_folder("--output", output)
-        plots.draw([row for path in files for row in results.load(path)["rows"]], output, kind, how)
+        rows = [row for path in files for row in results.load(path)["rows"]]
+        plots.draw(rows, output, kind, how, command.names(only))
 
 
 training_cli.register(app)

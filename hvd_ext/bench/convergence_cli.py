@@ -103,10 +103,11 @@ class _Bar:
 def plot_convergence(
     file: Annotated[Path, typer.Argument(help="Result of bench convergence --json.")],
     output: command.Output,
+    only: command.Only = "",
 ) -> None:
     """Draw accuracy over epochs and over time, a column for each model."""
     from hvd_ext.bench import convergence_plots, convergence_results
 
     with command.ended_in_words("hvd_ext bench plot-convergence"):
         command.check_folder("--output", output)
-        convergence_plots.draw(convergence_results.load(file), output)
+        convergence_plots.draw(convergence_results.load(file), output, command.names(only))

@@ -30,15 +30,15 @@ HEADINGS = (
     "step",
     "whole training",
     "within 0.5",
-    "x sooner",
+    "x within",
     "reaches dense",
-    "x sooner",
+    "x reaches",
 )
 CAPTION = (
     "accuracy: of all test examples after the last epoch, mean over the seeds and its 95 % interval (Student's t); "
     "less dense: mean difference to the dense run of the same seed, points; step: median at the rate of the study, "
     "after the warm-up; within 0.5: time until the mean curve is 0.5 points below dense's last; reaches dense: until "
-    "it is at dense's last; x sooner: dense's over it"
+    "it is at dense's last; x within, x reaches: dense's time over it"
 )
 
 

@@ -116,6 +116,7 @@ def plot_hitopk(
         str, typer.Option(help="bars: all contestants; sizes: time over elements; steps: hitopk's steps.")
     ] = "bars",
     elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
+    only: command.Only = "",
 ) -> None:
     """Draw sparse and dense sums: side by side, over the size, or hitopk's steps."""
     from hvd_ext.bench import hitopk_plots, hitopk_results
@@ -124,4 +125,5 @@ def plot_hitopk(
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
         rows = [row for path in files for row in hitopk_results.load(path)["rows"]]
-        hitopk_plots.draw([row for row in rows if not lengths or row["elements"] in lengths], output, kind)
+        rows = [row for row in rows if not lengths or row["elements"] in lengths]
+        hitopk_plots.draw(rows, output, kind, command.names(only))

@@ -1,6 +1,8 @@
 """The results on a page: `python -m hvd_ext.bench.page RESULTS PAGE...` writes the tables between a page's marks.
 
 A mark names a file of the folder RESULTS: `<!-- results: allreduce_one_host.json -->`, up to `<!-- end of results -->`.
+Behind the name there may be what is selected of the file's tables, as `excerpt.excerpt` takes it:
+`<!-- results: topk.json | columns: target; measured -->`.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hvd_ext.bench import convergence_results, hitopk_results, topk_results, training_results
+from hvd_ext.bench.excerpt import excerpt
 from hvd_ext.bench.results import BENCHMARK, cluster_name, load, places, ratios
 from hvd_ext.bench.table import faults, losses, ratio, seconds, words_of
 
-MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL)
+MARKED = re.compile(r"(<!-- results: (\S+)(?: \| ([^\n]*?))? -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL)
 ONE_HOST = (
     "ranks",
     "bytes",
@@ -157,12 +160,17 @@ def rewritten(page: str, folder: Path) -> str:
         The new page.
 
     Raises:
-        ValueError: the page has no marks.
+        ValueError: the page has no marks, or one selects what is not there.
         OSError: a file that a mark names is not there.
     """
     if not MARKED.search(page):
         raise ValueError("page: it must have marks such as <!-- results: allreduce_one_host.json -->")
-    return MARKED.sub(lambda found: found[1] + _markdown_of(folder / found[2]) + found[4], page)
+
+    def filled(found: re.Match[str]) -> str:
+        whole = _markdown_of(folder / found[2])
+        return found[1] + (excerpt(whole, found[3]) if found[3] else whole) + found[5]
+
+    return MARKED.sub(filled, page)
 
 
 def _markdown_of(path: Path) -> str:

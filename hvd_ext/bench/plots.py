@@ -12,29 +12,72 @@ from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KINDS = ("auto", "sizes", "clusters")
 HOWS = ("auto", "graph", "engine", "eager")
-# An algorithm keeps its colour and mark in all plots: Okabe and Ito's palette, told apart also by those who see fewer
-# colours; the opponents are grey.
+# More than six lines in a panel cannot be told apart; a bound or a yardstick is one of them.
+LINES = 6
+# Okabe and Ito's palette and some of Tol's, told apart also by those who see fewer colours. An algorithm keeps its
+# colour and mark in all plots of allreduce, and no two have the same. Of too many the first ones are drawn.
 STYLES = {
     "flexreduce": ("#D55E00", "o"),
     "blueconnect": ("#0072B2", "s"),
+    "ring": ("#E69F00", "v"),
+    "auto": ("#DDCC77", "*"),
+    "mpi": ("#999999", "h"),
+    "horovod": ("#555555", "p"),
     "torus2d": ("#009E73", "^"),
     "two_level": ("#CC79A7", "D"),
-    "ring": ("#E69F00", "v"),
     "halving_doubling": ("#56B4E9", "P"),
     "recursive_doubling": ("#332288", "X"),
     "binary_tree": ("#882255", "<"),
     "tree": ("#999933", ">"),
-    "auto": ("#000000", "*"),
-    "mpi": ("#777777", "h"),
-    "horovod": ("#AAAAAA", "p"),
 }
 DPI = 150
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: str = "auto") -> None:
+def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> list[str]:
+    """Choose the contestants of a plot.
+
+    Args:
+        present: those that there are, in the order in which they count.
+        only: those that are asked for, in their order; empty: the first ones.
+        most: how many there may be.
+
+    Returns:
+        At most `most` of them.
+
+    Raises:
+        InvalidError: one that is asked for is not there, or there are too many of them.
+    """
+    for name in only:
+        if name not in present:
+            raise InvalidError(f"only ({name!r}): must be one of the file's, which are {', '.join(present)}")
+    if len(only) > most:
+        raise InvalidError(f"only ({len(only)} names): a panel has at most {most} beside a bound; name fewer of them")
+    return list(only) or list(present[:most])
+
+
+def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
+    """Give a figure its legend, say what is not drawn, and write it.
+
+    Args:
+        figure: with its panels.
+        left_out: contestants that nobody has left out by name.
+        path: of the PNG file.
+    """
+    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
+    if left_out:
+        figure.supxlabel(f"not drawn: {', '.join(left_out)}", fontsize="small", wrap=True)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def draw(
+    rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: str = "auto", only: Sequence[str] = ()
+) -> None:
     """Draw rows into a PNG file.
 
     Args:
@@ -43,9 +86,10 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: st
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
             the bound by cluster, a panel for each size; "auto": the first where a cluster has several sizes.
         how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
+        only: at most five algorithms, "mpi" and "horovod" too; empty: the first five of `STYLES`.
 
     Raises:
-        InvalidError: an unknown kind or way, nothing to draw, or no matplotlib.
+        InvalidError: an unknown kind, way or algorithm, too many of them, nothing to draw, or no matplotlib.
     """
     for name, value, valid in (("kind", kind, KINDS), ("how", how, HOWS)):
         if value not in valid:
@@ -55,6 +99,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: st
     except ImportError as error:
         raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
     chosen = _of_one_kind(rows, how)
+    present = _ordered(chosen)
+    drawn = selected(present, only, LINES - 1)
+    chosen = [row for row in chosen if row["algorithm"] in drawn]
     clusters = list(dict.fromkeys(cluster_name(row) for row in chosen))
     sizes = sorted({row["bytes"] for row in chosen})
     several = any(len({row["bytes"] for row in chosen if cluster_name(row) == name}) > 1 for name in clusters)
@@ -79,11 +126,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: st
             _bars(axis, [row for row in chosen if row["bytes"] == panel], int(panel))
     for axis in list(figure.axes)[len(panels) :]:
         axis.remove()
-    named = {
-        label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    figure.savefig(path, dpi=DPI, format="png")
+    finish(figure, [] if only else [NAMES.get(name, name) for name in present if name not in drawn], path)
 
 
 def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any]]:
@@ -136,7 +179,7 @@ def _bars(axis: Axes, rows: Sequence[dict[str, Any]], nbytes: int) -> None:
         x, y = zip(*values, strict=True)
         axis.bar(x, y, width, color=STYLES.get(algorithm, ("#444444", "o"))[0], label=_label(algorithm))
     axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="bound")
-    axis.set(ylabel="time over the bound", title=f"{nbytes:,} bytes")
+    axis.set(ylabel="time over the bound", title=f"allreduce of {nbytes / 1e6:g} MB")
     axis.set_xticks(range(len(clusters)), clusters)
     axis.set_xlim(-0.5, len(clusters) - 0.5)
     axis.set_xlabel("ranks on each host")

@@ -95,15 +95,33 @@ def load(path: Path, benchmark: str = BENCHMARK, command: str = "bench allreduce
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a file, whole or not at all.
+    """Write a file, whole or not at all; see `text_of`.
 
     Args:
         path: of the file.
         result: its content.
     """
     half = path.with_name(path.name + ".part")
-    half.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    half.write_text(text_of(result), encoding="utf-8")
     half.replace(path)
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """Write a result as JSON whose lists have an item a line, so that a change of one row is a change of one line.
+
+    Args:
+        result: the content of a file.
+
+    Returns:
+        The text.
+    """
+    parts = []
+    for name, value in result.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def cluster_name(row: Mapping[str, Any]) -> str:

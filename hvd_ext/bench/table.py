@@ -28,6 +28,8 @@ def words_of(row: Mapping[str, Any]) -> str:
 
 def seconds(value: float) -> str:
     """Write a time with three digits and its unit."""
+    if value >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

@@ -98,10 +98,15 @@ def plot_topk(
     files: Annotated[list[Path], typer.Argument(help="Results of bench topk --json.")],
     output: command.Output,
     kind: Annotated[str, typer.Option(help="bars: time over one read pass; sizes: time over the length.")] = "bars",
+    elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
+    only: command.Only = "",
 ) -> None:
     """Draw selections: beside one read pass, or over the length."""
     from hvd_ext.bench import topk_plots, topk_results
 
     with command.ended_in_words("hvd_ext bench plot-topk"):
         command.check_folder("--output", output)
-        topk_plots.draw([row for path in files for row in topk_results.load(path)["rows"]], output, kind)
+        lengths = command.numbers("--elements", elements)
+        rows = [row for path in files for row in topk_results.load(path)["rows"]]
+        rows = [row for row in rows if not lengths or row["elements"] in lengths]
+        topk_plots.draw(rows, output, kind, command.names(only))

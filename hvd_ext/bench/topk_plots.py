@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.bench.plots import DPI
+from hvd_ext.bench.plots import LINES, finish, selected
 from hvd_ext.bench.topk import NAMES
 from hvd_ext.bench.topk_inputs import ORDINARY
 from hvd_ext.bench.topk_results import place_of, share_of
@@ -14,57 +14,41 @@ from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KINDS = ("bars", "sizes")
-# The no-op is not drawn: it would make the axis two decades longer. Okabe and Ito's palette, as in the other plots;
-# ours are the warm ones, opponents cold or grey.
+# The no-op is not drawn: it would make the axis two decades longer. Okabe and Ito's palette, and Tol's; the first ones
+# are what most readers want to compare.
 COLOURS = {
     "exact": "#D55E00",
+    "algorithm1": "#0072B2",
+    "tf": "#009E73",
+    "torch": "#332288",
+    "numpy": "#999999",
+    "dgc-tf": "#44AA99",
     "graph": "#E69F00",
     "segments": "#CC79A7",
     "mstopk": "#F0E442",
     "dgc": "#999933",
     "threshold": "#882255",
     "random": "#AA4499",
-    "algorithm1": "#0072B2",
     "algorithm1-tf": "#56B4E9",
-    "dgc-tf": "#44AA99",
-    "tf": "#009E73",
-    "torch": "#332288",
-    "numpy": "#777777",
 }
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars") -> None:
-    """Draw rows into a PNG file; see `figure`.
-
-    Args:
-        rows: of one result or of several.
-        path: of the file.
-        kind: as for `figure`.
-
-    Raises:
-        InvalidError: an unknown kind, nothing to draw, or no matplotlib.
-    """
-    figure(rows, kind).savefig(path, dpi=DPI, format="png")
-
-
-def figure(rows: Sequence[Mapping[str, Any]], kind: str = "bars") -> Figure:
-    """Draw selections.
+def draw(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars", only: Sequence[str] = ()) -> None:
+    """Draw selections into a PNG file.
 
     Args:
         rows: of one result or of several; of two rows of the same kind the later counts. Drawn are distributions and
             gradients, and what stands beside a read pass.
+        path: of the file.
         kind: "bars": the time over one read pass by input and contestant, a panel for each length, density and number
             of threads; "sizes": the time over the length (CommLib, Fig. 6), a panel for each density, number of threads
-            and input.
-
-    Returns:
-        The panels; the pass is the dashed line.
+            and input. The pass is the dashed line.
+        only: at most five contestants; empty: the first five of `COLOURS`.
 
     Raises:
-        InvalidError: an unknown kind, nothing to draw, or no matplotlib.
+        InvalidError: an unknown kind or contestant, too many of them, nothing to draw, or no matplotlib.
     """
     if kind not in KINDS:
         raise InvalidError(f"kind ({kind!r}): must be one of {', '.join(KINDS)}")
@@ -81,8 +65,10 @@ def figure(rows: Sequence[Mapping[str, Any]], kind: str = "bars") -> Figure:
         raise InvalidError(
             "plot (no rows): there is nothing to draw; name results of bench topk with gauss or the like"
         )
+    present = [name for name in COLOURS if any(row["contestant"] == name for row in kept.values())]
+    names = selected(present, only, LINES - 1)
     panels: dict[str, list[Mapping[str, Any]]] = {}
-    for row in kept.values():
+    for row in (row for row in kept.values() if row["contestant"] in names):
         title = place_of(row) if kind == "bars" else f"{share_of(row)}, {row['input']}"
         panels.setdefault(title, []).append(row)
     columns = min(len(panels), 2)
@@ -94,11 +80,7 @@ def figure(rows: Sequence[Mapping[str, Any]], kind: str = "bars") -> Figure:
         axis.set_title(title)
     for axis in axes[len(panels) :]:
         axis.remove()
-    named = {
-        label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    drawn.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    return drawn
+    finish(drawn, [] if only else [NAMES[name] for name in present if name not in names], path)
 
 
 def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:

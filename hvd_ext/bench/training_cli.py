@@ -101,10 +101,12 @@ def training(
 def plot_training(
     files: Annotated[list[Path], typer.Argument(help="Results of bench training --json.")],
     output: command.Output,
+    only: command.Only = "",
 ) -> None:
     """Draw the time of an epoch by cluster and algorithm, one bar each."""
     from hvd_ext.bench import training_results
 
     with command.ended_in_words("hvd_ext bench plot-training"):
         command.check_folder("--output", output)
-        training_results.draw([row for path in files for row in training_results.load(path)["rows"]], output)
+        rows = [row for path in files for row in training_results.load(path)["rows"]]
+        training_results.draw(rows, output, command.names(only))

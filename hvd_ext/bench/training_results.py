@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from hvd_ext.bench import results
-from hvd_ext.bench.plots import DPI, STYLES
+from hvd_ext.bench.plots import LINES, STYLES, finish, selected
 from hvd_ext.bench.results import cluster_name, result_of
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BENCHMARK = "training, Keras, handwritten digits"
 NAMES = {"compute": "no communication", "horovod": "Horovod", "horovod-links2": "Horovod, 2 TCP links"}
@@ -136,30 +135,18 @@ def trials(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw rows into a PNG file; see `figure`.
-
-    Args:
-        rows: of one result or of several.
-        path: of the file.
-
-    Raises:
-        InvalidError: nothing to draw, or no matplotlib.
-    """
-    figure(rows).savefig(path, dpi=DPI, format="png")
-
-
-def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def draw(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[str] = ()) -> None:
     """Draw the time of an epoch by cluster and algorithm, as figure 4 (f) of FlexReduce does (Lee et al. 2020).
+
+    There is a panel for each model with a bar for each row; its dark part is computation.
 
     Args:
         rows: of one result or of several; of two rows of the same contestant, model and cluster the later counts.
-
-    Returns:
-        A panel for each model with a bar for each row; its dark part is computation.
+        path: of the PNG file.
+        only: at most five contestants; empty: the first five, as `STYLES` has them.
 
     Raises:
-        InvalidError: nothing to draw, or no matplotlib.
+        InvalidError: nothing to draw, an unknown contestant, too many of them, or no matplotlib.
     """
     try:
         from matplotlib.figure import Figure
@@ -172,26 +159,24 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     }
     if not bars:
         raise InvalidError("plot (no rows): there is nothing to draw; name results of bench training")
+    order = [*STYLES, *NAMES]
+    present = {row["algorithm"] for row in bars.values()}
+    known = sorted(present, key=lambda name: order.index(name) if name in order else len(order))
+    algorithms = selected(known, only, LINES - 1)
+    bars = {key: row for key, row in bars.items() if row["algorithm"] in algorithms}
     models = list(dict.fromkeys(key[:2] for key in bars))
     most = max(len({key[2] for key in bars if key[:2] == model}) for model in models)
-    drawn = Figure(figsize=(max(6.0, 1.0 + 1.3 * most) + 1.8, 3.8 * len(models)), layout="constrained")
-    for model, axis in zip(models, drawn.subplots(len(models), 1, squeeze=False).flat, strict=True):
-        _bars(axis, [row for key, row in bars.items() if key[:2] == model])
-    named = {
-        label: handle for axis in drawn.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    drawn.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    return drawn
+    figure = Figure(figsize=(max(6.0, 1.0 + 1.3 * most) + 1.8, 3.8 * len(models)), layout="constrained")
+    for model, axis in zip(models, figure.subplots(len(models), 1, squeeze=False).flat, strict=True):
+        _bars(axis, [row for key, row in bars.items() if key[:2] == model], algorithms)
+    finish(figure, [] if only else [NAMES.get(name, name) for name in known if name not in algorithms], path)
 
 
 def _epoch_s(row: Mapping[str, Any], step_s: float) -> float:
     return EPOCH / (row["ranks"] * row["batch"]) * step_s
 
 
-def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    order = [*STYLES, *NAMES]
-    present = {row["algorithm"] for row in rows}
-    algorithms = sorted(present, key=lambda name: order.index(name) if name in order else len(order))
+def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
     clusters = sorted({(row["hosts"], row["ranks"], cluster_name(row)) for row in rows})
     places = {name: place for place, (_, _, name) in enumerate(clusters)}
     width = 0.8 / len(algorithms)
@@ -203,7 +188,7 @@ def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         axis.bar(x, heights, width, color=colour, label=NAMES.get(algorithm, algorithm))
         alone = [_epoch_s(row, min(row["compute_seconds"], row["step_seconds_median"])) for row in mine]
         label = "computation of it" if number == len(algorithms) - 1 else None
-        axis.bar(x, alone, width, color="black", alpha=0.35, label=label)
+        axis.bar(x, alone, width, color="#333333", label=label)
     axis.set(ylabel=f"seconds per epoch ({EPOCH:,} digits)", xlabel="ranks on each host")
     one = rows[0]
     axis.set_title(f"{one['model']}, {one['bytes'] / 1e6:.1f} MB of gradients, {one['batch']} digits a rank and step")

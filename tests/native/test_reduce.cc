@@ -170,9 +170,10 @@ void ChoosesAlike(DType dtype, const std::vector<T>& values) {
         CHECK_EQ(std::memcmp(there.data(), back.data(), 11 * sizeof(T)), 0);  // also of -0 and 0, and of NaN
         bool nan = a != a || b != b;
         CHECK(nan ? there[10] != there[10] : there == expected);
-        if (a == T{0} && b == T{0})
-          CHECK_EQ(std::signbit(double(there[0])),
-                   op == ReduceOp::kMin && (std::signbit(double(a)) || std::signbit(double(b))));
+        if (a == T{0} && b == T{0}) {
+          const bool one = std::signbit(double(a)), other = std::signbit(double(b));
+          CHECK_EQ(std::signbit(double(there[0])), op == ReduceOp::kMin ? one || other : one && other);
+        }
       }
     }
   }

@@ -82,6 +82,7 @@ class Liar : public Transport {
   Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
   Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
   Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
+  void NameBy(Names names) override { inner_->NameBy(std::move(names)); }
   bool ControlPending() override { return inner_->ControlPending(); }
   void Abort(int code) override { inner_->Abort(code); }
   void Close() override { inner_->Close(); }

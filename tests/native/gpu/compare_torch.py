@@ -48,8 +48,8 @@ def load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def median_ms(torch: Any, body: Any) -> float:
-    """Gives the median time of a call between two events of the current stream, in ms."""
+def milliseconds(torch: Any, body: Any) -> list[float]:
+    """Gives the times of calls, each between two events of the current stream."""
     times = []
     for repeat in range(WARM_UP + REPEATS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -59,7 +59,7 @@ def median_ms(torch: Any, body: Any) -> float:
         end.synchronize()
         if repeat >= WARM_UP:
             times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    return times
 
 
 def compare(torch: Any, library: ctypes.CDLL, elements: int, k: int) -> dict[str, Any]:
@@ -92,9 +92,10 @@ def compare(torch: Any, library: ctypes.CDLL, elements: int, k: int) -> dict[str
             raise RuntimeError(library.hvd_ext_topk_gpu_error().decode())
 
     row: dict[str, Any] = {"elements": elements, "k": k}
-    row["topk_ms"] = median_ms(torch, ours)
-    row["copy_ms"] = median_ms(torch, lambda: other.copy_(x))
-    row["torch_ms"] = median_ms(torch, lambda: torch.topk(x.abs(), k, sorted=False))
+    called = {"topk": ours, "copy": lambda: other.copy_(x), "torch": lambda: torch.topk(x.abs(), k, sorted=False)}
+    for name, body in called.items():
+        times = milliseconds(torch, body)
+        row.update({f"{name}_ms": statistics.median(times), f"{name}_samples_ms": times})
     expected = torch.topk(x.abs(), k).values
     same_values = torch.equal(values.abs().sort(descending=True).values, expected)
     ascending = bool((indices[1:] > indices[:-1]).all())

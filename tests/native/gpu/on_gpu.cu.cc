@@ -1,9 +1,17 @@
-// On a real GPU: the cases of the emulated tests and larger ones, then times. `topk_on_gpu [--no-times]` ends
-// with 0 if every answer was right, with 2 where there is no GPU. Times are the median of 20 calls, each between two
-// events, beside a copy of x inside the device's memory; of one line of JSON each.
+// On a real GPU: `topk_on_gpu [check | few | times] [SECONDS]`.
+//   check   the cases of the emulated tests and larger ones (the time limit leaves out the last ones, and says so)
+//   few     short ones of them, for compute-sanitizer
+//   times   the times of 20 calls, each between two events, beside an empty kernel and a copy of x in device memory
+// Without an argument: check and times. Results are one line of JSON each. Ends with 0 if every answer was right, with
+// 1 if one was wrong, with 2 where there is no GPU.
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <future>
+#include <thread>
 
 #include "gpu/cases.h"
 
@@ -63,30 +71,76 @@ Answer RunOnGpu(const Problem& problem) {
 
 constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
 
-int64_t CheckAll() {
-  int64_t checked = 0;
-  uint64_t seed = 1;
-  const auto check = [&](Problem problem) {
-    problem.shift = static_cast<int64_t>(seed % 130);
-    problem.wide = seed % 2 == 0;
-    const Answer expected = Expected(problem);
-    for (int repeat = 0; repeat < 2; ++repeat) MustBe(problem, RunOnGpu(problem), expected);
-    ++checked;
-    ++seed;
+using Making = std::function<Problem()>;
+
+// All inputs of the emulated tests, and longer ones.
+std::vector<Making> AllProblems() {
+  std::vector<Making> problems;
+  const auto add = [&](auto make) {
+    const uint64_t seed = problems.size() + 1;
+    problems.push_back([make, seed] { return make(seed); });
   };
-  const int64_t sizes[] = {1, 2, 31, 1000, 8192, 8193, 32768, 32769, 100003, 1000003};
   for (int kind = 0; kind < kKinds; ++kind) {
     for (DType dtype : kFloats) {
-      for (int64_t d : sizes) {
-        const int64_t ks[] = {0, 1, d / 1000, d / 100, d / 10, d / 4, d / 2, d - 1, d};
-        check(MakeProblem(kind, dtype, d, ks[seed % 9], seed));
-        check(MakeProblem(kind, dtype, d, d / 100, seed));
+      for (int64_t d : {1, 2, 31, 1000, 8192, 8193, 32768, 32769, 100003, 1000003}) {
+        add([=](uint64_t seed) {
+          const int64_t ks[] = {0, 1, d / 1000, d / 100, d / 10, d / 4, d / 2, d - 1, d};
+          return MakeProblem(kind, dtype, d, ks[seed % 9], seed);
+        });
+        add([=](uint64_t seed) { return MakeProblem(kind, dtype, d, d / 100, seed); });
       }
     }
-    check(MakeProblem(kind, DType::kFloat32, 6000007, 60000, seed));
-    std::vector<int64_t> lengths;
-    for (int s = 0; s < 161; ++s) lengths.push_back(int64_t{s} * s * s % 70001);
-    check(ManySegments(kind, kFloats[kind % 4], lengths, seed));
+    add([=](uint64_t seed) { return MakeProblem(kind, DType::kFloat32, 6000007, 60000, seed); });
+    add([=](uint64_t seed) {
+      std::vector<int64_t> lengths;
+      for (int s = 0; s < 161; ++s) lengths.push_back(int64_t{s} * s * s % 70001);
+      return ManySegments(kind, kFloats[kind % 4], lengths, seed);
+    });
+  }
+  return problems;
+}
+
+// Some of them, short ones, for compute-sanitizer, under which a kernel takes up to some hundred times as long. Those
+// that reach the most code come first.
+std::vector<Making> FewProblems() {
+  std::vector<Making> problems;
+  const uint64_t seed = 5;  // odd: int32 indices
+  for (int kind : {0, 17}) {
+    problems.push_back([=] { return ManySegments(kind, DType::kFloat32, {40000, 1, 0, 8193, 33000}, seed); });
+  }
+  for (int64_t d : {100003, 32769, 8193, 31}) {
+    for (int kind : {0, 7, 11, 16, 17}) {
+      for (DType dtype : kFloats) problems.push_back([=] { return MakeProblem(kind, dtype, d, d / 100, seed); });
+    }
+  }
+  return problems;
+}
+
+struct Prepared {
+  Problem problem;
+  Answer expected;
+};
+
+// Runs the problems, each twice, as many as the time lets it; throws at the first wrong answer. Other threads make the
+// inputs and sort them meanwhile, which takes far longer than the kernels.
+size_t Check(const std::vector<Making>& problems, double limit_s) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit_s);
+  const size_t ahead = std::max(1u, std::thread::hardware_concurrency());
+  std::deque<std::future<Prepared>> coming;
+  size_t checked = 0;
+  for (size_t next = 0; checked < problems.size() && std::chrono::steady_clock::now() < end; ++checked) {
+    for (; next < std::min(checked + ahead, problems.size()); ++next) {
+      coming.push_back(std::async(std::launch::async, [make = problems[next], next] {
+        Prepared one{make(), {}};
+        one.problem.shift = static_cast<int64_t>((next + 1) % 130);
+        one.problem.wide = next % 2 == 1;
+        one.expected = Expected(one.problem);
+        return one;
+      }));
+    }
+    const Prepared one = coming.front().get();
+    coming.pop_front();
+    for (int repeat = 0; repeat < 2; ++repeat) MustBe(one.problem, RunOnGpu(one.problem), one.expected);
   }
   return checked;
 }
@@ -104,8 +158,10 @@ __global__ void FillGauss(float* x, int64_t elements) {
   }
 }
 
+__global__ void Nothing() {}
+
 template <typename Body>
-float MedianMs(const Body& body) {
+std::vector<float> Milliseconds(const Body& body) {
   cudaEvent_t begin, end;
   MUST(cudaEventCreate(&begin));
   MUST(cudaEventCreate(&end));
@@ -121,8 +177,18 @@ float MedianMs(const Body& body) {
   }
   MUST(cudaEventDestroy(begin));
   MUST(cudaEventDestroy(end));
+  return times;
+}
+
+// `"NAME_ms": median, "NAME_samples_ms": [all of them]`, as part of a JSON object.
+std::string Told(const std::string& name, std::vector<float> times) {
+  std::ostringstream text;
+  for (size_t i = 0; i < times.size(); ++i) text << (i == 0 ? "[" : ", ") << times[i];
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+  std::ostringstream all;
+  all << '"' << name << "_ms\": " << times[times.size() / 2] << ", \"" << name << "_samples_ms\": " << text.str()
+      << ']';
+  return all.str();
 }
 
 void Time(int64_t d, double density) {
@@ -132,20 +198,29 @@ void Time(int64_t d, double density) {
   Buffer x(4 * d), copy(4 * d), workspace(workspace_nbytes), indices(4 * k), values(4 * k);
   FillGauss<<<1024, 256>>>(reinterpret_cast<float*>(x.data), d);
   MUST(cudaGetLastError());
-  const float copied = MedianMs([&] { MUST(cudaMemcpyAsync(copy.data, x.data, 4 * d, cudaMemcpyDeviceToDevice)); });
-  const float selected = MedianMs([&] {
+  const std::vector<float> nothing = Milliseconds([] { Nothing<<<1, 32>>>(); });
+  const std::vector<float> copied =
+      Milliseconds([&] { MUST(cudaMemcpyAsync(copy.data, x.data, 4 * d, cudaMemcpyDeviceToDevice)); });
+  const std::vector<float> selected = Milliseconds([&] {
     const int code = hvd_ext_topk_gpu(0, x.data, &segment, 1, indices.data, 0, values.data, nullptr, workspace.data,
                                       workspace_nbytes, nullptr);
     if (code != 0) throw std::runtime_error(hvd_ext_topk_gpu_error());
   });
-  std::printf("{\"elements\": %lld, \"k\": %lld, \"topk_ms\": %.4f, \"copy_ms\": %.4f, \"workspace_bytes\": %lld}\n",
-              static_cast<long long>(d), static_cast<long long>(k), selected, copied,
-              static_cast<long long>(workspace_nbytes));
+  std::printf("{\"elements\": %lld, \"k\": %lld, \"workspace_bytes\": %lld, %s, %s, %s}\n", static_cast<long long>(d),
+              static_cast<long long>(k), static_cast<long long>(workspace_nbytes), Told("noop", nothing).c_str(),
+              Told("copy", copied).c_str(), Told("topk", selected).c_str());
+  std::fflush(stdout);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  const double limit_s = argc > 2 ? std::atof(argv[2]) : 1e9;
+  if (what != "all" && what != "check" && what != "few" && what != "times") {
+    std::fprintf(stderr, "argument (%s): must be check, few or times, or be left out\n", what.c_str());
+    return 1;
+  }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "no GPU was found: nothing was checked\n");
@@ -155,10 +230,16 @@ int main(int argc, char** argv) {
     cudaDeviceProp device;
     MUST(cudaGetDeviceProperties(&device, 0));
     std::printf("{\"device\": \"%s\"}\n", device.name);
-    std::printf("{\"checked\": %lld}\n", static_cast<long long>(CheckAll()));
-    if (argc > 1 && std::strcmp(argv[1], "--no-times") == 0) return 0;
-    for (int64_t d : {1 << 18, 1 << 20, 25 << 20, 110 << 20}) {
-      for (double density : {0.001, 0.01, 0.1}) Time(d, density);
+    if (what != "times") {
+      const std::vector<Making> problems = what == "few" ? FewProblems() : AllProblems();
+      const size_t checked = Check(problems, limit_s);
+      std::printf("{\"checked\": %zu, \"of\": %zu}\n", checked, problems.size());
+      std::fflush(stdout);
+    }
+    if (what == "all" || what == "times") {
+      for (int64_t d : {1 << 18, 1 << 20, 25 << 20, 110 << 20}) {
+        for (double density : {0.001, 0.01, 0.1}) Time(d, density);
+      }
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "wrong: %s\n", error.what());

@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_ext.bench
-from hvd_ext.bench import plots, results
+from hvd_ext.bench import convergence_plots, hitopk_plots, plots, results, topk_plots
 from hvd_ext.errors import InvalidError
+from hvd_ext.planning import registry
 
 from .test_results import row
 
-figure = pytest.importorskip("matplotlib.figure", reason="needs matplotlib: python -m pip install matplotlib")
+pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
 PNG = b"\x89PNG\r\n"
 
 
@@ -30,16 +31,6 @@ def rows_of(*sizes: int, hosts: tuple[int, ...] = (2, 2)) -> list[dict[str, Any]
             bounds = None if algorithm == "noop" else bound * (1.5 if algorithm == "ring" else 1)
             found.append(row(algorithm, how, share * bound, bytes=nbytes, bound_seconds=bounds, **more))
     return found
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    figures: list[Any] = []
-    save = figure.Figure.savefig
-    monkeypatch.setattr(
-        figure.Figure, "savefig", lambda self, *args, **kwargs: (figures.append(self), save(self, *args, **kwargs))
-    )
-    return figures
 
 
 def test_several_sizes_become_lines_with_the_bound_dashed(tmp_path: Path, seen: list[Any]) -> None:
@@ -135,3 +126,76 @@ def test_clusters_that_were_measured_in_different_ways_are_drawn_side_by_side() 
         ([2, 2], "mpi", "engine"),
         ([3, 2], "ring", "graph"),
     ]
+
+
+def test_a_plot_has_at_most_six_lines_and_names_what_it_leaves_out(tmp_path: Path, seen: list[Any]) -> None:
+    hows = {name: "engine" if name == "mpi" else "graph" for name in plots.STYLES}
+    many = [row(name, hows[name], 1.0, bytes=size, bound_seconds=0.5) for name in hows for size in (1, 2)]
+    plots.draw(many, tmp_path / "x.png")
+    labels = [line.get_label() for line in seen[0].axes[0].get_lines()]
+    assert labels == ["flexreduce", "blueconnect", "ring", "auto", "MPI_Allreduce", "bound"]
+    assert seen[0].get_supxlabel().startswith("not drawn: Horovod, torus2d, two_level")
+    plots.draw(many, tmp_path / "x.png", only=["tree", "mpi"])
+    assert [line.get_label() for line in seen[1].axes[0].get_lines()] == ["MPI_Allreduce", "tree", "bound"]
+    assert seen[1].get_supxlabel() == ""  # the user has chosen
+    with pytest.raises(InvalidError, match=r"only \(6 names\): a panel has at most 5"):
+        plots.draw(many, tmp_path / "x.png", only=list(plots.STYLES)[:6])
+    with pytest.raises(InvalidError, match=r"only \('rings'\): must be one of the file's, which are flexreduce"):
+        plots.draw(many, tmp_path / "x.png", only=["rings"])
+
+
+def test_no_two_lines_of_a_plot_have_the_same_colour() -> None:
+    palettes = {
+        "allreduce": [colour for colour, _ in plots.STYLES.values()],
+        "top-k": list(topk_plots.COLOURS.values()),
+        "sparse sums": list(hitopk_plots.COLOURS),
+        "convergence": ["#000000", *convergence_plots.COLOURS],
+    }
+    assert {name: len(set(colours)) for name, colours in palettes.items()} == {
+        name: len(colours) for name, colours in palettes.items()
+    }
+    assert min(len(colours) for colours in palettes.values()) >= plots.LINES
+
+
+COMMANDS = {
+    "plot": "allreduce_nine",
+    "plot-training": "training_horovod",
+    "plot-topk": "topk",
+    "plot-hitopk": "hitopk",
+    "plot-convergence": "convergence",
+}
+
+
+@pytest.mark.parametrize(("command", "name"), COMMANDS.items())
+def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
+    command: str, name: str, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "DPI", 30)  # quicker
+    kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{name}.json"
+    arguments = [command, str(kept), "--output", str(tmp_path / "x.png")]
+    done = CliRunner().invoke(hvd_ext.bench.app, arguments)
+    assert done.exit_code == 0, done.output
+    (drawn,) = seen
+    (legend,) = drawn.legends
+    assert 2 <= len(legend.get_texts()) <= plots.LINES
+    left_out = command != "plot-training"  # that file has few contestants
+    assert drawn.get_supxlabel().startswith("not drawn: " if left_out else "")
+    drawn.draw_without_rendering()  # at the figure's own resolution, in which the boxes below are
+    boxes = [axis.title.get_window_extent() for axis in drawn.axes if axis.get_title()]
+    assert boxes
+    assert all(box.x0 >= 0 and box.x1 <= drawn.bbox.x1 and box.y1 <= drawn.bbox.y1 for box in boxes)
+    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
+
+
+@pytest.mark.parametrize(("command", "name"), COMMANDS.items())
+def test_every_command_that_draws_can_be_told_what(command: str, name: str, tmp_path: Path) -> None:
+    kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{name}.json"
+    done = CliRunner().invoke(
+        hvd_ext.bench.app, [command, str(kept), "--output", str(tmp_path / "x.png"), "--only", "nobody"]
+    )
+    assert done.exit_code == 1
+    assert "only ('nobody'): must be one of the file's" in done.output
+
+
+def test_every_algorithm_has_a_colour() -> None:
+    assert set(registry.names()) <= set(plots.STYLES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from hvd_ext.bench import results
+from hvd_ext.bench.excerpt import excerpt
 from hvd_ext.bench.page import markdown, rewritten
 from hvd_ext.bench.results import joined, places, ratios, result_of
 from hvd_ext.bench.table import faults, losses, seconds, table
@@ -213,7 +215,7 @@ def test_kept_results_hold_machine_versions_command_and_every_sample() -> None:
             assert not graphs or "noop" in graphs
 
 
-@pytest.mark.parametrize("page", ["benchmarks/README.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", ["benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md"])
 def test_the_pages_show_the_kept_results(page: str) -> None:
     text = (BENCHMARKS.parent / page).read_text()
     assert rewritten(text, BENCHMARKS / "results") == text, "run: make docs"
@@ -247,3 +249,73 @@ def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
 
 def test_results_are_plain_json() -> None:
     assert json.loads(json.dumps(result_of(FACTS, ROWS)))["rows"][0]["algorithm"] == "noop"
+
+
+def test_a_file_has_a_row_a_line_and_reads_back_as_it_was(tmp_path: Path) -> None:
+    whole = {**result_of(FACTS, ROWS), "none": [], "study": {"a": [1, 2]}}
+    results.save(tmp_path / "a.json", whole)
+    lines = (tmp_path / "a.json").read_text().splitlines()
+    assert json.loads("\n".join(lines)) == json.loads(json.dumps(whole))
+    assert sum(line.startswith('  {"run": 0,') for line in lines) == len(ROWS)
+    assert len(lines) == len(ROWS) + len(whole["runs"]) + 9
+
+
+def test_the_kept_results_are_written_in_this_way() -> None:
+    kept = {path.name: path.read_text() for path in (BENCHMARKS / "results").glob("*.json")}
+    kept = {name: text for name, text in kept.items() if '"benchmark"' in text}
+    assert kept
+    assert [name for name, text in kept.items() if text != results.text_of(json.loads(text))] == []
+
+
+WHOLE = """facts
+
+| ranks | what | median | x bound |
+|---|---|---|---|
+| 2 + 2 | ring | 2 s | 1.5 |
+| 2 + 2 | tree | 1 s | 1.1 |
+| 3 + 2 | ring | 3 s | 1.6 |
+
+of threads:
+
+| what | median |
+|---|---|
+| ring | 9 s |
+"""
+
+
+def test_a_mark_may_select_rows_and_columns_of_a_table(tmp_path: Path) -> None:
+    assert excerpt(WHOLE, "rows: ring; 2 + 2 / 3 + 2 | columns: median; ranks") == (
+        "| median | ranks |\n|---|---|\n| 2 s | 2 + 2 |\n| 3 s | 3 + 2 |\n"
+    )
+    assert excerpt(WHOLE, "table: of threads").endswith("| what | median |\n|---|---|\n| ring | 9 s |\n")
+    assert excerpt(WHOLE, "across: ranks; what; x bound") == (
+        "| ranks | ring | tree |\n|---|---|---|\n| 2 + 2 | 1.5 | 1.1 |\n| 3 + 2 | 1.6 | - |\n"
+    )
+    (tmp_path / "one.json").write_text(json.dumps(result_of(FACTS, ROWS)))
+    page = "<!-- results: one.json | rows: no-op | columns: ranks; what -->\nold\n<!-- end of results -->\n"
+    assert rewritten(page, tmp_path) == page.replace("old\n", "| ranks | what |\n|---|---|\n| 2 + 2 | no-op |\n")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("rows: star", "no row has a cell 'star'"),
+        ("rows: ring; 2 + 2 / 4 + 4", "no row has a cell '4 + 4'"),
+        ("columns: mean", "no table of the result has this title and these columns"),
+        ("table: of processes", "no table of the result"),
+        ("row: ring", "'row' must be one of table, rows, columns, across"),
+        ("across: ranks; what", "must name three columns"),
+        ("across: what; what; ranks", "two rows have the same what and what"),
+    ],
+)
+def test_a_mark_that_selects_what_is_not_there_is_an_error(wanted: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        excerpt(WHOLE, wanted)
+
+
+def test_the_page_of_performance_is_short_enough_to_be_read() -> None:
+    text = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    assert len(text.splitlines()) <= 300
+    shown = {found[1] for found in re.finditer(r"<!-- results: (\S+)", text)}
+    whole = (BENCHMARKS / "results" / "README.md").read_text()
+    assert {name for name in shown if f"<!-- results: {name} -->" not in whole} == set()

@@ -187,27 +187,30 @@ def test_of_one_input_and_several_lengths_the_page_has_one_table() -> None:
     assert text.count("| hvd_ext.mstopk | x1.1 ") == 1
 
 
-def test_the_plot_has_a_bar_for_each_row_beside_the_pass(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    (axis,) = topk_plots.figure([*rows_of(), *rows_of(input="laplace"), *rows_of(input="nan")]).axes
+def test_the_plot_has_a_bar_for_each_row_beside_the_pass(tmp_path: Path, seen: list[Any]) -> None:
+    def axes_of(*arguments: Any) -> list[Any]:
+        topk_plots.draw(arguments[0], tmp_path / "x.png", *arguments[1:])
+        return seen[-1].axes
+
+    (axis,) = axes_of([*rows_of(), *rows_of(input="laplace"), *rows_of(input="nan")])
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axis.containers}
     assert heights["hvd_ext.mstopk"] == pytest.approx([1.1, 1.1])
     assert "hvd_ext.topk_error_feedback" not in heights  # it stands beside another yardstick
     assert axis.get_yscale() == "log"
     sizes = [one for elements in (1, 2, 3) for one in rows_of(elements=elements)]
-    assert [len(drawn.get_title()) > 0 for drawn in topk_plots.figure(sizes).axes] == [True] * 3
-    (axis,) = topk_plots.figure(sizes, "sizes").axes
+    assert [len(drawn.get_title()) > 0 for drawn in axes_of(sizes)] == [True] * 3
+    (axis,) = axes_of(sizes, "sizes")
     lines = {line.get_label(): list(line.get_xdata()) for line in axis.get_lines()}
     assert lines["hvd_ext.mstopk"] == lines["one prefetched read pass"] == [1, 2, 3]
     assert axis.get_title() == "k = 0.001 d, 1 thread, gauss"
     with pytest.raises(InvalidError, match=r"kind \('lines'\): must be one of bars, sizes"):
-        topk_plots.figure(sizes, "lines")
+        axes_of(sizes, "lines")
     results.save(tmp_path / "a.json", result_of(rows_of()))
     arguments = ["plot-topk", str(tmp_path / "a.json"), "--output", str(tmp_path / "x.png")]
     assert CliRunner().invoke(hvd_ext.bench.app, arguments).exit_code == 0
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidError, match="nothing to draw"):
-        topk_plots.figure(rows_of(input="nan"))
+        axes_of(rows_of(input="nan"))
 
 
 WORKER = """

@@ -145,10 +145,10 @@ def test_files_of_other_benchmarks_are_refused(tmp_path: Path) -> None:
             training_results.load(path)
 
 
-def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts() -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
+def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts(tmp_path: Path, seen: list[Any]) -> None:
     rows = [*rows_of(3, 2), *rows_of(2, 2), *rows_of(2, 2, 2), row("auto", 0.5)]
-    (axis,) = training_results.figure(rows).axes
+    training_results.draw(rows, tmp_path / "x.png")
+    (axis,) = seen[0].axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 + 2", "3 + 2", "2 + 2 + 2"]
     _, labels = axis.get_legend_handles_labels()
     assert labels == ["ring", "auto", "Horovod", "Horovod, 2 TCP links", "computation of it"]
@@ -158,7 +158,7 @@ def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts() -> 
     computation = [bar.get_height() for bar in bars["computation of it"]]
     assert max(computation) == pytest.approx(1797 / (4 * 64) * 0.25)
     with pytest.raises(InvalidError, match="nothing to draw"):
-        training_results.figure([row("compute")])
+        training_results.draw([row("compute")], tmp_path / "y.png")
 
 
 def test_several_files_become_one_plot(tmp_path: Path) -> None:
