@@ -82,7 +82,7 @@ class NativeLibraryError(HvdExtError, ImportError):
 
 @functools.cache
 def _both(ours: type[HvdExtError], theirs: type[Exception]) -> type[HvdExtError]:
-    """Join a class of ours and one of `tf.errors`; copies and pickles are made anew, where TensorFlow may be missing."""
+    """Join a class of ours and one of `tf.errors`; a pickle names ours, since it may be read without TensorFlow."""
     members = {"__doc__": ours.__doc__, "__module__": ours.__module__, "__reduce__": lambda self: (ours, self.args)}
     return type(ours.__name__, (ours, theirs), members)
 

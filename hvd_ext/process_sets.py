@@ -256,7 +256,9 @@ def _ranks_of(comm: Any) -> tuple[int, ...]:
     from mpi4py import MPI
 
     if comm == MPI.COMM_NULL:
-        raise InvalidError("process set (COMM_NULL): only the ranks of a communicator give it; leave it out on this one")
+        raise InvalidError(
+            "process set (COMM_NULL): only the ranks of a communicator give it; leave it out on this one"
+        )
     ranks = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
     if ranks != tuple(sorted(ranks)):
         raise InvalidError(
