@@ -126,7 +126,8 @@ def stop_timeline() -> Path:
 ABSENT: dict[str, str] = {
     "broadcast_object_fn": "use hvd_ext.broadcast_object, which needs no session",
     "BroadcastGlobalVariablesHook": (
-        "make hvd_ext.broadcast_global_variables(root_rank) in the graph, and run it in the session after the initializers"
+        "make hvd_ext.broadcast_global_variables(root_rank) in the graph, and run it in the session after the "
+        "initializers"
     ),
     "gpu_available": "use tf.config.list_physical_devices('GPU')",
     "LocalGradientAggregationHelper": "use DistributedOptimizer(..., backward_passes_per_step=N)",

@@ -1,8 +1,8 @@
 """The collectives' gradients, and the rows of size classes that each call carries.
 
-The gradients are Horovod's (horovod/tensorflow/mpi_ops.py), so that a script trains as it does there. With y =
-collective(x), g_r = dL_r/dy_r on rank r, and P ranks that take part (in a process set its members), the gradient of x on
-a rank is
+The gradients are Horovod's (horovod/tensorflow/mpi_ops.py, v0.28.1), so that a script trains as it does there. With
+y = collective(x), g_r = dL_r/dy_r on rank r, and P ranks that take part (in a process set its members), the gradient of
+x on a rank is
 
 - allreduce: the sum of all g_r, for `Average` their average;
 - allgather: the rank's own rows of the average of all g_r;
@@ -10,8 +10,8 @@ a rank is
 - reducescatter: the parts g_r joined, for `Sum` times P;
 - alltoall: the rows of g_r, each sent back to where it came from.
 
-The first and the last are the gradient of the sum of all ranks' losses. That of an allgather or a broadcast is divided by
-P: the gradient of their average. That of a reducescatter is multiplied by P.
+The first and the last are the gradient of the sum of all ranks' losses. That of an allgather or a broadcast is divided
+by P: the gradient of their average. That of a reducescatter is multiplied by P.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Kept:
     Args:
         reducer: opens the channels.
         sources: stand for the variables, in their order.
-        steps: orders the steps of a function; None in a graph of TensorFlow 1, of which a session runs one step at a time
-            and whose initializer may have been made before.
+        steps: orders the steps of a function; None in a graph of TensorFlow 1, of which a session runs one step at a
+            time and whose initializer may have been made before.
     """
 
     reducer: Reducer

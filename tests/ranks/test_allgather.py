@@ -48,7 +48,7 @@ def test_large_uneven_parts_come_in_the_order_of_ranks(rank: int, size: int) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_is_this_ranks_part_of_the_average_as_in_horovod(way: str, rank: int, size: int) -> None:
+def test_the_gradient_is_horovods_this_ranks_part_of_the_average(way: str, rank: int, size: int) -> None:
     rows = [2 * other + 1 for other in range(size)]
 
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -40,9 +40,7 @@ def test_every_rank_can_be_the_root(shape: tuple[int, ...], rank: int, size: int
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_is_the_average_on_the_root_and_zero_elsewhere_as_in_horovod(
-    way: str, rank: int, size: int
-) -> None:
+def test_the_gradient_is_horovods_the_average_on_the_root_and_zero_elsewhere(way: str, rank: int, size: int) -> None:
     root = size // 2
 
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -43,9 +43,7 @@ def test_it_averages_unless_told_otherwise(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
-def test_the_gradient_is_the_allgather_of_the_parts_gradients_as_in_horovod(
-    op: object, way: str, rank: int, size: int
-) -> None:
+def test_the_gradient_is_horovods_the_allgather_of_the_parts(op: object, way: str, rank: int, size: int) -> None:
     rows = 2 * size + 1
 
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
