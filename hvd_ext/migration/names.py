@@ -20,7 +20,7 @@ _LIFE_ROWS = (
         "init",
         "comm process_sets",
         "",
-        {"comm": "by keyword: None or all ranks; for a part of the ranks use a process set"},
+        {"comm": "None or all ranks, in their order; for a part of the ranks use a process set"},
     ),
     *same(_LIFE, "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"),
     *same(_LIFE, "mpi_enabled mpi_built mpi_threads_supported gloo_enabled gloo_built"),
@@ -66,7 +66,8 @@ _COLLECTIVE_ROWS = (
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
         "also of bfloat16, and of whole numbers of 8 and 16 bits, whose overflow is an error; a difference between "
-        "ranks is an error on all",
+        "ranks is an error on all. IndexedSlices come back with each index once; their averages of whole numbers are "
+        "floats, as there",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
