@@ -20,7 +20,7 @@ _LIFE_ROWS = (
         "init",
         "comm process_sets",
         "",
-        {"comm": "None or all ranks, in their order; for a part of the ranks use a process set"},
+        {"comm": "first or by keyword: None, or all ranks in their order; for a part of the ranks use a process set"},
     ),
     *same(_LIFE, "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"),
     *same(_LIFE, "mpi_enabled mpi_built mpi_threads_supported gloo_enabled gloo_built"),
