@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import agreement, engine, options, runtime
+from hvd_ext import agreement, engine, options, rank_lists, runtime
 from hvd_ext.errors import InvalidError, TopologyError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
 
 def _check_all_ranks(comm: Any, running: engine.Engine) -> None:
     """Refuse what would leave ranks out, or number them anew."""
-    if hasattr(comm, "Get_size") and hasattr(comm, "Get_rank"):  # of mpi4py
+    if rank_lists.is_communicator(comm):
         if (comm.Get_size(), comm.Get_rank()) == (running.size, running.rank):
             return
         seen = f"a communicator in which this rank is {comm.Get_rank()} of {comm.Get_size()}"

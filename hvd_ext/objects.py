@@ -22,7 +22,7 @@ LARGE_NBYTES = 4 << 20
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
-    session: None = None,
+    session: Any = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
@@ -31,7 +31,7 @@ def broadcast_object(
     Args:
         obj: anything that pickles (with cloudpickle where it is installed); only the root's counts.
         root_rank: whose object all get: a rank of the job, also in a process set.
-        session: must be None; there are no sessions in TensorFlow 2.
+        session: None, or a session of tf.compat.v1, which is not needed.
         name: for messages; the same on all ranks. None: "broadcast_object".
         process_set: the ranks that take part; None for all.
 
@@ -62,13 +62,13 @@ def broadcast_object(
 
 
 def allgather_object(
-    obj: Any, session: None = None, name: str | None = None, process_set: ProcessSet | None = None
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """Give all ranks the objects of all; all ranks call it.
 
     Args:
         obj: anything that pickles (with cloudpickle where it is installed).
-        session: must be None; there are no sessions in TensorFlow 2.
+        session: None, or a session of tf.compat.v1, which is not needed.
         name: for messages; the same on all ranks. None: "allgather_object".
         process_set: the ranks that take part; None for all.
 
@@ -95,10 +95,9 @@ def allgather_object(
 
 
 def _check_session(where: str, session: Any) -> None:
-    if session is not None:
+    if session is not None and not hasattr(session, "run"):
         raise InvalidError(
-            f"{where}: session ({session!r}): must be None, there are no sessions in TensorFlow 2; a name is given as "
-            "name=..."
+            f"{where}: session ({session!r}): must be None or a session of tf.compat.v1; a name is given as name=..."
         )
 
 
@@ -137,13 +136,17 @@ def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, proce
 
     from hvd_ext.tensorflow import collectives
 
-    with tf.init_scope():
+    def moved() -> tf.Tensor:
         tensor = tf.constant(np.frombuffer(payload, np.uint8))
         if root_rank is None:
-            result = collectives.allgather(tensor, name=f"{name} (large)", process_set=process_set)
-        else:
-            result = collectives.broadcast(tensor, root_rank, name=f"{name} (large)", process_set=process_set)
-        return result.numpy().tobytes()
+            return collectives.allgather(tensor, name=f"{name} (large)", process_set=process_set)
+        return collectives.broadcast(tensor, root_rank, name=f"{name} (large)", process_set=process_set)
+
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return bytes(moved().numpy())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # a graph of TensorFlow 1 is being built
+        return bytes(session.run(moved()))
 
 
 def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], ranks: Sequence[int]) -> None:

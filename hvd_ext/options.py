@@ -39,6 +39,31 @@ class Compression(enum.Enum):
     fp16 = "float16"
     bf16 = "bfloat16"
 
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """Round a tensor to this dtype, as programs do that call Horovod's compressors themselves.
+
+        Args:
+            tensor: a tensor; one of whole numbers stays as it is.
+
+        Returns:
+            The tensor in this dtype, and what `decompress` needs: its own dtype, None for `Compression.none`.
+        """
+        if self is Compression.none:
+            return tensor, None
+        return _as(tensor, self.value, tensor.dtype), tensor.dtype
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """Give a tensor its own dtype back.
+
+        Args:
+            tensor: from `compress`, or reduced after that.
+            ctx: the second result of `compress`.
+
+        Returns:
+            The tensor in the dtype that it had.
+        """
+        return tensor if ctx is None else _as(tensor, ctx, ctx)
+
 
 Sum = ReduceOp.Sum
 Average = ReduceOp.Average
@@ -223,6 +248,13 @@ def check_compression(compression: object) -> Compression:
         names = ", ".join(f"Compression.{member.name}" for member in Compression)
         raise InvalidError(f"compression ({compression!r}): must be one of {names}; there are no others")
     return known[name]
+
+
+def _as(tensor: Any, dtype: Any, own: Any) -> Any:
+    """Cast a tensor whose own dtype is a floating one."""
+    import tensorflow as tf
+
+    return tf.cast(tensor, dtype) if tf.as_dtype(own).is_floating else tensor
 
 
 def _parsed(setting: Setting, text: str) -> Any:

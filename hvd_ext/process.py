@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import arrival, engine, joining, launch, options, process_sets as sets, runtime
+from hvd_ext import arrival, engine, joining, launch, options, process_sets as sets, rank_lists, runtime
 from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.trace import recording
 
@@ -22,8 +22,8 @@ _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False}
 
 def init(
     settings: options.Options | None = None,
-    *,
     process_sets: Sequence[ProcessSet] | str | None = None,
+    *,
     comm: Any = None,
 ) -> None:
     """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.
@@ -33,8 +33,9 @@ def init(
 
     Args:
         settings: options; None for those of the environment (`hvd_ext.options.SETTINGS`).
-        process_sets: to be added at once, as by `add_process_set`, equal on all ranks; "dynamic" for none, which
-            Horovod wants to hear before sets are added later.
+        process_sets: to be added at once, as by `add_process_set`, equal on all ranks, except for those of
+            communicators, of which each rank gives its own; "dynamic" for none, which Horovod wants to hear before sets
+            are added later.
         comm: as of Horovod, but all ranks take part: None, a list of all ranks, or a communicator of mpi4py of all
             ranks in MPI's order.
 
@@ -52,7 +53,7 @@ def init(
                 "init: hvd_ext runs already, so that its process_sets would be ignored; add them with add_process_set()"
             )
         return
-    if comm is None and (isinstance(settings, (list, tuple, range)) or hasattr(settings, "Get_size")):
+    if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
         settings, comm = None, settings  # in Horovod's place
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
@@ -72,6 +73,7 @@ def init(
         launch.warn_of_unheeded(os.environ, running.rank)
         job = joining.joined(running, settings, comm)
         sets.add_all(job, process_sets)
+        sets.global_process_set.mpi_comm = comm if rank_lists.is_communicator(comm) else None
         if settings.trace is not None:
             recording.begin(job, settings.trace)
         runtime.set_current(job)

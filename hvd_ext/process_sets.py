@@ -17,22 +17,29 @@ class ProcessSet:
     """Some ranks of the job, which run collectives among themselves once the set has been added.
 
     Args:
-        ranks: global ranks, in any order, each once.
+        ranks_or_comm: global ranks, in any order, each once; or a communicator of mpi4py of these ranks, in MPI's
+            order, which each of its ranks gives.
+
+    Attributes:
+        process_set_id: the set's number, or None while the set is not added.
+        mpi_comm: the communicator that was given, or None.
 
     Raises:
         InvalidError: no ranks, something that is not a rank, or a rank that is there twice.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         """Name the ranks; `add_process_set` or `init` adds the set."""
-        self._ranks = rank_lists.checked(ranks)
+        given = rank_lists.is_communicator(ranks_or_comm)
+        self._ranks = _ranks_of(ranks_or_comm) if given else rank_lists.checked(ranks_or_comm)
         self._runtime: Runtime | None = None  # of a set that was added, on its ranks
         self.process_set_id: int | None = None
+        self.mpi_comm: Any = ranks_or_comm if given else None
 
     @property
-    def ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> list[int]:
         """The global ranks, ascending."""
-        return self._ranks
+        return list(self._ranks)
 
     def size(self) -> int | None:
         """Give the number of ranks, or None while the set is not added."""
@@ -51,18 +58,19 @@ class ProcessSet:
         return runtime.current().engine.rank in self.ranks
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={list(self.ranks)})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
+        self.mpi_comm = None
         self._runtime = None
 
     @property
-    def ranks(self) -> tuple[int, ...]:
+    def ranks(self) -> list[int]:
         job = runtime.current_or_none()
-        return () if job is None else tuple(range(job.engine.size))
+        return [] if job is None else list(job.engine.ranks)
 
     def size(self) -> int | None:
         return runtime.current().engine.size
@@ -76,8 +84,10 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Add a process set; all ranks of the job call it with equal ranks, also those that are not in the set.
 
+    Of sets of communicators each rank gives that of its own communicator, as `Comm.Split` gives them; all are added.
+
     Args:
-        process_set: the set, or its ranks.
+        process_set: the set, or its ranks or communicator.
 
     Returns:
         The set, which has a `process_set_id` now.
@@ -112,9 +122,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             raise InvalidError(
                 f"remove_process_set ({process_set!r}): takes a ProcessSet, got {type(process_set).__name__}"
             )
-        return {"call": "remove_process_set", "process set": process_set.process_set_id}
+        return {"same": {"call": "remove_process_set", "process set": process_set.process_set_id}}
 
-    agreement.check_same(_SUBJECT, agreement.exchange(job.engine, _SUBJECT, about))
+    answers = agreement.exchange(job.engine, _SUBJECT, about)
+    agreement.check_same(_SUBJECT, [answer["same"] for answer in answers])
     if not process_set.process_set_id:
         return False
     del job.process_sets[process_set.process_set_id]
@@ -240,28 +251,53 @@ def _as_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
 
 
+def _ranks_of(comm: Any) -> tuple[int, ...]:
+    """Find the ranks of a communicator of mpi4py in the job, whose order is MPI's."""
+    from mpi4py import MPI
+
+    if comm == MPI.COMM_NULL:
+        raise InvalidError(
+            "process set (COMM_NULL): only the ranks of a communicator give it; leave it out on this one"
+        )
+    ranks = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
+    if ranks != tuple(sorted(ranks)):
+        raise InvalidError(
+            f"process set (communicator of ranks {rank_lists.listed(ranks)}): it must have its ranks in MPI's order; "
+            "give the key COMM_WORLD.rank when you split, or the list of ranks"
+        )
+    return ranks
+
+
 def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
     """Agree on what is added, then start it: all ranks add all of it, or none does."""
-    added: list[ProcessSet] = []
+    own: list[ProcessSet] = []
     started: list[Runtime] = []
 
     def about() -> dict[str, Any]:
-        added.extend(given())
+        own.extend(given())
         known = {tuple(range(job.engine.size)): "the global process set"}
-        known |= {old.ranks: f"process set {number}" for number, old in job.process_sets.items()}
-        for process_set in added:
-            rank_lists.check_new(call, process_set.ranks, job.engine.size, known)
-            known[process_set.ranks] = "an earlier one of this call"
-        return {"call": call, "ranks": [list(process_set.ranks) for process_set in added]}
+        known |= {tuple(old.ranks): f"process set {number}" for number, old in job.process_sets.items()}
+        for process_set in own:
+            rank_lists.check_new(call, tuple(process_set.ranks), job.engine.size, known)
+            known[tuple(process_set.ranks)] = "an earlier one of this call"
+        return {
+            "same": {"call": call, "ranks": [one.ranks for one in own if one.mpi_comm is None]},
+            "communicators": [one.ranks for one in own if one.mpi_comm is not None],
+        }
 
     def start() -> None:
         for number, process_set in enumerate(added, job.last_process_set + 1):
             if job.engine.rank in process_set.ranks:
                 started.append(job.subset(start_set(job.engine, process_set.ranks, number, job.options)))
 
-    agreement.check_same(_SUBJECT, agreement.exchange(job.engine, _SUBJECT, about))
+    answers = agreement.exchange(job.engine, _SUBJECT, about)
+    agreement.check_same(_SUBJECT, [answer["same"] for answer in answers])
+    agreed = rank_lists.of_communicators(call, [answer["communicators"] for answer in answers])
+    agreed += [tuple(ranks) for ranks in answers[0]["same"]["ranks"]]
+    mine = {tuple(process_set.ranks): process_set for process_set in own}
+    added = [mine.get(ranks) or ProcessSet(ranks) for ranks in agreed]
     if not added:
-        return added
+        return own
     try:
         agreement.exchange(job.engine, f"start of {_SUBJECT}", start)
     except BaseException:
@@ -274,4 +310,4 @@ def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list
         job.process_sets[job.last_process_set] = process_set
         process_set.process_set_id = job.last_process_set
         process_set._runtime = next(runtimes) if job.engine.rank in process_set.ranks else None
-    return added
+    return own

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import InvalidError, MismatchError
 
 
 def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[int, ...], str]) -> None:
@@ -42,10 +43,7 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
         InvalidError: no ranks, something that is not a rank, or a rank that is there twice.
     """
     if isinstance(ranks, str) or not isinstance(ranks, Iterable):
-        raise InvalidError(
-            f"process set ({ranks!r}): takes a list of ranks; communicators of mpi4py are not taken, give the "
-            "ranks that they have in the job"
-        )
+        raise InvalidError(f"process set ({ranks!r}): takes a list of ranks or a communicator of mpi4py")
     given = list(ranks)
     try:
         found = [operator.index(rank) for rank in given]
@@ -59,6 +57,42 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
     if repeated:
         raise InvalidError(f"process set ({found}): each rank may be there once; rank {repeated[0]} is there again")
     return tuple(sorted(found))
+
+
+def is_communicator(given: Any) -> bool:
+    """Tell whether this is a communicator of mpi4py, without importing that.
+
+    Args:
+        given: what a user gave.
+    """
+    return hasattr(given, "Get_size") and hasattr(given, "Get_rank")
+
+
+def of_communicators(call: str, given: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, ...]]:
+    """Join the communicators of all ranks, of which each rank knows its own.
+
+    Args:
+        call: begins the message.
+        given: by rank the ranks of the communicators that it gave.
+
+    Returns:
+        The ranks of each, once: those of rank 0 first, in its order, then what rank 1 has beside them, and so on.
+
+    Raises:
+        MismatchError: a rank of a communicator did not give it.
+    """
+    givers: dict[tuple[int, ...], set[int]] = {}
+    for rank, communicators in enumerate(given):
+        for ranks in communicators:
+            givers.setdefault(tuple(ranks), set()).add(rank)
+    for ranks, those in givers.items():
+        missing = [rank for rank in ranks if rank not in those]
+        if missing:
+            raise MismatchError(
+                f"{call}: all ranks of a communicator must give it; rank {min(those)} gave one of ranks "
+                f"{listed(ranks)}, rank {missing[0]} did not"
+            )
+    return list(givers)
 
 
 def listed(ranks: Iterable[int]) -> str:

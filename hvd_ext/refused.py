@@ -121,7 +121,11 @@ def stop_timeline() -> Path:
 
 # Names of Horovod's modules that have no successor here -> what to use; for the AttributeError.
 ABSENT: dict[str, str] = {
-    "broadcast_object_fn": "use hvd_ext.broadcast_object; there are no sessions in TensorFlow 2",
+    "broadcast_object_fn": "use hvd_ext.broadcast_object, which needs no session",
+    "BroadcastGlobalVariablesHook": (
+        "make hvd_ext.broadcast_global_variables(root_rank) in the graph, and run it in the session after the "
+        "initializers"
+    ),
     "gpu_available": "use tf.config.list_physical_devices('GPU')",
     "LocalGradientAggregationHelper": "use DistributedOptimizer(..., backward_passes_per_step=N)",
     "compression": "use hvd_ext.Compression",

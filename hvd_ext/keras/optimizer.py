@@ -140,7 +140,7 @@ def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InvalidError(
             f"optimizer ({optimizer!r}): optimizers of tf.compat.v1 are not taken; use one of Keras, or reduce the "
-            "gradients with hvd_ext.DistributedGradientTape"
+            "gradients with hvd_ext.allreduce between its compute_gradients and apply_gradients"
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidError(

@@ -9,7 +9,7 @@ _LIFE, _SETS, _COLLECTIVES, _LEFT = "The job", "Process sets", "Collectives", "N
 
 _PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
 _SCOPE = "accepted; changes nothing: names of scopes are not used"
-_SESSION = "must be None: there are no sessions in TensorFlow 2"
+_SESSION = "accepted and not needed: objects travel without a session"
 _VALUE = "of the Keras face: `import hvd_ext.keras as hvd` keeps this name, and its order of arguments"
 
 _ODD = {"device_dense": _PLACED, "device_sparse": _PLACED, "ignore_name_scope": _SCOPE}
@@ -20,7 +20,7 @@ _LIFE_ROWS = (
         "init",
         "comm process_sets",
         "",
-        {"comm": "by keyword: None or all ranks; for a part of the ranks use a process set"},
+        {"comm": "first or by keyword: None, or all ranks in their order; for a part of the ranks use a process set"},
     ),
     *same(_LIFE, "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"),
     *same(_LIFE, "mpi_enabled mpi_built mpi_threads_supported gloo_enabled gloo_built"),
@@ -48,25 +48,16 @@ _SET_ROWS = (
         _SETS,
         "ProcessSet",
         "ranks_or_comm",
-        "",
-        {"ranks_or_comm": "a list of ranks, as the first argument, not by keyword; no mpi4py communicator"},
+        "a list of ranks, or a communicator of mpi4py with its ranks in MPI's order; each rank gives its own, as "
+        "`Comm.Split` gives them",
     ),
     *same(_SETS, "ProcessSet.size ProcessSet.rank ProcessSet.included ProcessSet.process_set_id ProcessSet.ranks"),
-    Row(
-        _SETS,
-        "ProcessSet.mpi_comm",
-        "",
-        REFUSED,
-        "communicators of mpi4py are not taken, give the ranks that they have in the job",
-    ),
+    *same(_SETS, "ProcessSet.mpi_comm", "the communicator that was given, or None"),
     *same(_SETS, "global_process_set"),
-    *callable_rows(_SETS, "add_process_set", "process_set", "at any time, without a setting"),
+    *callable_rows(_SETS, "add_process_set", "process_set", "at any time, without a setting; communicators too"),
     *callable_rows(_SETS, "remove_process_set", "process_set"),
     *callable_rows(_SETS, "process_set_included_op", "process_set_id name"),
 )
-
-_GRADIENT = "its gradient is that of the sum of the ranks' losses; Horovod divides it by their number"
-_SCATTER_GRADIENT = "its gradient is that of the sum of the ranks' losses; Horovod's is that times their number"
 
 _COLLECTIVE_ROWS = (
     *callable_rows(
@@ -75,7 +66,8 @@ _COLLECTIVE_ROWS = (
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
         "also of bfloat16, and of whole numbers of 8 and 16 bits, whose overflow is an error; a difference between "
-        "ranks is an error on all",
+        "ranks is an error on all. IndexedSlices come back with each index once; their averages of whole numbers are "
+        "floats, as there",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
@@ -90,37 +82,34 @@ _COLLECTIVE_ROWS = (
         _COLLECTIVES,
         "allgather",
         "tensor value name ignore_name_scope process_set",
-        _GRADIENT,
+        "its gradient is Horovod's: of the average of the ranks' losses",
         {**_ODD, "value": _VALUE},
-        OTHER,
     ),
     *callable_rows(
-        _COLLECTIVES, "grouped_allgather", "tensors name ignore_name_scope process_set", _GRADIENT, _ODD, OTHER
+        _COLLECTIVES, "grouped_allgather", "tensors name ignore_name_scope process_set", "gradients as there", _ODD
     ),
     *callable_rows(
         _COLLECTIVES,
         "broadcast",
         "tensor value root_rank name ignore_name_scope process_set",
-        f"root_rank is a rank of the job, also in a process set; {_GRADIENT}",
+        "root_rank is a rank of the job, also in a process set; its gradient is Horovod's: of the average of the "
+        "ranks' losses",
         {**_ODD, "value": _VALUE},
-        OTHER,
     ),
     *callable_rows(_COLLECTIVES, "alltoall", "tensor splits name ignore_name_scope process_set", "", _ODD),
     *callable_rows(
         _COLLECTIVES,
         "reducescatter",
         "tensor value device_dense compression op name process_set ignore_name_scope prescale_factor postscale_factor",
-        _SCATTER_GRADIENT,
+        "its gradient is Horovod's: that of the sum of the ranks' losses, times their number",
         {**_ODD, "value": _VALUE},
-        OTHER,
     ),
     *callable_rows(
         _COLLECTIVES,
         "grouped_reducescatter",
         "tensors device_dense compression op process_set prescale_factor postscale_factor",
-        _SCATTER_GRADIENT,
+        "gradients as there",
         _ODD,
-        OTHER,
     ),
     *callable_rows(
         _COLLECTIVES,
@@ -134,6 +123,7 @@ _COLLECTIVE_ROWS = (
 
 _LEFT_ROWS = (
     Row(_LEFT, "broadcast_object_fn", "broadcast_object", OTHER, refused.ABSENT["broadcast_object_fn"]),
+    Row(_LEFT, "BroadcastGlobalVariablesHook", "", REFUSED, refused.ABSENT["BroadcastGlobalVariablesHook"]),
     Row(_LEFT, "gpu_available", "", REFUSED, refused.ABSENT["gpu_available"]),
     Row(_LEFT, "LocalGradientAggregationHelper", "", REFUSED, refused.ABSENT["LocalGradientAggregationHelper"]),
 )

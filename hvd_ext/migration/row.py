@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 SAME, OTHER, REFUSED = "same", "other", "refused"
 # Arguments that have another name here.
-_RENAMED = {"value": "tensor", "ranks_or_comm": "ranks"}
+_RENAMED = {"value": "tensor"}
 
 
 @dataclasses.dataclass(frozen=True)

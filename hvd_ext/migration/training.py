@@ -8,7 +8,10 @@ from hvd_ext.migration.row import REFUSED, Row, callable_rows, same
 _OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, layers"
 
 _PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
-_COMPRESSION = "Compression.none, .fp16 and also .bf16; sums are taken in float32"
+_COMPRESSION = (
+    "Compression.none, .fp16 and also .bf16; sums are taken in float32; `compress` and `decompress` are there for "
+    "loops that call them"
+)
 _GROUPS = "as there; several dtypes and variables of equal names work too"
 _NUM_GROUPS = "accepted as `groups=N`, with a DeprecationWarning"
 
@@ -135,12 +138,12 @@ _CALLBACK_ROWS = (
         "variables of Keras and of TensorFlow, mixed",
     ),
     *callable_rows(_CALLBACKS, "broadcast_", "variables root_rank name process_set"),
-    Row(
+    *callable_rows(
         _CALLBACKS,
         "broadcast_global_variables",
-        "",
-        REFUSED,
-        "say which: hvd_ext.broadcast_variables([*model.variables, *optimizer.variables], root_rank)",
+        "root_rank",
+        "in graphs of TensorFlow 1; elsewhere refused in words: say which variables, "
+        "`hvd_ext.broadcast_variables([*model.variables, *optimizer.variables], root_rank)`",
     ),
 )
 

@@ -143,7 +143,7 @@ class Channel:
             InvalidError: a wrong number of gradients, a wrong shape or dtype, or a gradient that no rank had when the
                 channel was opened.
             NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
-            CommunicationError: a peer is gone or stayed away. In a running `tf.function`: `tf.errors.UnavailableError`.
+            CommunicationError: a peer is gone or stayed away. In a running `tf.function`: `tf.errors.UnknownError`.
         """
         handle = self._checked_handle()
         if len(gradients) != len(self.specs):

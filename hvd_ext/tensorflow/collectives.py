@@ -46,7 +46,8 @@ def allreduce(
     Args:
         tensor: of equal shape and dtype on all ranks; a tensor, a variable, NumPy or what TensorFlow converts. float32,
             float64, float16, bfloat16, int32, int64; int8, int16, uint8, uint16 and uint32 where the sum fits. Averages
-            of whole numbers are cut toward zero. Or `tf.IndexedSlices`, whose rows are joined.
+            of whole numbers are cut toward zero. Or `tf.IndexedSlices`, whose rows are joined; averages of whole
+            numbers are floats there, as in Horovod.
         average: Horovod's older way to say `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
         device_sparse: see device_dense.

@@ -1,10 +1,17 @@
 """The collectives' gradients, and the rows of size classes that each call carries.
 
-With L the sum of all ranks' losses and y = collective(x): rank i's dL/dx_i is the reduction over ranks r of dL/dy_r,
-taken where x_i went. So an allreduce's gradient is an allreduce of the same op, an allgather's is the rank's own part
-of the summed gradient, and a broadcast's is the summed gradient on the root and zero elsewhere. A reducescatter's is
-the allgather of the parts' gradients, and an alltoall's is the alltoall that sends every row back. In a process set
-the ranks are its members.
+The gradients are Horovod's (horovod/tensorflow/mpi_ops.py, v0.28.1), so that a script trains as it does there. With
+y = collective(x), g_r = dL_r/dy_r on rank r, and P ranks that take part (in a process set its members), the gradient of
+x on a rank is
+
+- allreduce: the sum of all g_r, for `Average` their average;
+- allgather: the rank's own rows of the average of all g_r;
+- broadcast: the average of all g_r on the root, zero elsewhere;
+- reducescatter: the parts g_r joined, for `Sum` times P;
+- alltoall: the rows of g_r, each sent back to where it came from.
+
+The first and the last are the gradient of the sum of all ranks' losses. That of an allgather or a broadcast is divided
+by P: the gradient of their average. That of a reducescatter is multiplied by P.
 """
 
 from __future__ import annotations
@@ -126,23 +133,26 @@ def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
     sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes(job))
     begin = tf.reduce_sum(sizes[: job.engine.rank])
-    return _to_tensor(op, summed(job, _name(op), gradient, Sum)[begin : begin + own[0]])
+    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + own[0]])
 
 
 @tf.RegisterGradient("HvdExt>Broadcast")
 def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
-    total = summed(job, _name(op), gradient, Sum)
-    return _to_tensor(op, total if op.get_attr("root") == job.engine.rank else tf.zeros_like(total))
+    average = summed(job, _name(op), gradient, Average)
+    if op.get_attr("root") == job.engine.rank:
+        return _to_tensor(op, average)
+    # zeros of a known shape are a constant: without this a graph of TensorFlow 1 would leave the allreduce out
+    with tf.control_dependencies([average]):
+        return _to_tensor(op, tf.zeros_like(average))
 
 
 @tf.RegisterGradient("HvdExt>Reducescatter")
 def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     job = _job(op)
-    gathered = ops.allgather(_name(op), gradient, **gather_classes(job))
-    if op.get_attr("reduce_op") == Average:
-        gathered /= tf.cast(job.engine.size, gathered.dtype)
-    return _to_tensor(op, gathered)
+    if op.get_attr("reduce_op") == Sum:
+        gradient *= tf.cast(job.engine.size, gradient.dtype)
+    return _to_tensor(op, ops.allgather(_name(op), gradient, **gather_classes(job)))
 
 
 @tf.RegisterGradient("HvdExt>Alltoall")

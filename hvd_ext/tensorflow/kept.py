@@ -41,12 +41,13 @@ class Kept:
     Args:
         reducer: opens the channels.
         sources: stand for the variables, in their order.
-        steps: orders the steps of a graph.
+        steps: orders the steps of a function; None in a graph of TensorFlow 1, of which a session runs one step at a
+            time and whose initializer may have been made before.
     """
 
     reducer: Reducer
     sources: tuple[Source, ...]
-    steps: tf.Variable
+    steps: tf.Variable | None
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Reduce one step's gradients; see `Reducer.reduce`.
@@ -88,7 +89,15 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
     if isinstance(groups, tuple):
         found = [[place_of.get(kinds.key(variable)) for variable in group] for group in groups]
         groups = tuple(tuple(place for place in group if place is not None) for group in found)
-    key = (_identity(options), groups, tuple(local), generic, tuple(map(_same, range(len(own)), sources, own)))
+    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+    key = (
+        _identity(options),
+        in_session,
+        groups,
+        tuple(local),
+        generic,
+        tuple(map(_same, range(len(own)), sources, own)),
+    )
     if key not in _kept:
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
@@ -97,8 +106,10 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
             _register(reducer)
         for place in local:
             reducer.register_local_var(own[place])
-        with tf.init_scope():
-            steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_tape_steps")
+        steps = None
+        if not in_session:
+            with tf.init_scope():
+                steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_tape_steps")
         _kept[key] = Kept(reducer, own, steps)
         for source in sources:
             owner = _owner(source)

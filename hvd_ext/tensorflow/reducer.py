@@ -237,12 +237,13 @@ class Reducer:
         step.reduced = True
         if step.channel is None:
             return list(gradients)
-        if tf.executing_eagerly() or after is None:
+        if tf.executing_eagerly():
             return step.reduced_now(gradients, self.options, self._in_part)
-        with tf.control_dependencies([after.read_value()]):
+        with tf.control_dependencies([] if after is None else [after.read_value()]):
             reduced = step.reduced_now(gradients, self.options, self._in_part)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            after.assign_add(tf.zeros((), after.dtype), read_value=False)
+            if after is not None:
+                after.assign_add(tf.zeros((), after.dtype), read_value=False)
             return [tf.nest.map_structure(tf.identity, result, expand_composites=True) for result in reduced]
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
         raise InvalidError(f"{kind}: algorithm ({algorithm!r}): rows are gathered; leave it out")
     shape = slices.dense_shape
     return tf.IndexedSlices(
-        dtypes.converted(kind, slices.values, dtypes.REDUCED),
+        dtypes.converted(kind, slices.values, dtypes.ALLREDUCED),
         dtypes.converted(f"{kind}, indices", slices.indices, ("int32", "int64")),
         None if shape is None else tf.convert_to_tensor(shape),
     )
@@ -73,10 +73,22 @@ def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.In
         suffix: what makes a name of its own of the call's.
 
     Returns:
-        Ascending indices, each once, and the sums or averages of their rows.
+        Ascending indices, each once, and the sums or averages of their rows; averages of whole numbers are float32 for
+        those of 8 and 16 bits and float64 for wider ones, as in Horovod.
+
+    Raises:
+        InvalidError: a sum that does not fit into a narrow dtype.
     """
     call = dataclasses.replace(request.call, name=f"{request.call.name}/{suffix}")
-    scaled = tf.IndexedSlices(dtypes.scaled(slices.values, request.prescale), slices.indices, slices.dense_shape)
-    options = GradientOptions(op=request.op, compression=request.compression)
+    dtype = slices.values.dtype
+    divided = dtype.is_integer and request.op != Sum  # whole numbers are added up, and divided at the end
+    wide, _ = dtypes.widened(slices.values)
+    scaled = tf.IndexedSlices(dtypes.scaled(wide, request.prescale), slices.indices, slices.dense_shape)
+    options = GradientOptions(op=Sum if divided else request.op, compression=request.compression)
     result = sparse.reduce(call.job, call.name, scaled, options)
-    return tf.IndexedSlices(dtypes.scaled(result.values, request.postscale), result.indices, result.dense_shape)
+    if divided:
+        floating = tf.float32 if dtype.size <= 2 else tf.float64  # as TensorFlow divides them
+        values = dtypes.scaled(tf.cast(result.values / call.job.engine.size, floating), request.postscale)
+    else:
+        values = dtypes.narrowed(str(call), dtypes.scaled(result.values, request.postscale), dtype)
+    return tf.IndexedSlices(values, result.indices, result.dense_shape)

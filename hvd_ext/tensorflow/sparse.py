@@ -78,7 +78,8 @@ def reduce(
         job: the runtime of the ranks that take part.
         name: matches the ranks' calls; of its own for each tensor of each channel. In one `tf.function` its second use
             gets a number.
-        slices: this rank's rows, in any order and with repetitions, indices int32 or int64; None for none.
+        slices: this rank's rows, in any order and with repetitions, indices int32 or int64; None for none. Rows of
+            whole numbers are summed only.
         options: op, compression and gradient_predivide_factor count. With a compression float32 rows travel as halves
             and are added in float32; other dtypes travel as they are.
         present: False: this rank has no gradient, `slices` is not looked at.
@@ -117,10 +118,11 @@ def reduce(
 
 def _summed(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sort rows by index and add those of equal index, in their order."""
+    indices = tf.ensure_shape(indices, [None])  # a graph may know nothing of it
     order = tf.argsort(indices, stable=True)
     ascending = tf.gather(indices, order)
     first = tf.ones(tf.minimum(tf.size(ascending), 1)[tf.newaxis], tf.bool)
-    begins = tf.concat([first, ascending[1:] != ascending[:-1]], 0)
+    begins = tf.concat([first, tf.not_equal(ascending[1:], ascending[:-1])], 0)
     segments = tf.cumsum(tf.cast(begins, tf.int32)) - 1
     return tf.boolean_mask(ascending, begins), tf.math.segment_sum(tf.gather(values, order), segments)
 
@@ -146,11 +148,7 @@ def _divisors(job: Runtime, options: GradientOptions) -> tuple[float, float]:
 
 
 def _divided(values: tf.Tensor, divisor: float) -> tf.Tensor:
-    if divisor == 1.0:
-        return values
-    if values.dtype.is_floating:
-        return values / tf.constant(divisor, values.dtype)
-    return tf.cast(tf.cast(values, tf.float64) / divisor, values.dtype)  # cut toward zero, as the engine does
+    return values if divisor == 1.0 else values / tf.constant(divisor, values.dtype)
 
 
 def _wide(values: tf.Tensor) -> tf.Tensor:

@@ -48,7 +48,7 @@ def test_large_uneven_parts_come_in_the_order_of_ranks(rank: int, size: int) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gradient_is_this_ranks_part_of_the_sum(way: str, rank: int, size: int) -> None:
+def test_the_gradient_is_horovods_this_ranks_part_of_the_average(way: str, rank: int, size: int) -> None:
     rows = [2 * other + 1 for other in range(size)]
 
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -57,10 +57,10 @@ def test_the_gradient_is_this_ranks_part_of_the_sum(way: str, rank: int, size: i
             loss = tf.reduce_sum(hvd.allgather(x) * weights)
         return tape.gradient(loss, x)
 
-    weights = [values(other, (sum(rows), 3), 2).astype(np.float64) for other in range(size)]
+    weights = [values(other, (sum(rows), 3), 2).astype(np.float64) * size for other in range(size)]
     result = WAYS[way](gradient)(tf.zeros((rows[rank], 3), tf.float64), tf.constant(weights[rank]))
     begin = sum(rows[:rank])
-    np.testing.assert_array_equal(result, sum(weights)[begin : begin + rows[rank]])
+    np.testing.assert_array_equal(result, sum(weights)[begin : begin + rows[rank]] / size)
 
 
 def test_arguments_that_cannot_be_are_refused_in_words() -> None:

@@ -77,7 +77,7 @@ def test_every_collective_has_the_members_values(way: str, mine: list[ProcessSet
 
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_those_of_the_members(way: str, mine: list[ProcessSet], rank: int) -> None:
-    """With L the sum of the members' losses, each the result weighed with numbers of its own."""
+    """As in Horovod; each member's loss is the result weighed with numbers of its own."""
 
     def gradients(tensor: tf.Tensor, weights: tf.Tensor, where: ProcessSet) -> dict[str, tf.Tensor]:
         calls = {
@@ -101,9 +101,9 @@ def test_gradients_are_those_of_the_members(way: str, mine: list[ProcessSet], ra
         w = [values(other, (n * n, 2), 5).astype(np.float64) for other in where.ranks]
         found = WAYS[way](lambda a, b, where=where: gradients(a, b, where))(x(rank, n, 2), tf.constant(w[place]))
         np.testing.assert_allclose(found["average"], 2 * sum(w)[:n] / n, rtol=1e-15)
-        np.testing.assert_array_equal(found["allgather"], sum(w)[place * n : (place + 1) * n])
-        np.testing.assert_array_equal(found["broadcast"], sum(w)[:n] if place == 0 else np.zeros((n, 2)))
-        np.testing.assert_allclose(found["reducescatter"], 2 * np.stack([one[0] for one in w]) / n, rtol=1e-15)
+        np.testing.assert_allclose(found["allgather"], sum(w)[place * n : (place + 1) * n] / n, rtol=1e-15)
+        np.testing.assert_allclose(found["broadcast"], sum(w)[:n] / n if place == 0 else np.zeros((n, 2)), rtol=1e-15)
+        np.testing.assert_array_equal(found["reducescatter"], 2 * np.stack([one[0] for one in w]))
         np.testing.assert_array_equal(found["alltoall"], np.stack([one[place] for one in w]))
 
 

@@ -102,6 +102,21 @@ def test_other_dtypes_travel_as_they_are(dtype: str, rank: int, size: int) -> No
     assert hvd.allreduce(big, op=hvd.Sum, compression=hvd.Compression.bf16)[0] == (2**20 + 1) * size
 
 
+@pytest.mark.parametrize("compression", hvd.Compression)
+def test_a_loop_may_compress_and_decompress_itself(compression: hvd.Compression, rank: int, size: int) -> None:
+    for dtype in (tf.float64, tf.float32, tf.float16, tf.int32, tf.bool):
+        tensor = tf.cast(values(rank, (5,)), dtype)
+        compressed, ctx = compression.compress(tensor)
+        assert compressed.dtype.name == (compression.value if dtype.is_floating and compression.value else dtype.name)
+        result = compression.decompress(compressed, ctx)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result, tensor)
+    compressed, ctx = compression.compress(tf.constant(values(rank, (5,)), tf.float32))
+    reduced = compression.decompress(hvd.allreduce(compressed, op=hvd.Sum), ctx)
+    np.testing.assert_array_equal(reduced, total(size, (5,)).astype(np.float32))
+    assert reduced.dtype == tf.float32
+
+
 def test_the_gradient_travels_as_the_tensor_did(rank: int, size: int) -> None:
     x = tf.constant(values(rank, (9,)), tf.float32)
     with tf.GradientTape() as tape:

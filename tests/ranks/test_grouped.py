@@ -111,7 +111,7 @@ def test_an_empty_group_is_an_empty_list(rank: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_flow_through_every_grouped_call(way: str, rank: int, size: int) -> None:
-    """With L the sum of the ranks' losses; every loss weighs the results with numbers of its own."""
+    """As in Horovod; every loss weighs the results with numbers of its own."""
     first, second = (size + 1, 2), (size,)
 
     def gradients(x: tf.Tensor, y: tf.Tensor, w: list[tf.Tensor], v: list[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -147,9 +147,9 @@ def test_gradients_flow_through_every_grouped_call(way: str, rank: int, size: in
         every = [weight(other, 1)[index] for other in range(size)]
         np.testing.assert_allclose(found[0][index], 3 * sum(every) / size, rtol=1e-6)
         gathered = sum(weight(other, size)[index] for other in range(size))
-        np.testing.assert_array_equal(found[1][index], gathered[rank * n : (rank + 1) * n])
+        np.testing.assert_allclose(found[1][index], gathered[rank * n : (rank + 1) * n] / size, rtol=1e-6)
         pieces = [every[r][: len(mine)] for r, mine in enumerate(np.array_split(np.arange(n), size))]
-        np.testing.assert_array_equal(found[2][index], 2 * np.concatenate(pieces))
+        np.testing.assert_array_equal(found[2][index], 2 * size * np.concatenate(pieces))
 
 
 def test_gradients_flow_through_sparse_rows(rank: int, size: int) -> None:
@@ -159,7 +159,7 @@ def test_gradients_flow_through_sparse_rows(rank: int, size: int) -> None:
         tape.watch(x)
         result = hvd.allreduce(tf.IndexedSlices(x, rows(rank, 3), [9, 4]), prescale_factor=2.0)
         loss = tf.reduce_sum(tf.convert_to_tensor(result) * weights)
-    expected = 2 * total(size, (9, 4), 3) / size
+    expected = 2 * total(size, (9, 4), 3) / size / size  # the rows are gathered, and divided
     np.testing.assert_allclose(tape.gradient(loss, x), expected[rows(rank, 3).numpy()], rtol=1e-6)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +12,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext import options, process, runtime
-from hvd_ext.errors import HvdExtError, InvalidError, MismatchError, PlanError, TopologyError
+from hvd_ext.errors import CommunicationError, HvdExtError, InvalidError, MismatchError, PlanError, TopologyError
 from hvd_ext.tensorflow import registration
 from hvd_ext.tensorflow.registration import GradientSpec
 from tests.ranks.numbers import total, values
@@ -86,6 +88,22 @@ def test_inner_dimensions_and_dtypes_of_an_allgather(odd: bool, alike: Callable[
 def test_roots_and_shapes_of_a_broadcast(odd: bool, alike: Callable[..., str]) -> None:
     alike(lambda: hvd.broadcast(tf.zeros(3), 1 if odd else 0, name="start"), "'start'", "root", "1", "0")
     alike(lambda: hvd.broadcast(tf.zeros(4 if odd else 3), 0, name="start"), "float32[4]", "float32[3]")
+
+
+def test_an_error_is_caught_as_ours_and_as_tensorflows(odd: bool) -> None:
+    for theirs in (MismatchError, tf.errors.FailedPreconditionError, ValueError):
+        with pytest.raises(theirs, match="'start'") as caught:
+            hvd.broadcast(tf.zeros(4 if odd else 3), 0, name="start")
+        assert isinstance(caught.value, tf.errors.OpError)
+        assert (caught.value.message, caught.value.error_code) == (str(caught.value), tf.errors.FAILED_PRECONDITION)
+        for copied in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+            assert type(copied) is type(caught.value)
+            assert str(copied) == str(caught.value)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="root_rank"):
+        hvd.broadcast(tf.zeros(3), -1)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="root_rank"):  # compared outside of TensorFlow
+        hvd.broadcast_object(1, 1 if odd else 0)
+    assert isinstance(CommunicationError("words"), tf.errors.UnknownError)
 
 
 def test_in_a_running_function_tensorflow_raises_with_the_same_words(odd: bool, size: int) -> None:

@@ -71,12 +71,12 @@ def test_sets_know_their_ranks_and_the_job_stays_as_it_is(rank: int, size: int, 
     lists = overlapping(size)
     sets = added([ranks[::-1] for ranks in lists])
     everyone = hvd.global_process_set
-    assert (everyone.process_set_id, everyone.ranks, everyone.rank()) == (0, tuple(range(size)), rank)
+    assert (everyone.process_set_id, everyone.ranks, everyone.rank()) == (0, list(range(size)), rank)
     assert (everyone.size(), everyone.included()) == (size, True)
     assert len({process_set.process_set_id for process_set in sets}) == len(sets)
     hosts = runtime.current().hosts
     for process_set, ranks in zip(sets, lists, strict=True):
-        assert (process_set.ranks, process_set.size()) == (tuple(ranks), len(ranks))
+        assert (process_set.ranks, process_set.size()) == (ranks, len(ranks))
         assert process_set.included() == (rank in ranks)
         assert process_sets.find(process_set.process_set_id) is process_set
         own = process_sets.runtime_of(process_set)
@@ -196,8 +196,8 @@ def test_what_belongs_to_a_removed_set_is_refused_in_words(size: int, rank: int)
         ([-1], "ranks are not negative"),
         ([0, 99], r"must be ranks of the job, 0 \.\. \d; rank 99 is not"),
         ([0.5], "its ranks are whole numbers"),
-        ("01", "takes a list of ranks; communicators of mpi4py"),
-        (0, "takes a list of ranks; communicators of mpi4py"),
+        ("01", "takes a list of ranks or a communicator of mpi4py"),
+        (0, "takes a list of ranks or a communicator of mpi4py"),
     ],
 )
 def test_wrong_ranks_are_refused_on_all_ranks(ranks: object, words: str, rank: int, size: int) -> None:
@@ -222,6 +222,54 @@ def test_no_two_sets_have_the_same_ranks(size: int, added: Callable) -> None:
         hvd.remove_process_set([0])  # type: ignore[arg-type]
     with pytest.raises(InvalidError, match=r"process_set \(\[0\]\): takes a ProcessSet or None, got list"):
         process_sets.runtime_of([0])  # type: ignore[arg-type]
+
+
+def test_a_set_is_what_horovods_is(size: int, added: Callable) -> None:
+    process_set = ProcessSet(ranks_or_comm=(0,))
+    assert process_set.ranks == [0]
+    assert str(process_set) == "ProcessSet(process_set_id=None, ranks=[0], mpi_comm=None)"
+    process_set.ranks.append(1)  # a copy
+    assert process_set.ranks == [0]
+    assert hvd.global_process_set.ranks == list(range(size))
+    assert hvd.global_process_set.mpi_comm is None
+
+
+def test_each_rank_gives_the_communicator_that_it_is_in(rank: int, size: int) -> None:
+    if size == 1:
+        pytest.skip("one rank is all ranks")
+    MPI = pytest.importorskip("mpi4py.MPI", reason="needs mpi4py: python -m pip install mpi4py")  # noqa: N806
+    world = MPI.COMM_WORLD
+    split = world.Split(rank % 2, rank)
+    mine = hvd.add_process_set(ProcessSet(split))
+    assert mine.ranks == list(range(rank % 2, size, 2))
+    assert mine.mpi_comm is split
+    assert mine.included()
+    assert float(hvd.allreduce(float(rank), op=hvd.Sum, process_set=mine)) == sum(mine.ranks)
+    assert hvd.allgather_object(mine.process_set_id, process_set=mine) == [mine.process_set_id] * len(mine.ranks)
+    later = mine.process_set_id + 1 if rank % 2 == 0 else mine.process_set_id  # the odd ranks' is the second
+    assert hvd.allgather_object(later) == [later] * size
+    with pytest.raises(InvalidError, match="has the same ranks"):
+        hvd.add_process_set(split)
+    backwards = world.Split(0, -rank)
+    with pytest.raises(InvalidError, match="it must have its ranks in MPI's order"):
+        ProcessSet(backwards)
+    with pytest.raises(InvalidError, match="only the ranks of a communicator give it"):
+        ProcessSet(MPI.COMM_NULL)
+    hvd.barrier()
+    hvd.shutdown()
+    first = world.Split(0 if rank == 0 else MPI.UNDEFINED, rank)
+    own = [ProcessSet(first)] if rank == 0 else []
+    hvd.init(world, [*own, *([ProcessSet([1])] if size > 1 else [])])
+    assert hvd.global_process_set.mpi_comm is world
+    assert [one.process_set_id for one in own] == [1] * len(own)
+    assert process_sets.find(1).ranks == [0]
+    assert process_sets.find(2).ranks == [1]
+    hvd.shutdown()
+    if size > 2:  # given by one of its two ranks
+        pair = world.Split(0 if rank < 2 else MPI.UNDEFINED, rank)
+        with pytest.raises(MismatchError, match="rank 0 gave one of ranks 0, 1, rank 1 did not"):
+            hvd.init(process_sets=[ProcessSet(pair)] if rank == 0 else [])
+    hvd.init()
 
 
 def test_ranks_that_disagree_all_get_an_error_and_the_next_call_works(rank: int, size: int, added: Callable) -> None:

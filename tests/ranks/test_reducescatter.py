@@ -43,19 +43,19 @@ def test_it_averages_unless_told_otherwise(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
-def test_the_gradient_is_the_allgather_of_the_parts_gradients(op: object, way: str, rank: int, size: int) -> None:
+def test_the_gradient_is_horovods_the_allgather_of_the_parts(op: object, way: str, rank: int, size: int) -> None:
     rows = 2 * size + 1
 
     def gradient(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(hvd.reducescatter(x, op=op) * weights)
+            loss = tf.reduce_sum(hvd.reducescatter(x, op=op, prescale_factor=2.0, postscale_factor=4.0) * weights)
         return tape.gradient(loss, x)
 
-    weights = values(0, (rows, 3), 4).astype(np.float64) * size
+    weights = values(0, (rows, 3), 4).astype(np.float64)
     mine = tf.constant(weights[rows_of(rank, size, rows)])
     result = WAYS[way](gradient)(tf.zeros((rows, 3), tf.float64), mine)
-    np.testing.assert_array_equal(result, weights / (size if op == hvd.Average else 1))
+    np.testing.assert_array_equal(result, weights * 8 * (size if op == hvd.Sum else 1))
 
 
 def test_with_an_allgather_it_is_an_allreduce(rank: int, size: int) -> None:

@@ -16,7 +16,7 @@ inline absl::Status ToTensorFlow(const Status& status) {
     case Code::kMismatch:
       return absl::FailedPreconditionError(status.message);
     case Code::kCommunication:
-      return absl::UnavailableError(status.message);
+      return absl::UnknownError(status.message);
     case Code::kStopped:
       return absl::AbortedError(status.message);
     case Code::kInternal:

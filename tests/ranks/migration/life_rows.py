@@ -7,9 +7,11 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
 from tests.ranks.migration.registry import check, compare, evens, every, in_evens, mine, refused, same
 
 
@@ -100,9 +102,11 @@ def added_and_removed() -> None:
 
 
 @check("ProcessSet.mpi_comm")
-def no_communicator() -> None:
-    """A set is named by its ranks."""
-    refused("ProcessSet.mpi_comm", lambda: hvd.ProcessSet(object()))
+def communicator() -> None:
+    """A set of ranks has none; test_process_sets.py makes sets of communicators."""
+    assert hvd.ProcessSet([0]).mpi_comm is None
+    with pytest.raises(InvalidError, match="takes a list of ranks or a communicator of mpi4py"):
+        hvd.ProcessSet(object())
 
 
 compare(
@@ -113,7 +117,7 @@ compare(
             hvd.broadcast_object(hvd.rank(), root_rank=hvd.size() - 1),
             hvd.size() - 1,
         ),
-        "broadcast_object(session)": lambda: (hvd.broadcast_object(hvd.rank(), session=None), 0),
+        "broadcast_object(session)": lambda: (hvd.broadcast_object(hvd.rank(), session=tf.compat.v1.Session), 0),
         "broadcast_object(name)": lambda: (hvd.broadcast_object(hvd.rank(), name="a name"), 0),
         "broadcast_object(process_set)": lambda: in_evens(
             lambda: (
@@ -167,10 +171,14 @@ compare(
 )
 
 
-@check("broadcast_global_variables")
-def no_collection() -> None:
-    """Refused with what to call instead."""
-    refused("broadcast_global_variables", lambda: hvd.broadcast_global_variables(0))
+@check("broadcast_global_variables", "broadcast_global_variables(root_rank)")
+def all_variables_of_a_graph() -> None:
+    """In a graph of TensorFlow 1."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("w", initializer=tf.constant(mine()))
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(hvd.broadcast_global_variables(root_rank=hvd.size() - 1))
+        same((session.run(variable), every()[-1]))
 
 
 @check("join")
@@ -179,10 +187,13 @@ def join() -> None:
     refused("join", hvd.join)
 
 
-@check("broadcast_object_fn", "gpu_available", "LocalGradientAggregationHelper")
+GONE = ["broadcast_object_fn", "BroadcastGlobalVariablesHook", "gpu_available", "LocalGradientAggregationHelper"]
+
+
+@check(*GONE)
 def gone() -> None:
     """An AttributeError names the successor."""
-    for name in ("broadcast_object_fn", "gpu_available", "LocalGradientAggregationHelper"):
+    for name in GONE:
         refused(name, lambda name=name: getattr(hvd, name), AttributeError)
         assert not hasattr(hvd, name)
 
