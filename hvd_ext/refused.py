@@ -122,6 +122,26 @@ def stop_timeline() -> Path:
     return recording.stop_trace()
 
 
+# Words of an exception that is not ours -> what to do about it.
+_HINTS: dict[str, str] = {
+    "unexpected keyword argument 'experimental_run_tf_function'": (
+        "hvd_ext: leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and hvd_ext needs "
+        "none for its DistributedOptimizer to reduce the gradients"
+    ),
+}
+
+
+def add_hint(error: BaseException) -> None:
+    """Add to an exception that ends a program what to do about it, where a script for Horovod meets it on Keras 3.
+
+    Args:
+        error: its printed traceback ends with the hint then; before Python 3.11 exceptions take no notes.
+    """
+    for words, hint in _HINTS.items():
+        if words in str(error) and hint not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):
+            error.add_note(hint)
+
+
 # Names of Horovod's modules that have no successor here -> what to use; for the AttributeError.
 ABSENT: dict[str, str] = {
     "broadcast_object_fn": "use hvd_ext.broadcast_object; there are no sessions in TensorFlow 2",
