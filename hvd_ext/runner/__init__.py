@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
 import shutil
@@ -16,11 +15,11 @@ from typing import Any, NoReturn
 
 from hvd_ext import job, launch
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.log import logger
 from hvd_ext.runner import ended, handover
 
 __all__ = ["run"]
 
-logger = logging.getLogger("hvd_ext")
 
 _FIXED = "the number of ranks is fixed while a job runs: give num_proc"
 # What a job on other hosts must be told of this process's environment.
