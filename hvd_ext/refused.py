@@ -18,6 +18,10 @@ INSTEAD: dict[str, str] = {
     "elastic": (
         "save with hvd_ext.callbacks.Checkpoint(directory), and start the job again with the ranks that are left"
     ),
+    "experimental": (
+        "leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and none is needed for a "
+        "DistributedOptimizer to reduce the gradients"
+    ),
     "mark_cycles": "must be False; the engine sleeps until there is work, it has no cycles",
 }
 
@@ -124,10 +128,7 @@ def stop_timeline() -> Path:
 
 # Words of an exception that is not ours -> what to do about it.
 _HINTS: dict[str, str] = {
-    "unexpected keyword argument 'experimental_run_tf_function'": (
-        "hvd_ext: leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and hvd_ext needs "
-        "none for its DistributedOptimizer to reduce the gradients"
-    ),
+    "unexpected keyword argument 'experimental_run_tf_function'": f"hvd_ext: {INSTEAD['experimental']}",
 }
 
 

@@ -134,7 +134,9 @@ def _number_of_ranks(num_proc: object, np: object) -> int:
     """Give the number that was given under one of the two names."""
     ranks = num_proc if np is None else np
     if np is not None and num_proc not in (1, np):
-        raise InvalidError(f"run: num_proc ({num_proc!r}) and np ({np!r}) are two names of one number; give one of them")
+        raise InvalidError(
+            f"run: num_proc ({num_proc!r}) and np ({np!r}) are two names of one number; give one of them"
+        )
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InvalidError(f"run: num_proc ({ranks!r}): must be a whole number of ranks, at least 1")
     return ranks

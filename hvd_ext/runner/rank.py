@@ -1,6 +1,6 @@
 """One rank of `hvd_ext.run`: calls the function and hands over how it ended.
 
-    mpirun ... python -m hvd_ext.runner.rank FOLDER OUTPUTS
+mpirun ... python -m hvd_ext.runner.rank FOLDER OUTPUTS
 """
 
 from __future__ import annotations
