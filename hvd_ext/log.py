@@ -1,4 +1,4 @@
-"""What the package says: the logger `hvd_ext`, with the rank in front, and lines that stay whole beside other ranks'."""
+"""What the package says: the logger `hvd_ext`, with the rank in front, and lines that stay whole."""
 
 from __future__ import annotations
 

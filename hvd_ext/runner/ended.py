@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from collections.abc import Mapping
@@ -65,16 +66,14 @@ def _error_of(files: Files, raised: Mapping[int, Outcome]) -> RankError:
     rank = min(raised, key=lambda one: (raised[one].consequence, raised[one].at_s))
     outcome = raised[rank]
     error = RankError(
-        f"run: rank {rank} raised {outcome.error}\nIts output is in {files.output(rank)}, that of the other ranks beside "
-        f"it.\n\nOn rank {rank}:\n{outcome.traceback}",
+        f"run: rank {rank} raised {outcome.error}\nIts output is in {files.output(rank)}, that of the other ranks "
+        f"beside it.\n\nOn rank {rank}:\n{outcome.traceback}",
         rank,
         outcome.traceback,
     )
     if outcome.exception is not None:
-        try:
+        with contextlib.suppress(Exception):  # its class is not in this process; the words are
             error.__cause__ = pickle.loads(outcome.exception)
-        except Exception:
-            pass  # its class is not in this process; the words are
     return error
 
 

@@ -142,8 +142,8 @@ def pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     except Exception as error:
         name = getattr(func, "__name__", repr(func))
         raise InvalidError(
-            f"run: func ({name}): it, its arguments and the names that it uses must pickle: {error}; make what does not "
-            "(an open file, a lock, a dataset) inside of the function"
+            f"run: func ({name}): it, its arguments and the names that it uses must pickle: {error}; make what does "
+            "not (an open file, a lock, a dataset) inside of the function"
         ) from error
 
 

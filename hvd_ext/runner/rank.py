@@ -34,8 +34,8 @@ def main(folder: Path, outputs: Path) -> None:
     job.end_with_parent(signal.SIGKILL)  # mpirun's own end may come before MPI has started here
     if not outputs.is_dir() or not folder.is_dir():
         sys.exit(
-            f"hvd_ext: run hands its files over in {folder}, which is not on host {platform.node()}: set TMPDIR, in the "
-            "process that calls run, to a folder that all hosts share"
+            f"hvd_ext: run hands its files over in {folder}, which is not on host {platform.node()}: set TMPDIR, in "
+            "the process that calls run, to a folder that all hosts share"
         )
     rank = int(next(os.environ[name] for name in job.RANK_VARIABLES if name in os.environ))
     files = Files(folder, outputs)

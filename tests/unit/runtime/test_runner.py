@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import pickle
 import threading
 from pathlib import Path
@@ -77,7 +78,7 @@ def test_arguments_of_the_launch_reach_mpirun(tmp_path: Path) -> None:
     assert words[2:5] == ["--mca", "plm_rsh_args", "-p 22 -i key"]
     assert words[words.index("btl_tcp_if_include") + 1] == words[words.index("oob_tcp_if_include") + 1] == "eth0,eth1"
     assert words[words.index("x") - 1 : words.index("x") + 2] == ["--mca", "x", "y z"]
-    sent = {word for flag, word in zip(words, words[1:], strict=False) if flag == "-x"}
+    sent = {word for flag, word in itertools.pairwise(words) if flag == "-x"}
     assert sent == {"HVD_EXT_QUIET", "PYTHONPATH", job.MARK}
     assert runner._options(None, None, None, None, None, None)({"PATH": "p"}) == []
 
