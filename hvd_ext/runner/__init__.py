@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hvd_ext import job, launch
+from hvd_ext import job, launch as launching
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.log import logger
 from hvd_ext.runner import ended, handover
@@ -144,7 +144,7 @@ def _number_of_ranks(num_proc: object, np: object) -> int:
 
 def _refuse_inside_a_job() -> None:
     """Every rank of a job that calls `run` would start a job of its own."""
-    outer = launch.examine(os.environ)
+    outer = launching.examine(os.environ)
     if outer.mpi and (outer.size or 1) > 1:
         raise InvalidError(
             f"run: this process is one of {outer.size} ranks already ({outer.by}); call run in a program that was "

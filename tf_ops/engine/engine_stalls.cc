@@ -45,7 +45,7 @@ void Engine::State::WatchLanes() {
         FailByStall(text);
         return;
       }
-      PrintForLane(view.lane, view.progress_s, "rank 0 does not answer", text);
+      PrintForLane(view.lane, view.run, view.progress_s, "rank 0 does not answer", text);
     } else if (fatal || warn) {
       if (warn) watch.warnings = static_cast<int64_t>(waited_s / config.stall_warn_s);
       watch.fatal = fatal;
@@ -142,7 +142,7 @@ void Engine::State::Answer(int64_t number, const Inquiry& inquiry) {
   verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports, config.numbers);
   Send(inquiry.asker, verdict);
   std::string who = WhoIsMissing(inquiry.run, inquiry.reports, config.numbers);
-  PrintForLane(inquiry.lane, inquiry.since_s - inquiry.waited_s, who, verdict.text);
+  PrintForLane(inquiry.lane, inquiry.run, inquiry.since_s - inquiry.waited_s, who, verdict.text);
 }
 
 void Engine::State::HandleVerdict(const Message& verdict) {
@@ -157,11 +157,13 @@ void Engine::State::HandleVerdict(const Message& verdict) {
   }
 }
 
-// Rank 0 hears of one stall from every rank that waits, again and again, and prints it once: a wait that began before
-// the last report belongs to the stall that was reported, and only other words about who is missing are news.
-void Engine::State::PrintForLane(int64_t lane, double since_s, const std::string& who, const std::string& text) {
-  Printed& printed = printed_.try_emplace(lane, Printed{now_s_, {}}).first->second;
-  if (since_s > printed.at_s) printed = {now_s_, {}};
+// Rank 0 hears of one stall from every rank that waits, again and again, and prints it once. A wait in the same run, or
+// one that began before the last report, belongs to the stall that was reported; only other words about who is missing
+// are news of it.
+void Engine::State::PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who,
+                                 const std::string& text) {
+  Printed& printed = printed_.try_emplace(lane, Printed{run, now_s_, {}}).first->second;
+  if (run != printed.run && since_s > printed.at_s) printed = {run, now_s_, {}};
   if (printed.who.insert(who).second) hvd_ext::Warn(Number(rank), text);
 }
 

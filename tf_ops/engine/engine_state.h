@@ -123,8 +123,9 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     int64_t runs;
     int rank;
   };
-  // What was said of a lane that stands still: `at_s` is when the first of it was.
+  // What was said of a lane that stands still: in which run, and when the first of it was.
   struct Printed {
+    int64_t run;
     double at_s;
     std::set<std::string> who;
   };
@@ -164,7 +165,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   void HandleReport(int peer, const Message& report);
   void HandleVerdict(const Message& verdict);
   void Answer(int64_t number, const Inquiry& inquiry);
-  void PrintForLane(int64_t lane, double since_s, const std::string& who, const std::string& text);
+  void PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who, const std::string& text);
   void FailByStall(const std::string& text);
 
   std::mutex turn_;         // whoever holds it moves the work; taken before `mutex`

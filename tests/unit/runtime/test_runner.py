@@ -180,5 +180,5 @@ def test_the_text_of_cells_goes_along_and_what_is_a_file_does_not(monkeypatch: p
 def test_other_names_of_horovods_runner_say_what_to_use() -> None:
     assert hvd.runner.run is hvd.run
     with pytest.raises(AttributeError, match="only hvd_ext.run"):
-        hvd.runner.run_elastic  # noqa: B018
+        hvd.runner.launch  # noqa: B018
     assert "func" in inspect.signature(hvd.run).parameters
