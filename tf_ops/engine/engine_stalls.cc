@@ -162,6 +162,7 @@ void Engine::State::HandleVerdict(const Message& verdict) {
 // are news of it.
 void Engine::State::PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who,
                                  const std::string& text) {
+  if (config.stall_warn_s <= 0) return;  // asked for the limit's sake only
   Printed& printed = printed_.try_emplace(lane, Printed{run, now_s_, {}}).first->second;
   if (run != printed.run && since_s > printed.at_s) printed = {run, now_s_, {}};
   if (printed.who.insert(who).second) hvd_ext::Warn(Number(rank), text);
