@@ -75,6 +75,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.data": ("shard",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
     "hvd_ext.keras.flushing": ("flush",),
+    "hvd_ext.runner": ("run",),
     "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
     "hvd_ext.refused": ("Adasum", "join", "elastic", "start_timeline", "stop_timeline"),
 }
@@ -84,12 +85,13 @@ _NAMES: dict[str, tuple[str, str]] = {
     **{name: (module, name) for module, names in _MODULES.items() for name in names},
     "callbacks": ("hvd_ext.keras.callbacks", ""),
     "errors": ("hvd_ext.errors", ""),
+    "runner": ("hvd_ext.runner", ""),
 }
 
 __all__ = ["__version__", *_NAMES]
 
 if TYPE_CHECKING:
-    from hvd_ext import errors
+    from hvd_ext import errors, runner
     from hvd_ext.compression.topk import TopK, Warmup
     from hvd_ext.data import shard
     from hvd_ext.keras import callbacks
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
     )
     from hvd_ext.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
     from hvd_ext.refused import Adasum, elastic, join, start_timeline, stop_timeline
+    from hvd_ext.runner import run
     from hvd_ext.tensorflow.collectives import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
     from hvd_ext.tensorflow.devices import pin_gpu
     from hvd_ext.tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from hvd_ext import owned
+from hvd_ext import log, owned
 from hvd_ext.options import Options
 
 LOOK_S = 0.1
@@ -121,16 +120,18 @@ def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterato
 
 
 def _look(arrivals: Arrivals, options: Options, ended: threading.Event) -> None:
-    begin, warnings = time.monotonic(), 0
+    begin, warnings, said = time.monotonic(), 0, ""
     while not ended.wait(LOOK_S):
         waited_s = time.monotonic() - begin
         fatal = 0 < options.stall_fatal_s <= waited_s
         if fatal or 0 < options.stall_warn_s * (warnings + 1) <= waited_s:
             warnings += 1
-            if fatal or arrivals.speaks():
+            words = arrivals.words()
+            if fatal or (arrivals.speaks() and words != said):  # the same words again would be no news
+                said = words
                 limit = f", longer than the limit ({options.stall_fatal_s:g} s, HVD_EXT_STALL_FATAL_S)" if fatal else ""
-                text = f"hvd_ext: init() has waited {waited_s:.0f} s for the other ranks{limit}: {arrivals.words()}"
-                print(text, file=sys.stderr, flush=True)
+                waited = f"init() has waited {waited_s:.0f} s for the other ranks{limit}"
+                log.write(f"hvd_ext: [rank {arrivals.rank}] {waited}: {words}\n")
         if fatal:
             os._exit(EXIT_CODE)  # the thread that waits is inside MPI_Init and hears nothing
 

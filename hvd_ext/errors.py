@@ -20,6 +20,7 @@ __all__ = [
     "NativeLibraryError",
     "NotInitializedError",
     "PlanError",
+    "RankError",
     "TopologyError",
     "raise_for",
 ]
@@ -74,6 +75,20 @@ class NotInitializedError(HvdExtError, ValueError):
 
 class CheckpointError(HvdExtError):
     """A checkpoint that cannot be written, or a file that cannot be read; older checkpoints are as they were."""
+
+
+class RankError(HvdExtError):
+    """A function that `hvd_ext.run` called failed on a rank; its exception is the `__cause__` where it pickles.
+
+    Attributes:
+        rank: the rank that failed first.
+        remote_traceback: of its exception, as text.
+    """
+
+    def __init__(self, message: str, rank: int = -1, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.remote_traceback = remote_traceback
 
 
 class NativeLibraryError(HvdExtError, ImportError):

@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -153,7 +154,7 @@ class Job:
                     stderr=subprocess.STDOUT,
                     env=marked,
                     start_new_session=True,
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=end_with_parent,
                 )
             except OSError as error:
                 raise JobError(f"job ({command[0]}): it cannot be started: {error.strerror}") from error
@@ -204,7 +205,11 @@ class Job:
         return found
 
     def stop(self) -> None:
-        """End every process of the job: ask the launcher first, then end what is left."""
+        """End every process of the job: ask the launcher first, then end what is left; Ctrl-C waits meanwhile."""
+        with _deaf_to_interrupts():
+            self._stop()
+
+    def _stop(self) -> None:
         # a process that is paused does not hear anything but SIGKILL
         for process in self.processes():
             _signal(process, signal.SIGCONT)
@@ -239,13 +244,30 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def _end_with_parent() -> None:
-    """Runs in the launcher before its program: it gets SIGTERM when this process dies, however it dies.
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Let this process get a signal when its parent dies, however it dies; safe between fork and exec.
 
-    For the kernel the parent is the thread that starts the job, so this is the main thread's to do.
+    For the kernel the parent is the thread that started this process: it must live as long as the job.
+
+    Args:
+        number: of the signal.
     """
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of a job behind; only the main thread hears the first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        # None: a handler that was not made in Python, which Python cannot put back
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 def _until(done: Callable[[], bool], timeout_s: float) -> None:

@@ -74,7 +74,7 @@ Product = ReduceOp.Product
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose; the same on all ranks, except for the two stall times and shared_memory.
+    """What a user may choose; the same on all ranks, except for the two stall times, shared_memory and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -87,6 +87,7 @@ class Options:
         window: segments of one bucket or call that are under way at once.
         shared_memory: ranks of a host read each other's memory; False: what they say to each other goes by MPI too.
         trace: folder for a trace of every bucket; None for none. On all ranks or none.
+        quiet: rank 0 does not say what runs: the version, ranks, hosts, algorithm, buckets. Warnings stay.
 
     Raises:
         InvalidError: a value breaks the rule named in the message.
@@ -102,6 +103,7 @@ class Options:
     window: int = 4
     shared_memory: bool = True
     trace: str | Path | None = None
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, str) or not self.algorithm:
@@ -116,8 +118,9 @@ class Options:
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
         if not _is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
-        if not isinstance(self.shared_memory, bool):
-            raise InvalidError(f"shared_memory ({self.shared_memory!r}): must be True or False")
+        for field in ("shared_memory", "quiet"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
 
     def replace(self, **changes: Any) -> Options:
         """Give a copy with some fields changed.
@@ -167,6 +170,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
     ),
+    Setting("HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not say what runs: ranks, hosts, algorithm, buckets"),
 )
 
 

@@ -5,11 +5,24 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext import arrival, engine, joining, launch, options, process_sets as sets, rank_lists, runtime
+from hvd_ext import (
+    arrival,
+    engine,
+    joining,
+    launch,
+    log,
+    opening,
+    options,
+    process_sets as sets,
+    rank_lists,
+    refused,
+    runtime,
+)
 from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.trace import recording
 
@@ -17,7 +30,7 @@ if TYPE_CHECKING:
     from hvd_ext.process_sets import ProcessSet
 
 # What this process must remember beyond one init() .. shutdown(), for its end.
-_exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False}
+_exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False, "last_word": ""}
 
 
 def init(
@@ -66,6 +79,7 @@ def init(
         running = engine.start_local(settings)
     _exit["mpi"] = _exit["mpi"] or plan.mpi
     _exit["failed"] = False
+    log.set_rank(running.rank, running.size)
     _watch_exit()
     job: runtime.Runtime | None = None
     try:
@@ -77,6 +91,7 @@ def init(
         if settings.trace is not None:
             recording.begin(job, settings.trace)
         runtime.set_current(job)
+        opening.say(job, opening.job_line(job.hosts))
     except BaseException:
         # A refusal that all ranks share leaves nothing running; init() may be called again.
         _exit["failed"] = running.stop()
@@ -224,9 +239,15 @@ def _watch_exit() -> None:
     atexit.register(_at_exit, os.getpid())
     hook = sys.excepthook
 
-    def noted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def noted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _exit["failed"] = True
-        hook(kind, error, traceback)
+        refused.add_hint(error)
+        if log.several():
+            _exit["last_word"] = traceback.format_exception_only(kind, error)[0].strip()
+        if log.several() and hook is sys.__excepthook__:  # it writes in pieces, between those of other ranks
+            log.write(log.line("".join(traceback.format_exception(kind, error, trace)).rstrip()))
+        else:
+            hook(kind, error, trace)
 
     sys.excepthook = noted
 
@@ -249,4 +270,6 @@ def _at_exit(pid: int) -> None:
         # MPI_Abort leaves no time for what Python does last.
         sys.stdout.flush()
         sys.stderr.flush()
+        if _exit["failed"] and _exit["last_word"]:
+            log.write(log.line(f"ended by {_exit['last_word']}"))
         engine.finish_mpi(_exit["failed"])

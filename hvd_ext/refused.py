@@ -18,6 +18,10 @@ INSTEAD: dict[str, str] = {
     "elastic": (
         "save with hvd_ext.callbacks.Checkpoint(directory), and start the job again with the ranks that are left"
     ),
+    "experimental": (
+        "leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and none is needed for a "
+        "DistributedOptimizer to reduce the gradients"
+    ),
     "mark_cycles": "must be False; the engine sleeps until there is work, it has no cycles",
 }
 
@@ -117,6 +121,23 @@ def stop_timeline() -> Path:
     from hvd_ext.trace import recording
 
     return recording.stop_trace()
+
+
+# Words of an exception that is not ours -> what to do about it.
+_HINTS: dict[str, str] = {
+    "unexpected keyword argument 'experimental_run_tf_function'": f"hvd_ext: {INSTEAD['experimental']}",
+}
+
+
+def add_hint(error: BaseException) -> None:
+    """Add to an exception that ends a program what to do about it, where a script for Horovod meets it on Keras 3.
+
+    Args:
+        error: its printed traceback ends with the hint then; before Python 3.11 exceptions take no notes.
+    """
+    for words, hint in _HINTS.items():
+        if words in str(error) and hint not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):
+            error.add_note(hint)
 
 
 # Names of Horovod's modules that have no successor here -> what to use; for the AttributeError.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hvd_ext import refused
+from hvd_ext import refused, runner
 from hvd_ext.migration.row import OTHER, REFUSED, Row, callable_rows, same
 
 _LIFE, _SETS, _COLLECTIVES, _LEFT = "The job", "Process sets", "Collectives", "Names that are gone"
+_RUN = "A job from a notebook or a program"
 
 _PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
+_NO_MATTER = "accepted; changes nothing"
 _SCOPE = "accepted; changes nothing: names of scopes are not used"
 _SESSION = "accepted and not needed: objects travel without a session"
 _VALUE = "of the Keras face: `import hvd_ext.keras as hvd` keeps this name, and its order of arguments"
@@ -41,6 +43,34 @@ _LIFE_ROWS = (
     ),
     *same(_LIFE, "stop_timeline"),
     Row(_LIFE, "join", "", REFUSED, refused.INSTEAD["join"]),
+)
+
+_RUN_ROWS = (
+    *callable_rows(
+        _RUN,
+        "run",
+        "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile "
+        "start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args "
+        "network_interface executable np min_np max_np",
+        "`horovod.run`; over MPI, with rank 0's output shown and an exception of a rank raised: see docs/launch.md",
+        {
+            "hosts": "the hosts share the folder for temporary files (`TMPDIR`)",
+            "hostfile": "the hosts share the folder for temporary files (`TMPDIR`)",
+            "disable_cache": _NO_MATTER,
+            "use_mpi": _NO_MATTER,
+            "output_filename": "the folder has a file `rank.0.txt` for rank 0, and so on",
+            "verbose": "prints the command",
+            **{name: f"!{words}" for name, words in runner.REFUSED.items()},
+        },
+    ),
+    Row(
+        _RUN,
+        "runner",
+        "run",
+        OTHER,
+        "`from hvd_ext.runner import run` works; of Horovod's runner there is only hvd_ext.run(function, np=4)",
+    ),
+    Row(_RUN, "experimental_run_tf_function", "an error of Keras", REFUSED, refused.INSTEAD["experimental"]),
 )
 
 _SET_ROWS = (
@@ -128,4 +158,4 @@ _LEFT_ROWS = (
     Row(_LEFT, "LocalGradientAggregationHelper", "", REFUSED, refused.ABSENT["LocalGradientAggregationHelper"]),
 )
 
-ROWS = (*_LIFE_ROWS, *_SET_ROWS, *_COLLECTIVE_ROWS, *_LEFT_ROWS)
+ROWS = (*_LIFE_ROWS, *_RUN_ROWS, *_SET_ROWS, *_COLLECTIVE_ROWS, *_LEFT_ROWS)

@@ -102,10 +102,12 @@ class Channel:
     @property
     def chosen(self) -> Chosen | SparseChosen | None:
         """The choice for the largest bucket (algorithm, why); None where no rank has any gradient."""
-        if not self.choices:
-            return None
-        sizes = [sum(_nbytes(self.specs[index]) for index in bucket) for bucket in self.buckets]
-        return self.choices[sizes.index(max(sizes))]
+        return self.choices[self.nbytes.index(max(self.nbytes))] if self.choices else None
+
+    @property
+    def nbytes(self) -> tuple[int, ...]:
+        """The size of each bucket in memory."""
+        return tuple(sum(_nbytes(self.specs[index]) for index in bucket) for bucket in self.buckets)
 
     @property
     def is_open(self) -> bool:

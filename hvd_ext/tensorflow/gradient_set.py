@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvd_ext import agreement, runtime
+from hvd_ext import agreement, opening, runtime
 from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.tensorflow import kinds, registration, residuals
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
@@ -97,6 +97,7 @@ class GradientSet:
             # counted when it is open on all ranks: one that was refused is not counted by anybody
             self._number = self.job.count("gradient set")
             self.name = f"{self._label}.{self._number}"
+            opening.say(self.job, opening.optimizer_line(channel, self._in_part and self._in_part.options))
             found = "".join(spec.kind for spec in channel.specs)
         elif traced:
             found = self._traced.get(own) or self._exchanged(own, checked)

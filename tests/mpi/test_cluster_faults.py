@@ -35,8 +35,7 @@ def a_host_is_cut_off(folder: Path) -> None:
         job.wait_for_steps(3)
         job.cluster.cut("h2")
         job.must_fail()
-        for rank in (0, 1, 3):
-            assert "2 (it does not answer)" in job.said(rank), job.text()
+        assert "2 (it does not answer)" in job.said(0), job.text()
         assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
         # The first that fails may end those that it can reach before they have said so too.
         assert any(fails_by_itself(job, rank) for rank in (0, 1, 3)), job.text()
@@ -66,8 +65,7 @@ def a_host_is_cut_off_in_training(folder: Path) -> None:
         job.wait_for_steps(3)
         job.cluster.cut("h2")
         job.must_fail()
-        for rank in (0, 1):
-            assert "2 (it does not answer)" in job.said(rank), job.text()
+        assert "2 (it does not answer)" in job.said(0), job.text()
         assert "rank 0, which finds out who is missing, does not answer" in job.said(2), job.text()
         assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()
 

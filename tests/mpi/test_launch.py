@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hvd_ext
 from tests.mpi import jobs
 
 NEEDS_HOROVOD = pytest.mark.skipif(
@@ -54,6 +55,9 @@ def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: 
     for rank in range(ranks):
         for life in range(2):
             assert job.says(rank, f"life {life} rank {rank} of {ranks} mpi True"), job.text()
+        # Rank 0 of several says at the start what runs, and no second time.
+        line = f"hvd_ext: [rank 0] version {hvd_ext.__version__}, {ranks} ranks on 1 host: "
+        assert job.outputs[rank].count(line) == (rank == 0 and ranks > 1), job.text()
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
@@ -116,11 +120,13 @@ def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -
         print("bucket", runtime.current().options.bucket_nbytes, flush=True)
         hvd.shutdown()
     """
-    changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3"}
+    changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3", "HVD_EXT_QUIET": "1"}
     job = jobs.run(tmp_path, program, changes=changes).must_succeed()
     assert all(job.says(rank, "bucket 4096") for rank in range(2)), job.text()
     warned = [text.count("HOROVOD_CYCLE_TIME=3 has no effect in hvd_ext") for text in job.outputs]
     assert warned == [1, 0], job.text()
+    assert "hvd_ext: [rank 0] environment variable HOROVOD_CYCLE_TIME=3 has" in job.outputs[0], job.text()
+    assert "version" not in job.outputs[0], job.text()  # it was asked to be quiet, but for warnings
 
 
 @pytest.mark.parametrize("first", ["mpi4py", "hvd_ext"])

@@ -67,6 +67,10 @@ def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, ended:
     others = [job.outputs[rank] for rank in range(3) if rank != missing]
     assert f"rank {missing} (local rank {missing})" in "".join(others), job.text()
     assert any("longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
+    # Each second there would be a warning, but the same words are said once.
+    lines = [line for text in others for line in text.splitlines() if "has waited" in line and "the limit" not in line]
+    said = [line.split("other ranks: ")[1] for line in lines]
+    assert said and len(said) == len(set(said)), job.text()
     assert not any("went on" in text for text in others), job.text()
 
 

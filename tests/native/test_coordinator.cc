@@ -68,25 +68,30 @@ TEST("coordinator: a rank that leaves ends all that waits, also what it has anno
   CHECK(!coordinator.waiting());
 }
 
-TEST("coordinator: warnings come once in every warning time, to those who wait; the limit gives words") {
+TEST("coordinator: those who wait hear so in every warning time; what is missing is said once; the limit gives words") {
   Coordinator coordinator(3);
   std::vector<Outgoing> out;
+  std::vector<std::string> said;
   coordinator.Receive(1, Barrier("a", 6), 100, &out);
   auto watch = [&](double now_s) {
-    CHECK_OK(coordinator.Watch(now_s, 60, 0, &out));
+    CHECK_OK(coordinator.Watch(now_s, 60, 0, &out, &said));
     return Told(&out);
   };
   CHECK_EQ(watch(159), "");
   CHECK_EQ(watch(160), "1:4:6 ");
   CHECK_EQ(watch(161), "");
-  coordinator.Receive(2, Barrier("a", 8), 170, &out);
-  CHECK_EQ(watch(225), "1:4:6 2:4:8 ");
-  CHECK_EQ(watch(279), "");
+  CHECK_EQ(watch(220), "1:4:6 ");
+  const std::string first = "barrier 'a' has waited 60 s for ranks 0, 2 (they have not called it)";
+  CHECK(said == std::vector<std::string>{first});
+  coordinator.Receive(2, Barrier("a", 8), 221, &out);
+  CHECK_EQ(watch(280), "1:4:6 2:4:8 ");
+  CHECK_EQ(watch(339), "");
   CHECK_EQ(watch(500), "1:4:6 2:4:8 ");
   CHECK_EQ(watch(501), "");
-  CHECK_FAILS(coordinator.Watch(510, 60, 400, &out), Code::kCommunication,
+  CHECK(said == std::vector<std::string>({first, "barrier 'a' has waited 180 s for rank 0 (it has not called it)"}));
+  CHECK_FAILS(coordinator.Watch(510, 60, 400, &out, &said), Code::kCommunication,
               "barrier 'a' has waited 410 s for rank 0 (it has not called it)");
-  CHECK_OK(coordinator.Watch(510, 0, 0, &out));
+  CHECK_OK(coordinator.Watch(510, 0, 0, &out, &said));
   CHECK_EQ(Told(&out), "");
 }
 
@@ -122,13 +127,14 @@ Message Allreduce(const std::string& name, int64_t id, const std::string& terms 
 TEST("coordinator: two calls of one name at once on one rank are an error on all ranks, and the next use works") {
   Coordinator coordinator(2);
   std::vector<Outgoing> out;
+  std::vector<std::string> said;
   coordinator.Receive(1, Allreduce("a", 1), 0, &out);
   coordinator.Receive(1, Allreduce("a", 2), 0, &out);
   CHECK_EQ(out.size(), 2u);
   for (const Outgoing& o : out) CHECK(o.message.code == Code::kInvalid);
   CHECK(out[0].message.text.find("allreduce 'a': rank 1 has called it while allreduce 'a' was under way") == 0);
   CHECK_EQ(Told(&out), "1:3:1 1:3:2 ");
-  CHECK_OK(coordinator.Watch(100, 60, 80, &out));  // nobody waits
+  CHECK_OK(coordinator.Watch(100, 60, 80, &out, &said));  // nobody waits
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("a", 3), 0, &out);
   CHECK_EQ(Told(&out), "0:3:3 1:3:1 ");  // to rank 1 again, which has ended it
@@ -156,11 +162,12 @@ TEST("coordinator: calls with counted names at once on one rank are an error on 
 TEST("coordinator: calls that a rank has refused itself do not count as under way") {
   Coordinator coordinator(2);
   std::vector<Outgoing> out;
+  std::vector<std::string> said;
   Message refusal = Allreduce("a", -1);
   refusal.code = Code::kInvalid;
   refusal.texts = {"no"};
   coordinator.Receive(1, refusal, 0, &out);
-  CHECK_OK(coordinator.Watch(100, 60, 80, &out));
+  CHECK_OK(coordinator.Watch(100, 60, 80, &out, &said));
   coordinator.Receive(1, Allreduce("a", 2), 100, &out);
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("a", 3), 100, &out);
@@ -202,8 +209,9 @@ TEST("coordinator: a dtype that travels in another one is the user's in words an
 TEST("coordinator: a process set's calls are named with its ranks") {
   Coordinator coordinator(2, {1, 3});
   std::vector<Outgoing> out;
+  std::vector<std::string> said;
   coordinator.Receive(0, Allreduce("a", 1), 0, &out);
-  CHECK_FAILS(coordinator.Watch(10, 0, 5, &out), Code::kCommunication,
+  CHECK_FAILS(coordinator.Watch(10, 0, 5, &out, &said), Code::kCommunication,
               "allreduce 'a' in the process set of ranks 1, 3 has waited 10 s for rank 3 (it has not called it)");
 }
 

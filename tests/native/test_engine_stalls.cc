@@ -1,7 +1,9 @@
 // Ranks that stay away: warnings with names, failures where they are asked for, and late ranks that still come.
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/stall.h"
@@ -28,17 +30,25 @@ struct Listening {
   ~Listening() { SetWarningSink(nullptr); }
 };
 
-int Heard(const std::string& begin, const std::string& end) {
+// How often a rank has said a line that begins and ends so.
+int Heard(int rank, const std::string& begin, const std::string& end) {
   std::lock_guard<std::mutex> lock(warnings_mutex);
+  std::string head = "hvd_ext: [rank " + std::to_string(rank) + "] " + begin;
   return static_cast<int>(std::count_if(warnings.begin(), warnings.end(), [&](const std::string& text) {
     size_t tail = text.size() - std::min(text.size(), end.size() + 1);
-    return text.rfind("hvd_ext: " + begin, 0) == 0 && text.compare(tail, std::string::npos, end + "\n") == 0;
+    return text.rfind(head, 0) == 0 && text.compare(tail, std::string::npos, end + "\n") == 0;
   }));
 }
 
-void WaitUntilHeard(const std::string& begin, const std::string& end, int times) {
-  Until("'" + begin + "...', '..." + end + "' " + std::to_string(times) + " times",
-        [&] { return Heard(begin, end) >= times; });
+void WaitUntilHeard(int rank, const std::string& begin, const std::string& end) {
+  Until("'" + begin + "...', '..." + end + "'", [&] { return Heard(rank, begin, end) > 0; });
+}
+
+// Waits while several warnings more are due, and sees that nobody has said these words but rank 0, once.
+void CheckSaidOnce(const std::string& begin, const std::string& end) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK_EQ(Heard(0, begin, end), 1);
+  for (int rank = 1; rank < 4; ++rank) CHECK_EQ(Heard(rank, begin, end), 0);
 }
 
 Config Impatient(double warn_s, double fatal_s) {
@@ -63,14 +73,19 @@ void SubmitAll(Engine* engine, int64_t channel, const std::vector<int64_t>& tens
   for (int64_t tensor : tensors) CHECK_OK(engine->Submit(channel, tensor, "0123456789abcdef", 16, &ticket));
 }
 
-TEST("stall: ranks that wait in a call warn who has not called it, again and again, and a late rank still comes") {
+TEST("stall: rank 0 says once who has not come to a call, and again when fewer are missing; a late rank still comes") {
   Listening listening;
   Engines engines(4, Impatient(0.1, 0));
   engines.Each([&](int rank, Engine* engine) {
     int64_t plan = AddPlan(engine, RingAllreduce(rank, 4));
-    const char* end = " s for ranks 2, 3 (they have not called it)";
-    if (rank >= 2) WaitUntilHeard("allreduce 'x' has waited ", end, 4);  // two ranks, twice each
-    if (rank == 3) WaitUntilHeard("allreduce 'x' has waited ", " s for rank 3 (it has not called it)", 3);
+    const char* both = " s for ranks 2, 3 (they have not called it)";
+    const char* one = " s for rank 3 (it has not called it)";
+    if (rank >= 2) WaitUntilHeard(0, "allreduce 'x' has waited ", both);
+    if (rank == 3) {
+      WaitUntilHeard(0, "allreduce 'x' has waited ", one);
+      CheckSaidOnce("allreduce 'x' has waited ", both);
+      CheckSaidOnce("allreduce 'x' has waited ", one);
+    }
     Result result = Call(engine, AllreduceSpec("x", plan, 9), Input(DType::kFloat32, 9, rank));
     CHECK_OK(result.status);
     CHECK(result.data == Reduced(DType::kFloat32, ReduceOp::kSum, 9, 4));
@@ -97,7 +112,7 @@ TEST("stall: a call that waits too long fails everything with the same words, on
   CHECK_EQ(warnings.size(), 0u);
 }
 
-TEST("stall: a bucket that waits warns which ranks lack which tensors, on the rank that asks and on rank 0") {
+TEST("stall: a bucket that waits warns which ranks lack which tensors, on rank 0 and once") {
   Listening listening;
   Engines engines(3, Impatient(0.1, 0));
   engines.Each([&](int rank, Engine* engine) {
@@ -108,16 +123,17 @@ TEST("stall: a bucket that waits warns which ranks lack which tensors, on the ra
     std::vector<int64_t> rest = {4, 3, 2, 1, 0};
     if (rank == 2) {
       SubmitAll(engine, channel, {4, 3});
-      WaitUntilHeard("bucket 1 of 'Adam' (step 1) has waited ", " s for rank 2 ('a', 'b', 'c' not submitted)", 3);
+      WaitUntilHeard(0, "bucket 1 of 'Adam' (step 1) has waited ", " s for rank 2 ('a', 'b', 'c' not submitted)");
+      CheckSaidOnce("bucket 1 of 'Adam' (step 1) has waited ", " s for rank 2 ('a', 'b', 'c' not submitted)");
       rest = {2, 1, 0};
     } else if (rank == 1) {
-      WaitUntilHeard("bucket 1 of 'Adam' (step 1) has waited ",
-                     " s for ranks 1 ('a', 'b', 'c', 'd', 'e' not submitted), 2 ('a', 'b', 'c' not submitted)", 1);
+      WaitUntilHeard(0, "bucket 1 of 'Adam' (step 1) has waited ",
+                     " s for ranks 1 ('a', 'b', 'c', 'd', 'e' not submitted), 2 ('a', 'b', 'c' not submitted)");
     }
     SubmitAll(engine, channel, rest);
     CHECK_OK(Await(StartCollect(engine, channel, 0, 1, 16), "step 1").status);
     if (rank == 2)
-      WaitUntilHeard("bucket 0 of 'Adam' (step 2) has waited ", " s for rank 2 (it has not begun the step)", 3);
+      WaitUntilHeard(0, "bucket 0 of 'Adam' (step 2) has waited ", " s for rank 2 (it has not begun the step)");
     CHECK_OK(engine->BeginStep(channel));
     SubmitAll(engine, channel, {7, 6, 5, 4, 3, 2, 1, 0});
     CHECK_OK(Await(StartCollect(engine, channel, 0, 2, 16), "step 2").status);
@@ -130,7 +146,7 @@ TEST("stall: a bucket waits for a rank that has not opened the channel, and says
   engines.Each([&](int rank, Engine* engine) {
     int64_t channel = -1, plan = AddPlan(engine, RingAllreduce(rank, 2));
     if (rank == 1)
-      WaitUntilHeard("bucket 0 of 'Adam' (step 1) has waited ", " s for rank 1 (it has not opened the channel)", 1);
+      WaitUntilHeard(0, "bucket 0 of 'Adam' (step 1) has waited ", " s for rank 1 (it has not opened the channel)");
     CHECK_OK(engine->OpenChannel(TwoBuckets(plan), &channel));
     CHECK_OK(engine->BeginStep(channel));
     SubmitAll(engine, channel, {7, 6, 5, 4, 3, 2, 1, 0});
@@ -180,7 +196,7 @@ TEST("stall: a rank whose engine does not run is said not to answer") {
     CHECK_OK(engines[rank]->BeginStep(channel));
     SubmitAll(engines[rank].get(), channel, {7});
   }
-  WaitUntilHeard("bucket 0 of 'Adam' (step 1) has waited ", " s for rank 2 (it does not answer)", 2);
+  WaitUntilHeard(0, "bucket 0 of 'Adam' (step 1) has waited ", " s for rank 2 (it does not answer)");
 }
 
 TEST("stall: a silent rank 0 is named by the ranks that wait for it, and its silence can be fatal") {
@@ -198,7 +214,7 @@ TEST("stall: a silent rank 0 is named by the ranks that wait for it, and its sil
   CHECK_OK(steps->BeginStep(channel));
   SubmitAll(steps.get(), channel, {7});
   std::future<Result> bucket = StartCollect(steps.get(), channel, 7, 1, 16);
-  WaitUntilHeard("barrier 'all' has waited ", " s; rank 0, which knows who is missing, does not answer", 1);
+  WaitUntilHeard(1, "barrier 'all' has waited ", " s; rank 0, which knows who is missing, does not answer");
   CHECK_FAILS(
       Await(std::move(call), "the barrier").status, Code::kCommunication,
       "; rank 0, which knows who is missing, does not answer, longer than the limit (0.5 s, HVD_EXT_STALL_FATAL_S)");

@@ -58,7 +58,7 @@ def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What rank 0 was told of momentum and of what waited; another rank is told nothing."""
-    words = [record.getMessage() for record in caplog.records]
+    words = [record.getMessage().removeprefix("[rank 0] ") for record in caplog.records]
     found = [one for one in words if "it was saved" in one or "momentum begins anew" in one]
     told = hvd.broadcast_object(found)
     assert found == (told if hvd.rank() == 0 else [])

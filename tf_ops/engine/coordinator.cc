@@ -337,7 +337,8 @@ bool Coordinator::Awaited(const Entry& entry) const {
   return false;
 }
 
-Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out) {
+Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out,
+                          std::vector<std::string>* warnings) {
   for (auto& [name, entries] : entries_) {
     for (Entry& entry : entries) {
       if (!Awaited(entry)) continue;
@@ -345,13 +346,14 @@ Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vect
       if (fatal_s > 0 && waited_s >= fatal_s) return Communication(Waits(entry, waited_s));
       if (warn_s <= 0 || waited_s < warn_s * static_cast<double>(entry.warnings + 1)) continue;
       entry.warnings = static_cast<int64_t>(waited_s / warn_s);
-      Message warn;
-      warn.type = MessageType::kWarn;
-      warn.text = Waits(entry, waited_s);
+      Message known;
+      known.type = MessageType::kKnown;
+      if (entry.warned_of != entry.count) warnings->push_back(Waits(entry, waited_s));
+      entry.warned_of = entry.count;
       for (int rank = 0; rank < size_; ++rank) {
         if (!entry.here[static_cast<size_t>(rank)]) continue;
-        warn.id = entry.announcements[static_cast<size_t>(rank)].id;
-        out->push_back({rank, warn});
+        known.id = entry.announcements[static_cast<size_t>(rank)].id;
+        out->push_back({rank, known});
       }
     }
   }

@@ -36,9 +36,11 @@ class Coordinator {
   void Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out);
   // Refuses what waits: nobody can end a collective without this rank.
   void Leave(int rank, std::vector<Outgoing>* out);
-  // A call that has waited for `fatal_s` gives the words with which everything fails; warnings go to the ranks that
-  // wait.
-  Status Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out);
+  // A call that has waited for `fatal_s` gives the words with which everything fails. Every `warn_s` the ranks that
+  // wait hear that rank 0 knows of it; what is to be printed comes once for each call, and again when fewer are
+  // missing.
+  Status Watch(double now_s, double warn_s, double fatal_s, std::vector<Outgoing>* out,
+               std::vector<std::string>* warnings);
 
   bool waiting() const { return waiting_ > 0; }
 
@@ -49,6 +51,7 @@ class Coordinator {
     int count = 0;
     double since_s = 0;
     int64_t warnings = 0;
+    int warned_of = 0;  // `count` when a warning was printed last
     std::string clash;  // two calls at once: the words, which all have been told who are here; nobody waits
   };
 

@@ -129,7 +129,7 @@ void Engine::State::AnnounceCall(std::shared_ptr<OpenCall> call) {
     call->done(refused, {});
     return;
   }
-  call->since_s = call->warned_s = now_s_;
+  call->since_s = call->heard_s = now_s_;
   int64_t id = next_call_++;
   Message message = Announce(id, call->spec, std::move(call->payload));
   open_calls_[id] = std::move(call);  // first: whatever happens to the message, the call is ended

@@ -45,7 +45,7 @@ void Engine::State::WatchLanes() {
         FailByStall(text);
         return;
       }
-      PrintForLane(view.lane, view.run, text);
+      PrintForLane(view.lane, view.run, view.progress_s, "rank 0 does not answer", text);
     } else if (fatal || warn) {
       if (warn) watch.warnings = static_cast<int64_t>(waited_s / config.stall_warn_s);
       watch.fatal = fatal;
@@ -141,7 +141,8 @@ void Engine::State::Answer(int64_t number, const Inquiry& inquiry) {
   double waited_s = inquiry.waited_s + now_s_ - inquiry.since_s;
   verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports, config.numbers);
   Send(inquiry.asker, verdict);
-  if (inquiry.asker != rank) PrintForLane(inquiry.lane, inquiry.run, verdict.text);
+  std::string who = WhoIsMissing(inquiry.run, inquiry.reports, config.numbers);
+  PrintForLane(inquiry.lane, inquiry.run, inquiry.since_s - inquiry.waited_s, who, verdict.text);
 }
 
 void Engine::State::HandleVerdict(const Message& verdict) {
@@ -151,21 +152,20 @@ void Engine::State::HandleVerdict(const Message& verdict) {
   watch.asked_s = -1;
   for (const LaneView& view : executor.Views()) {
     if (view.lane != verdict.id || view.progress_s != watch.progress_s) continue;  // it has moved since
-    if (watch.fatal) {
-      FailByStall(verdict.text);
-    } else {
-      PrintForLane(verdict.id, verdict.numbers[0], verdict.text);
-    }
+    if (watch.fatal) FailByStall(verdict.text);
     return;
   }
 }
 
-// Rank 0 hears of one stall from every rank that waits, and prints it once.
-void Engine::State::PrintForLane(int64_t lane, int64_t run, const std::string& text) {
-  auto [place, fresh] = printed_.try_emplace(lane, Printed{run, now_s_});
-  if (!fresh && place->second.run == run && now_s_ - place->second.at_s < 0.9 * config.stall_warn_s) return;
-  place->second = {run, now_s_};
-  hvd_ext::Warn(text);
+// Rank 0 hears of one stall from every rank that waits, again and again, and prints it once. A wait in the same run, or
+// one that began before the last report, belongs to the stall that was reported; only other words about who is missing
+// are news of it.
+void Engine::State::PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who,
+                                 const std::string& text) {
+  if (config.stall_warn_s <= 0) return;  // asked for the limit's sake only
+  Printed& printed = printed_.try_emplace(lane, Printed{run, now_s_, {}}).first->second;
+  if (run != printed.run && since_s > printed.at_s) printed = {run, now_s_, {}};
+  if (printed.who.insert(who).second) hvd_ext::Warn(Number(rank), text);
 }
 
 void Engine::State::FailByStall(const std::string& text) {
@@ -177,8 +177,10 @@ void Engine::State::FailByStall(const std::string& text) {
 void Engine::State::WatchCalls() {
   if (coordinator_ != nullptr) {
     std::vector<Outgoing> out;
-    Status status = coordinator_->Watch(now_s_, config.stall_warn_s, config.stall_fatal_s, &out);
+    std::vector<std::string> warnings;
+    Status status = coordinator_->Watch(now_s_, config.stall_warn_s, config.stall_fatal_s, &out, &warnings);
     SendAll(out);
+    for (const std::string& text : warnings) hvd_ext::Warn(Number(rank), text);
     if (!status.ok()) FailByStall(status.message);
     return;
   }
@@ -191,9 +193,8 @@ void Engine::State::WatchCalls() {
       FailByStall(text);
       return;
     }
-    if (config.stall_warn_s <= 0 || now_s_ - call->warned_s < 1.5 * config.stall_warn_s + kVerdict_s) continue;
-    call->warned_s = now_s_;
-    hvd_ext::Warn(text);
+    if (config.stall_warn_s <= 0 || now_s_ - call->heard_s < 1.5 * config.stall_warn_s + kVerdict_s) continue;
+    if (!std::exchange(call->silence, true)) hvd_ext::Warn(Number(rank), text);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,7 +38,8 @@ struct OpenCall {
   Allocate allocate;
   std::function<void(const Status&, std::vector<std::string>)> done;
   double since_s = 0;
-  double warned_s = 0;  // when rank 0 (or this rank) last said who is missing
+  double heard_s = 0;    // when rank 0 last said that it knows of the wait
+  bool silence = false;  // rank 0's was named
 
   std::string name() const { return NameOfCall(spec); }
 };
@@ -121,9 +123,11 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     int64_t runs;
     int rank;
   };
+  // What was said of a lane that stands still: in which run, and when the first of it was.
   struct Printed {
     int64_t run;
     double at_s;
+    std::set<std::string> who;
   };
 
   // engine_thread.cc
@@ -161,7 +165,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   void HandleReport(int peer, const Message& report);
   void HandleVerdict(const Message& verdict);
   void Answer(int64_t number, const Inquiry& inquiry);
-  void PrintForLane(int64_t lane, int64_t run, const std::string& text);
+  void PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who, const std::string& text);
   void FailByStall(const std::string& text);
 
   std::mutex turn_;         // whoever holds it moves the work; taken before `mutex`

@@ -142,10 +142,9 @@ void Engine::State::Handle(int peer, Message message) {
     case MessageType::kRefuse:
       RefuseCall(message);
       break;
-    case MessageType::kWarn: {
+    case MessageType::kKnown: {
       auto call = open_calls_.find(message.id);
-      if (call != open_calls_.end()) call->second->warned_s = now_s_;
-      hvd_ext::Warn(message.text);
+      if (call != open_calls_.end()) call->second->heard_s = now_s_;
       break;
     }
     case MessageType::kLaneFailed:

@@ -66,7 +66,7 @@ bool Needs(MessageType type, size_t* numbers, size_t* texts) {
       return true;
     case MessageType::kStart:
     case MessageType::kRefuse:
-    case MessageType::kWarn:
+    case MessageType::kKnown:
     case MessageType::kLaneFailed:
     case MessageType::kFailed:
     case MessageType::kLeave:

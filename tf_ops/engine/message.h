@@ -17,7 +17,7 @@ enum class MessageType : int64_t {
   kStart = 2,   // 0 -> all: run it now; numbers = dimension 0 of every rank (allgather) or the
                 // rows from each rank to each (alltoall), texts = payloads (exchange)
   kRefuse = 3,  // 0 -> who has announced it: end it with `code` and `text`
-  kWarn = 4,    // 0 -> those who wait: print `text`
+  kKnown = 4,   // 0 -> those who wait: it knows that they do
   // Lanes. `id` is the lane.
   kLaneFailed = 10,  // any -> all: nothing runs on this lane any more; code, text
   kLaneClosed = 11,  // any -> all: the sender takes part in numbers[0] runs of this lane and no more

@@ -55,8 +55,7 @@ std::string WaitsForCall(const std::string& what, double waited_s, const std::ve
          (one ? " (it has not called it)" : " (they have not called it)");
 }
 
-std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
-                         const std::vector<int>& numbers) {
+std::string WhoIsMissing(int64_t run, const std::vector<LaneReport>& reports, const std::vector<int>& numbers) {
   std::string ranks;
   int count = 0;
   for (size_t rank = 0; rank < reports.size(); ++rank) {
@@ -65,9 +64,13 @@ std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, 
     ranks += (count++ > 0 ? ", " : "") + std::to_string(NumberOf(numbers, static_cast<int>(rank))) + " (" +
              StateOf(report) + ")";
   }
-  std::string text = what + InSet(numbers) + " has waited " + Seconds(waited_s);
-  if (count > 0) return text + " for rank" + (count == 1 ? " " : "s ") + ranks;
-  return text + " for messages: all ranks take part in it, but nothing arrives";
+  if (count > 0) return (count == 1 ? "for rank " : "for ranks ") + ranks;
+  return "for messages: all ranks take part in it, but nothing arrives";
+}
+
+std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
+                         const std::vector<int>& numbers) {
+  return what + InSet(numbers) + " has waited " + Seconds(waited_s) + " " + WhoIsMissing(run, reports, numbers);
 }
 
 std::string NameList(const std::vector<std::string>& names, int64_t total) {
@@ -78,8 +81,8 @@ std::string NameList(const std::vector<std::string>& names, int64_t total) {
   return more > 0 ? text + " and " + std::to_string(more) + " more" : text;
 }
 
-void Warn(const std::string& text) {
-  std::string line = "hvd_ext: " + text + "\n";
+void Warn(int rank, const std::string& text) {
+  std::string line = "hvd_ext: [rank " + std::to_string(rank) + "] " + text + "\n";
   if (auto sink = warning_sink.load()) {
     sink(line);
     return;

@@ -32,6 +32,8 @@ std::string Seconds(double seconds);
 std::string HasLeft(int rank);
 // "allreduce 'x' has waited 60 s for ranks 2, 3 (they have not called it)"
 std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing);
+// "for rank 2 ('a', 'b' not submitted)": whom run `run` of a lane waits for.
+std::string WhoIsMissing(int64_t run, const std::vector<LaneReport>& reports, const std::vector<int>& numbers = {});
 // "bucket 1 of 'Adam' (step 3) has waited 60 s for rank 2 ('a', 'b' not submitted)"; `run` is the run of the lane that
 // waits.
 std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
@@ -39,8 +41,8 @@ std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, 
 // "'a', 'b' and 7 more"
 std::string NameList(const std::vector<std::string>& names, int64_t total);
 
-// Prints "hvd_ext: ..." as one line to stderr, at once and whole.
-void Warn(const std::string& text);
+// Prints "hvd_ext: [rank 1] ..." as one line to stderr, at once and whole.
+void Warn(int rank, const std::string& text);
 // For tests: warnings go to `sink` instead; null restores stderr.
 void SetWarningSink(void (*sink)(const std::string& text));
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext import migration, refused as refusals
 from hvd_ext.errors import InvalidError
 from tests.ranks.migration.registry import check, compare, evens, every, in_evens, mine, refused, same
 
@@ -200,6 +202,46 @@ def gone() -> None:
 
 for _name in hvd.elastic.NAMES:
     check(f"elastic.{_name}")(lambda name=_name: refused(f"elastic.{name}", lambda: getattr(hvd.elastic, name)(print)))
+
+
+RUN = (
+    "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile start_timeout "
+    "ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args network_interface "
+    "executable np min_np max_np"
+)
+
+
+@check("run", *(f"run({name})" for name in RUN.split() if name not in hvd.runner.REFUSED))
+def run_has_horovods_signature() -> None:
+    """Horovod's arguments in its order; tests/mpi/test_run.py has what they do, outside of a job."""
+    assert list(inspect.signature(hvd.run).parameters) == RUN.split()
+    if hvd.size() > 1:
+        with pytest.raises(InvalidError, match="this process is one of"):
+            hvd.run(print)
+
+
+for _name in hvd.runner.REFUSED:
+    check(f"run({_name})")(lambda name=_name: refused(f"run({name})", lambda: hvd.run(print, **{name: 1})))
+
+
+@check("runner")
+def runner() -> None:
+    """The module has run; other names of Horovod's say what to do."""
+    assert hvd.runner.run is hvd.run
+    with pytest.raises(AttributeError, match="only hvd_ext.run"):
+        hvd.runner.launch  # noqa: B018
+
+
+@check("experimental_run_tf_function")
+def experimental() -> None:
+    """Keras' error, to which our words are added where it ends a program."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with pytest.raises(TypeError) as caught:
+        model.compile("sgd", "mse", experimental_run_tf_function=False)
+    refusals.add_hint(caught.value)
+    refusals.add_hint(caught.value)  # once is enough
+    (row,) = (row for row in migration.rows() if row.horovod == "experimental_run_tf_function")
+    assert getattr(caught.value, "__notes__", [f"hvd_ext: {row.note}"]) == [f"hvd_ext: {row.note}"]
 
 
 @check("start_timeline", "start_timeline(file_path)", "start_timeline(mark_cycles)", "stop_timeline")

@@ -28,6 +28,7 @@ def test_every_variable_fills_its_field() -> None:
         "HVD_EXT_STALL_FATAL_S": "7",
         "HVD_EXT_SHARED_MEMORY": "0",
         "HVD_EXT_TRACE": "traces",
+        "HVD_EXT_QUIET": "1",
     }
     assert set(environ) == {setting.name for setting in SETTINGS}
     assert from_environment(environ) == Options(
@@ -38,6 +39,7 @@ def test_every_variable_fills_its_field() -> None:
         stall_fatal_s=7.0,
         shared_memory=False,
         trace="traces",
+        quiet=True,
     )
 
 
@@ -74,6 +76,7 @@ def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: st
         ("window", 0),
         ("window", 1025),
         ("shared_memory", 1),
+        ("quiet", "yes"),
     ],
 )
 def test_a_bad_field_is_named_with_its_value(field: str, value: Any) -> None:

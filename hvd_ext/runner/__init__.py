@@ -1,0 +1,239 @@
+"""`run`: calls a function on several ranks, from a notebook or a program, and brings back what it returned on each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hvd_ext import job, launch as launching
+from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.log import logger
+from hvd_ext.runner import ended, handover
+
+__all__ = ["run"]
+
+
+_FIXED = "the number of ranks is fixed while a job runs: give num_proc"
+# What a job on other hosts must be told of this process's environment.
+_TRAVELS = ("HVD_EXT_", "HOROVOD_", "TF_", "KERAS_", "XLA_", "OMP_", "PYTHON", "PATH", "LD_LIBRARY_PATH")
+# Where ranks share a machine, each has its part of the cores.
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
+# Horovod's arguments that have no meaning here -> what to do instead; the page of migration says the same words.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("min_num_proc", "max_num_proc", "min_np", "max_np"), _FIXED),
+    "slots": "say how many ranks each host has in hosts, as in 'host1:4,host2:4'",
+    **dict.fromkeys(("reset_limit", "cooldown_range"), _FIXED),
+    "start_timeout": "set HVD_EXT_STALL_FATAL_S in os.environ: a job in which a rank does not come ends after it",
+    "use_gloo": "hvd_ext runs on MPI: leave it out",
+}
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: None = None,
+    max_num_proc: None = None,
+    slots: None = None,
+    reset_limit: None = None,
+    cooldown_range: None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    start_timeout: None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | os.PathLike[str] | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: None = None,
+    max_np: None = None,
+) -> list[Any]:
+    """Call a function on several ranks, as `mpirun` would start them, and wait for all of them.
+
+    What rank 0 prints is shown while it runs; what each rank prints is written to a file of its own. Ctrl-C, an error
+    and the end of this process end the job; nothing of it stays behind. The function calls `hvd_ext.init()` itself. It
+    is pickled with cloudpickle, so that one from a notebook's cell works, and so do the results. This is `horovod.run`.
+
+    Args:
+        func: what each rank calls.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        num_proc: the number of ranks; more than there are cores take turns.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, min_np, max_np: must be None, the number of
+            ranks is fixed.
+        hosts: hosts and the ranks that each takes, "host1:4,host2:4"; None for this machine. They share this
+            interpreter's path, the current folder and the folder for temporary files (`TMPDIR`).
+        hostfile: a file with such a list, a line "host1 slots=4" for each host.
+        start_timeout: must be None; see `HVD_EXT_STALL_FATAL_S`.
+        ssh_port: of the other hosts.
+        ssh_identity_file: the private key for them.
+        disable_cache: accepted; changes nothing.
+        output_filename: folder that keeps what each rank prints (`rank.0.txt`, ...), also of a job that ends well.
+        verbose: print the command that starts the job.
+        use_gloo: must be None or False.
+        use_mpi: accepted; changes nothing: jobs run on MPI.
+        mpi_args: more arguments for mpirun, as one text.
+        network_interface: the interfaces that join the hosts, with commas between them.
+        executable: the ranks' Python; None for this one.
+        np: Horovod's older name of num_proc.
+
+    Returns:
+        What the function returned on each rank, by rank.
+
+    Raises:
+        InvalidError: an argument that breaks its rule, a function that does not pickle, or a process that is itself a
+            rank of a job.
+        RankError: the function raised an exception on a rank, or returned there what does not pickle; the error has
+            the rank and its traceback, and that exception is its `__cause__`.
+        JobError: a rank was ended, or the job could not be started, for example without mpirun.
+    """
+    given = {name: value for name, value in locals().items() if name in REFUSED}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InvalidError(f"run: {name} ({value!r}) has no meaning here: {REFUSED[name]}")
+    ranks = _number_of_ranks(num_proc, np)
+    _refuse_inside_a_job()
+    options = _options(hosts, hostfile, ssh_port, ssh_identity_file, network_interface, mpi_args)
+    function = handover.pickled(func, args, {} if kwargs is None else kwargs)
+    environment = _environment(ranks, elsewhere=hosts is not None or hostfile is not None)
+    with _folders(output_filename) as (folder, outputs):
+        files = handover.Files(folder, outputs)
+        files.write_job(function)
+        command = [executable or sys.executable, "-m", "hvd_ext.runner.rank", str(folder), str(outputs)]
+        command = job.mpirun(ranks, [*options(environment), "--tag-output", *command])
+        if verbose:
+            print(shlex.join(command), flush=True)
+        status = _waited(command, files, environment)
+        return ended.results(files, ranks, status)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(
+        f"module 'hvd_ext.runner' has no attribute {name!r}: of Horovod's runner there is only "
+        "hvd_ext.run(function, np=4); start programs with mpirun or with horovodrun --mpi"
+    )
+
+
+def _number_of_ranks(num_proc: object, np: object) -> int:
+    """Give the number that was given under one of the two names."""
+    ranks = num_proc if np is None else np
+    if np is not None and num_proc not in (1, np):
+        raise InvalidError(
+            f"run: num_proc ({num_proc!r}) and np ({np!r}) are two names of one number; give one of them"
+        )
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise InvalidError(f"run: num_proc ({ranks!r}): must be a whole number of ranks, at least 1")
+    return ranks
+
+
+def _refuse_inside_a_job() -> None:
+    """Every rank of a job that calls `run` would start a job of its own."""
+    outer = launching.examine(os.environ)
+    if outer.mpi and (outer.size or 1) > 1:
+        raise InvalidError(
+            f"run: this process is one of {outer.size} ranks already ({outer.by}); call run in a program that was "
+            "started without a launcher, or call the function itself"
+        )
+
+
+def _options(
+    hosts: str | None,
+    hostfile: str | os.PathLike[str] | None,
+    ssh_port: int | None,
+    ssh_identity_file: str | os.PathLike[str] | None,
+    network_interface: str | None,
+    mpi_args: str | None,
+) -> Callable[[Mapping[str, str]], list[str]]:
+    """Give what makes mpirun's arguments of an environment: where the ranks run, and how they are reached."""
+    if hosts is not None and hostfile is not None:
+        raise InvalidError("run: hosts and hostfile both say where the ranks run; give one of them")
+    words: list[str] = []
+    if hosts is not None:
+        words += ["-H", hosts]
+    if hostfile is not None:
+        if not Path(hostfile).is_file():
+            raise InvalidError(f"run: hostfile ({os.fspath(hostfile)}): there is no such file")
+        words += ["--hostfile", os.fspath(hostfile)]
+    ssh = ["-p", str(ssh_port)] if ssh_port is not None else []
+    ssh += ["-i", os.fspath(ssh_identity_file)] if ssh_identity_file is not None else []
+    if ssh:
+        words += ["--mca", "plm_rsh_args", shlex.join(ssh)]
+    if network_interface is not None:
+        words += ["--mca", "btl_tcp_if_include", network_interface, "--mca", "oob_tcp_if_include", network_interface]
+    words += shlex.split(mpi_args or "")
+    if hosts is None and hostfile is None:
+        return lambda environment: words
+    return lambda environment: [
+        *words,
+        *["--wdir", os.getcwd()],
+        *(word for name in {*environment, job.MARK} if name.startswith(_TRAVELS) for word in ("-x", name)),
+    ]
+
+
+def _environment(ranks: int, *, elsewhere: bool) -> dict[str, str]:
+    """Give the job's environment; the cores are dealt out, unless the user has said how many threads a rank has."""
+    if elsewhere:
+        environment = job.job_environment()
+        for name in _THREADS:
+            if name not in os.environ:
+                del environment[name]  # this machine's cores are not theirs
+        return environment
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if ranks > cores:
+        logger.warning("run: %d ranks share %d cores of this machine: they take turns", ranks, cores)
+    threads = str(max(1, cores // ranks))
+    return job.job_environment(**{name: os.environ.get(name, threads) for name in _THREADS})
+
+
+@contextlib.contextmanager
+def _folders(kept: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Path]]:
+    """Give a folder for the job's files, and one for what the ranks print, which stays when the job has failed."""
+    folder = Path(tempfile.mkdtemp(prefix="hvd_ext_run_"))
+    outputs = folder / "output" if kept is None else Path(kept).absolute()
+    leave = False
+    try:
+        outputs.mkdir(parents=True, exist_ok=True)
+        for old in outputs.glob("rank.*.txt"):
+            old.unlink()
+        yield folder, outputs
+    except HvdExtError:
+        leave = outputs.parent == folder and any(outputs.iterdir())
+        raise
+    except OSError as error:
+        raise InvalidError(f"run: output_filename ({kept}): must be a folder that can be written: {error}") from error
+    finally:
+        if leave:
+            for path in folder.iterdir():
+                if path != outputs:
+                    path.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _waited(command: Sequence[str], files: handover.Files, environment: Mapping[str, str]) -> int:
+    """Run the job to its end and show what rank 0 prints; give mpirun's status."""
+    shown = handover.Shown(files.output(0))
+    with job.Job(command, files.launcher, environment) as running:
+        while running.status() is None:
+            shown.more(sys.stdout)
+            time.sleep(job.POLL_S)
+        shown.more(sys.stdout)
+        status = running.status()
+    assert status is not None
+    return status
