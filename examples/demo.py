@@ -1,7 +1,7 @@
 """The demo: the same training with Horovod, with hvd_ext and with its TopK, on a cluster of uneven hosts.
 
-The hosts are rehearsed on this machine, with links of 100 Mbit/s (docs/cluster.md). Where that is not allowed, all ranks
-are on one host.
+The hosts are rehearsed on this machine, with links of 100 Mbit/s (docs/cluster.md). Where that is not allowed, all
+ranks are on one host.
 """
 
 from __future__ import annotations
