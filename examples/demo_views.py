@@ -115,7 +115,7 @@ def table(result: Mapping[str, Any]) -> Table:
         "at the end",
         "equal weights",
     ):
-        drawn.add_column(heading, justify="right")
+        drawn.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
         step = row["step_ms"]
         drawn.add_row(
@@ -124,7 +124,6 @@ def table(result: Mapping[str, Any]) -> Table:
             f"{step['median']:.0f} ms ({step['low']:.0f}-{step['high']:.0f})",
             time_to_target(row),
             f"{row['accuracy']:.1%}",
-            "yes" if row["equal"] else "NO",
         )
     return drawn
 
