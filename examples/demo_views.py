@@ -113,7 +113,6 @@ def table(result: Mapping[str, Any]) -> Table:
         "a step (middle half)",
         f"{result['target']:.0%} after",
         "at the end",
-        "equal weights",
     ):
         drawn.add_column(heading, justify="right", no_wrap=True)
     for row in result["rows"]:
