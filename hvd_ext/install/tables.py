@@ -69,11 +69,13 @@ def demo() -> str:
         )
     head = ["Training with", "A step, median (middle half)", f"Steps per second, {first['name']} = 1"]
     head += [f"{result['target']:.0%} of the test digits right after", "Right at the end"]
+    load = f"{machine['cores']} cores, load before {machine['load_before']}"
+    packages = ("horovod", "tensorflow-cpu", "tensorflow", "keras")
+    named = [f"{name} {versions[name]}" for name in packages if name in versions]
     measured = (
-        f"A convolutional network of {result['parameters'] / 1e6:.1f} million parameters on {result['place']}, rehearsed "
-        f"on one machine ({machine['processor']}, {machine['cores']} cores, load before {machine['load_before']}); Horovod "
-        f"{versions.get('horovod', 'not installed')}, TensorFlow {versions.get('tensorflow-cpu', '')}, Keras "
-        f"{versions['keras']}; {result['run']['date']}. The first step, in which TensorFlow traces, is not counted."
+        f"A convolutional network of {result['parameters'] / 1e6:.1f} million parameters on {result['place']}, all "
+        f"rehearsed on one machine ({machine['processor']}, {load}). {', '.join(named)}. {result['run']['date']}. "
+        "The first step, in which TensorFlow traces, is not counted."
     )
     return f"{markdown(head, rows)}\n\n{measured}"
 
