@@ -163,10 +163,11 @@ def main(
         say(NO_HOROVOD)
     try:
         run = begin_run("mpirun") | {"command": "make demo"}
-        why_not = "--one-host was given" if one_host else obstacle()
+        words = "" if one_host else obstacle()
+        why_not = "--one-host was given" if one_host else words and f"a rehearsed cluster {words}"
         if why_not:
             names.remove("hvd_ext, TopK")
-            say(f"all ranks are on one host, where TopK leaves nothing out; for a cluster: {why_not}")
+            say(f"all ranks are on one host, where TopK leaves nothing out and is not compared: {why_not}")
         output.mkdir(parents=True, exist_ok=True)
         with place(counts("hosts", hosts), rate, why_not) as at:
             say(f"trains on {at.words}: {', then '.join(names)}")

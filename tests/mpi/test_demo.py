@@ -92,7 +92,7 @@ def test_without_namespaces_and_horovod_it_says_so_and_trains_on_one_host(tmp_pa
     assert done.returncode == 0, done.stderr + done.stdout
     assert "Horovod is not installed" in done.stdout
     assert "all ranks are on one host, where TopK leaves nothing out" in done.stdout
-    assert "needs what this test forbids" in done.stdout
+    assert "a rehearsed cluster needs what this test forbids" in done.stdout
     found = result(tmp_path)
     assert found["place"] == "one host of 2 ranks"
     assert [row["name"] for row in found["rows"]] == ["hvd_ext"]
