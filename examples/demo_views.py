@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TARGET = 0.97
-COLOURS = ("#777777", "#0072B2", "#D55E00")  # Okabe and Ito's palette; the opponent is grey
+# Okabe and Ito's palette; the opponent is grey
+COLOURS = {"Horovod": "#777777", "hvd_ext": "#0072B2", "hvd_ext, TopK": "#D55E00"}
 
 
 @dataclass
@@ -137,22 +138,21 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = result["rows"]
-    colours = dict(zip([row["name"] for row in rows], COLOURS[-len(rows) :], strict=True))
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     figure.suptitle(f"{result['parameters'] / 1e6:.1f} million parameters on {result['place']}", fontsize=11)
     accuracy, time = figure.subplots(1, 2, width_ratios=(3, 2))
-    _accuracies(accuracy, rows, colours, result["target"])
-    _times(time, rows, colours)
+    _accuracies(accuracy, rows, result["target"])
+    _times(time, rows)
     figure.savefig(path, dpi=110, format="png")
 
 
-def _accuracies(axis: Axes, rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str], target: float) -> None:
+def _accuracies(axis: Axes, rows: Sequence[Mapping[str, Any]], target: float) -> None:
     for row in rows:
         for turn, curve in enumerate(row["curves"]):
             seconds, accuracies = zip(*curve, strict=True)
             label = None if turn else f"{row['name']}: {target:.0%} after {time_to_target(row)}"
             percent = [100 * value for value in accuracies]
-            axis.plot(seconds, percent, "o-", color=colours[row["name"]], markersize=3.5, label=label)
+            axis.plot(seconds, percent, "o-", color=COLOURS[row["name"]], markersize=3.5, label=label)
     axis.axhline(100 * target, color="black", linewidth=0.8, linestyle=":")
     axis.set(
         title="accuracy over the time of training",
@@ -163,11 +163,11 @@ def _accuracies(axis: Axes, rows: Sequence[Mapping[str, Any]], colours: Mapping[
     axis.legend(loc="lower right")
 
 
-def _times(axis: Axes, rows: Sequence[Mapping[str, Any]], colours: Mapping[str, str]) -> None:
+def _times(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     for place, row in enumerate(rows):
         step = row["step_ms"]
         spread = [[step["median"] - step["low"]], [step["high"] - step["median"]]]
-        axis.barh(place, step["median"], 0.6, color=colours[row["name"]], xerr=spread, capsize=4)
+        axis.barh(place, step["median"], 0.6, color=COLOURS[row["name"]], xerr=spread, capsize=4)
         axis.annotate(
             f"{step['median']:.0f} ms", (step["high"], place), (6, 0), textcoords="offset points", va="center"
         )

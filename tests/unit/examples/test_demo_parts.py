@@ -64,19 +64,19 @@ def test_too_many_ranks_for_a_batch_each_are_refused() -> None:
 
 
 def test_a_row_has_the_spread_of_all_turns_without_the_steps_that_trace() -> None:
-    row = training("x", "ring").row()
+    row = training("hvd_ext", "ring").row()
     assert row["first_ms"] == 7500
     # 100 to 600 by 100, and 200 to 1200 by 200
     assert row["step_ms"] == {"low": 275.0, "median": 450.0, "high": 650.0}
     assert row["curves"] == [[[0.3, 0.9], [2.1, 0.98]], [[0.6, 0.9], [4.2, 0.98]]]
     assert row["steps_ms"][0] == list(STEPS_MS)
-    assert row["equal"] and not training("x", equal=False).row()["equal"]
+    assert row["equal"] and not training("hvd_ext", equal=False).row()["equal"]
 
 
 def test_the_time_to_the_target_is_that_of_the_first_test_that_reaches_it() -> None:
-    assert training("x").row()["seconds_to_target"] == pytest.approx(3.15, abs=0.06)  # of 2.1 and 4.2
-    assert training("x", accuracies=(0.97, 0.9)).row()["seconds_to_target"] == pytest.approx(0.45, abs=0.06)
-    assert training("x", accuracies=(0.9, 0.96)).row()["seconds_to_target"] is None
+    assert training("hvd_ext").row()["seconds_to_target"] == pytest.approx(3.15, abs=0.06)  # of 2.1 and 4.2
+    assert training("hvd_ext", accuracies=(0.97, 0.9)).row()["seconds_to_target"] == pytest.approx(0.45, abs=0.06)
+    assert training("hvd_ext", accuracies=(0.9, 0.96)).row()["seconds_to_target"] is None
 
 
 def test_the_table_fits_a_terminal_and_tells_who_never_came_so_far() -> None:
