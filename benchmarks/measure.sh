@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper}
+parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -107,6 +107,10 @@ for part in $parts; do
             --only hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,torus2d:fp16,tree:fp16
         hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind steps --elements 25000000,110000000 \
             --output "$folder/hitopk_paper_steps.png"
+        ;;
+    demo)
+        python examples/demo.py --output out/demo
+        cp out/demo/demo.json out/demo/demo.png "$folder"
         ;;
     *)
         echo "measure.sh: part ($part): must be one of those of PARTS in line 9 of this file" >&2

@@ -1,59 +1,90 @@
-"""The demo: handwritten digits on four ranks with hvd_ext, beside the same training with Horovod."""
+"""The demo: the same training with Horovod, with hvd_ext and with its TopK, on a cluster of uneven hosts.
+
+The hosts are rehearsed on this machine, with links of 100 Mbit/s (docs/cluster.md). Where that is not allowed, all
+ranks are on one host.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from demo_views import Training, plot, table
+from demo_views import TARGET, Training, plot, table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvd_ext.bench.events import Follower
-from hvd_ext.job import Job, JobError, find, horovodrun, job_environment, mpirun
+from hvd_ext.bench.results import begin_run, save
+from hvd_ext.bench.turns import rotated
+from hvd_ext.cluster.rehearsal import Cluster, ClusterError
+from hvd_ext.cluster.spec import Spec, counts
+from hvd_ext.cluster.tools import obstacle
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import Job, JobError, job_environment, mpirun
 
 HERE = Path(__file__).resolve().parent
-NO_HOROVOD = (
-    "Horovod is not installed: the ranks are started with mpirun, and there is no comparison "
-    "(python -m hvd_ext install-horovod)"
-)
+BENCHMARK = "demo, handwritten digits"
+SCRIPTS = {
+    "Horovod": ["digits_horovod.py"],
+    "hvd_ext": ["digits.py"],
+    "hvd_ext, TopK": ["digits.py", "--density", "0.01"],
+}
+NO_HOROVOD = "Horovod is not installed, so there is no comparison with it: python -m hvd_ext install-horovod"
+# On one host a step is so short that one training would not say how much its time varies.
+TURNS_ON_ONE_HOST = 3
 
 
-def has_horovod() -> bool:
-    """Tell whether Horovod can start and train the ranks."""
-    return importlib.util.find_spec("horovod") is not None and find("horovodrun") is not None
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks are: in words, whether on one host, how a job is started there, and its environment."""
+
+    words: str
+    one_host: bool
+    command: Callable[[list[str]], list[str]]
+    environment: Callable[..., dict[str, str]]
 
 
-def train(
-    training: Training,
-    script: str,
-    ranks: int,
-    epochs: int,
-    launcher: Callable[..., list[str]],
-    timeout_s: float,
-    log: Path,
-    progress: Callable[[], None],
-) -> None:
+@contextmanager
+def place(hosts: tuple[int, ...], rate: str, why_not: str) -> Iterator[Place]:
+    """Make the cluster, and take it away again.
+
+    Args:
+        hosts: ranks on each host.
+        rate: of the hosts' links.
+        why_not: why all ranks must be on one host; empty for a cluster.
+
+    Yields:
+        The place.
+    """
+    ranks = " + ".join(map(str, hosts))
+    if why_not:
+        yield Place(f"one host of {sum(hosts)} ranks", True, partial(mpirun, sum(hosts)), job_environment)
+        return
+    with Cluster(Spec(hosts, rate=rate)) as cluster:
+        words = f"{len(hosts)} hosts of {ranks} ranks, {rate.replace('mbit', ' Mbit/s')} between them"
+        yield Place(words, False, cluster.command, cluster.environment)
+
+
+def train(training: Training, at: Place, epochs: int, timeout_s: float, log: Path, tell: Callable[[], None]) -> None:
     """Run one training in processes of its own.
 
     Args:
         training: takes what happens.
-        script: the example to run.
-        ranks: number of ranks on this host.
+        at: where.
         epochs: passes over the training digits.
-        launcher: `horovodrun` or `mpirun` of hvd_ext.job.
         timeout_s: longest time.
         log: file for all output of all ranks; an older one is replaced.
-        progress: called after news.
+        tell: called after news.
 
     Raises:
         JobError: when a rank fails; the message has its words.
@@ -66,17 +97,43 @@ def train(
         def follow() -> None:
             for event in follower.new():
                 training.take(event)
-            progress()
+            tell()
 
+        script, *options = SCRIPTS[training.name]
+        program = [sys.executable, str(HERE / script), "--epochs", str(epochs), "--report", str(report), *options]
         path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-        program = [sys.executable, str(HERE / script), "--epochs", str(epochs), "--report", str(report)]
-        with Job(launcher(ranks, program), log, job_environment(PYTHONPATH=path)) as job:
+        ended = len(training.ends)
+        with Job(at.command(program), log, at.environment(PYTHONPATH=path)) as job:
             try:
                 job.wait(timeout_s, follow)
             except JobError as error:
                 raise JobError(f"{error}\nall of it: {log}") from None
-        if not training.end:
+        if len(training.ends) == ended:
             raise JobError(f"{script}: the job ended well but did not finish its report")
+
+
+def compare(
+    at: Place, names: list[str], epochs: int, turns: int, timeout_s: float, output: Path, console: Console
+) -> list[Training]:
+    """Train in all ways, in turns, each turn in another order, and show how far it is; the arguments are `main`'s."""
+    trainings = [Training(name) for name in names]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[state]}"), console=console) as bar:
+        tasks = {one.name: bar.add_task(one.name, total=None, start=False, state="waits") for one in trainings}
+        for turn in range(turns):
+            for one in rotated(trainings, turn):
+                task = tasks[one.name]
+                bar.start_task(task)
+
+                def tell(one: Training = one, task: int = task) -> None:
+                    bar.update(task, completed=one.done, total=turns * one.total or None, state=one.status)  # type: ignore[arg-type]
+
+                log = output / f"{one.name.replace(', ', '_').lower()}.log"
+                train(one, at, epochs, timeout_s, log, tell)
+                bar.update(task, state="done" if turn == turns - 1 else "waits for its turn")
+                if turn == turns - 1:
+                    bar.stop_task(task)
+    return trainings
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
@@ -84,46 +141,59 @@ def _interrupted(number: int, frame: object) -> NoReturn:
 
 
 def main(
-    ranks: Annotated[int, typer.Option(min=1, help="Number of ranks, all on this machine.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 20,
-    output: Annotated[Path, typer.Option(help="Folder for the plot and the figures.")] = Path("out/demo"),
+    hosts: Annotated[str, typer.Option(metavar="N,N", help="Ranks on each rehearsed host.")] = "2,1",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link, each way.")] = "100mbit",
+    one_host: Annotated[bool, typer.Option("--one-host", help="Put all ranks on one host.")] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training digits.")] = 8,
+    turns: Annotated[int, typer.Option(min=0, help="Trainings of each kind; 0: 1 on a cluster, 3 on one host.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("out/demo"),
     horovod: Annotated[bool, typer.Option(help="Compare with Horovod where it is installed.")] = True,
     timeout: Annotated[float, typer.Option(help="Longest time of one training, seconds.")] = 600.0,
 ) -> None:
-    """Train, compare, draw."""
+    """Train a network in three ways, compare, draw."""
     signal.signal(signal.SIGTERM, _interrupted)
     console = Console()
-    with_horovod = horovod and has_horovod()
-    launcher = horovodrun if with_horovod else mpirun
-    if horovod and not with_horovod:
-        console.print(NO_HOROVOD, markup=False, highlight=False, soft_wrap=True)
-    scripts = {"hvd_ext": "digits.py", **({"Horovod": "digits_horovod.py"} if with_horovod else {})}
-    trainings = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+    def say(words: str, to: Console = console) -> None:
+        to.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    errors = Console(stderr=True)
+    names = [name for name in SCRIPTS if name != "Horovod" or (horovod and importlib.util.find_spec("horovod"))]
+    if horovod and "Horovod" not in names:
+        say(NO_HOROVOD)
     try:
+        run = begin_run("mpirun") | {"command": "make demo"}
+        words = "" if one_host else obstacle()
+        why_not = "--one-host was given" if one_host else words and f"a rehearsed cluster {words}"
+        if why_not:
+            names.remove("hvd_ext, TopK")
+            say(f"all ranks are on one host, where TopK leaves nothing out and is not compared: {why_not}")
         output.mkdir(parents=True, exist_ok=True)
-        with Progress(*columns, TextColumn("{task.fields[state]}"), console=console) as bar:
-            for name, script in scripts.items():
-                training = Training(name)
-                task = bar.add_task(f"{name}, {ranks} ranks", total=epochs, state="starting")
-                news = lambda one=training, at=task: bar.update(at, completed=len(one.epochs), state=one.status)  # noqa: E731
-                train(training, script, ranks, epochs, launcher, timeout, (output / script).with_suffix(".log"), news)
-                trainings.append(training)
-    except (JobError, OSError) as error:
-        Console(stderr=True).print(f"demo: {error}", markup=False, highlight=False, soft_wrap=True)
+        with place(counts("hosts", hosts), rate, why_not) as at:
+            say(f"trains on {at.words}: {', then '.join(names)}")
+            count = turns or (TURNS_ON_ONE_HOST if at.one_host else 1)
+            trainings = compare(at, names, epochs, count, timeout, output, console)
+    except (ClusterError, InvalidError, JobError, OSError) as error:
+        say(f"demo: {error}", errors)
         sys.exit(1)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; no process was left behind")
+        say("stopped; no process was left behind", errors)
         sys.exit(130)
-    console.print(table(trainings))
-    end = trainings[0].end
-    console.print(f"algorithm: {end['algorithm']}: {end['why']}", markup=False, highlight=False, soft_wrap=True)
-    (output / "digits.json").write_text(json.dumps([asdict(one) for one in trainings], indent=1) + "\n")
-    plot(trainings, output / "digits.png")
-    console.print(f"plot: {output / 'digits.png'}", markup=False, highlight=False, soft_wrap=True)
-    if not all(one.end["equal"] for one in trainings):
-        Console(stderr=True).print("demo: the ranks' weights differ after training, they must be equal to the last bit")
+    rows = [one.row() for one in trainings]
+    about = {"place": at.words, "parameters": trainings[0].parameters, "target": TARGET}
+    result = {"benchmark": BENCHMARK, "run": run, **about, "rows": rows}
+    save(output / "demo.json", result)
+    plot(result, output / "demo.png")
+    console.print(table(result))
+    for one in trainings:
+        if one.ends[0]["algorithm"]:
+            say(f"{one.name}: {one.ends[0]['algorithm']}: {one.ends[0]['why']}")
+    say(f"picture: {output / 'demo.png'}; all numbers: {output / 'demo.json'}")
+    unequal = [row["name"] for row in rows if not row["equal"]]
+    if unequal:
+        say(f"demo: {unequal[0]}: the ranks' weights differ after training, they must be equal to the last bit", errors)
         sys.exit(1)
+    say("after each training all ranks had the same weights, to the last bit")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Train handwritten digits on several ranks with hvd_ext.
 
 horovodrun --mpi -np 4 python examples/digits.py        (mpirun -np 4 does as well)
+python -m hvd_ext cluster run --hosts 2,1 --rate 100mbit -- python examples/digits.py --density 0.01
 """
 
 from __future__ import annotations
@@ -8,18 +9,19 @@ from __future__ import annotations
 import argparse
 
 import keras
-from handwritten import BATCH, SEED, Report, digits_of, emit, fingerprint, layers
+from handwritten import BATCH, EPOCHS, RATE, SEED, Report, digits_of, emit, fingerprint, layers
 
 import hvd_ext as hvd
 from hvd_ext.keras.optimizer import channels
 
 
-def main(epochs: int, algorithm: str | None, report: str | None) -> None:
+def main(epochs: int, algorithm: str | None, density: float | None, report: str | None) -> None:
     """Train the digits.
 
     Args:
         epochs: passes over the training digits.
         algorithm: how gradients are summed; None leaves the choice to hvd_ext.
+        density: the part of the gradients that leaves a host in each step; None for all of them.
         report: file for the progress; None prints it.
     """
     hvd.init()
@@ -27,15 +29,19 @@ def main(epochs: int, algorithm: str | None, report: str | None) -> None:
     train, test = digits_of(hvd.rank(), hvd.size())
     model = keras.Sequential(layers())
 
-    optimizer = keras.optimizers.Adam(1e-3)
-    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm)  # the one line that makes it distributed
+    compression = hvd.Compression.none
+    if density is not None:
+        warmup = max(1, 3 * epochs * (len(train.labels) // BATCH) // 10)  # steps: three tenths of the training
+        compression = hvd.TopK(density, warmup=hvd.Warmup(warmup))
+    optimizer = keras.optimizers.Adam(RATE)
+    # the one line that makes it distributed
+    optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm, compression=compression)
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     if hvd.rank() == 0:
-        callbacks.append(Report(report))
-        emit(report, "start", ranks=hvd.size())
+        callbacks.append(Report(report, test))
     verbose = 2 if hvd.rank() == 0 and report is None else 0
     model.fit(*train, batch_size=BATCH, epochs=epochs, validation_data=test, callbacks=callbacks, verbose=verbose)
 
@@ -51,8 +57,9 @@ def main(epochs: int, algorithm: str | None, report: str | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train handwritten digits on several ranks with hvd_ext.")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--algorithm")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--algorithm", help="how gradients are summed; `python -m hvd_ext plan` lists the names")
+    parser.add_argument("--density", type=float, help="send this part of the gradients between hosts, such as 0.01")
     parser.add_argument("--report", help="file for the progress")
     given = parser.parse_args()
-    main(given.epochs, given.algorithm, given.report)
+    main(given.epochs, given.algorithm, given.density, given.report)

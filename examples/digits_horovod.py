@@ -14,7 +14,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
-from handwritten import BATCH, SEED, Report, digits_of, emit, fingerprint, layers
+from handwritten import BATCH, EPOCHS, RATE, SEED, Report, digits_of, emit, fingerprint, layers
 
 
 class HorovodModel(keras.Sequential):
@@ -54,12 +54,11 @@ def main(epochs: int, report: str | None) -> None:
     train, test = digits_of(hvd.rank(), hvd.size())
     model = HorovodModel(layers())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(keras.optimizers.Adam(RATE), loss, metrics=["accuracy"], jit_compile=False)
     hvd.broadcast_variables([variable.value for variable in model.weights], root_rank=0)
     callbacks = [AverageMetrics()]
     if hvd.rank() == 0:
-        callbacks.append(Report(report))
-        emit(report, "start", ranks=hvd.size())
+        callbacks.append(Report(report, test))
     verbose = 2 if hvd.rank() == 0 and report is None else 0
     model.fit(*train, batch_size=BATCH, epochs=epochs, validation_data=test, callbacks=callbacks, verbose=verbose)
 
@@ -73,7 +72,7 @@ def main(epochs: int, report: str | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train handwritten digits on several ranks with Horovod's allreduce.")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--report", help="file for the progress")
     given = parser.parse_args()
     main(given.epochs, given.report)

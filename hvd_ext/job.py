@@ -99,25 +99,6 @@ def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
     return [program, "-np", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
 
 
-def horovodrun(ranks: int, command: Sequence[str]) -> list[str]:
-    """Give the command that starts ranks on this host with Horovod's launcher, over MPI.
-
-    Args:
-        ranks: number of ranks.
-        command: what each rank runs.
-
-    Returns:
-        The command.
-
-    Raises:
-        JobError: when there is no horovodrun.
-    """
-    program = find("horovodrun")
-    if program is None:
-        raise JobError("horovodrun: it is neither beside this Python nor on PATH; python -m hvd_ext install-horovod")
-    return [program, "--mpi", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
-
-
 def last_words(log: Path, lines: int = TAIL_LINES) -> str:
     """Give the last lines of a job's output, without those that healthy jobs print too."""
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-README = "README.md"
+DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "demo.json"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -56,14 +57,47 @@ def topology() -> str:
     return markdown(["Key", "Of", "Takes", "Meaning"], rows)
 
 
-PAGES = {
-    README: {"settings": settings, "algorithms": algorithms},
+def demo() -> str:
+    """Gives the table of the demo's trainings, and what it was measured on, from `benchmarks/results/demo.json`."""
+    result = json.loads(DEMO.read_text(encoding="utf-8"))
+    machine, versions = result["run"]["machine"], result["run"]["versions"]
+    first = result["rows"][0]
+    rows = []
+    for row in result["rows"]:
+        step, seconds = row["step_ms"], row["seconds_to_target"]
+        times = first["step_ms"]["median"] / step["median"]
+        rows.append(
+            [
+                row["name"],
+                f"{step['median']:.0f} ms ({step['low']:.0f} to {step['high']:.0f})",
+                f"{times:.1f}",
+                "never" if seconds is None else f"{seconds:.1f} s",
+                f"{row['accuracy']:.1%}",
+            ]
+        )
+    head = ["Training with", "A step, median (middle half)", f"Steps per second, {first['name']} = 1"]
+    head += [f"{result['target']:.0%} of the test digits right after", "Right at the end"]
+    load = f"{machine['cores']} cores, load before {machine['load_before']}"
+    packages = ("horovod", "tensorflow-cpu", "tensorflow", "keras")
+    named = [f"{name} {versions[name]}" for name in packages if name in versions]
+    measured = (
+        f"A convolutional network of {result['parameters'] / 1e6:.1f} million parameters on {result['place']}, all "
+        f"rehearsed on one machine ({machine['processor']}, {load}). {', '.join(named)}. {result['run']['date']}. "
+        "The first step, in which TensorFlow traces, is not counted."
+    )
+    return f"{markdown(head, rows)}\n\n{measured}"
+
+
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"demo": demo},
+    "docs/algorithms.md": {"algorithms": algorithms},
+    "docs/settings.md": {"settings": settings},
     "docs/migration.md": {"migration": migration, "pairs": pairs},
     "docs/topology.md": {"topology": topology},
 }
 
 
-def rewritten(text: str, page: str = README) -> str:
+def rewritten(text: str, page: str) -> str:
     """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page.
 
     Args:

@@ -17,7 +17,7 @@ from hvd_ext.topology.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What people read about a schedule; the tables of the README and of the commands are made from it.
+    """What people read about a schedule; the tables of docs/algorithms.md and of the commands are made from it.
 
     Args:
         name: the schedule's, equal to its module's.

@@ -33,6 +33,7 @@ SAME_ON_ANY_NUMBER = (
     "test_hangs.py",
     "test_sync_batch_norm.py",
     "test_training_page.py",
+    "test_readme.py",
     "test_gpu_machines.py",
     "test_keras2.py",
     "test_migration.py",

@@ -39,7 +39,7 @@ def test_a_table_without_its_marks_is_an_error():
     with pytest.raises(
         ValueError, match="the marks <!-- settings --> and <!-- /settings --> must be there once, seen 0"
     ):
-        tables.rewritten("# a page without tables\n")
+        tables.rewritten("# a page without tables\n", "docs/settings.md")
 
 
 def test_a_bar_inside_a_cell_does_not_end_it():
@@ -84,3 +84,14 @@ def test_every_target_of_the_makefile_is_in_its_help():
     makefile = page(ROOT / "Makefile")
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
     assert set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)) == phony
+
+
+def test_the_readme_is_read_in_one_go():
+    text = page(ROOT / "README.md")
+    assert len(text.splitlines()) <= 150
+    assert len(re.findall(r"!\[", text)) == 1
+
+
+def test_every_page_of_docs_can_be_found_from_the_readme():
+    links = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", page(ROOT / "README.md")))
+    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")} - links == set()

@@ -86,12 +86,10 @@ def test_last_words_leave_out_what_healthy_jobs_print(tmp_path: Path) -> None:
     assert last_words(tmp_path / "none") == ""
 
 
-def test_launchers_that_are_missing_are_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_is_missing_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "find", lambda program: None)
     with pytest.raises(JobError, match=r"mpirun.*doctor"):
         job.mpirun(2, ["true"])
-    with pytest.raises(JobError, match=r"horovodrun.*install-horovod"):
-        job.horovodrun(2, ["true"])
 
 
 def test_the_environment_puts_this_interpreters_tools_first_and_keeps_what_the_user_set(

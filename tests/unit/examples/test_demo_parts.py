@@ -1,24 +1,42 @@
-"""The parts of the demo that need no ranks: a rank's digits, the table, the plot, the progress words."""
+"""The parts of the demo that need no ranks: a rank's digits, the numbers, table and picture, the progress words."""
 
 from __future__ import annotations
 
 import io
+import json
+import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from demo_views import Training, plot, table
+from demo_views import TARGET, Training, plot, table
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from rich.console import Console
 
+RESULT = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "demo.json"
 
-def training(name: str, algorithm: str = "", equal: bool = True) -> Training:
+
+STEPS_MS = (5000, 200, 100, 300, 400, 500, 600)
+
+
+def training(
+    name: str, algorithm: str = "", equal: bool = True, accuracies: tuple[float, ...] = (0.9, 0.98)
+) -> Training:
+    """A training of two turns; the second takes twice as long."""
     found = Training(name)
-    found.take({"kind": "start", "ranks": 4})
-    for epoch, seconds in enumerate((5.0, 0.22, 0.33, 0.11), 1):
-        values = {"epoch": epoch, "loss": 1 / epoch, "test_accuracy": 1 - 0.1 / epoch, "seconds": seconds, "steps": 11}
-        found.take({"kind": "epoch", **values})
-    found.take({"kind": "end", "equal": equal, "algorithm": algorithm, "why": "because"})
+    for turn in (1, 2):
+        found.take({"kind": "start", "total": 7, "parameters": 1_000_000})
+        seconds = [turn * step / 1e3 for step in STEPS_MS]
+        found.take({"kind": "test", "seconds": seconds[:3], "accuracy": accuracies[0]})
+        found.take({"kind": "test", "seconds": seconds[3:], "accuracy": accuracies[1]})
+        found.take({"kind": "end", "equal": equal, "algorithm": algorithm, "why": "because"})
     return found
+
+
+def result(*trainings: Training) -> dict[str, Any]:
+    return {"place": "2 hosts", "parameters": 10**6, "target": TARGET, "rows": [one.row() for one in trainings]}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
@@ -45,26 +63,60 @@ def test_too_many_ranks_for_a_batch_each_are_refused() -> None:
         handwritten.digits_of(0, 100)
 
 
-def test_a_step_is_the_median_without_the_epoch_that_traces() -> None:
-    assert training("x").step_ms == pytest.approx(20.0)
+def test_a_row_has_the_spread_of_all_turns_without_the_steps_that_trace() -> None:
+    row = training("hvd_ext", "ring").row()
+    assert row["first_ms"] == 7500
+    # 100 to 600 by 100, and 200 to 1200 by 200
+    assert row["step_ms"] == {"low": 275.0, "median": 450.0, "high": 650.0}
+    assert row["curves"] == [[[0.3, 0.9], [2.1, 0.98]], [[0.6, 0.9], [4.2, 0.98]]]
+    assert row["steps_ms"][0] == list(STEPS_MS)
+    assert row["equal"] and not training("hvd_ext", equal=False).row()["equal"]
 
 
-def test_the_table_has_a_row_per_training_and_tells_unequal_weights() -> None:
+def test_the_time_to_the_target_is_that_of_the_first_test_that_reaches_it() -> None:
+    assert training("hvd_ext").row()["seconds_to_target"] == pytest.approx(3.15, abs=0.06)  # of 2.1 and 4.2
+    assert training("hvd_ext", accuracies=(0.97, 0.9)).row()["seconds_to_target"] == pytest.approx(0.45, abs=0.06)
+    assert training("hvd_ext", accuracies=(0.9, 0.96)).row()["seconds_to_target"] is None
+
+
+def test_the_table_fits_a_terminal_and_tells_who_never_came_so_far() -> None:
     stream = io.StringIO()
-    Console(file=stream, width=120).print(table([training("hvd_ext", "ring"), training("Horovod", equal=False)]))
+    late = training("Horovod", accuracies=(0.5, 0.6))
+    Console(file=stream, width=80).print(table(result(late, training("hvd_ext, TopK"))))
     text = stream.getvalue()
-    for words in ("hvd_ext, ring", "Horovod", "97.50%", "20.0 ms", "yes", "NO"):
+    for words in ("hvd_ext, TopK", "Horovod", "98.0%", "60.0%", "450 ms (275-650)", "7.5 s", "never"):
         assert words in text
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    plot([training("hvd_ext"), training("Horovod")], tmp_path / "x.png")
+def test_the_picture_has_two_panels_and_each_colour_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    names = ("Horovod", "hvd_ext", "hvd_ext, TopK")
+    plot(result(*map(training, names)), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+    accuracy, time = figures[0].axes
+    labelled = {line.get_label(): line.get_color() for line in accuracy.get_lines() if line.get_label()[0] != "_"}
+    assert [label.split(":")[0] for label in labelled] == list(names)
+    assert len(set(labelled.values())) == 3
+    assert [to_hex(bar.get_facecolor()) for bar in time.patches] == [colour.lower() for colour in labelled.values()]
 
 
 def test_the_progress_says_what_the_ranks_do() -> None:
     found = Training("x")
-    assert found.status == "starting"
-    found.take({"kind": "start", "ranks": 2})
-    assert found.status == "tracing the first step"
-    assert training("y").status == "97.5% of test digits right"
+    assert found.status == "the ranks start"
+    found.take({"kind": "start", "total": 7, "parameters": 10})
+    assert (found.status, found.done) == ("first steps", 0)
+    found.take({"kind": "test", "seconds": [1.0, 2.0], "accuracy": 0.975})
+    assert (found.status, found.done) == ("97.5% of the test digits right", 2)
+
+
+def test_the_numbers_of_the_page_are_those_of_their_samples() -> None:
+    rows = json.loads(RESULT.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["Horovod", "hvd_ext", "hvd_ext, TopK"]
+    for row in rows:
+        later = [step for turn in row["steps_ms"] for step in turn[1:]]
+        assert row["step_ms"]["median"] == pytest.approx(statistics.median(later), abs=0.06)
+        assert row["equal"]
+        reached = [next(seconds for seconds, accuracy in curve if accuracy >= TARGET) for curve in row["curves"]]
+        assert row["seconds_to_target"] == pytest.approx(statistics.median(reached), abs=0.06)

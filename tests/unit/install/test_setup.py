@@ -1,0 +1,50 @@
+"""The set-up of the Makefile: each part says what it does and how long it took, and shows errors and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).resolve().parents[3] / "Makefile"
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs make with a copy of the Makefile, and a place of packages that is not there."""
+    shutil.copy(MAKEFILE, folder)
+    (folder / "tf_ops").mkdir(exist_ok=True)
+    environment = {**os.environ, "PIP_FIND_LINKS": str(folder / "nowhere"), "PIP_NO_INDEX": "1", "MAKEFLAGS": ""}
+    command = ["make", *words, f"PYTHON={sys.executable}", "VENV=venv"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_packages_say_what_they_are_and_how_long_they_took_and_warn_of_nothing(tmp_path):
+    (tmp_path / "requirements.txt").write_text("")
+    done = make(tmp_path, "venv/.made/packages")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, last = done.stdout.splitlines()
+    assert first.startswith("== packages: a virtual environment in venv with TensorFlow")
+    assert last.startswith("== packages: done in ")
+    (tmp_path / "requirements.txt").write_text("no_such_package_of_hvd_ext==1\n")
+    done = make(tmp_path, "venv/.made/packages")
+    assert done.returncode == 2
+    assert "ERROR: No matching distribution found for no_such_package_of_hvd_ext==1" in done.stderr
+    assert "WARNING" not in done.stderr + done.stdout
+    assert "done in" not in done.stdout
+
+
+def test_every_part_of_the_set_up_is_announced_and_timed(tmp_path):
+    command = ["make", "--dry-run", "setup", f"VENV={tmp_path}"]
+    environment = {**os.environ, "MAKEFLAGS": ""}
+    shown = subprocess.run(command, cwd=MAKEFILE.parent, text=True, capture_output=True, env=environment)
+    for part in ("packages", "hvd_ext", "Horovod"):
+        assert f'echo "== {part}: ' in shown.stdout
+        assert f'echo "== {part}: done in' in shown.stdout
+    installs = [line for line in shown.stdout.splitlines() if " install " in line and "-m pip" in line]
+    assert len(installs) == 2
+    assert all("--quiet --quiet" in line for line in installs)
