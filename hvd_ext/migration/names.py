@@ -135,6 +135,7 @@ _COLLECTIVE_ROWS = (
 _LEFT_ROWS = (
     Row(_LEFT, "broadcast_object_fn", "broadcast_object", OTHER, refused.ABSENT["broadcast_object_fn"]),
     Row(_LEFT, "gpu_available", "", REFUSED, refused.ABSENT["gpu_available"]),
+    Row(_LEFT, "tensorflow.data.compute_service", "", REFUSED, refused.ABSENT["data"]),
     Row(_LEFT, "LocalGradientAggregationHelper", "", REFUSED, refused.ABSENT["LocalGradientAggregationHelper"]),
 )
 

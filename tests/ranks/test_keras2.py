@@ -243,6 +243,114 @@ def test_several_passes_of_compute_gradients_are_one_update(kind: Any, traced: b
             optimizer.apply_gradients([(tf.constant([[1.0], [1.0]]), variable)])
 
 
+def test_a_loop_with_a_tape_broadcasts_inside_its_traced_first_step() -> None:
+    """As Horovod's example with a tape does it: `variables()` has parentheses in Keras 2."""
+    ours, optimizer = model(), NEW.Adam(0.02)
+    fill(ours.weights, salt=hvd.rank())
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor, first: bool) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(ours(x, training=True) - y))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, ours.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, ours.trainable_variables, strict=True))
+        if first:
+            hvd.broadcast_variables(ours.variables, root_rank=0)
+            hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        return loss
+
+    for salt in range(3):
+        step(*(tf.constant(part) for part in data(hvd.rank(), BATCH, salt)), salt == 0)
+        assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables()])
+    assert int(optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_a_script_that_resumes_from_checkpoints_of_rank_0(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Horovod's ImageNet example does it, with the Keras face, files of HDF5 and a chain of schedules."""
+    import hvd_ext.keras as face
+
+    monkeypatch.setattr(tf, "keras", tf_keras)  # what TF_USE_LEGACY_KERAS=1 does before the import
+    x, y = data(hvd.rank(), ROWS)
+    initial, rates = 0.5 * hvd.size(), []
+    for begin, end in ((0, 2), (2, 4)):
+        found = max((int(path.stem.split("-")[1]) for path in tmp_path.glob("*.h5")), default=0)
+        resumed = face.broadcast(found, 0, name="resume_from_epoch")
+        assert resumed == begin
+        if resumed > 0 and hvd.rank() == 0:
+            ours = face.load_model(str(tmp_path / f"checkpoint-{int(resumed)}.h5"), compression=hvd.Compression.none)
+            assert type(ours).__module__.startswith("tf_keras.")
+            assert ours.optimizer.__class__ is kind
+        else:
+            ours = model()
+            fill(ours.weights, salt=hvd.rank())
+            ours.compile(face.DistributedOptimizer(kind(initial, momentum=0.5)), "mse", metrics=["mae"])
+        callbacks = [
+            face.callbacks.BroadcastGlobalVariablesCallback(0),
+            face.callbacks.MetricAverageCallback(),
+            face.callbacks.LearningRateWarmupCallback(initial_lr=initial, warmup_epochs=1, verbose=0),
+            face.callbacks.LearningRateScheduleCallback(
+                initial_lr=initial, multiplier=lambda epoch: 1.0, start_epoch=1, end_epoch=2
+            ),
+            face.callbacks.LearningRateScheduleCallback(
+                initial_lr=initial, multiplier=lambda epoch: 0.1, start_epoch=2
+            ),
+            tf_keras.callbacks.ReduceLROnPlateau(patience=10),
+        ]
+        if hvd.rank() == 0:
+            callbacks.append(tf_keras.callbacks.ModelCheckpoint(str(tmp_path / "checkpoint-{epoch}.h5")))
+        options = {"steps_per_epoch": 2, "epochs": end, "initial_epoch": int(resumed), "verbose": 0}
+        history = ours.fit(
+            tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(BATCH), callbacks=callbacks, **options
+        )
+        rates += history.history["lr"]
+        assert_same_bits_on_all_ranks(ours.weights)
+        hvd.barrier()
+    np.testing.assert_allclose(rates, [initial, initial, initial / 10, initial / 10], rtol=1e-6)
+    mine = ours.evaluate(x, y, verbose=0)
+    score = face.allreduce(mine)
+    np.testing.assert_allclose(score.numpy(), np.mean(hvd.allgather_object(mine), axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])
+def test_velocities_of_legacy_optimizers_follow_the_learning_rate(kind: Any) -> None:
+    from hvd_ext.keras.callbacks.momentum import Velocities
+
+    variable, other = tf.Variable([8.0]), tf.Variable([8.0, 4.0])
+    optimizer = hvd.DistributedOptimizer(kind(0.5, momentum=0.5))
+    velocities = Velocities(optimizer)  # before there are any
+    optimizer.apply_gradients([(tf.constant([2.0]), variable), (tf.constant([4.0, 2.0]), other)])
+    slots = [optimizer.get_slot(one, "momentum") for one in (variable, other)]
+    kept = [one for one in optimizer.variables() if not any(one is slot for slot in slots)]
+    before, rest = values(slots), values(kept)
+    assert all(value.any() for value in before)
+    velocities.scale(4.0)
+    for got, wanted in zip(values(slots), before, strict=True):
+        np.testing.assert_array_equal(got, 4 * wanted)
+    for got, wanted in zip(values(kept), rest, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_model_whose_weights_are_frozen_may_have_a_plain_optimizer() -> None:
+    ours = model()
+    fill(ours.weights, salt=hvd.rank())
+    ours.trainable = False
+    ours.compile("sgd", "mse")
+    own = ours.weights[0]
+    before = own.numpy()
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1, local_variables=[own])
+    ours.fit(*data(hvd.rank(), BATCH), callbacks=[callback], verbose=0)
+    assert np.array_equal(own.numpy(), before)
+    assert_same_bits_on_all_ranks(ours.weights[1:])
+    root = model()
+    fill(root.weights, salt=hvd.size() - 1)
+    for got, expected in zip(ours.weights[1:], root.weights[1:], strict=True):
+        assert np.array_equal(got.numpy(), expected.numpy())
+
+
 def test_embeddings_equal_training_on_the_joined_batch() -> None:
     def inputs(x: np.ndarray) -> np.ndarray:
         return (np.abs(x[:, :2]) * 8).astype(np.int64) % 5

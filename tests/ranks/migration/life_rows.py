@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
@@ -202,3 +204,10 @@ def timeline() -> None:
     assert written == folder / f"rank_{hvd.rank()}.json" and written.is_file()
     written.unlink()
     folder.rmdir()
+
+
+@check("tensorflow.data.compute_service")
+def no_compute_service() -> None:
+    """The import that a script has is an error in words."""
+    with pytest.raises(ImportError, match=r"hvd_ext.tensorflow.data: there is no compute service; run the tf.data"):
+        importlib.import_module("hvd_ext.tensorflow.data.compute_service")
