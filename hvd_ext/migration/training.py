@@ -27,8 +27,8 @@ _OPTIMIZER_ROWS = (
             "use_locking": "accepted; changes nothing: it is of tf.compat.v1",
             "op": "Average or Sum, in every front end; Horovod's `tensorflow.DistributedOptimizer` averages in silence",
             "backward_passes_per_step": (
-                "the same mechanism as Keras' gradient_accumulation_steps: one of the two; `iterations` counts updates, "
-                "in Horovod passes"
+                "the same mechanism as Keras' gradient_accumulation_steps: one of the two; `iterations` counts "
+                "updates, in Horovod passes"
             ),
             "gradient_predivide_factor": "with op=Sum it is refused; Horovod's Keras face ignores it in silence",
         },
