@@ -150,4 +150,8 @@ ABSENT: dict[str, str] = {
     "gpu_available": "use tf.config.list_physical_devices('GPU')",
     "LocalGradientAggregationHelper": "use DistributedOptimizer(..., backward_passes_per_step=N)",
     "compression": "use hvd_ext.Compression",
+    "data": (
+        "there is no compute service; run the tf.data service of TensorFlow (tf.data.experimental.service) on hosts of "
+        "its own, and shard with hvd_ext.shard"
+    ),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from hvd_ext import agreement, runtime
 from hvd_ext.checkpoints.manifest import described
@@ -40,6 +41,8 @@ def load_model(
 ) -> keras.Model:
     """Load a model that was saved with or without the wrapper, and wrap its optimizer.
 
+    The model is one of Keras 3, or of tf_keras where the environment variable TF_USE_LEGACY_KERAS makes tf.keras that.
+
     Each rank that calls it reads its own file and tells nobody, so that rank 0 alone may load a model, as scripts for
     Horovod do; a broadcast of its variables then goes before the first step. With `root_rank` all ranks call it, and
     get the file of that rank.
@@ -56,7 +59,8 @@ def load_model(
         compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
         safe_mode: as `keras.models.load_model` takes it.
         root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
-        legacy_opts: must be False: there are no legacy optimizers in Keras 3.
+        legacy_opts: must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing, since
+            the file says what its optimizer is.
         **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
 
     Returns:
@@ -67,10 +71,10 @@ def load_model(
         MismatchError: the ranks name different roots.
         InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
     """
-    if legacy_opts:
+    if legacy_opts and _library() is keras:
         raise InvalidError(
-            f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers, and "
-            "tf_keras.models.load_model loads those of tf_keras"
+            f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers. Set "
+            "TF_USE_LEGACY_KERAS=1 to load models of tf_keras"
         )
     GradientOptions.from_keywords("load_model", {key: value for key, value in options.items() if key != "name"})
     where = f"load_model ({os.fspath(filepath)})"
@@ -172,12 +176,21 @@ def _accumulates(model: keras.Model) -> bool:
     return bool(passes) and int(optimizer._iterations.numpy()) % passes != 0
 
 
+def _library() -> Any:
+    """Give the Keras whose models are loaded: that of tf.keras, which is tf_keras where TF_USE_LEGACY_KERAS says so."""
+    return tf.keras if tf.keras.__version__.startswith("2.") else keras
+
+
 def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:
     try:
-        model = keras.models.load_model(path, custom_objects=objects, compile=compile, safe_mode=safe_mode)
+        model = _library().models.load_model(path, custom_objects=objects, compile=compile, safe_mode=safe_mode)
     except Exception as error:  # Keras, zip and HDF5 each have their own for a file that is not theirs
         raise CheckpointError(f"{where}: Keras cannot load it: {type(error).__name__}: {error}") from error
-    if path.suffix in (".h5", ".hdf5") and getattr(model, "optimizer", None) is not None:
+    if (
+        isinstance(model, keras.Model)
+        and path.suffix in (".h5", ".hdf5")
+        and getattr(model, "optimizer", None) is not None
+    ):
         _mend_slots(model, path)
     return model
 

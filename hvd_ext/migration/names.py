@@ -155,6 +155,7 @@ _LEFT_ROWS = (
     Row(_LEFT, "broadcast_object_fn", "broadcast_object", OTHER, refused.ABSENT["broadcast_object_fn"]),
     Row(_LEFT, "BroadcastGlobalVariablesHook", "", REFUSED, refused.ABSENT["BroadcastGlobalVariablesHook"]),
     Row(_LEFT, "gpu_available", "", REFUSED, refused.ABSENT["gpu_available"]),
+    Row(_LEFT, "tensorflow.data.compute_service", "", REFUSED, refused.ABSENT["data"]),
     Row(_LEFT, "LocalGradientAggregationHelper", "", REFUSED, refused.ABSENT["LocalGradientAggregationHelper"]),
 )
 

@@ -29,7 +29,10 @@ _OPTIMIZER_ROWS = (
             **_REDUCTION,
             "use_locking": "accepted; changes nothing: it is of tf.compat.v1",
             "op": "Average or Sum, in every front end; Horovod's `tensorflow.DistributedOptimizer` averages in silence",
-            "backward_passes_per_step": "the same mechanism as Keras' gradient_accumulation_steps: one of the two",
+            "backward_passes_per_step": (
+                "the same mechanism as Keras' gradient_accumulation_steps: one of the two; `iterations` counts "
+                "updates, in Horovod passes"
+            ),
             "gradient_predivide_factor": "with op=Sum it is refused; Horovod's Keras face ignores it in silence",
         },
     ),
@@ -42,6 +45,13 @@ _OPTIMIZER_ROWS = (
         {key: words for key, words in _REDUCTION.items() if key != "num_groups"},
     ),
     *same(_OPTIMIZERS, "DistributedOptimizer.register_local_var", "its gradient stays local"),
+    *same(
+        _OPTIMIZERS,
+        "DistributedOptimizer.compute_gradients DistributedOptimizer.get_gradients",
+        "where tf_keras has them: what they give is reduced, and `apply_gradients` does not reduce it again, with or "
+        "without `skip_gradients_aggregation`. Of gradients that were changed in between (clipped) an average is taken "
+        "again, which changes nothing; with op=Sum, local variables or backward_passes_per_step the skip must be said",
+    ),
     *same(_OPTIMIZERS, "Average Sum"),
     *same(_OPTIMIZERS, "Min Max Product", "of allreduce and grouped_allreduce; they have no gradient here"),
     Row(_OPTIMIZERS, refused.Adasum.name, "", REFUSED, refused.Adasum.instead),
@@ -121,8 +131,9 @@ _CALLBACK_ROWS = (
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
         "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a "
-        "`.keras` file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only",
-        {"legacy_opts": "must be False: Keras 3 has no legacy optimizers"},
+        "`.keras` file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only. With "
+        "TF_USE_LEGACY_KERAS=1 the model is one of tf_keras",
+        {"legacy_opts": "must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing"},
     ),
     *callable_rows(
         _CALLBACKS,

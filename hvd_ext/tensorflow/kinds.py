@@ -91,6 +91,37 @@ def scaled(gradient: Any, factor: float) -> Any:
     return gradient * tf.constant(factor, gradient.dtype)
 
 
+def mark_reduced(gradient: Any, by: Any) -> None:
+    """Note that a gradient is that of all ranks: who reduces it again would take a sum of sums.
+
+    Args:
+        gradient: dense or slices.
+        by: the name of a tape, or an optimizer's `Reducer`.
+    """
+    gradient._hvd_ext_reduced = by
+
+
+def reduced_by(gradient: Any) -> Any:
+    """Give what `mark_reduced` noted; None for this rank's own gradient, and for what was computed from a marked one.
+
+    Args:
+        gradient: dense, slices or None.
+    """
+    return getattr(gradient, "_hvd_ext_reduced", None)
+
+
+def reduced_copy(gradient: Any, by: Any) -> Any:
+    """Give a copy of a gradient with a note of its own.
+
+    Args:
+        gradient: dense or slices.
+        by: as for `mark_reduced`; None for no note.
+    """
+    copied = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+    mark_reduced(copied, by)
+    return copied
+
+
 def refuse(label: str, gradient: Any, variable: Any) -> None:
     """Refuse what cannot be reduced.
 
@@ -109,10 +140,15 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
         )
     if gradient is None:
         return
-    if getattr(gradient, "_hvd_ext_reduced", False):
+    by = reduced_by(gradient)
+    if by is not None:
         raise InvalidError(
-            f"{label}: the gradient of {name(variable)!r} has been reduced by a DistributedGradientTape already; use "
-            "such a tape with a plain optimizer, or a plain tape with this one"
+            f"{label}: the gradient of {name(variable)!r} has been reduced by "
+            + (
+                f"a {by} already; use such a tape with a plain optimizer, or a plain tape with this one"
+                if isinstance(by, str)
+                else f"the compute_gradients of another optimizer, {by.label!r}, already; apply it with that one"
+            )
         )
     given = tf.as_dtype(gradient.dtype) if hasattr(gradient, "dtype") else tf.convert_to_tensor(gradient).dtype
     if not given.is_floating:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow import kinds, ops
 from hvd_ext.tensorflow.kept import kept_for
 
 LABEL = "DistributedGradientTape"
@@ -239,5 +239,5 @@ def _reduced(
         reduce(*[gradients[place] for place in dense])
     for place, gradient in enumerate(results):
         if gradient is not None and place not in own:
-            gradient._hvd_ext_reduced = True
+            kinds.mark_reduced(gradient, LABEL)
     return results

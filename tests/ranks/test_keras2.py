@@ -105,6 +105,252 @@ def test_loops_of_ones_own_are_reduced_unless_they_say_that_they_are_so_already(
     assert second.numpy().tolist() == [6.0]
 
 
+# What a loop may do between the loss and the update, and whether the gradients that arrive are the sum or this rank's.
+ORDERS = [
+    ("compute", "apply", "sum"),
+    ("compute", "skip", "sum"),
+    ("compute, aggregate", "apply", "sum"),
+    ("compute, aggregate", "skip", "sum"),
+    ("compute, change", "skip", "sum"),
+    ("compute, change", "apply", "refused"),
+    ("compute, change", "aggregate", "refused"),
+    ("compute, change one", "apply", "refused"),
+    ("tape", "apply", "sum"),
+    ("tape", "skip", "own"),
+    ("tape, aggregate", "apply", "sum"),
+    ("tape, aggregate", "skip", "sum"),
+    ("minimize", "", "sum"),
+]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_every_order_of_calls_reduces_once(kind: Any, traced: bool) -> None:
+    scaled = tf_keras.mixed_precision.LossScaleOptimizer
+    wrap = lambda one: hvd.DistributedOptimizer(one, op=hvd.Sum)  # noqa: E731 - a sum shows what is reduced twice
+    makes = [
+        ("plain", lambda: wrap(kind(1.0))),
+        ("wrapped outside", lambda: wrap(scaled(kind(1.0), initial_scale=8.0))),
+        ("wrapped inside", lambda: scaled(wrap(kind(1.0)), initial_scale=8.0)),
+    ]
+    skip = {"skip_gradients_aggregation": True} if kind is NEW.SGD else {"experimental_aggregate_gradients": False}
+    total = sum(range(1, hvd.size() + 1))
+    for where, make in makes:
+        for before, last, expected in ORDERS:
+            if where != "plain" and ("change" in before or "aggregate" in before):
+                continue  # a loss-scale optimizer has no such method
+            if (where, before, last) == ("wrapped inside", "compute", "apply"):
+                expected = "refused"  # the one outside divides by its scale in between
+            optimizer, first, second = make(), tf.Variable([8.0]), tf.Variable([4.0])
+
+            def step(optimizer: Any = optimizer, both: Any = (first, second), how: Any = (before, last)) -> None:
+                before, last = how
+                loss = lambda: tf.reduce_sum(both[0] + 2.0 * both[1]) * (hvd.rank() + 1.0)  # noqa: E731
+                if before == "minimize":
+                    optimizer.minimize(loss, both)
+                    return
+                if before.startswith("compute"):
+                    private = hasattr(kind, "_compute_gradients")
+                    method = optimizer._compute_gradients if private else optimizer.compute_gradients
+                    pairs = method(loss, both)
+                else:
+                    with tf.GradientTape() as tape:
+                        value = loss()
+                    pairs = list(zip(tape.gradient(value, both), both, strict=True))
+                aggregate = getattr(optimizer, "aggregate_gradients" if kind is NEW.SGD else "_aggregate_gradients")
+                if before.endswith("aggregate"):
+                    pairs = aggregate(pairs)
+                if before.endswith("change"):
+                    pairs = [(tf.clip_by_value(one, -99.0, 99.0), variable) for one, variable in pairs]
+                if before.endswith("change one"):
+                    pairs = [(pairs[0][0] * 1.0, pairs[0][1]), pairs[1]]
+                if last == "aggregate":
+                    aggregate(pairs)
+                else:
+                    optimizer.apply_gradients(pairs, **(skip if last == "skip" else {}))
+
+            run = tf.function(step, autograph=False) if traced else step
+            if expected == "refused":
+                with pytest.raises(InvalidError, match="cannot tell whether gradients that apply_gradients is given"):
+                    run()
+                continue
+            factor = {"sum": total, "own": hvd.rank() + 1}[expected]
+            run()
+            got = [first.numpy().tolist(), second.numpy().tolist()]
+            assert got == [[8.0 - factor], [4.0 - 2 * factor]], (where, before, last)
+
+
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_an_average_of_changed_gradients_is_taken_again_and_every_optimizer_has_both_names(kind: Any) -> None:
+    variable, other = tf.Variable([8.0]), tf.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(kind(1.0))
+    loss = lambda: variable * (hvd.rank() + 1.0)  # noqa: E731 - of a step
+    mean = (hvd.size() + 1) / 2
+    for method in (optimizer.compute_gradients, optimizer._compute_gradients):
+        variable.assign([8.0])
+        ((gradient, _), (missing, _)) = method(loss, [variable, other])
+        assert missing is None
+        assert gradient.numpy().tolist() == [mean]
+        optimizer.apply_gradients([(gradient / 2, variable)])
+        assert variable.numpy().tolist() == [8.0 - mean / 2]
+    # gradients of a tape are reduced by the same optimizer still
+    optimizer.apply_gradients([(tf.constant([hvd.rank() + 1.0]), variable)])
+    assert variable.numpy().tolist() == [8.0 - 1.5 * mean]
+    with pytest.raises(InvalidError, match="reduced by the compute_gradients of another optimizer, 'SGD', already"):
+        hvd.DistributedOptimizer(kind(1.0)).apply_gradients([(gradient, variable)])
+    if kind is NEW.SGD:
+        with pytest.raises(InvalidError, match="grad_loss must be None; only legacy optimizers have it"):
+            optimizer._compute_gradients(loss, [variable], tf.constant([1.0]))
+        return
+
+    @tf.function
+    def step() -> None:
+        gradients = optimizer.get_gradients(variable * (hvd.rank() + 1.0), [variable])
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+        optimizer.get_updates(variable * (hvd.rank() + 1.0), [variable])
+
+    step()
+    assert variable.numpy().tolist() == [8.0 - 3.5 * mean]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_several_passes_of_compute_gradients_are_one_update(kind: Any, traced: bool) -> None:
+    skip = {"experimental_aggregate_gradients": False}
+    for keywords in ({}, skip):
+        variable, unused = tf.Variable([[1.0], [2.0]]), tf.Variable([1.0])
+        optimizer = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2, op=hvd.Sum)
+
+        def step(
+            count: tf.Tensor,
+            optimizer: Any = optimizer,
+            both: Any = (variable, unused),
+            keywords: Any = keywords,
+        ) -> None:
+            pairs = optimizer.compute_gradients(lambda: count * tf.gather(both[0], [1]), both)
+            assert pairs[1][0] is None
+            optimizer.apply_gradients(pairs, **keywords)
+
+        run = tf.function(step, autograph=False) if traced else step
+        expected = 2.0
+        for number in range(4):
+            run(tf.constant(float(number * 2 + hvd.rank())))
+            if number % 2:
+                expected -= sum(2 * number + 2 * (number - 1) + 2 * rank for rank in range(hvd.size()))
+            assert variable.numpy().ravel().tolist() == [1.0, expected]
+        assert int(optimizer.iterations) == 2
+        with pytest.raises(InvalidError, match="cannot tell whether gradients"):
+            optimizer.apply_gradients([(tf.constant([[1.0], [1.0]]), variable)])
+
+
+def test_a_loop_with_a_tape_broadcasts_inside_its_traced_first_step() -> None:
+    """As Horovod's example with a tape does it: `variables()` has parentheses in Keras 2."""
+    ours, optimizer = model(), NEW.Adam(0.02)
+    fill(ours.weights, salt=hvd.rank())
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor, first: bool) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(ours(x, training=True) - y))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, ours.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, ours.trainable_variables, strict=True))
+        if first:
+            hvd.broadcast_variables(ours.variables, root_rank=0)
+            hvd.broadcast_variables(optimizer.variables(), root_rank=0)
+        return loss
+
+    for salt in range(3):
+        step(*(tf.constant(part) for part in data(hvd.rank(), BATCH, salt)), salt == 0)
+        assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables()])
+    assert int(optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
+def test_a_script_that_resumes_from_checkpoints_of_rank_0(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Horovod's ImageNet example does it, with the Keras face, files of HDF5 and a chain of schedules."""
+    import hvd_ext.keras as face
+
+    monkeypatch.setattr(tf, "keras", tf_keras)  # what TF_USE_LEGACY_KERAS=1 does before the import
+    x, y = data(hvd.rank(), ROWS)
+    initial, rates = 0.5 * hvd.size(), []
+    for begin, end in ((0, 2), (2, 4)):
+        found = max((int(path.stem.split("-")[1]) for path in tmp_path.glob("*.h5")), default=0)
+        resumed = face.broadcast(found, 0, name="resume_from_epoch")
+        assert resumed == begin
+        if resumed > 0 and hvd.rank() == 0:
+            ours = face.load_model(str(tmp_path / f"checkpoint-{int(resumed)}.h5"), compression=hvd.Compression.none)
+            assert type(ours).__module__.startswith("tf_keras.")
+            assert ours.optimizer.__class__ is kind
+        else:
+            ours = model()
+            fill(ours.weights, salt=hvd.rank())
+            ours.compile(face.DistributedOptimizer(kind(initial, momentum=0.5)), "mse", metrics=["mae"])
+        callbacks = [
+            face.callbacks.BroadcastGlobalVariablesCallback(0),
+            face.callbacks.MetricAverageCallback(),
+            face.callbacks.LearningRateWarmupCallback(initial_lr=initial, warmup_epochs=1, verbose=0),
+            face.callbacks.LearningRateScheduleCallback(
+                initial_lr=initial, multiplier=lambda epoch: 1.0, start_epoch=1, end_epoch=2
+            ),
+            face.callbacks.LearningRateScheduleCallback(
+                initial_lr=initial, multiplier=lambda epoch: 0.1, start_epoch=2
+            ),
+            tf_keras.callbacks.ReduceLROnPlateau(patience=10),
+        ]
+        if hvd.rank() == 0:
+            callbacks.append(tf_keras.callbacks.ModelCheckpoint(str(tmp_path / "checkpoint-{epoch}.h5")))
+        options = {"steps_per_epoch": 2, "epochs": end, "initial_epoch": int(resumed), "verbose": 0}
+        history = ours.fit(
+            tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(BATCH), callbacks=callbacks, **options
+        )
+        rates += history.history["lr"]
+        assert_same_bits_on_all_ranks(ours.weights)
+        hvd.barrier()
+    np.testing.assert_allclose(rates, [initial, initial, initial / 10, initial / 10], rtol=1e-6)
+    mine = ours.evaluate(x, y, verbose=0)
+    score = face.allreduce(mine)
+    np.testing.assert_allclose(score.numpy(), np.mean(hvd.allgather_object(mine), axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])
+def test_velocities_of_legacy_optimizers_follow_the_learning_rate(kind: Any) -> None:
+    from hvd_ext.keras.callbacks.momentum import Velocities
+
+    variable, other = tf.Variable([8.0]), tf.Variable([8.0, 4.0])
+    optimizer = hvd.DistributedOptimizer(kind(0.5, momentum=0.5))
+    velocities = Velocities(optimizer)  # before there are any
+    optimizer.apply_gradients([(tf.constant([2.0]), variable), (tf.constant([4.0, 2.0]), other)])
+    slots = [optimizer.get_slot(one, "momentum") for one in (variable, other)]
+    kept = [one for one in optimizer.variables() if not any(one is slot for slot in slots)]
+    before, rest = values(slots), values(kept)
+    assert all(value.any() for value in before)
+    velocities.scale(4.0)
+    for got, wanted in zip(values(slots), before, strict=True):
+        np.testing.assert_array_equal(got, 4 * wanted)
+    for got, wanted in zip(values(kept), rest, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_model_whose_weights_are_frozen_may_have_a_plain_optimizer() -> None:
+    ours = model()
+    fill(ours.weights, salt=hvd.rank())
+    ours.trainable = False
+    ours.compile("sgd", "mse")
+    own = ours.weights[0]
+    before = own.numpy()
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1, local_variables=[own])
+    ours.fit(*data(hvd.rank(), BATCH), callbacks=[callback], verbose=0)
+    assert np.array_equal(own.numpy(), before)
+    assert_same_bits_on_all_ranks(ours.weights[1:])
+    root = model()
+    fill(root.weights, salt=hvd.size() - 1)
+    for got, expected in zip(ours.weights[1:], root.weights[1:], strict=True):
+        assert np.array_equal(got.numpy(), expected.numpy())
+
+
 def test_embeddings_equal_training_on_the_joined_batch() -> None:
     def inputs(x: np.ndarray) -> np.ndarray:
         return (np.abs(x[:, :2]) * 8).astype(np.int64) % 5

@@ -73,8 +73,27 @@ def is_built(optimizer: Any) -> bool:
     Returns:
         Whether it has.
     """
+    if _is_legacy(optimizer):
+        return bool(getattr(optimizer, "inner_optimizer", optimizer)._hypers_created)
     built = getattr(optimizer, "built", None)
     return bool(getattr(optimizer, "_built", False) if built is None else built)
+
+
+def build(optimizer: Any, trained: Any) -> None:
+    """Give an optimizer its slots.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2.
+        trained: the variables that it will train.
+    """
+    if _is_legacy(optimizer):
+        optimizer._create_all_weights(trained)
+    else:
+        optimizer.build(trained)
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    return hasattr(optimizer, "_create_all_weights")  # as the optimizers of tf_keras.optimizers.legacy have it
 
 
 def is_number(value: Any) -> bool:
@@ -108,13 +127,16 @@ def trains_together(model: Any) -> bool:
 def refuse_plain(model: Any) -> None:
     """Refuse Keras' own training step with an optimizer that is not wrapped: each rank would train alone.
 
+    A model whose weights are all frozen trains nothing, and is not refused.
+
     Args:
         model: with the optimizer that it will train with.
 
     Raises:
         InvalidError: the optimizer is not wrapped, and there are several ranks.
     """
-    if size() > 1 and _trains_by_itself(model) and not _wrapped(model):
+    frozen = model.built and not model.trainable_variables
+    if size() > 1 and _trains_by_itself(model) and not _wrapped(model) and not frozen:
         raise InvalidError(
             f"optimizer {model.optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned "
             "and copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"

@@ -69,7 +69,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         optimizers = base.optimizers(self.model)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
-        built = [base.is_built(optimizer) for optimizer in optimizers]
+        built = [(base.is_built(optimizer), len(self._slots(optimizer))) for optimizer in optimizers]
         ranks = allgather_object((len(weights), built, steps), name=_NAME)
         check_steps([steps for _, _, steps in ranks])
         if self._done:
@@ -78,9 +78,9 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             return  # some rank has built or loaded the model and another has not: after the first batch all have
         self._send(weights)
         for optimizer, *built in zip(optimizers, *(flags for _, flags, _ in ranks), strict=True):
-            if built[self.root_rank] and optimizer is self.model.optimizer:
+            if built[self.root_rank][0] and optimizer is self.model.optimizer:
                 if not base.is_built(optimizer):
-                    optimizer.build(self.model.trainable_variables)
+                    base.build(optimizer, self.model.trainable_variables)
                 self._send(self._slots(optimizer))
             elif len(set(built)) == 1:
                 self._send(self._slots(optimizer))

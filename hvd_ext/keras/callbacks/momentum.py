@@ -7,6 +7,7 @@ the product momentum * new / old is the same as the velocity scaled by new / old
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ class Velocities:
     """The velocities of an optimizer, and those that `TopK` has taken over from it.
 
     Args:
-        optimizer: of Keras 3, or a new one (not "legacy") of Keras 2, without a loss-scale optimizer around it.
+        optimizer: of Keras 3 or tf_keras, without a loss-scale optimizer around it.
 
     Raises:
         InvalidError: it has momentum, but nobody knows where.
@@ -32,18 +33,18 @@ class Velocities:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._attribute = ""
+        self._slots: Callable[[Any], list[Any]] = lambda optimizer: []
         self._of: list[Any] = []
         self._scale: Any = None
         if not getattr(optimizer, "momentum", None):
             return
-        known = [_VELOCITIES[kind.__name__] for kind in type(optimizer).__mro__ if _is_known(kind)]
+        known = [_slots_of(kind) for kind in type(optimizer).__mro__ if _is_known(kind)]
         if not known:
             raise InvalidError(
                 f"momentum_correction (True): where optimizer {type(optimizer).__name__!r} keeps its momentum is not "
                 "known; pass momentum_correction=False"
             )
-        self._attribute = known[0]
+        self._slots = known[0]
 
     def scale(self, ratio: float) -> None:
         """Multiply all velocities.
@@ -51,7 +52,7 @@ class Velocities:
         Args:
             ratio: the new learning rate over the old one.
         """
-        slots = list(getattr(self._optimizer, self._attribute, ())) if self._attribute else []
+        slots = self._slots(self._optimizer)
         reducer = getattr(self._optimizer, "_hvd_ext_reducer", None)
         if isinstance(reducer, Reducer):
             reducer.scale_momentum(ratio)
@@ -63,11 +64,14 @@ class Velocities:
 
 
 def _is_known(kind: type) -> bool:
-    return (
-        kind.__name__ in _VELOCITIES
-        and kind.__module__.startswith(("keras.", "tf_keras."))
-        and "legacy" not in kind.__module__
-    )
+    return kind.__name__ in _VELOCITIES and kind.__module__.startswith(("keras.", "tf_keras."))
+
+
+def _slots_of(kind: type) -> Callable[[Any], list[Any]]:
+    if "legacy" in kind.__module__:  # of tf_keras; they have slots by variable and by name
+        return lambda optimizer: [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots]
+    attribute = _VELOCITIES[kind.__name__]
+    return lambda optimizer: list(getattr(optimizer, attribute, ())) if attribute else []
 
 
 def _tensorflows(slot: Any) -> tf.Variable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import tempfile
 from pathlib import Path
@@ -254,3 +255,10 @@ def timeline() -> None:
         hvd.allreduce(mine())
         written = hvd.stop_timeline()
         assert written == folder / f"rank_{hvd.rank()}.json" and written.is_file()
+
+
+@check("tensorflow.data.compute_service")
+def no_compute_service() -> None:
+    """The import that a script has is an error in words."""
+    with pytest.raises(ImportError, match=r"hvd_ext.tensorflow.data: there is no compute service; run the tf.data"):
+        importlib.import_module("hvd_ext.tensorflow.data.compute_service")

@@ -203,3 +203,22 @@ compare(
         f"{P}(scale_local_gradients)": lambda: (partial_optimizer(scale_local_gradients=False), own(False)),
     }
 )
+
+
+@check(f"{D}.compute_gradients", f"{D}.get_gradients")
+def reduced_where_they_are_computed() -> None:
+    """What they give is the average, and it is applied as it is; test_keras2.py has every order of calls."""
+    tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip install tf_keras")
+    variable = tf.Variable([8.0])
+    optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(1.0))
+    loss = lambda: variable * (hvd.rank() + 1.0)  # noqa: E731 - of a step
+    mean = (hvd.size() + 1) / 2
+
+    @tf.function
+    def graph() -> None:
+        optimizer.apply_gradients(zip(optimizer.get_gradients(loss(), [variable]), [variable], strict=True))
+
+    optimizer.apply_gradients(optimizer.compute_gradients(loss, [variable]))
+    assert variable.numpy().tolist() == [8.0 - mean]
+    graph()
+    assert variable.numpy().tolist() == [8.0 - 2 * mean]

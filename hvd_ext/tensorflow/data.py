@@ -1,0 +1,7 @@
+"""What `from horovod.tensorflow.data.compute_service import ...` meets here: an ImportError that says what to use."""
+
+from __future__ import annotations
+
+from hvd_ext import refused
+
+raise ImportError(f"hvd_ext.tensorflow.data: {refused.ABSENT['data']}")
