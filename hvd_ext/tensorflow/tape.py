@@ -213,7 +213,7 @@ def _reduced(
         given = list(gradients)
         for place, tensor in zip(dense, tensors, strict=True):
             given[place] = tensor
-        results[:] = kept.reduce(given)
+        results[:] = kept.reduce(given, sources)
         own.update(place for place, result in enumerate(results) if result is given[place])
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
@@ -227,7 +227,7 @@ def _reduced(
             back: list[Any] = [None] * len(gradients)
             for place, gradient in zip(tensors_out, upstream, strict=True):
                 back[place] = gradient
-            back = kept.reduce(back)
+            back = kept.reduce(back, sources)
             return [tf.cast(back[place], gradients[place].dtype) for place in dense]
 
         return [results[place] for place in tensors_out], backward
