@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import accumulation, in_part, jit, loss_scale
+from hvd_ext.keras import accumulation, compiled, in_part, jit, loss_scale
 from hvd_ext.keras.distributed import Distributed, Reducing, class_of
 from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.reducer import Reducer
@@ -64,6 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         return keras2.wrap(optimizer, label, options)
     _check_optimizer(optimizer)
     jit.watch()
+    compiled.watch(keras.Model)
     wrapped = loss_scale.scaled(optimizer)
     scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)

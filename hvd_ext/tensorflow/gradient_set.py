@@ -8,17 +8,20 @@ other once, when a rank's own pattern is new; all ranks must then come to a new 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_ext import agreement, runtime
 from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.planning.sparse_planner import SparseChosen
 from hvd_ext.tensorflow import kinds, registration, residuals
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
 from hvd_ext.tensorflow.feedback import Arrays, Everyone, Feedback
 from hvd_ext.tensorflow.in_part import InPart
 from hvd_ext.tensorflow.same_start import SameStart, Weights
 
+_LOG = logging.getLogger("hvd_ext")
 _LIST = "the list of variables"
 
 
@@ -85,7 +88,7 @@ class GradientSet:
         *,
         traced: bool,
         communicates: bool = True,
-        weights: Weights = (),
+        weights: Weights | None = None,
     ) -> tuple[Channel, str]:
         """Agree with the ranks on the gradients of a step.
 
@@ -189,7 +192,7 @@ class GradientSet:
         own: str,
         facts: Callable[[], dict[str, Any]],
         start: SameStart | None = None,
-        weights: Weights = (),
+        weights: Weights | None = None,
     ) -> Channel:
         specs = [
             dataclasses.replace(spec, present=kind != kinds.NONE, sparse=kind == kinds.SPARSE)
@@ -209,6 +212,7 @@ class GradientSet:
         )
         if self._in_part is not None:
             self._keep(channel)
+            self._tell_of_one_host(channel)
         self.channels.append(channel)
         return channel
 
@@ -224,6 +228,20 @@ class GradientSet:
         restored, self.restored = self.restored, None
         if restored is not None:
             self.feedback.load(channel, *restored)
+
+    def _tell_of_one_host(self, channel: Channel) -> None:
+        """Say once, on the first rank, that `TopK` has nothing to leave out."""
+        chosen = [choice for choice in channel.choices if isinstance(choice, SparseChosen)]
+        if self.job.engine.rank or not chosen or any(choice.selects for choice in chosen):
+            return
+        if self.job.count("top-k without a selection") == 0:
+            _LOG.warning(
+                "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
+                "one host (%d %s); they travel whole, as without TopK",
+                self._label,
+                self.job.engine.size,
+                "rank" if self.job.engine.size == 1 else "ranks",
+            )
 
 
 def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> registration.Groups:

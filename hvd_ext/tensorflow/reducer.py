@@ -22,7 +22,7 @@ from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.feedback import Arrays, Everyone
 from hvd_ext.tensorflow.gradient_set import GradientSet
 from hvd_ext.tensorflow.in_part import InPart, Momentum
-from hvd_ext.tensorflow.same_start import SameStart
+from hvd_ext.tensorflow.same_start import SameStart, Weights
 from hvd_ext.tensorflow.step import Step
 
 Facts = Callable[[], dict[str, Any]]
@@ -287,15 +287,14 @@ class Reducer:
 
         own = "".join(kinds.kind(gradients[index], dense) for index in shared)
         traced = not tf.executing_eagerly()
+        unsure = None
+        if every.start is not None and not every.start.done:
+            given = variables if weights is None else weights
+            pairs = [(kinds.name(variables[index]), given[index]) for index in shared]
+            unsure = Weights.here([(name, weight) for name, weight in pairs if hasattr(weight, "assign")])
         with tf.init_scope():  # exchanges are eager, and Keras reads the learning rate for the facts
-            weights = variables if weights is None else weights
-            pairs = [
-                (kinds.name(variables[index]), weights[index]) for index in shared if hasattr(weights[index], "assign")
-            ]
-            channel, joint = every.agree(
-                own, checked, traced=traced, communicates=communicates, weights=pairs
-            )
-        compared = None if every.start is None else every.start.again(pairs)
+            channel, joint = every.agree(own, checked, traced=traced, communicates=communicates, weights=unsure)
+        compared = None if every.start is None or unsure is None else every.start.again(unsure)
         agreed = [kinds.LOCAL] * len(variables)
         for index, kind in zip(shared, joint, strict=True):
             agreed[index] = kind
@@ -325,7 +324,8 @@ class Reducer:
         return every
 
     def _start(self, job: Runtime) -> SameStart | None:
-        # a graph of TensorFlow 1 has values in its sessions only
-        if not self.options.check_start or job.engine.size == 1 or not tf.compat.v1.executing_eagerly_outside_functions():
+        if not self.options.check_start or job.engine.size == 1:
             return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return None  # a graph of TensorFlow 1 has values in its sessions only
         return SameStart(self.label, job, after_first=self._after_first, waits=lambda: self.broadcast_follows)

@@ -39,7 +39,7 @@ def open(
     in_part: InPart | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,
     start: SameStart | None = None,
-    weights: Weights = (),
+    weights: Weights | None = None,
 ) -> Channel:
     """Open a channel; all ranks call it, with equal arguments except for `present` and `sparse`.
 
@@ -74,7 +74,7 @@ def open(
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
         given |= {} if in_part is None else in_part.described()
-        sums = None if start is None else start.described(weights)
+        sums = None if start is None or weights is None else start.described(weights)
         return {"name": name, "facts": given, "weights": sums, **_described(where, specs, options, groups)}
 
     values = agreement.exchange(owner.engine, EXCHANGE, mine)
@@ -82,7 +82,7 @@ def open(
     where = f"channel {values[0]['name']!r}"  # the verdict has the same words on all ranks
     agreement.check_same(where, [value["options"] for value in values], owner.engine.ranks)
     agreement.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
-    if start is not None:
+    if start is not None and weights is not None:
         start.registered([value["weights"] for value in values])
     kinds = joint([value["kinds"] for value in values])
     agreed = tuple(

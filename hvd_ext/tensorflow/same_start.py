@@ -8,6 +8,7 @@ its first update.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from hvd_ext.runtime import Runtime
 
 Sums = list[int]
-# by name
-Weights = Sequence[tuple[str, Any]]
 
 _ADVICE = (
     "each rank would train a model of its own; give all ranks the weights of one: hvd_ext.callbacks.synchronized(...) "
@@ -33,6 +32,36 @@ _ADVICE = (
     "made; a variable that shall differ is registered with register_local_var(variable) or local_layers; "
     "check_start=False leaves this comparison out"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The variables of a step that are compared.
+
+    Args:
+        names: of the variables.
+        variables: themselves; in a function that is being traced they may have no values yet.
+        broadcast: the function broadcasts something in front of its update.
+    """
+
+    names: Sequence[str]
+    variables: Sequence[Any]
+    broadcast: bool
+
+    @classmethod
+    def here(cls, pairs: Sequence[tuple[str, Any]]) -> Weights:
+        """Take variables by name, where the step is made: eagerly, or in the function that is being traced."""
+        return cls([name for name, _ in pairs], [variable for _, variable in pairs], _broadcasts_before())
+
+    def tensors(self) -> list[tf.Tensor]:
+        """Read them."""
+        return [_tensor(variable) for variable in self.variables]
+
+    def sums_now(self) -> Sums | None:
+        """Give their checksums; None where one of them has no value yet."""
+        with tf.init_scope():
+            tensors = [_value_now(variable) for variable in self.variables]
+            return None if any(tensor is None for tensor in tensors) else checksums(tensors)
 
 
 class SameStart:
@@ -50,15 +79,13 @@ class SameStart:
         name: of its exchanges; the same on all ranks, and another one for each list.
     """
 
-    def __init__(
-        self, label: str, job: Runtime, *, after_first: bool, waits: Callable[[], bool]
-    ) -> None:
+    def __init__(self, label: str, job: Runtime, *, after_first: bool, waits: Callable[[], bool]) -> None:
         self.done = False
         self.name = label
         self._label, self._job = label, job
         self._after_first = after_first
         self._waits = waits
-        self._names: list[str] = []
+        self._names: Sequence[str] = ()
         self._first: Sums | None = None
         self._compared: tf.Variable | None = None
 
@@ -66,15 +93,12 @@ class SameStart:
         """Give what the ranks exchange when the gradients are registered.
 
         Args:
-            weights: variables; what has no value yet, while a function is traced, is looked at when that runs.
+            weights: of the step; what has no value yet is looked at when the function runs.
         """
-        self._names = [name for name, _ in weights]
-        later = self._after_first or self._waits() or _broadcasts_before()
-        with tf.init_scope():
-            tensors = [_value_now(variable) for _, variable in weights]
-            sums = None if any(tensor is None for tensor in tensors) else checksums(tensors)
-        self._first = sums
-        return {"sums": sums, "later": later or sums is None}
+        self._names = weights.names
+        self._first = weights.sums_now()
+        later = self._after_first or self._waits() or weights.broadcast or self._first is None
+        return {"sums": self._first, "later": later}
 
     def registered(self, ranks: Sequence[dict[str, Any]]) -> None:
         """Compare what the ranks have exchanged.
@@ -94,7 +118,7 @@ class SameStart:
         """Compare in a later step, or in the function that is being traced, when that runs.
 
         Args:
-            weights: those of `described`.
+            weights: of the step.
 
         Returns:
             In a function, what must come before the step; None where all is said.
@@ -106,7 +130,7 @@ class SameStart:
         if self.done:
             return None
         if tf.executing_eagerly():
-            self._compare(*(_tensor(variable) for _, variable in weights))
+            self._compare(*weights.tensors())
             return None
         if self._compared is None:
             with tf.init_scope(), tf.device("CPU:0"):
@@ -115,7 +139,7 @@ class SameStart:
 
         def compare() -> tf.Tensor:
             # reads in here come after what the function has assigned before
-            equal = tf.py_function(self._compare, [_tensor(variable) for _, variable in weights], tf.bool)
+            equal = tf.py_function(self._compare, weights.tensors(), tf.bool)
             equal.set_shape(())
             with tf.control_dependencies([compared.assign(equal, read_value=False)]):
                 return tf.identity(equal)
