@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         **keywords: the fields of `hvd_ext.gradient_options.GradientOptions`, which are Horovod's keywords and ours: op,
             compression, sparse_as_dense, gradient_predivide_factor, backward_passes_per_step,
             average_aggregated_gradients, groups, process_set, scale_local_gradients, algorithm, bucket_nbytes,
-            check_every. compression may be a `hvd_ext.TopK` (docs/topk.md).
+            check_every, check_start. compression may be a `hvd_ext.TopK` (docs/topk.md).
             Horovod's device_dense, device_sparse and use_locking are taken and change nothing; num_groups is groups.
 
     Returns:

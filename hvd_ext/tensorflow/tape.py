@@ -30,14 +30,14 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
     """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
 
     The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
-    ranks call `gradient` alike. Jacobians are this rank's own. A wrapped optimizer would reduce a second time, and
+    ranks call `gradient` alike, with equal weights from the second step on (check_start). Jacobians are this rank's own. A wrapped optimizer would reduce a second time, and
     refuses gradients of such a tape: use one of them.
 
     Args:
         gradtape: a `tf.GradientTape`.
         **keywords: those of `DistributedOptimizer`, ours and Horovod's, except for the ones that add gradients up:
             op, algorithm, bucket_nbytes, compression, sparse_as_dense, gradient_predivide_factor, groups, process_set,
-            scale_local_gradients (`hvd_ext.gradient_options.GradientOptions`).
+            scale_local_gradients, check_start (`hvd_ext.gradient_options.GradientOptions`).
 
     Returns:
         The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
