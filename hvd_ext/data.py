@@ -7,8 +7,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, process_sets
-from hvd_ext.keras.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -30,8 +30,9 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
     """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
 
     The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
-    ranks call `gradient` alike, with equal weights from the second step on (check_start). Jacobians are this rank's own. A wrapped optimizer would reduce a second time, and
-    refuses gradients of such a tape: use one of them.
+    ranks call `gradient` alike, and have equal weights when the first step has been applied (check_start). Jacobians
+    are this rank's own. A wrapped optimizer would reduce a second time, and refuses gradients of such a tape: use one
+    of them.
 
     Args:
         gradtape: a `tf.GradientTape`.
