@@ -204,7 +204,12 @@ def refuse(
 
 
 def _tensor(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(kinds.inner(variable))
+    """Read a variable behind the back of tapes and custom gradients, which would take note of it."""
+    inner = kinds.inner(variable)
+    handle = getattr(inner, "handle", None)
+    if handle is None:
+        return tf.convert_to_tensor(inner)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=inner.dtype)
 
 
 def _value_now(variable: Any) -> tf.Tensor | None:
