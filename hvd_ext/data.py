@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext import agreement, process_sets
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -15,6 +18,27 @@ if TYPE_CHECKING:
 REMAINDERS = ("drop", "repeat", "uneven")
 # Elements that a data set of unknown size is mixed in, with shuffle=True: a few batches, also of large pictures.
 BUFFER = 1024
+
+# what the data are, for messages
+_ARRAYS, _DATA_SET, _PY_DATASET, _GENERATOR = "arrays", "tf.data.Dataset", "PyDataset", "generator"
+_OWN_BATCHES = ("batch_size", None, "its items are batches already, and whole ones are divided; leave it out")
+_ITS_SIZES = ("drop_remainder", False, "its batches have the sizes that it gives them")
+# kind -> settings that it has not: name, default, what to do
+_WORDS: dict[str, tuple[tuple[str, Any, str], ...]] = {
+    _PY_DATASET: (
+        _OWN_BATCHES,
+        _ITS_SIZES,
+        ("shuffle", False, "fit mixes its batches anew in every epoch, unless it is told shuffle=False"),
+    ),
+    _GENERATOR: (
+        _OWN_BATCHES,
+        _ITS_SIZES,
+        ("shuffle", False, "it gives its items in one order; let it mix them, alike on all ranks"),
+        ("own", False, "nobody knows how much it has; give it to fit as it is, with the same steps_per_epoch on all "
+         "ranks, or make a data set of it: tf.data.Dataset.from_generator(...)"),
+        ("steps", None, "it is read once, and cannot begin anew; give fit steps_per_epoch"),
+    ),
+}  # fmt: skip
 
 
 def shard(
@@ -28,7 +52,7 @@ def shard(
     steps: int | None = None,
     drop_remainder: bool = False,
     process_set: ProcessSet | None = None,
-) -> tf.data.Dataset:
+) -> Any:
     """Make this rank's part of the data, such that all ranks have equally many steps; all ranks call it alike.
 
     Element i goes to rank i % size: the ranks' batches of one step together are `size * batch_size` elements that
@@ -38,10 +62,17 @@ def shard(
     The data must be the same on all ranks, in the same order (seed a shuffle in front), unless own=True. A data set of
     unknown length is read by all ranks and needs no counting: elements are taken in groups of one for each rank.
 
+    Data that come in batches are divided by batches: batch i goes to rank i % size, and batch_size is left out. A
+    batch that is smaller than the others then meets whole ones in its step.
+
     Args:
-        data: arrays (one, or a tuple, list or dictionary of them, equal in their first dimension), or a
-            `tf.data.Dataset` of single elements. A data set of batches, with batch_size=None, is divided by batches.
-        batch_size: elements in a batch of one rank; None: the data are not put into batches.
+        data: arrays (one, or tuples, lists or dictionaries of them, equal in their first dimension), or a
+            `tf.data.Dataset` of single elements; or, in batches, a `tf.data.Dataset`, a `keras.utils.PyDataset`
+            (`Sequence`), or a generator. A `PyDataset` keeps its workers, and hears of the ends of epochs: if it mixes
+            its batches there, it must do so alike on all ranks. A generator is read by all ranks, and must give the
+            same on all; with one that never ends `fit` needs steps_per_epoch.
+        batch_size: elements in a batch of one rank; None: the data come in batches; 0: the elements of a data set are
+            divided as they are, for batches of your own (`padded_batch`).
         shuffle: mix this rank's part anew in every epoch. Arrays are mixed over all ranks once, before they are
             divided. For data sets, a number says how many elements are held for it; True: 1024.
         seed: of shuffle; the same on all ranks.
@@ -58,10 +89,11 @@ def shard(
         process_set: the ranks that share the data; None: all.
 
     Returns:
-        A `tf.data.Dataset` that says how long it is wherever that is known.
+        A `tf.data.Dataset` that says how long it is wherever that is known; of a `PyDataset` a `PyDataset`, of a
+        generator a generator.
 
     Raises:
-        InvalidError: an argument breaks its rule, or there are fewer elements than ranks.
+        InvalidError: an argument breaks its rule or does not go with such data, or there are fewer elements than ranks.
         MismatchError: the ranks have other arguments or, without own=True, other data; on all ranks.
         NotInitializedError: before `init()`.
     """
@@ -77,15 +109,24 @@ def shard(
     }
 
     def mine() -> dict[str, Any]:
+        nonlocal data
         _check(settings)
-        return {"settings": settings, "elements": _length(data, count=own and steps is None)}
+        kind, data = _kind(data)
+        _check_kind(kind, data, settings)
+        return {"settings": {"data": kind, **settings}, "elements": _length(data, count=own and steps is None)}
 
     # also where lengths are not needed: ranks that divide other data train on other data
     ranks = agreement.exchange(job, "shard", mine)
     agreement.check_same("shard", [each["settings"] for each in ranks])
     lengths = [each["elements"] for each in ranks]
-    if not own:
+    kind, settings["batch_size"] = ranks[0]["settings"]["data"], batch_size or None
+    if not settings["own"]:
         agreement.check_same("shard", [{"the number of elements": length} for length in lengths])
+    if kind == _GENERATOR:
+        return every(data, job.rank, job.size, remainder == "drop")
+    if kind == _PY_DATASET:
+        return _part(data, lengths, job.rank, settings)
+    if not own:
         part, length = _divided(data, lengths[0], job.rank, job.size, settings)
     else:
         part, length = _evened(data, lengths, job.rank, settings)
@@ -93,10 +134,10 @@ def shard(
 
 
 def _check(settings: dict[str, Any]) -> None:
-    for name in ("batch_size", "steps"):
+    for name, least in (("batch_size", 0), ("steps", 1)):
         value = settings[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidError(f"shard: {name} ({value!r}): must be a whole number from 1, or None")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise InvalidError(f"shard: {name} ({value!r}): must be a whole number from {least}, or None")
     shuffle = settings["shuffle"]
     if not isinstance(shuffle, int) or shuffle < 0:
         raise InvalidError(f"shard: shuffle ({shuffle!r}): must be True, False or a number of elements")
@@ -106,12 +147,94 @@ def _check(settings: dict[str, Any]) -> None:
         raise InvalidError("shard: steps: cannot be given with remainder='uneven', where every element is seen once")
 
 
+def _kind(data: Any) -> tuple[str, Any]:
+    """Tell what the data are, and give them with arrays in tuples and dictionaries."""
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        return _DATA_SET, data
+    if is_py_dataset(data):
+        return _PY_DATASET, data
+    if isinstance(data, Iterator):
+        return _GENERATOR, data
+    arrays = _tuples(data)
+    for one in tf.nest.flatten(arrays):
+        if not hasattr(one, "shape"):
+            raise InvalidError(
+                f"shard: data ({_short(one)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a "
+                "generator"
+                + ("; a function that makes one is called first: shard(function(), ...)" if callable(one) else "")
+            )
+    return _ARRAYS, arrays
+
+
+def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
+    """Refuse what does not go with such data."""
+    batch_size = settings["batch_size"]
+    if kind == _ARRAYS and not batch_size:
+        raise InvalidError(
+            f"shard: batch_size ({batch_size!r}): arrays need one: the number of rows that one rank takes in a step"
+        )
+    if kind == _DATA_SET:
+        batched = is_batched(data)
+        if batch_size is None and batched is False:
+            raise InvalidError(
+                "shard: batch_size (None): must be given for a data set of single elements: the number of them that "
+                "one rank takes in a step; 0 divides them as they are, for batches of your own"
+            )
+        if batch_size and batched:
+            raise InvalidError(
+                f"shard: batch_size ({batch_size}): the data set is batched already; leave batch_size out, and whole "
+                "batches are divided; or take it apart: shard(data.unbatch(), batch_size); or, where each of them is "
+                "one element: shard(data, 0).batch(batch_size)"
+            )
+        return
+    if kind == _GENERATOR and settings["remainder"] == "repeat":
+        raise InvalidError("shard: remainder ('repeat'): a generator cannot begin anew; use 'drop' or 'uneven'")
+    for name, default, instead in _WORDS.get(kind, ()):
+        if settings[name] != default:
+            raise InvalidError(f"shard: {name} ({settings[name]!r}): does not go with a {kind}; {instead}")
+
+
+def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) -> Any:
+    """Give this rank's batches of a `PyDataset`."""
+    size, remainder, steps = len(lengths), settings["remainder"], settings["steps"]
+    own, length = settings["own"], lengths[rank]
+    finite = [one for one in lengths if one >= 0]
+    if own and 0 in finite and remainder != "uneven":
+        raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
+    if not own and 0 <= length < size and remainder != "uneven":
+        raise InvalidError(f"shard: {length} batches cannot be divided among {size} ranks; each needs at least one")
+    if steps is not None:
+        number = steps
+    elif own:
+        number = length if remainder == "uneven" else _evened_length(finite, remainder)
+    else:
+        number = length if length < 0 else len(range(rank, _total(length, size, remainder), size))
+    if own:
+        return part_of(data, 0, 1, number)
+    if steps is not None and length >= 0:  # begin anew at this rank's own first batch
+        return part_of(part_of(data, rank, size, _total(length, size, "drop") // size), 0, 1, number)
+    return part_of(data, rank, size, number)
+
+
+def _evened_length(finite: list[int], remainder: str) -> int:
+    """Give the number that all ranks have of their own, -1 where each of them has infinitely many."""
+    if not finite:
+        return -1
+    return min(finite) if remainder == "drop" else max(finite)
+
+
 def _length(data: Any, count: bool) -> int | None:
     """Give the number of elements: None where it is not known, -1 for infinitely many."""
     import tensorflow as tf
 
+    if is_py_dataset(data):
+        return number_of_batches(data)
+    if isinstance(data, Iterator):
+        return None
     if not isinstance(data, tf.data.Dataset):
-        lengths = {len(array) for array in tf.nest.flatten(_tuples(data))}
+        lengths = {len(array) if array.shape else 0 for array in tf.nest.flatten(data)}
         if len(lengths) != 1:
             raise InvalidError(
                 "shard: the arrays must have the same number of rows; they have "
@@ -142,7 +265,7 @@ def _divided(
         total = _total(length, size, remainder)
         places = np.arange(rank, total, size) % max(length, 1)
         places = places if order is None else order[places]
-        part = tf.nest.map_structure(lambda array: np.asarray(array)[places], _tuples(data))
+        part = tf.nest.map_structure(lambda array: np.asarray(array)[places], data)
         return tf.data.Dataset.from_tensor_slices(part), len(places)
     if length is None:
         return _groups(data, rank, size, remainder), None
@@ -184,7 +307,7 @@ def _evened(
     """Give as many of this rank's own elements as the others have."""
     import tensorflow as tf
 
-    part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(_tuples(data))
+    part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
     finite = [length for length in lengths if length is not None and length >= 0]
     if settings["steps"] is not None or settings["remainder"] == "uneven":
         return part, lengths[rank]
@@ -192,7 +315,7 @@ def _evened(
         raise InvalidError(f"shard: rank {lengths.index(0)} has no elements of its own; each rank needs at least one")
     if not finite:
         return part, -1
-    total = min(finite) if settings["remainder"] == "drop" else max(finite)
+    total = _evened_length(finite, settings["remainder"])
     return part.repeat().take(total), total
 
 
@@ -232,5 +355,21 @@ def _mixing(data: Any, length: int | None, rank: int, settings: dict[str, Any]) 
 
 
 def _tuples(data: Any) -> Any:
-    """Make lists tuples: to TensorFlow a list is one array."""
-    return tuple(data) if isinstance(data, list) and data and hasattr(data[0], "shape") else data
+    """Make lists of arrays tuples, and lists of numbers arrays: to TensorFlow each list is one array."""
+    import numpy as np
+    import tensorflow as tf
+
+    if isinstance(data, Mapping):
+        return {name: _tuples(one) for name, one in data.items()}
+    if not isinstance(data, list | tuple):
+        return data
+    if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
+        return np.asarray(data)
+    while data and data[-1] is None:  # as fit takes (x, y, None): no weights
+        data = data[:-1]
+    return tuple(map(_tuples, data))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -43,6 +43,8 @@ class GradientOptions:
         process_set: the ranks that reduce among themselves; None for all.
         scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
         check_every: after so many steps the ranks compare a checksum of their weights; 0: never. Optimizers only.
+        check_start: the ranks compare a checksum of their weights once, before the first update; a tape does so after
+            its first step, before which its users may broadcast.
 
     Raises:
         InvalidError: a value breaks its rule, or two of them exclude each other; the message says what to do.
@@ -61,13 +63,14 @@ class GradientOptions:
     process_set: ProcessSet | None = None
     scale_local_gradients: bool = True
     check_every: int = 0
+    check_start: bool = True
 
     def __post_init__(self) -> None:
         if self.compression is not None and not isinstance(self.compression, TopK):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
         Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes)
         _check_algorithm(self.algorithm, self.topk)
-        for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients"):
+        for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients", "check_start"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
         factor = self.gradient_predivide_factor
@@ -181,6 +184,7 @@ class GradientOptions:
             "average_aggregated_gradients",
             "scale_local_gradients",
             "check_every",
+            "check_start",
         )
         values = {name: getattr(self, name) for name in names}
         if self.topk is not None:

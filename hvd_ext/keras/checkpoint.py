@@ -142,8 +142,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore, and begin to note signals."""
+        from hvd_ext.keras.callbacks import base  # the package has this class too
+
         if not isinstance(self.model, keras.Model):
             raise InvalidError("Checkpoint: works with models of Keras 3; this one is of another Keras")
+        base.refuse_plain(self.model)
         self.stopped_by = None
         if self._store is None:
             self._epoch, self._first_step = self.restore()

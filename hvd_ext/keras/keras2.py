@@ -23,7 +23,7 @@ import tensorflow as tf
 from hvd_ext import pairs as features
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import reduction
+from hvd_ext.keras import compiled, reduction
 from hvd_ext.keras.distributed import Distributed, class_of
 from hvd_ext.keras.passes import Passes
 from hvd_ext.options import Sum
@@ -61,6 +61,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
     if options.check_every:
         raise InvalidError(f"check_every ({options.check_every}): there is none for optimizers of tf_keras")
+    compiled.watch(sys.modules["tf_keras"].Model)
     scaling = hasattr(optimizer, "inner_optimizer")
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)

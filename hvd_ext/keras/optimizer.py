@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import accumulation, in_part, jit, loss_scale
+from hvd_ext.keras import accumulation, compiled, in_part, jit, loss_scale
 from hvd_ext.keras.distributed import Distributed, Reducing, class_of
 from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.reducer import Reducer
@@ -45,7 +45,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         **keywords: the fields of `hvd_ext.gradient_options.GradientOptions`, which are Horovod's keywords and ours: op,
             compression, sparse_as_dense, gradient_predivide_factor, backward_passes_per_step,
             average_aggregated_gradients, groups, process_set, scale_local_gradients, algorithm, bucket_nbytes,
-            check_every. compression may be a `hvd_ext.TopK` (docs/topk.md).
+            check_every, check_start. compression may be a `hvd_ext.TopK` (docs/topk.md).
             Horovod's device_dense, device_sparse and use_locking are taken and change nothing; num_groups is groups.
 
     Returns:
@@ -64,6 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         return keras2.wrap(optimizer, label, options)
     _check_optimizer(optimizer)
     jit.watch()
+    compiled.watch(keras.Model)
     wrapped = loss_scale.scaled(optimizer)
     scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
     accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import weakref
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_ext import agreement, process_sets
-from hvd_ext.errors import MismatchError
 from hvd_ext.tensorflow import kinds, ops
 from hvd_ext.tensorflow.reducer import Reducer
+from hvd_ext.tensorflow.same_start import checksums, refuse
 
 # Counted by us: ranks whose optimizers have counted differently are what the check is to find, so they must meet in it.
 _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
@@ -21,8 +19,6 @@ _applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDicti
 
 def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1) -> None:
     """Compare checksums of the weights over the ranks, where it is time; eager, or in a graph. All ranks call it.
-
-    A checksum (CRC-32) is taken of each variable; of weights that differ, one pair in 2**32 goes unnoticed.
 
     Args:
         reducer: its options say after how many steps; its local variables are left out.
@@ -49,16 +45,10 @@ def check(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], p
 
     @ops.plain
     def compare(*own: tf.Tensor) -> bool:
-        sums = [zlib.crc32(np.atleast_1d(value.numpy()).reshape(-1).view(np.uint8).data) for value in own]
+        sums = checksums(own)
         answers = agreement.exchange(job.engine, f"{reducer.label}: the same weights", lambda: sums)
-        for rank, answer in zip(job.engine.ranks, answers, strict=True):
-            for name, mine, first in zip(names, answer, answers[0], strict=True):
-                if mine != first:
-                    raise MismatchError(
-                        f"{reducer.label}: {name!r} must have the same bits on all ranks; rank {rank} has the "
-                        f"checksum {mine:08x}, rank {job.engine.ranks[0]} has {first:08x}; broadcast all variables "
-                        "before the first step, and change weights alike on all ranks"
-                    )
+        advice = "broadcast all variables before the first step, and change weights alike on all ranks"
+        refuse(reducer.label, names, answers, job.engine.ranks, advice)
         return True
 
     def compared() -> tf.Tensor:

@@ -45,6 +45,11 @@ class SparseChosen:
     why: str
     candidates: tuple[tuple[str, float | str], ...] = ()
 
+    @property
+    def selects(self) -> bool:
+        """Whether `plan` selects at all; on one host there is nothing to leave out."""
+        return any(call.kind == "select" for level in self.plan.levels for call in level.calls)
+
 
 def sparse_plan(
     tree: Tree,

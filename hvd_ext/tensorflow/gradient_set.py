@@ -8,16 +8,20 @@ other once, when a rank's own pattern is new; all ranks must then come to a new 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_ext import agreement, opening, runtime
 from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.planning.sparse_planner import SparseChosen
 from hvd_ext.tensorflow import kinds, registration, residuals
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
 from hvd_ext.tensorflow.feedback import Arrays, Everyone, Feedback
 from hvd_ext.tensorflow.in_part import InPart
+from hvd_ext.tensorflow.same_start import SameStart, Weights
 
+_LOG = logging.getLogger("hvd_ext")
 _LIST = "the list of variables"
 
 
@@ -30,6 +34,7 @@ class GradientSet:
         name: the same on all ranks; once it is open, unlike that of any other set of the job.
         feedback: of the steps of which a part is sent; None before the first, and where all is sent.
         restored: what `load` was given before the first step.
+        start: the comparison of the weights before the first update; None where nobody asks for it.
 
     Args:
         label: whose gradients they are, for messages.
@@ -38,6 +43,7 @@ class GradientSet:
         variables: the list, without local variables.
         in_part: how a part of the gradients is sent; None: they are sent whole.
         first_step: gives the number of update steps before the first; rank 0's counts.
+        start: compares the weights before the first update; None where nobody asks for that.
     """
 
     def __init__(
@@ -48,7 +54,9 @@ class GradientSet:
         variables: Sequence[Any],
         in_part: InPart | None = None,
         first_step: Callable[[], int] = lambda: 0,
+        start: SameStart | None = None,
     ) -> None:
+        self.start = start
         self.job = job
         self.channels: list[Channel] = []
         self.name = label
@@ -74,7 +82,13 @@ class GradientSet:
         return all(channel.is_open for channel in self.channels)
 
     def agree(
-        self, own: str, checked: Callable[[], dict[str, Any]], *, traced: bool, communicates: bool = True
+        self,
+        own: str,
+        checked: Callable[[], dict[str, Any]],
+        *,
+        traced: bool,
+        communicates: bool = True,
+        weights: Weights | None = None,
     ) -> tuple[Channel, str]:
         """Agree with the ranks on the gradients of a step.
 
@@ -84,20 +98,23 @@ class GradientSet:
                 opened.
             traced: a function is being traced.
             communicates: False: gradients are only added up in this eager call, nothing is asked.
+            weights: what `start` compares.
 
         Returns:
             A channel for all dense gradients, and the ranks' kinds.
 
         Raises:
-            MismatchError: the ranks' variables or options differ.
+            MismatchError: the ranks' variables, options or first weights differ.
             HvdExtError: what `checked` raised on some rank.
         """
         if not self.channels:
-            channel = self._open(own, lambda: {_LIST: "new", **checked()})
+            channel = self._open(own, lambda: {_LIST: "new", **checked()}, self.start, weights)
             # counted when it is open on all ranks: one that was refused is not counted by anybody
             self._number = self.job.count("gradient set")
             self.name = f"{self._label}.{self._number}"
             opening.say(self.job, opening.optimizer_line(channel, self._in_part and self._in_part.options))
+            if self.start is not None:
+                self.start.name = self.name
             found = "".join(spec.kind for spec in channel.specs)
         elif traced:
             found = self._traced.get(own) or self._exchanged(own, checked)
@@ -171,17 +188,32 @@ class GradientSet:
             registration.joint([joint, *opened]), lambda: {_LIST: f"number {self._number}, with more dense gradients"}
         )
 
-    def _open(self, own: str, facts: Callable[[], dict[str, Any]]) -> Channel:
+    def _open(
+        self,
+        own: str,
+        facts: Callable[[], dict[str, Any]],
+        start: SameStart | None = None,
+        weights: Weights | None = None,
+    ) -> Channel:
         specs = [
             dataclasses.replace(spec, present=kind != kinds.NONE, sparse=kind == kinds.SPARSE)
             for spec, kind in zip(self._specs, own, strict=True)
         ]
         options = self._options.for_channel(self.job.options)
         channel = registration.open(
-            self._label, specs, options, owner=self.job, groups=self._groups, in_part=self._in_part, facts=facts
+            self._label,
+            specs,
+            options,
+            owner=self.job,
+            groups=self._groups,
+            in_part=self._in_part,
+            facts=facts,
+            start=start,
+            weights=weights,
         )
         if self._in_part is not None:
             self._keep(channel)
+            self._tell_of_one_host(channel)
         self.channels.append(channel)
         return channel
 
@@ -197,6 +229,20 @@ class GradientSet:
         restored, self.restored = self.restored, None
         if restored is not None:
             self.feedback.load(channel, *restored)
+
+    def _tell_of_one_host(self, channel: Channel) -> None:
+        """Say once, on the first rank, that `TopK` has nothing to leave out."""
+        chosen = [choice for choice in channel.choices if isinstance(choice, SparseChosen)]
+        if self.job.engine.rank or not chosen or any(choice.selects for choice in chosen):
+            return
+        if self.job.count("top-k without a selection") == 0:
+            _LOG.warning(
+                "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
+                "one host (%d %s); they travel whole, as without TopK",
+                self._label,
+                self.job.engine.size,
+                "rank" if self.job.engine.size == 1 else "ranks",
+            )
 
 
 def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> registration.Groups:

@@ -49,16 +49,17 @@ class Kept:
     sources: tuple[Source, ...]
     steps: tf.Variable | None
 
-    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """Reduce one step's gradients; see `Reducer.reduce`.
 
         Args:
             gradients: one or None for each source.
+            sources: the sources themselves, whose weights are compared.
 
         Returns:
             The reduced ones, in a graph ordered after those of the step before.
         """
-        with self.reducer.step(gradients, self.sources) as ready:
+        with self.reducer.step(gradients, self.sources, weights=sources) as ready:
             present = [gradient for gradient in ready if gradient is not None]
             results = iter(self.reducer.reduce_step(present, after=self.steps))
             return [None if gradient is None else next(results) for gradient in ready]
@@ -101,7 +102,7 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
     if key not in _kept:
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
-        reducer = Reducer(label, dataclasses.replace(options, groups=groups))
+        reducer = Reducer(label, dataclasses.replace(options, groups=groups), after_first=True)
         if options.topk is not None:
             _register(reducer)
         for place in local:

@@ -15,10 +15,15 @@ from hvd_ext.tensorflow import sparse
 NONE, DENSE, SPARSE, LOCAL, OUTSIDE = "-", "d", "s", "l", "o"
 
 
+def inner(variable: Any) -> Any:
+    """Give TensorFlow's variable inside of one of Keras 3, or the variable itself."""
+    found = getattr(variable, "_value", None)
+    return variable if found is None else found
+
+
 def key(variable: Any) -> Any:
     """Give what tells variables apart, of Keras or TensorFlow; a variable of Keras and its value have one key."""
-    inner = getattr(variable, "_value", None)
-    found = variable if inner is None else inner
+    found = inner(variable)
     return getattr(found, "_unique_id", None) or id(found)
 
 

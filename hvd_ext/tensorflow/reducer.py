@@ -22,6 +22,7 @@ from hvd_ext.tensorflow.channel import Channel
 from hvd_ext.tensorflow.feedback import Arrays, Everyone
 from hvd_ext.tensorflow.gradient_set import GradientSet
 from hvd_ext.tensorflow.in_part import InPart, Momentum
+from hvd_ext.tensorflow.same_start import SameStart, Weights
 from hvd_ext.tensorflow.step import Step
 
 Facts = Callable[[], dict[str, Any]]
@@ -36,6 +37,10 @@ class Reducer:
         options: how gradients become one.
         momentum: taken over from the optimizer, where the options ask for that.
         first_step: gives the number of update steps that there were before the first.
+        after_first: the weights may be broadcast after the first step, as a loop with a tape does.
+
+    Attributes:
+        broadcast_follows: a callback will broadcast the weights after the batch that comes.
     """
 
     def __init__(
@@ -44,7 +49,11 @@ class Reducer:
         options: GradientOptions,
         momentum: Momentum | None = None,
         first_step: Callable[[], int] = lambda: 0,
+        *,
+        after_first: bool = False,
     ) -> None:
+        self.broadcast_follows = False
+        self._after_first = after_first
         self.label = label
         self.options = options
         self.momentum = momentum
@@ -150,6 +159,7 @@ class Reducer:
         *,
         dense: bool = False,
         communicates: bool = True,
+        weights: Sequence[Any] | None = None,
     ) -> Iterator[list[Any]]:
         """Begin a step whose gradients are reduced later, by `reduce_step`; for Keras, which drops those that are None.
 
@@ -160,6 +170,7 @@ class Reducer:
             dense: sparse gradients are made dense.
             communicates: False: nothing will be reduced in this eager call, which only adds its gradients up; what was
                 agreed last holds.
+            weights: the variables themselves, where `variables` only stand for them; tensors, which are none, too.
 
         Yields:
             The gradients to hand to `reduce_step` (without those that are None): in their variables' dtypes, zeros or
@@ -179,7 +190,8 @@ class Reducer:
         if job is None:
             begun = Step(None, None, None, kinds.OUTSIDE * len(variables), (), list(gradients), variables, "")
         else:
-            begun = self._begun(job, gradients, variables, facts, dense or self.options.sparse_as_dense, communicates)
+            dense = dense or self.options.sparse_as_dense
+            begun = self._begun(job, gradients, variables, facts, dense, communicates, weights)
         outer, self._under_way = self._under_way, begun
         try:
             yield begun.ready
@@ -237,9 +249,11 @@ class Reducer:
         step.reduced = True
         if step.channel is None:
             return list(gradients)
+        first = [] if step.compared is None else [step.compared]
         if tf.executing_eagerly():
-            return step.reduced_now(gradients, self.options, self._in_part)
-        with tf.control_dependencies([] if after is None else [after.read_value()]):
+            with tf.control_dependencies(first):
+                return step.reduced_now(gradients, self.options, self._in_part)
+        with tf.control_dependencies([*first, *([] if after is None else [after.read_value()])]):
             reduced = step.reduced_now(gradients, self.options, self._in_part)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
             if after is not None:
@@ -260,6 +274,7 @@ class Reducer:
         facts: Facts | None,
         dense: bool,
         communicates: bool,
+        weights: Sequence[Any] | None,
     ) -> Step:
         local = self.local_keys
         keys = [kinds.key(variable) for variable in variables]
@@ -273,8 +288,14 @@ class Reducer:
 
         own = "".join(kinds.kind(gradients[index], dense) for index in shared)
         traced = not tf.executing_eagerly()
+        unsure = None
+        if every.start is not None and not every.start.done:
+            given = variables if weights is None else weights
+            pairs = [(kinds.name(variables[index]), given[index]) for index in shared]
+            unsure = Weights.here([(name, weight) for name, weight in pairs if hasattr(weight, "assign")])
         with tf.init_scope():  # exchanges are eager, and Keras reads the learning rate for the facts
-            channel, joint = every.agree(own, checked, traced=traced, communicates=communicates)
+            channel, joint = every.agree(own, checked, traced=traced, communicates=communicates, weights=unsure)
+        compared = None if every.start is None or unsure is None else every.start.again(unsure)
         agreed = [kinds.LOCAL] * len(variables)
         for index, kind in zip(shared, joint, strict=True):
             agreed[index] = kind
@@ -286,7 +307,9 @@ class Reducer:
         if self._flushing and every.feedback is not None:
             every.feedback.flush()
         self._flushing = False
-        return Step(job, channel, every.feedback, "".join(agreed), shared, ready, variables, every.name)
+        return Step(
+            job, channel, every.feedback, "".join(agreed), shared, ready, variables, every.name, compared=compared
+        )
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> GradientSet:
         every = self._sets.get(keys)
@@ -294,8 +317,16 @@ class Reducer:
             if every is not None and every.feedback is not None:
                 _LOG.warning("%s: hvd_ext was shut down: what TopK had not sent yet is lost; flush first", self.label)
             place = len(self._sets) if every is None else list(self._sets).index(keys)
-            every = GradientSet(self.label, self.options, job, variables, self._in_part, self._first_step)
+            start = self._start(job)
+            every = GradientSet(self.label, self.options, job, variables, self._in_part, self._first_step, start)
             if place in self._restored:
                 every.load(*self._restored.pop(place))
             self._sets[keys] = every
         return every
+
+    def _start(self, job: Runtime) -> SameStart | None:
+        if not self.options.check_start or job.engine.size == 1:
+            return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return None  # a graph of TensorFlow 1 has values in its sessions only
+        return SameStart(self.label, job, after_first=self._after_first, waits=lambda: self.broadcast_follows)

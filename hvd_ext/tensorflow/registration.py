@@ -18,6 +18,7 @@ from hvd_ext.specs import DTYPES, BucketSpec, TensorSpec
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.channel import Channel, GradientSpec
 from hvd_ext.tensorflow.in_part import InPart
+from hvd_ext.tensorflow.same_start import SameStart, Weights
 
 __all__ = ["Channel", "GradientSpec", "open", "wire_of"]
 
@@ -37,6 +38,8 @@ def open(
     groups: Groups = None,
     in_part: InPart | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,
+    start: SameStart | None = None,
+    weights: Weights | None = None,
 ) -> Channel:
     """Open a channel; all ranks call it, with equal arguments except for `present` and `sparse`.
 
@@ -51,6 +54,8 @@ def open(
             (`planning.buckets.by_groups`); None: buckets of bucket_nbytes.
         in_part: how a part of the gradients is sent; None: they are sent whole.
         facts: gives what else must be the same on all ranks, by name; what it raises is raised on all ranks.
+        start: compares the weights before the first update; None where nobody asks for that.
+        weights: what it compares.
 
     Returns:
         The open channel.
@@ -69,13 +74,16 @@ def open(
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
         given |= {} if in_part is None else in_part.described()
-        return {"name": name, "facts": given, **_described(where, specs, options, groups)}
+        sums = None if start is None or weights is None else start.described(weights)
+        return {"name": name, "facts": given, "weights": sums, **_described(where, specs, options, groups)}
 
     values = agreement.exchange(owner.engine, EXCHANGE, mine)
     check_facts(values, owner.engine.ranks)
     where = f"channel {values[0]['name']!r}"  # the verdict has the same words on all ranks
     agreement.check_same(where, [value["options"] for value in values], owner.engine.ranks)
     agreement.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
+    if start is not None and weights is not None:
+        start.registered([value["weights"] for value in values])
     kinds = joint([value["kinds"] for value in values])
     agreed = tuple(
         dataclasses.replace(spec, present=kind != "-", sparse=kind == "s")

@@ -32,6 +32,7 @@ class Step:
 
     Attributes:
         reduced: whether the gradients were reduced.
+        compared: in a graph, the comparison of the weights that comes before the reduction; None where there is none.
         finite: whether all that was reduced is finite; None where nobody asks.
     """
 
@@ -44,6 +45,7 @@ class Step:
     variables: Sequence[Any]
     name: str
     reduced: bool = False
+    compared: tf.Operation | None = None
     finite: tf.Tensor | None = None
 
     @property

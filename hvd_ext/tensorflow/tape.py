@@ -30,14 +30,15 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
     """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
 
     The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
-    ranks call `gradient` alike. Jacobians are this rank's own. A wrapped optimizer would reduce a second time, and
-    refuses gradients of such a tape: use one of them.
+    ranks call `gradient` alike, and have equal weights when the first step has been applied (check_start). Jacobians
+    are this rank's own. A wrapped optimizer would reduce a second time, and refuses gradients of such a tape: use one
+    of them.
 
     Args:
         gradtape: a `tf.GradientTape`.
         **keywords: those of `DistributedOptimizer`, ours and Horovod's, except for the ones that add gradients up:
             op, algorithm, bucket_nbytes, compression, sparse_as_dense, gradient_predivide_factor, groups, process_set,
-            scale_local_gradients (`hvd_ext.gradient_options.GradientOptions`).
+            scale_local_gradients, check_start (`hvd_ext.gradient_options.GradientOptions`).
 
     Returns:
         The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
@@ -213,7 +214,7 @@ def _reduced(
         given = list(gradients)
         for place, tensor in zip(dense, tensors, strict=True):
             given[place] = tensor
-        results[:] = kept.reduce(given)
+        results[:] = kept.reduce(given, sources)
         own.update(place for place, result in enumerate(results) if result is given[place])
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
@@ -227,7 +228,7 @@ def _reduced(
             back: list[Any] = [None] * len(gradients)
             for place, gradient in zip(tensors_out, upstream, strict=True):
                 back[place] = gradient
-            back = kept.reduce(back)
+            back = kept.reduce(back, sources)
             return [tf.cast(back[place], gradients[place].dtype) for place in dense]
 
         return [results[place] for place in tensors_out], backward

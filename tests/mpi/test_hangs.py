@@ -16,6 +16,7 @@ LEAVES = """
     import hvd_ext as hvd
 
     hvd.init()
+    keras.utils.set_random_seed(1)  # equal weights
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24 + hvd.rank()

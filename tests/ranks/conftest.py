@@ -46,6 +46,7 @@ SAME_ON_ANY_NUMBER = (
     "test_refusals_keras.py",
     "test_registration_keras.py",
     "test_session.py",
+    "test_same_start.py",
     "test_topk_state.py",
     "test_topk_kept.py",
     "test_topk_momentum.py",

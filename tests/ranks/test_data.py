@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +15,34 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
 
 RANK_BATCH = 3
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches whose targets are their places; endless without a number."""
+
+    def __init__(self, number: int | None, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.number = number
+        self.epochs = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.number
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((4, 2), index, np.float32), np.full((4, 1), index, np.float32)
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+def old_batches(number: int) -> Any:
+    """Make a `Sequence` of tf_keras like `Batches`."""
+    keras2 = pytest.importorskip("tf_keras")
+    names = {"__len__": lambda self: self.number, "__getitem__": Batches.__getitem__}
+    made = type("Old", (keras2.utils.Sequence,), {**names, "on_epoch_end": Batches.on_epoch_end})()
+    made.number, made.epochs = number, 0
+    return made
 
 
 def parts(dataset: tf.data.Dataset) -> list[list[list[Any]]]:
@@ -77,7 +107,7 @@ def test_elements_of_several_parts_and_of_unequal_shapes_are_divided() -> None:
         {"x": tf.TensorSpec([None], tf.int64), "n": tf.TensorSpec([], tf.int64)},
         tf.TensorSpec([], tf.int64),
     )
-    dataset = hvd.shard(tf.data.Dataset.from_generator(elements, output_signature=signature))
+    dataset = hvd.shard(tf.data.Dataset.from_generator(elements, output_signature=signature), 0)
     seen = [(x["x"].numpy().tolist(), int(x["n"]), int(y)) for x, y in dataset]
     mine = [hvd.rank(), hvd.rank() + hvd.size()]
     assert seen == [([index] * (index + 1), index, -index) for index in mine]
@@ -129,21 +159,104 @@ def test_a_last_smaller_batch_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (np.arange(64), {"batch_size": 0}, "batch_size (0): must be"),
+        (np.arange(64), {"batch_size": -1}, "batch_size (-1): must be"),
         (np.arange(64), {"steps": True}, "steps (True): must be"),
         (np.arange(64), {"remainder": "pad"}, "remainder ('pad'): must be one of drop"),
         (np.arange(64), {"remainder": "uneven", "steps": 3}, "cannot be given with"),
         (np.arange(64), {"shuffle": -1}, "shuffle (-1): must be"),
-        ((np.arange(64), np.arange(65)), {}, "the same number of rows; they have 64, 65"),
-        ((), {}, "they have no arrays"),
-        (np.arange(0), {"own": True}, "has no elements of its own"),
+        ((np.arange(64), np.arange(65)), {"batch_size": 1}, "the same number of rows; they have 64, 65"),
+        ((), {"batch_size": 1}, "they have no arrays"),
+        (np.arange(0), {"batch_size": 1, "own": True}, "has no elements of its own"),
         (np.arange(64), {"batch_size": 65, "drop_remainder": True, "own": True}, "must be at most 64"),
+        (np.arange(64), {}, "batch_size (None): arrays need one"),
+        (object(), {"batch_size": 2}, "must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"),
+        (print, {"batch_size": 2}, "a function that makes one is called first"),
+        (counted(64), {}, "batch_size (None): must be given for a data set of single elements"),
+        (counted(64).batch(4).prefetch(1), {"batch_size": 2}, "is batched already; leave batch_size out"),
+        (iter([1]), {"batch_size": 2}, "does not go with a generator; its items are batches already"),
+        (iter([1]), {"own": True}, "give it to fit as it is, with the same steps_per_epoch"),
+        (iter([1]), {"steps": 3}, "give fit steps_per_epoch"),
+        (iter([1]), {"remainder": "repeat"}, "a generator cannot begin anew"),
+        (Batches(64), {"batch_size": 2}, "does not go with a PyDataset; its items are batches already"),
+        (Batches(64), {"shuffle": True}, "fit mixes its batches anew in every epoch"),
+        (Batches(0), {"own": True}, "has no batches of its own"),
     ],
 )
 def test_what_breaks_a_rule_is_refused(data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError) as caught:
         hvd.shard(data, **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["Keras 3", "tf_keras"])
+@pytest.mark.parametrize("remainder", ["drop", "repeat", "uneven"])
+def test_the_ranks_share_the_batches_of_a_py_dataset(remainder: str, old: bool) -> None:
+    size = hvd.size()
+    number = 3 * size + size - 1  # one short of even, or even where there is one rank
+    part = hvd.shard(old_batches(number) if old else Batches(number), remainder=remainder)
+    ranks = hvd.allgather_object([int(part[index][1][0, 0]) for index in range(len(part))])
+    total = {"drop": number // size * size, "repeat": -(-number // size) * size, "uneven": number}[remainder]
+    assert ranks == [[place % number for place in range(rank, total, size)] for rank in range(size)]
+    part.on_epoch_end()
+    assert part._data.epochs == 1
+
+
+def test_a_part_of_a_py_dataset_keeps_its_workers_and_trains() -> None:
+    whole = Batches(4 * hvd.size() + hvd.size() - 1, workers=2, max_queue_size=3)
+    part = hvd.shard(whole)
+    assert (part.workers, part.use_multiprocessing, part.max_queue_size) == (2, False, 3)
+    made = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    made.fit(part, epochs=2, verbose=0, callbacks=hvd.callbacks.synchronized())
+    assert int(made.optimizer.iterations) == 2 * 4
+    assert whole.epochs >= 2  # Keras ends an epoch before the first too
+    with pytest.raises(InvalidError, match="0 batches cannot be divided among"):
+        hvd.shard(Batches(0))
+
+
+def test_steps_and_batches_of_ones_own_are_evened_out_in_a_py_dataset() -> None:
+    rank, size = hvd.rank(), hvd.size()
+
+    def seen(part: Any, number: int) -> list[int]:
+        return [int(part[index][1][0, 0]) for index in range(number)]
+
+    steps = hvd.shard(Batches(2 * size), steps=5)
+    assert len(steps) == 5
+    assert seen(steps, 5) == [rank, rank + size, rank, rank + size, rank]
+    for remainder, number in (("drop", 4), ("repeat", 3 + size), ("uneven", 4 + rank)):
+        own = hvd.shard(Batches(4 + rank), own=True, remainder=remainder)
+        assert seen(own, len(own)) == [index % (4 + rank) for index in range(number)]
+    endless = hvd.shard(Batches(None))
+    assert endless.num_batches is None
+    assert seen(endless, 2) == [rank, rank + size]
+
+
+def test_each_rank_takes_its_items_of_a_generator_in_equal_numbers() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    number = 3 * size + size - 1
+    even = list(hvd.shard(index for index in range(number)))
+    assert even == list(range(rank, number // size * size, size))
+    assert list(hvd.shard(iter(range(number)), remainder="uneven")) == list(range(rank, number, size))
+    endless = hvd.shard(itertools.count())
+    assert [next(endless) for _ in range(2)] == [rank, rank + size]
+
+
+def test_a_data_set_of_batches_is_divided_by_batches() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    batched = hvd.shard(counted(6 * size).batch(2).map(lambda batch: batch + 1))
+    assert int(batched.cardinality()) == 3
+    seen = [batch.numpy().tolist() for batch in batched]
+    assert seen == [[101 + 2 * place, 102 + 2 * place] for place in range(rank, 3 * size, size)]
+
+
+def test_several_inputs_and_weights_are_divided_together() -> None:
+    x = np.arange(4 * hvd.size())
+    (batch,) = hvd.shard(([x, x * 2], {"y": list(map(int, x * 3))}, x * 4), 4)
+    (first, second), y, weights = batch
+    assert first.numpy().tolist() == x[hvd.rank() :: hvd.size()].tolist()
+    for part, factor in ((second, 2), (y["y"], 3), (weights, 4)):
+        np.testing.assert_array_equal(part, first.numpy() * factor)
+    assert len(next(iter(hvd.shard((x, x, None), 2)))) == 2  # as fit takes it: no weights
 
 
 def test_fewer_elements_than_ranks_are_refused_unless_they_may_be_uneven() -> None:

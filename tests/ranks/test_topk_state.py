@@ -285,6 +285,17 @@ def test_with_a_loss_scale_what_waits_is_in_plain_units() -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
+def test_on_one_host_it_is_said_once_that_nothing_is_selected(caplog: pytest.LogCaptureFixture) -> None:
+    restart([hvd.size()])
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        for _ in range(2):
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=hvd.TopK(**OPTIONS))
+            apply(optimizer, gradients(hvd.rank(), 0), variables())
+    said = [one for one in caplog.messages if "TopK changes nothing in this job" in one]
+    assert len(said) == (hvd.rank() == 0)
+    assert all(f"there is one host ({hvd.size()} rank" in one for one in said)
+
+
 def test_what_cannot_be_flushed_is_refused() -> None:
     with pytest.raises(InvalidError, match="flush .*others leave nothing behind"):
         hvd.flush(hvd.DistributedOptimizer(keras.optimizers.SGD()))

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras.callbacks import base
 from hvd_ext.process import rank
 
 
@@ -53,7 +54,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             self.filepath = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See that there is a path."""
+        """See that the ranks train together, and that there is a path."""
+        base.refuse_plain(self.model)
         if self.filepath is None:
             raise InvalidError(
                 "BestModelCheckpoint: no file to save to; pass filepath='best.keras', or set the attribute `filepath` "

@@ -10,6 +10,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
 from hvd_ext.objects import allgather_object
 from hvd_ext.process import size
+from hvd_ext.tensorflow.reducer import Reducer
 from hvd_ext.tensorflow.variables import broadcast_variables
 
 _NAME = "BroadcastGlobalVariablesCallback"
@@ -67,6 +68,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             raise InvalidError(f"root_rank ({self.root_rank}): must be below the number of ranks, {size()}")
         base.refuse_plain(self.model)
         optimizers = base.optimizers(self.model)
+        self._announce(not self._done)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
         built = [(base.is_built(optimizer), len(self._slots(optimizer))) for optimizer in optimizers]
@@ -90,6 +92,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         if self._done:
             return
         self._done = True
+        self._announce(False)
         late = [weight for weight in self._weights() if id(weight) not in self._sent]
         self._send(late)
         for optimizer in base.optimizers(self.model):
@@ -97,6 +100,13 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             # slots that the first step made from unequal weights may be unequal too
             if late or any(id(variable) not in self._sent for variable in slots):
                 self._send(slots)
+
+    def _announce(self, follows: bool) -> None:
+        """Tell the optimizers whether the weights may still be unequal, and are equal after the batch that comes."""
+        for optimizer in base.optimizers(self.model):
+            reducer = getattr(optimizer, "_hvd_ext_reducer", None)
+            if isinstance(reducer, Reducer):
+                reducer.broadcast_follows = follows
 
     def _weights(self) -> list[Any]:
         try:

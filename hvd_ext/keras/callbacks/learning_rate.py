@@ -62,7 +62,8 @@ class LearningRateScheduleCallback(base.Callback):
         self._velocities: momentum.Velocities | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See that the rate can be set, and how many steps an epoch has."""
+        """See that the ranks train together, that the rate can be set, and how many steps an epoch has."""
+        base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
         self._velocities = momentum.Velocities(optimizer) if self.momentum_correction else None
         if not self.staircase and not self.steps_per_epoch:

@@ -1,0 +1,146 @@
+"""Data that come in batches: a rank's part of a `PyDataset` or a generator, and whether a `tf.data.Dataset` is one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_SINGLE = ("RangeDataset", "TensorSliceDataset")
+
+
+def is_batched(data: tf.data.Dataset) -> bool | None:
+    """Tell whether the elements of a data set are batches.
+
+    Args:
+        data: a data set; how it was made tells, or an element without dimensions.
+
+    Returns:
+        None where nobody can know, as behind `from_generator`.
+    """
+    found = _made_of_batches(data)
+    if found is None and any(spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if _has_rank(spec)):
+        return False
+    return found
+
+
+def is_py_dataset(data: Any) -> bool:
+    """Tell whether data are a `keras.utils.PyDataset` (`Sequence`), or a `Sequence` of tf_keras."""
+    return isinstance(data, (keras.utils.PyDataset, *_old_sequence()))
+
+
+def number_of_batches(data: Any) -> int:
+    """Give the number of batches of a `PyDataset` or `Sequence` in an epoch, -1 for infinitely many."""
+    number = data.num_batches if isinstance(data, keras.utils.PyDataset) else len(data)
+    return -1 if number is None else int(number)
+
+
+def part_of(data: Any, first: int, stride: int, number: int) -> Any:
+    """Give every so manieth batch of a `PyDataset` or `Sequence`, as one.
+
+    Args:
+        data: the whole.
+        first: the place of the part's first batch.
+        stride: from one of its batches to the next.
+        number: of its batches in an epoch, -1 for infinitely many; the whole begins anew where it ends before.
+
+    Returns:
+        Of the same kind, with the same workers; the whole hears of the beginnings and ends of epochs.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        return PyDatasetPart(data, first, stride, number)
+    return _sequence_part()(data, first, stride, number)
+
+
+def every(items: Iterator[Any], place: int, size: int, whole: bool) -> Iterator[Any]:
+    """Give one of each `size` items of a generator.
+
+    Args:
+        items: read to its end.
+        place: of that one, from 0.
+        size: of a group.
+        whole: leave out the items that are no whole group, so that all ranks get equally many.
+    """
+    if not whole:
+        yield from itertools.islice(items, place, None, size)
+        return
+    while len(group := list(itertools.islice(items, size))) == size:
+        yield group[place]
+
+
+class _Part:
+    def _take(self, data: Any, first: int, stride: int, number: int) -> None:
+        self._data, self._first, self._stride, self._number = data, first, stride, number
+        self._whole = number_of_batches(data)
+
+    def __len__(self) -> int:
+        if self._number < 0:
+            raise NotImplementedError("it has infinitely many batches")
+        return self._number
+
+    def __getitem__(self, index: int) -> Any:
+        place = self._first + index * self._stride
+        return self._data[place if self._whole < 0 else place % self._whole]
+
+    def on_epoch_end(self) -> None:
+        self._data.on_epoch_end()
+
+
+class PyDatasetPart(_Part, keras.utils.PyDataset):
+    """A rank's part of a `keras.utils.PyDataset`.
+
+    Args:
+        data: the whole.
+        first: as of `part_of`.
+        stride: as of `part_of`.
+        number: as of `part_of`.
+    """
+
+    def __init__(self, data: keras.utils.PyDataset, first: int, stride: int, number: int) -> None:
+        super().__init__(
+            workers=data.workers, use_multiprocessing=data.use_multiprocessing, max_queue_size=data.max_queue_size
+        )
+        self._take(data, first, stride, number)
+
+    def on_epoch_begin(self) -> None:
+        """Tell the whole."""
+        self._data.on_epoch_begin()
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches in an epoch; None for infinitely many."""
+        return None if self._number < 0 else self._number
+
+
+@functools.cache
+def _sequence_part() -> Any:
+    def init(self: Any, data: Any, first: int, stride: int, number: int) -> None:
+        self._take(data, first, stride, number)
+
+    return type("SequencePart", (_Part, *_old_sequence()), {"__init__": init})
+
+
+def _old_sequence() -> tuple[type, ...]:
+    tf_keras = sys.modules.get("tf_keras")
+    return () if tf_keras is None else (tf_keras.utils.Sequence,)
+
+
+def _made_of_batches(data: Any) -> bool | None:
+    name = type(data).__name__.lstrip("_")
+    if name.endswith("BatchDataset"):
+        return True
+    if name == "UnbatchDataset" or name in _SINGLE:
+        return False
+    if name.startswith(("FlatMap", "Interleave", "ParallelInterleave", "Window", "GroupBy")):
+        return None  # what its function makes
+    found = [_made_of_batches(one) for one in data._inputs()]
+    return True if True in found else None if None in found or not found else False
+
+
+def _has_rank(spec: Any) -> bool:
+    return getattr(getattr(spec, "shape", None), "rank", None) is not None

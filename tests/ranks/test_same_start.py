@@ -1,0 +1,226 @@
+"""The ranks compare their weights before the first update: a forgotten broadcast is an error in words on all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model
+
+pytestmark = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has nobody to differ from")
+
+BATCH = 4
+
+
+def unequal() -> keras.Model:
+    """A model whose second kernel differs on the last rank."""
+    made = model()
+    fill(made.weights[2:3], salt=int(hvd.rank() == hvd.size() - 1))
+    return made
+
+
+def batch(salt: int = 0) -> list[tf.Tensor]:
+    return [tf.constant(part) for part in data(hvd.rank(), BATCH, salt)]
+
+
+def loss_of(network: Any, x: Any, y: Any) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(network(x, training=True) - y))
+
+
+def refused(call: Callable[[], Any], *kinds: type[Exception]) -> str:
+    """Give the words, which are the same on all ranks, and see that the next collective works."""
+    with pytest.raises(kinds or MismatchError) as caught:
+        call()
+    words = str(caught.value)
+    assert hvd.allgather_object("must have the same bits" in words) == [True] * hvd.size()
+    if not kinds:  # TensorFlow adds places of the script
+        assert hvd.allgather_object(words) == [words] * hvd.size()
+    return words
+
+
+def by_fit(made: Any, optimizer: Any, **how: Any) -> Callable[[], Any]:
+    made.compile(optimizer, "mse", **how)
+    return lambda: made.fit(*data(hvd.rank(), BATCH), batch_size=2, verbose=0)
+
+
+def by_train_on_batch(made: Any, optimizer: Any) -> Callable[[], Any]:
+    made.compile(optimizer, "mse")
+    return lambda: made.train_on_batch(*data(hvd.rank(), BATCH))
+
+
+def in_loop(made: Any, optimizer: Any, *, traced: bool, method: str) -> Callable[[], Any]:
+    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(made, x, y)
+        gradients = tape.gradient(loss, made.trainable_variables)
+        if method == "apply":
+            optimizer.apply(gradients, made.trainable_variables)
+        else:
+            optimizer.apply_gradients(zip(gradients, made.trainable_variables, strict=True))
+
+    step = tf.function(step) if traced else step
+    return lambda: step(*batch())
+
+
+WAYS: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
+    "fit": by_fit,
+    "fit, eager": lambda made, optimizer: by_fit(made, optimizer, run_eagerly=True),
+    "train_on_batch": by_train_on_batch,
+    "apply": lambda made, optimizer: in_loop(made, optimizer, traced=False, method="apply"),
+    "apply_gradients in a function": lambda made, optimizer: in_loop(made, optimizer, traced=True, method="gradients"),
+}
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)),
+    "accumulation": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2),
+    "loss scale": lambda: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))),
+    "TopK": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=hvd.TopK(min_elements=1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [*((way, "SGD") for way in WAYS), *(("train_on_batch", kind) for kind in OPTIMIZERS if kind != "SGD")],
+)
+def test_unequal_weights_are_refused_on_all_ranks_until_they_are_broadcast(way: str, kind: str) -> None:
+    made = unequal()
+    before = [weight.numpy() for weight in made.weights]
+    optimizer = OPTIMIZERS[kind]()
+    words = refused(WAYS[way](made, optimizer))
+    assert f"/kernel' must have the same bits on all ranks before the first step; rank {hvd.size() - 1} has" in words
+    assert "broadcast_variables" in words and "synchronized" in words and "set_random_seed" in words
+    for weight, old in zip(made.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), old)
+    hvd.broadcast_variables(made.variables, root_rank=0)
+    WAYS[way](made, optimizer)()
+    assert_same_bits_on_all_ranks(made.weights)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_optimizers_of_keras_2_compare_too(legacy: bool) -> None:
+    keras2 = pytest.importorskip("tf_keras")
+    made = keras2.Sequential([keras2.layers.Dense(2, name="dense")])
+    made.build((None, 6))
+    fill(made.weights, salt=hvd.rank())
+    optimizers = keras2.optimizers.legacy if legacy else keras2.optimizers
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.05))
+    assert "'dense/kernel:0' must have the same bits" in refused(by_fit(made, optimizer))
+    hvd.broadcast_variables(made.variables, root_rank=0)
+    by_fit(made, optimizer)()
+    assert_same_bits_on_all_ranks(made.weights)
+
+
+def test_it_can_be_left_out_and_local_variables_are() -> None:
+    made = unequal()
+    by_train_on_batch(made, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start=False))()
+    made = unequal()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    optimizer.register_local_var(made.weights[2])
+    by_train_on_batch(made, optimizer)()
+    made = unequal()
+    layers = {"local_layers": made.layers[1]}
+    by_train_on_batch(made, hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), **layers))()
+    different = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start=hvd.rank() == 0)
+    with pytest.raises(MismatchError, match="check_start must be the same on all ranks"):
+        by_train_on_batch(model(), different)()
+    with pytest.raises(InvalidError, match="check_start .'no'.: must be True or False"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), check_start="no")
+
+
+def test_the_ranks_of_a_process_set_compare_among_themselves() -> None:
+    """Each rank is a set of its own: their models may differ."""
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    made = unequal()
+    by_train_on_batch(made, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=sets[hvd.rank()]))()
+    for each in sets:
+        hvd.remove_process_set(each)
+
+
+def test_a_function_may_broadcast_in_front_of_its_first_update() -> None:
+    made = unequal()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor, root: int) -> None:
+        hvd.broadcast_variables(made.variables[root:], root_rank=0)
+        with tf.GradientTape() as tape:
+            loss = loss_of(made, x, y)
+        optimizer.apply(tape.gradient(loss, made.trainable_variables), made.trainable_variables)
+
+    words = refused(lambda: step(*batch(), 3), tf.errors.InvalidArgumentError)  # the unequal one is not among them
+    assert "/kernel' must have the same bits on all ranks before the first step" in words
+    for _ in range(2):
+        step(*batch(), 0)
+    assert_same_bits_on_all_ranks(made.weights)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_with_a_tape_unequal_weights_are_refused_after_the_first_step(traced: bool) -> None:
+    """Horovod's loops broadcast after the first batch: before it nobody can know. Until an update nothing is said."""
+    made = unequal()
+    optimizer = keras.optimizers.SGD(0.05)
+
+    def gradients(x: tf.Tensor, y: tf.Tensor) -> Any:
+        tape = hvd.DistributedGradientTape(tf.GradientTape())
+        with tape:
+            loss = loss_of(made, x, y)
+        return tape.gradient(loss, made.trainable_variables)
+
+    gradients = tf.function(gradients) if traced else gradients
+    for salt in range(2):
+        found = gradients(*batch(salt))
+    optimizer.apply(found, made.trainable_variables)
+    words = refused(lambda: gradients(*batch(3)), *([tf.errors.InvalidArgumentError] if traced else []))
+    assert "/kernel' must have the same bits on all ranks after the first step; rank" in words
+    hvd.broadcast_variables(made.variables, root_rank=0)
+    for salt in range(2):
+        optimizer.apply(gradients(*batch(salt)), made.trainable_variables)
+    assert_same_bits_on_all_ranks(made.weights)
+
+
+def test_with_a_tape_the_variables_may_be_arguments_of_the_function() -> None:
+    weight = tf.Variable([1.0 + hvd.rank(), 2.0])
+
+    def descend(variable: tf.Variable, **options: bool) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2)
+        tape = hvd.DistributedGradientTape(tape, **options)
+        variable.assign_sub(0.25 * tape.gradient(loss, variable))
+
+    step = tf.function(descend)
+    step(weight)
+    refused(lambda: step(weight), tf.errors.InvalidArgumentError)
+    descend(weight, check_start=False)
+    hvd.broadcast_variables([weight], root_rank=0)
+    step(weight)
+    assert_same_bits_on_all_ranks([weight])
+
+
+def test_a_second_compile_with_a_plain_optimizer_is_said_and_refused_by_callbacks(
+    caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    made = model()
+    made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
+        assert not caplog.records
+        made.compile(keras.optimizers.Adam(0.05), "mse")
+    words = "now with a plain one (Adam): in fit each of the"
+    assert (words in caplog.text) == (hvd.rank() == 0)
+    for callback in (
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateScheduleCallback(0.1, 0.5),
+        hvd.callbacks.BestModelCheckpoint(filepath=tmp_path / "best.keras"),
+        hvd.callbacks.Checkpoint(tmp_path / "job"),
+    ):
+        with pytest.raises(InvalidError, match="it is not wrapped, so each rank would train alone"):
+            made.fit(*data(hvd.rank(), BATCH), verbose=0, callbacks=[callback])
