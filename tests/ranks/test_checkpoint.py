@@ -206,7 +206,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
         words = [record.getMessage() for record in caplog.records]
         assert f"passed over: rank {last}: checkpoint-000003: rank-0000{last}.npz is torn" in words[0]
         assert "passed over: checkpoint-000002: model.keras is damaged" in words[1]
-        assert words[2] == "checkpoint-000001: restored: epoch 1, batch 0"
+        assert words[2].endswith("checkpoint-000001: restored: epoch 1, batch 0")
 
     # a disk that is full on one rank: an error on all, what was there stays
     def full(*arguments: Any) -> None:
