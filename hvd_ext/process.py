@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvd_ext import arrival, engine, joining, launch, options, process_sets as sets, runtime
 from hvd_ext.errors import CommunicationError, InvalidError
@@ -23,7 +23,7 @@ _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False}
 def init(
     settings: options.Options | None = None,
     *,
-    process_sets: Sequence[ProcessSet] | str | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
     comm: Any = None,
 ) -> None:
     """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.

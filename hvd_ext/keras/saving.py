@@ -14,10 +14,13 @@ import keras
 
 from hvd_ext import agreement, runtime
 from hvd_ext.checkpoints.manifest import described
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import CheckpointError, InvalidError
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras.optimizer import DistributedOptimizer
+from hvd_ext.gradient_options import GradientOptions, groups_of
+from hvd_ext.keras.optimizer import wrap
 from hvd_ext.objects import broadcast_object
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.process_sets import ProcessSet
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -36,7 +39,23 @@ def load_model(
     safe_mode: bool = True,
     root_rank: int | None = None,
     legacy_opts: bool = False,
-    **options: Any,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_every: int = 0,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    use_locking: bool = False,
 ) -> keras.Model:
     """Load a model that was saved with or without the wrapper, and wrap its optimizer.
 
@@ -57,7 +76,8 @@ def load_model(
         safe_mode: as `keras.models.load_model` takes it.
         root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
         legacy_opts: must be False: there are no legacy optimizers in Keras 3.
-        **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
+        name: the optimizer's name in messages; None for its class's name.
+        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
         The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
@@ -72,17 +92,31 @@ def load_model(
             f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers, and "
             "tf_keras.models.load_model loads those of tf_keras"
         )
-    GradientOptions.from_keywords("load_model", {key: value for key, value in options.items() if key != "name"})
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_every=check_every,
+    )
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
 
     def loaded(path: Path) -> keras.Model:
         model = _loaded(path, objects, compile, safe_mode, where)
         if getattr(model, "optimizer", None) is not None:
-            model.optimizer = DistributedOptimizer(model.optimizer, **options)
-        elif options:
+            model.optimizer = wrap(model.optimizer, name, options)
+        elif options.changed():
+            given = ", ".join(options.changed())
             raise InvalidError(
-                f"{where}: the model has no optimizer that {', '.join(options)} could be for; compile it with "
+                f"{where}: the model has no optimizer that {given} could be for; compile it with "
                 "hvd_ext.DistributedOptimizer"
             )
         return model

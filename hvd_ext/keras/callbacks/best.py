@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Literal
 
 import keras
 
@@ -33,10 +34,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         monitor: str = "val_loss",
         verbose: int = 0,
         save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: Literal["epoch"] | int = "epoch",
         *,
-        filepath: Any = None,
+        filepath: str | os.PathLike[str] | None = None,
     ) -> None:
         # Keras checks the path when it makes the callback, Horovod's users set it later
         placeholder = "best.weights.h5" if save_weights_only else "best.keras"
