@@ -5,6 +5,8 @@ Inside a running `tf.function` TensorFlow raises its own exception with our word
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __all__ = [
     "CheckpointError",
     "CommunicationError",
@@ -22,8 +24,9 @@ __all__ = [
 class HvdExtError(RuntimeError):
     """Anything that hvd_ext itself found wrong; raised as it is for a broken invariant (a bug of hvd_ext)."""
 
-    # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
+        __init__ = Exception.__init__
 
 
 class InvalidError(HvdExtError, ValueError):

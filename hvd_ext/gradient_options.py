@@ -155,11 +155,10 @@ class GradientOptions:
         """
 
         def comparable(options: GradientOptions) -> dict[str, Any]:
-            groups = options.groups
-            ids = (
-                groups if groups is None or isinstance(groups, int) else [[id(one) for one in each] for each in groups]
-            )
-            return {**options.keywords(), "groups": ids}
+            groups: Any = options.groups
+            if isinstance(groups, tuple):
+                groups = [[id(variable) for variable in group] for group in groups]
+            return {**options.keywords(), "groups": groups}
 
         own, others = comparable(self), comparable(other)
         return tuple(name for name in own if own[name] != others[name])
