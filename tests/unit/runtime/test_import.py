@@ -34,6 +34,40 @@ def test_the_import_loads_none_of_them() -> None:
     assert not set(ast.literal_eval(done.stdout)) & {*BLOCKED, "numpy", "yaml", "pydantic"}
 
 
+def test_the_modules_of_the_package_are_attributes_and_are_loaded_when_they_are_used() -> None:
+    text = """
+import sys, hvd_ext as hvd
+loaded = [name for name in ("data", "keras", "state", "tensorflow") if f"hvd_ext.{name}" in sys.modules]
+print([loaded, hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorflow.__name__, hvd.keras.__name__])
+"""
+    done = python(text)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == [[], "register", "shard", "hvd_ext.tensorflow", "hvd_ext.keras"]
+
+
+def test_dir_shows_public_names_only() -> None:
+    modules = {"data", "keras", "state", "tensorflow"}
+    assert set(dir(hvd_ext)) == {*hvd_ext.__all__, *modules}
+    assert {"init", "DistributedOptimizer", "callbacks", "__version__"} <= set(dir(hvd_ext))
+    # a script that says `from hvd_ext import *` keeps its own keras
+    assert not modules & set(hvd_ext.__all__)
+    for module in (hvd_ext.keras, hvd_ext.tensorflow, hvd_ext.callbacks):
+        assert dir(module) == sorted(hvd_ext.callbacks.__all__ if module is hvd_ext.callbacks else hvd_ext.__all__)
+
+
+def test_type_checkers_are_told_the_names_that_there_are() -> None:
+    tree = ast.parse(Path(hvd_ext.__file__).read_text(encoding="utf-8"))
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    told = {}
+    for node in block.body:
+        for alias in node.names:
+            assert alias.asname == alias.name, f"write `{alias.name} as {alias.name}`: else it is private"
+            told[alias.name] = node.module
+    wanted = {name: module for module, names in hvd_ext._MODULES.items() for name in names}
+    wanted |= dict.fromkeys(("data", "errors", "keras", "state", "tensorflow"), "hvd_ext")
+    assert told == {**wanted, "callbacks": "hvd_ext.keras"}
+
+
 def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
     for name in hvd_ext.__all__:
         assert getattr(hvd_ext, name) is not None
