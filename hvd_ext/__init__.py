@@ -193,7 +193,16 @@ else:
             instead = f" as Horovod has it: {ABSENT[name]}" if name in ABSENT else ""
             raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}{instead}")
         module_name, attribute = _NAMES[name]
-        module = importlib.import_module(module_name)
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name not in ("tensorflow", "keras"):
+                raise
+            raise ModuleNotFoundError(
+                f"hvd_ext.{name} needs {error.name}, which this Python does not have; `python -m hvd_ext doctor` says "
+                "what is missing, and what brings it",
+                name=error.name,
+            ) from error
         value = getattr(module, attribute) if attribute else module
         globals()[name] = value
         return value

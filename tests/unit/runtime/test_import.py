@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ def test_the_package_imports_where_nothing_else_does() -> None:
     done = python(f"{block}; import hvd_ext as h; print(h.Average.name, h.errors.PlanError.__name__, h.__version__)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["Average", "PlanError", hvd_ext.__version__]
+
+
+def test_what_needs_tensorflow_says_so_where_there_is_none() -> None:
+    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))"
+    done = python(f"{block}; import hvd_ext; hvd_ext.DistributedOptimizer")
+    assert done.returncode != 0
+    words = r"ModuleNotFoundError: hvd_ext.DistributedOptimizer needs (keras|tensorflow), .* `python -m hvd_ext doctor`"
+    assert re.search(words, done.stderr), done.stderr
 
 
 def test_the_import_loads_none_of_them() -> None:
