@@ -113,7 +113,10 @@ class GradientOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
                 raise InvalidError(f"{where} has no option {name!r}; {hint}")
-        named = {"op": {"average": Average, "sum": Sum}, "compression": {one.name: one for one in Compression}}
+        named: dict[str, dict[str, Any]] = {
+            "op": {"average": Average, "sum": Sum},
+            "compression": {one.name: one for one in Compression},
+        }
         values = {
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
             for name, text in texts.items()

@@ -237,7 +237,8 @@ def check_compression(compression: object) -> Compression:
 def _parsed(setting: Setting, text: str) -> Any:
     try:
         value = {"0": False, "1": True}[text] if setting.type is bool else setting.type(text)
-        Options(**{setting.field: value})
+        alone: dict[str, Any] = {setting.field: value}
+        Options(**alone)
     except (ValueError, KeyError) as error:
         kind = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(setting.type, "text")
         rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"

@@ -156,8 +156,7 @@ class Checkpoint(keras.callbacks.Callback):
         stopped = False
         if self._store is None:
             self._epoch, self._first_step = self.restore()
-            left = self._store.restore_callbacks(self._beside)
-            stopped = self._was_stopped(left)
+            stopped = self._was_stopped()
         else:  # this model has been trained under this callback: it is further than any checkpoint
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
             self._epoch = self._first_step = 0
@@ -218,12 +217,14 @@ class Checkpoint(keras.callbacks.Callback):
         self._beside, self._began = [], {}
         self._watch.stop()
 
-    def _was_stopped(self, left: Sequence[str]) -> bool:
-        """Tell whether a callback of any rank had ended training; say so, and which callbacks are not there now."""
-        if self._store is None or (self._epoch, self._first_step) == (0, 0):
+    def _was_stopped(self) -> bool:
+        """Give the callbacks their state, and tell whether one of any rank had ended training."""
+        store = self._store
+        if store is None or (self._epoch, self._first_step) == (0, 0):
             return False
+        left = store.restore_callbacks(self._beside)
         engine = runtime.current().engine
-        stopped = any(agreement.exchange(engine, "Checkpoint: stopped", lambda: self._store.stopped))
+        stopped = any(agreement.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
         if engine.rank == 0 and left:
             words = "Checkpoint: these callbacks were there when it was saved, and are not now; dropped: %s"
             _LOG.warning(words, ", ".join(left))

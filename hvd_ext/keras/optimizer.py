@@ -168,10 +168,10 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     )
     # past Keras' own __setattr__, which tracks what it is given
     object.__setattr__(wrapped, "_hvd_ext_reducer", reducer)
-    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), front))
+    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), front))  # type: ignore[arg-type]
     if scaling and momentum is not None:
         object.__setattr__(plain, "_hvd_ext_reducer", reducer)
-        object.__setattr__(plain, "__class__", class_of(type(plain), in_part.Inner))
+        object.__setattr__(plain, "__class__", class_of(type(plain), in_part.Inner))  # type: ignore[arg-type]
     weakref.finalize(wrapped, reducer.close).atexit = False
     _drop_traced_steps(wrapped)
     if wrapped is not optimizer:
@@ -257,7 +257,8 @@ def _check_optimizer(optimizer: Any) -> None:
             f"optimizer ({optimizer!r}): must be an optimizer of Keras 3, such as keras.optimizers.Adam(), or of "
             "tf_keras; names and classes are not taken"
         )
-    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+    several: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+    if isinstance(optimizer, several):
         raise InvalidError(
             f"optimizer {optimizer.name!r}: a MultiOptimizer leaves updates to its inner optimizers; wrap each of them"
         )

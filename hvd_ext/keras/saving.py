@@ -200,9 +200,9 @@ def _digest(path: Path, must: bool, where: str) -> str | None:
 
 
 def _accumulates(model: keras.Model) -> bool:
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    passes: Any = getattr(optimizer, "gradient_accumulation_steps", None)
     return bool(passes) and int(optimizer._iterations.numpy()) % passes != 0
 
 

@@ -177,7 +177,7 @@ class Distributed:
         """
         if isinstance(unconnected_gradients, bool):
             unconnected_gradients, use_generic_names = _NONE, unconnected_gradients
-        local = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        local = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         if self._hvd_ext_plain:
             return local
         flat = tf.nest.flatten(sources)
@@ -188,11 +188,11 @@ class Distributed:
 
     def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
         """Give this rank's own jacobian; see `tf.GradientTape.jacobian`."""
-        return self._own(super().jacobian, arguments, keywords)
+        return self._own(super().jacobian, arguments, keywords)  # type: ignore[misc]
 
     def batch_jacobian(self, *arguments: Any, **keywords: Any) -> Any:
         """Give this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
-        return self._own(super().batch_jacobian, arguments, keywords)
+        return self._own(super().batch_jacobian, arguments, keywords)  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
         """Keep a source's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
@@ -276,7 +276,7 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], options: GradientOpti
     tape._hvd_ext_options = options
     tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
     tape._hvd_ext_plain = False
-    tape.__class__ = _distributed_class(type(tape))
+    tape.__class__ = _distributed_class(type(tape))  # type: ignore[arg-type]
     return tape
 
 

@@ -51,7 +51,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,
         )
         if filepath is None:
-            self.filepath = None
+            self.filepath: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See that there is a path."""

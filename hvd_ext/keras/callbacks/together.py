@@ -59,7 +59,7 @@ def synchronized(
         InvalidError: the root is no rank, or something restores and the root is not rank 0.
         NotInitializedError: before `init()`.
     """
-    given = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
+    given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
     start = _taken(given, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
     average = _taken(given, MetricAverageCallback) or MetricAverageCallback(exact=True)
     restoring = [callback for callback in given if _is(callback, ("BackupAndRestore",))]
