@@ -132,6 +132,17 @@ def test_the_table_joins_what_needs_no_word_and_keeps_what_does() -> None:
     ]
 
 
+@pytest.mark.parametrize("module", ["hvd_ext.tensorflow", "hvd_ext.keras", "hvd_ext.tensorflow.keras"])
+def test_horovods_modules_have_all_names_under_ours(module: str) -> None:
+    face = importlib.import_module(module)
+    own = ("allreduce", "allgather", "broadcast", "reducescatter") if module.endswith("keras") else ()
+    for name in set(hvd_ext.__all__) - {"__version__"}:
+        assert name in dir(face)
+        assert (getattr(face, name) is getattr(hvd_ext, name)) == (name not in own), name
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        face.no_such_name  # noqa: B018
+
+
 def test_the_callbacks_are_where_horovod_has_them() -> None:
     face = importlib.import_module("hvd_ext.tensorflow.keras.callbacks")
     for name in hvd_ext._MODULES["hvd_ext.keras.callbacks"]:
