@@ -4,7 +4,6 @@ The names are loaded when they are first used: importing the package needs neith
 library.
 """
 
-# ruff: noqa: F401 - the imports below are for type checkers only
 from __future__ import annotations
 
 import importlib
@@ -88,76 +87,140 @@ _NAMES: dict[str, tuple[str, str]] = {
     "runner": ("hvd_ext.runner", ""),
 }
 
-__all__ = ["__version__", *_NAMES]
+# Modules that are attributes too. `from hvd_ext import *` leaves them out: a script has a `keras` of its own.
+_SUBMODULES = ("data", "keras", "state", "tensorflow")
 
 if TYPE_CHECKING:
-    from hvd_ext import errors, runner
-    from hvd_ext.compression.topk import TopK, Warmup
-    from hvd_ext.data import shard
-    from hvd_ext.keras import callbacks
+    # The same names once more, for type checkers and editors. `x as x` says that a name is public; a test compares.
+    from hvd_ext import (
+        data as data,
+        errors as errors,
+        keras as keras,
+        runner as runner,
+        state as state,
+        tensorflow as tensorflow,
+    )
+    from hvd_ext.compression.topk import TopK as TopK, Warmup as Warmup
+    from hvd_ext.data import shard as shard
+    from hvd_ext.keras import callbacks as callbacks
     from hvd_ext.keras.callbacks import (
-        BestModelCheckpoint,
-        BroadcastGlobalVariablesCallback,
-        LearningRateScheduleCallback,
-        LearningRateWarmupCallback,
-        MetricAverageCallback,
-        verbose,
+        BestModelCheckpoint as BestModelCheckpoint,
+        BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
+        LearningRateScheduleCallback as LearningRateScheduleCallback,
+        LearningRateWarmupCallback as LearningRateWarmupCallback,
+        MetricAverageCallback as MetricAverageCallback,
+        verbose as verbose,
     )
-    from hvd_ext.keras.flushing import flush
-    from hvd_ext.keras.learning_rate import scale_learning_rate
-    from hvd_ext.keras.optimizer import DistributedOptimizer
-    from hvd_ext.keras.partial import PartialDistributedOptimizer
-    from hvd_ext.keras.saving import load_model
-    from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization
-    from hvd_ext.objects import allgather_object, broadcast_object
-    from hvd_ext.options import Average, Compression, Max, Min, Options, Product, Sum
+    from hvd_ext.keras.flushing import flush as flush
+    from hvd_ext.keras.learning_rate import scale_learning_rate as scale_learning_rate
+    from hvd_ext.keras.optimizer import DistributedOptimizer as DistributedOptimizer
+    from hvd_ext.keras.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
+    from hvd_ext.keras.saving import load_model as load_model
+    from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+    from hvd_ext.objects import allgather_object as allgather_object, broadcast_object as broadcast_object
+    from hvd_ext.options import (
+        Average as Average,
+        Compression as Compression,
+        Max as Max,
+        Min as Min,
+        Options as Options,
+        Product as Product,
+        Sum as Sum,
+    )
     from hvd_ext.process import (
-        ccl_built,
-        cross_rank,
-        cross_size,
-        cuda_built,
-        ddl_built,
-        gloo_built,
-        gloo_enabled,
-        init,
-        is_homogeneous,
-        is_initialized,
-        local_rank,
-        local_size,
-        mpi_built,
-        mpi_enabled,
-        mpi_threads_supported,
-        nccl_built,
-        rank,
-        rocm_built,
-        shutdown,
-        size,
+        ccl_built as ccl_built,
+        cross_rank as cross_rank,
+        cross_size as cross_size,
+        cuda_built as cuda_built,
+        ddl_built as ddl_built,
+        gloo_built as gloo_built,
+        gloo_enabled as gloo_enabled,
+        init as init,
+        is_homogeneous as is_homogeneous,
+        is_initialized as is_initialized,
+        local_rank as local_rank,
+        local_size as local_size,
+        mpi_built as mpi_built,
+        mpi_enabled as mpi_enabled,
+        mpi_threads_supported as mpi_threads_supported,
+        nccl_built as nccl_built,
+        rank as rank,
+        rocm_built as rocm_built,
+        shutdown as shutdown,
+        size as size,
     )
-    from hvd_ext.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-    from hvd_ext.refused import Adasum, elastic, join, start_timeline, stop_timeline
-    from hvd_ext.runner import run
-    from hvd_ext.tensorflow.collectives import allgather, allreduce, alltoall, barrier, broadcast, reducescatter
-    from hvd_ext.tensorflow.devices import pin_gpu
-    from hvd_ext.tensorflow.grouped import grouped_allgather, grouped_allreduce, grouped_reducescatter
-    from hvd_ext.tensorflow.places import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
-    from hvd_ext.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-    from hvd_ext.tensorflow.topk import mstopk, topk_error_feedback
-    from hvd_ext.tensorflow.variables import broadcast_, broadcast_global_variables, broadcast_variables
-    from hvd_ext.trace.recording import start_trace, stop_trace
+    from hvd_ext.process_sets import (
+        ProcessSet as ProcessSet,
+        add_process_set as add_process_set,
+        global_process_set as global_process_set,
+        remove_process_set as remove_process_set,
+    )
+    from hvd_ext.refused import (
+        Adasum as Adasum,
+        elastic as elastic,
+        join as join,
+        start_timeline as start_timeline,
+        stop_timeline as stop_timeline,
+    )
+    from hvd_ext.runner import run as run
+    from hvd_ext.tensorflow.collectives import (
+        allgather as allgather,
+        allreduce as allreduce,
+        alltoall as alltoall,
+        barrier as barrier,
+        broadcast as broadcast,
+        reducescatter as reducescatter,
+    )
+    from hvd_ext.tensorflow.devices import pin_gpu as pin_gpu
+    from hvd_ext.tensorflow.grouped import (
+        grouped_allgather as grouped_allgather,
+        grouped_allreduce as grouped_allreduce,
+        grouped_reducescatter as grouped_reducescatter,
+    )
+    from hvd_ext.tensorflow.places import (
+        local_rank_op as local_rank_op,
+        local_size_op as local_size_op,
+        process_set_included_op as process_set_included_op,
+        rank_op as rank_op,
+        size_op as size_op,
+    )
+    from hvd_ext.tensorflow.tape import (
+        DistributedGradientTape as DistributedGradientTape,
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
+    )
+    from hvd_ext.tensorflow.topk import mstopk as mstopk, topk_error_feedback as topk_error_feedback
+    from hvd_ext.tensorflow.variables import (
+        broadcast_ as broadcast_,
+        broadcast_global_variables as broadcast_global_variables,
+        broadcast_variables as broadcast_variables,
+    )
+    from hvd_ext.trace.recording import start_trace as start_trace, stop_trace as stop_trace
+else:
+    # hidden from type checkers, which would take every name for one that is there
+    __all__ = ["__version__", *_NAMES]
 
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"hvd_ext.{name}")
+        if name not in _NAMES:
+            from hvd_ext.refused import ABSENT
 
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        from hvd_ext.refused import ABSENT
+            instead = f" as Horovod has it: {ABSENT[name]}" if name in ABSENT else ""
+            raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}{instead}")
+        module_name, attribute = _NAMES[name]
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name not in ("tensorflow", "keras"):
+                raise
+            raise ModuleNotFoundError(
+                f"hvd_ext.{name} needs {error.name}, which this Python does not have; `python -m hvd_ext doctor` says "
+                "what is missing, and what brings it",
+                name=error.name,
+            ) from error
+        value = getattr(module, attribute) if attribute else module
+        globals()[name] = value
+        return value
 
-        instead = f" as Horovod has it: {ABSENT[name]}" if name in ABSENT else ""
-        raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}{instead}")
-    module_name, attribute = _NAMES[name]
-    module = importlib.import_module(module_name)
-    value = getattr(module, attribute) if attribute else module
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *_SUBMODULES})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hvd_ext import agreement, process_sets
 from hvd_ext.errors import InvalidError
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from hvd_ext.process_sets import ProcessSet
 
-REMAINDERS = ("drop", "repeat", "uneven")
+Remainder = Literal["drop", "repeat", "uneven"]
+REMAINDERS = get_args(Remainder)
 # Elements that a data set of unknown size is mixed in, with shuffle=True: a few batches, also of large pictures.
 BUFFER = 1024
 
@@ -47,7 +48,7 @@ def shard(
     *,
     shuffle: bool | int = False,
     seed: int = 0,
-    remainder: str = "drop",
+    remainder: Remainder = "drop",
     own: bool = False,
     steps: int | None = None,
     drop_remainder: bool = False,

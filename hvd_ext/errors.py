@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CheckpointError",
@@ -29,8 +29,9 @@ __all__ = [
 class HvdExtError(RuntimeError):
     """Anything that hvd_ext itself found wrong; raised as it is for a broken invariant (a bug of hvd_ext)."""
 
-    # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
+        __init__ = Exception.__init__
     _in_tensorflow = ""  # the name of the class of `tf.errors` that means the same
 
     def __new__(cls, *args: Any) -> HvdExtError:
@@ -38,7 +39,7 @@ class HvdExtError(RuntimeError):
         theirs = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), cls._in_tensorflow, None)
         if theirs is None:
             return super().__new__(cls, *args)
-        error = super().__new__(_both(cls, theirs), *args)
+        error = super().__new__(_both(cls, theirs), *args)  # type: ignore[arg-type]
         theirs.__init__(error, None, None, str(Exception(*args)))
         return error
 

@@ -16,13 +16,19 @@ from hvd_ext import pairs
 from hvd_ext.compression import topk
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import Average, Compression, Options, ReduceOp, Sum, check_compression
+from hvd_ext.options import (
+    Algorithm,
+    Average,
+    Compression,
+    Options,
+    ReduceOp,
+    SparseAlgorithm,
+    Sum,
+    check_compression,
+)
 
 if TYPE_CHECKING:
     from hvd_ext.process_sets import ProcessSet
-
-# Horovod's keywords that change nothing here, with any value.
-_TAKEN = ("device_dense", "device_sparse", "use_locking")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +58,7 @@ class GradientOptions:
     """
 
     op: ReduceOp = Average
-    algorithm: str | None = None
+    algorithm: Algorithm | SparseAlgorithm | None = None
     bucket_nbytes: int | None = None
     compression: Compression | TopK | None = None
     sparse_as_dense: bool = False
@@ -87,44 +93,6 @@ class GradientOptions:
         object.__setattr__(self, "process_set", _checked_set(self.process_set))
 
     @classmethod
-    def from_keywords(
-        cls, where: str, keywords: Mapping[str, Any], without: Mapping[str, str] | None = None
-    ) -> GradientOptions:
-        """Read the keywords of an optimizer or a tape, Horovod's and ours.
-
-        Args:
-            where: whose they are, for messages ("DistributedOptimizer").
-            keywords: as the user gave them.
-            without: fields that this face does not have, each with the words that refuse a value other than the
-                default.
-
-        Returns:
-            The options.
-
-        Raises:
-            TypeError: a keyword that neither hvd_ext nor Horovod knows; the nearest known one is named.
-            InvalidError: a value that breaks its rule.
-            PlanError: there is no algorithm of this name.
-        """
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
-        known = [*defaults, "num_groups", *_TAKEN]
-        fields: dict[str, Any] = {}
-        for name, value in keywords.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-                raise TypeError(f"{where} has no keyword {name!r}{hint}")
-            if without and name in without and value != defaults[name]:
-                raise InvalidError(f"{name} ({value!r}): {without[name]}")
-            if name in defaults:
-                fields[name] = value
-        if keywords.get("num_groups"):
-            warnings.warn("num_groups is called groups now", DeprecationWarning, stacklevel=3)
-            if fields.get("groups") is None:
-                fields["groups"] = keywords["num_groups"]
-        return cls(**fields)
-
-    @classmethod
     def from_texts(cls, where: str, texts: Mapping[str, str]) -> GradientOptions:
         """Read the options from a command line.
 
@@ -142,17 +110,23 @@ class GradientOptions:
         """
         import yaml
 
-        named = {"op": {"average": Average, "sum": Sum}, "compression": {one.name: one for one in Compression}}
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in texts:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise InvalidError(f"{where} has no option {name!r}; {hint}")
+        named: dict[str, dict[str, Any]] = {
+            "op": {"average": Average, "sum": Sum},
+            "compression": {one.name: one for one in Compression},
+        }
         values = {
             name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
             for name, text in texts.items()
         }
         if values.get("compression", "") == texts.get("compression") and texts["compression"].startswith("topk"):
             values["compression"] = topk.from_text(texts["compression"])
-        try:
-            return cls.from_keywords(where, values)
-        except TypeError as error:
-            raise InvalidError(str(error)) from None
+        return cls(**values)
 
     @property
     def topk(self) -> TopK | None:
@@ -175,6 +149,26 @@ class GradientOptions:
         """Give the keywords that make these options."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    def changed(self) -> tuple[str, ...]:
+        """Give the names of the options that are not at their defaults."""
+        return self.differing(GradientOptions())
+
+    def differing(self, other: GradientOptions) -> tuple[str, ...]:
+        """Give the names of the options in which two values differ.
+
+        Args:
+            other: the options to compare with; groups are alike if they hold the same variables.
+        """
+
+        def comparable(options: GradientOptions) -> dict[str, Any]:
+            groups: Any = options.groups
+            if isinstance(groups, tuple):
+                groups = [[id(variable) for variable in group] for group in groups]
+            return {**options.keywords(), "groups": groups}
+
+        own, others = comparable(self), comparable(other)
+        return tuple(name for name in own if own[name] != others[name])
+
     def described(self) -> dict[str, Any]:
         """Give what must be the same on all ranks besides the options of the channel and the groups."""
         names = (
@@ -196,6 +190,22 @@ class GradientOptions:
     def sparse_algorithm(self) -> str:
         """The algorithm for sparse gradients."""
         return self.algorithm or "hitopk"
+
+
+def groups_of(groups: int | Sequence[Sequence[Any]] | None, num_groups: int) -> int | Sequence[Sequence[Any]] | None:
+    """Give the groups of a face that takes Horovod's older keyword too; a user's function calls it directly.
+
+    Args:
+        groups: the newer keyword; it counts where both are given.
+        num_groups: Horovod's older one; 0 where it is not given.
+
+    Returns:
+        For `GradientOptions`. A DeprecationWarning at the user's line says what num_groups is called now.
+    """
+    if not num_groups:
+        return groups
+    warnings.warn("num_groups is called groups now", DeprecationWarning, stacklevel=3)
+    return num_groups if groups is None else groups
 
 
 def _checked_compression(compression: Any) -> Compression:

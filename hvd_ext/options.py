@@ -7,7 +7,7 @@ import enum
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvd_ext import horovod_variables
 from hvd_ext.errors import InvalidError
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
 
 MIB = 1 << 20
+
+# The names that an editor offers; a test compares them with the schedules that there are.
+Algorithm = Literal[
+    "auto",
+    "binary_tree",
+    "blueconnect",
+    "flexreduce",
+    "halving_doubling",
+    "recursive_doubling",
+    "ring",
+    "torus2d",
+    "tree",
+    "two_level",
+]
+SparseAlgorithm = Literal["gtopk", "hitopk", "naive_allgather"]
 
 
 class ReduceOp(enum.IntEnum):
@@ -93,7 +108,7 @@ class Options:
         InvalidError: a value breaks the rule named in the message.
     """
 
-    algorithm: str = "auto"
+    algorithm: Algorithm = "auto"
     bucket_nbytes: int = 8 * MIB
     op: ReduceOp = Average
     compression: Compression = Compression.none
@@ -264,7 +279,8 @@ def _as(tensor: Any, dtype: Any, own: Any) -> Any:
 def _parsed(setting: Setting, text: str) -> Any:
     try:
         value = {"0": False, "1": True}[text] if setting.type is bool else setting.type(text)
-        Options(**{setting.field: value})
+        alone: dict[str, Any] = {setting.field: value}
+        Options(**alone)
     except (ValueError, KeyError) as error:
         kind = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(setting.type, "text")
         rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"

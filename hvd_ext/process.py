@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvd_ext import (
     arrival,
@@ -35,7 +35,7 @@ _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False, "las
 
 def init(
     settings: options.Options | None = None,
-    process_sets: Sequence[ProcessSet] | str | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
     *,
     comm: Any = None,
 ) -> None:

@@ -141,7 +141,8 @@ def _give(owner: str, load: Any, own: dict[str, np.ndarray] | None, everyone: Ev
 def _functions(owner: str) -> tuple[Save, Any] | None:
     if owner not in _owners:
         return None
-    save, load = (reference() for reference in _owners[owner])
+    of_save, of_load = _owners[owner]
+    save, load = of_save(), of_load()
     if save is None or load is None:
         del _owners[owner]
         return None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from hvd_ext.errors import InvalidError
+
+# What an editor offers for `TopK(selector=...)`, and for the mode of `mstopk`; a test compares them with `SELECTORS`.
+Native = Literal["exact", "mstopk", "dgc", "threshold", "random"]
+Mode = Literal["exact", "mstopk", "dgc", "threshold", "random", "tf"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hvd_ext.compression import selectors
 from hvd_ext.errors import InvalidError
 
+Wire = Literal["fp16", "bf16", "fp32"]
+Indices = Literal["auto", "int32", "delta", "bitmap"]
+
 WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-INDICES = ("auto", "int32", "delta", "bitmap")
+INDICES = get_args(Indices)
 # The order of tf_ops/engine: HvdExtSparse.indices is the place in INDICES.
 
 # docs/performance.md, Convergence: nearly as good as a dense warm-up, and better than densities that fall soon.
@@ -98,7 +101,7 @@ class TopK:
     """
 
     density: float | Literal["auto"] = 0.01
-    selector: str = "exact"
+    selector: selectors.Native = "exact"
     per_tensor: bool = False
     height: int | None = 1
     min_elements: int = 4096
@@ -107,8 +110,8 @@ class TopK:
     momentum_correction: bool | Literal["auto"] = "auto"
     masks: bool = False
     clip: float | None = None
-    wire: str = "fp16"
-    indices: str = "auto"
+    wire: Wire = "fp16"
+    indices: Indices = "auto"
     seed: int = 0
     samplings: int = 30
     threshold: float = 0.0

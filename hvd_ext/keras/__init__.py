@@ -6,24 +6,30 @@ collectives of `hvd_ext.keras.face`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_FACE = ("allreduce", "allgather", "broadcast", "reducescatter")
+if TYPE_CHECKING:
+    # ruff: isort: off
+    # the first one is twice here: of two imports of one name mypy takes the first, and pyright the last
+    from hvd_ext.keras.face import *  # noqa: F403
+    from hvd_ext import *  # type: ignore[assignment]  # noqa: F403
+    from hvd_ext.keras.face import *  # noqa: F403
+    # ruff: isort: on
+else:
+    _FACE = ("allreduce", "allgather", "broadcast", "reducescatter")
 
+    def __getattr__(name: str) -> Any:
+        import hvd_ext
 
-def __getattr__(name: str) -> Any:
-    import hvd_ext
+        if name in _FACE:
+            from hvd_ext.keras import face
 
-    if name in _FACE:
-        from hvd_ext.keras import face
+            return getattr(face, name)
+        if name in hvd_ext.__all__:
+            return getattr(hvd_ext, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return getattr(face, name)
-    if name in hvd_ext.__all__:
-        return getattr(hvd_ext, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __dir__() -> list[str]:
+        import hvd_ext
 
-
-def __dir__() -> list[str]:
-    import hvd_ext
-
-    return sorted({*globals(), *hvd_ext.__all__})
+        return sorted(hvd_ext.__all__)

@@ -13,11 +13,13 @@ from types import FrameType
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from hvd_ext import agreement, runtime, state
 from hvd_ext.checkpoints import signals as watched
 from hvd_ext.checkpoints.folder import newest
 from hvd_ext.errors import InvalidError
+from hvd_ext.keras import callback_states, model_state
 from hvd_ext.keras.skipping import Skipping
 from hvd_ext.keras.store import Store
 
@@ -35,7 +37,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, as plain Keras reads it; every
     rank writes what it has for itself: variables that differ from rank 0's (moving statistics, local variables), states
-    of seed generators and random generators, and what is registered in `hvd_ext.state`. A checkpoint is in its place
+    of seed generators and random generators, what Keras' callbacks in its list know (EarlyStopping, ReduceLROnPlateau,
+    ModelCheckpoint), and what is registered in `hvd_ext.state`. A checkpoint is in its place
     when all of it has reached the disk, and older ones are removed after that. With the same number of ranks training
     goes on bit for bit, in the middle of an epoch too, if the data come in the same order; with another number every
     rank gets rank 0's model, and a line of the log tells what was left behind.
@@ -98,6 +101,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._skipping: Skipping | None = None
         self._epoch = self._step = self._first_step = 0
         self._unsaved = 0
+        # the callbacks of `fit`, and the random generators when its epoch began
+        self._beside: list[Any] = []
+        self._began: dict[str, np.ndarray] = {}
         # after how many more batches to ask, after how many it was, and when that was
         self._next_ask = self._interval = 1
         self._asked_s = 0.0
@@ -135,7 +141,8 @@ class Checkpoint(keras.callbacks.Callback):
         """
         if self._store is None:
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
-        asked = self._store.save(epoch, step, reason, self._watch.seen)
+        began = self._began if step else {}
+        asked = self._store.save(epoch, step, reason, self._watch.seen, self._beside, began)
         self._unsaved = 0
         if asked and self.stopped_by is None:
             self._stop(asked)
@@ -148,15 +155,19 @@ class Checkpoint(keras.callbacks.Callback):
             raise InvalidError("Checkpoint: works with models of Keras 3; this one is of another Keras")
         base.refuse_plain(self.model)
         self.stopped_by = None
+        self._beside = callback_states.beside(self)
+        stopped = False
         if self._store is None:
             self._epoch, self._first_step = self.restore()
+            stopped = self._was_stopped()
         else:  # this model has been trained under this callback: it is further than any checkpoint
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
             self._epoch = self._first_step = 0
         self._step, self._unsaved = self._first_step, 0
         self._next_ask = self._interval = 1
         if (self._epoch, self._first_step) != (0, 0):
-            self.model._initial_epoch = self._epoch  # as Keras' own BackupAndRestore does; `fit` reads it after this
+            # as Keras' own BackupAndRestore does; `fit` reads it after this
+            self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
         if not self._watch.start():
             _LOG.warning("Checkpoint: signals are not noted: `fit` does not run in the main thread")
 
@@ -166,10 +177,13 @@ class Checkpoint(keras.callbacks.Callback):
         if self._store is not None:
             # callbacks that broadcast rank 0's variables may have come after this one
             self._store.restore_own()
+            self._store.restore_callbacks(self._beside)
             if epoch == self._epoch and self._first_step:
-                self._skipping = Skipping(self.model, self._first_step, self._store.restore_metrics)
+                self._store.replay()
+                self._skipping = Skipping(self.model, self._first_step, self._store.replayed)
             else:
                 self._store.forget()
+        self._began = model_state.random_state()
         self._epoch, self._step, self._first_step = epoch, 0, 0
         self._asked_s = time.monotonic()
 
@@ -179,6 +193,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None
+                if self._store is not None:  # callbacks have seen the batches that were left out
+                    self._store.restore_callbacks(self._beside)
             return
         if self._unsaved == 0:
             self._name_unclaimed()
@@ -201,7 +217,27 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Let signals do again what they did before."""
         self.model._initial_epoch = None
+        self._beside, self._began = [], {}
         self._watch.stop()
+
+    def _was_stopped(self) -> bool:
+        """Give the callbacks their state, and tell whether one of any rank had ended training."""
+        store = self._store
+        if store is None or (self._epoch, self._first_step) == (0, 0):
+            return False
+        left = store.restore_callbacks(self._beside)
+        engine = runtime.current().engine
+        stopped = any(agreement.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
+        if engine.rank == 0 and left:
+            words = "Checkpoint: these callbacks were there when it was saved, and are not now; dropped: %s"
+            _LOG.warning(words, ", ".join(left))
+        if engine.rank == 0 and stopped:
+            _LOG.warning(
+                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train; take "
+                "another directory to train on",
+                self._epoch,
+            )
+        return stopped
 
     def _ask(self) -> str | None:
         """Ask all ranks whether a signal has come, and agree when to ask again."""

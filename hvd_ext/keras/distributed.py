@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_ext import pairs
 from hvd_ext.errors import HvdExtError, InvalidError
@@ -16,6 +16,7 @@ class Distributed:
     """What `DistributedOptimizer` puts in front of the optimizer's class; `isinstance` tells a wrapped optimizer."""
 
     _hvd_ext_reducer: Reducer
+    _hvd_ext_local_layers: tuple[Any, ...]
 
     def register_local_var(self, variable: Any) -> None:
         """Keep a variable's gradients on their rank: they are not reduced.
@@ -42,6 +43,13 @@ class Distributed:
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, arguments = super().__reduce__()
         return getattr(self.__class__, rebuild.__name__), arguments  # of the plain class, which pickle finds
+
+
+if TYPE_CHECKING:
+    import keras
+
+    class WrappedOptimizer(Distributed, keras.optimizers.Optimizer):
+        """What a type checker sees of a wrapped optimizer; its class at run time is made by `class_of`."""
 
 
 def refuse_global_norm(optimizer: Any) -> None:

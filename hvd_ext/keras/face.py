@@ -7,6 +7,8 @@ from typing import Any
 from hvd_ext.options import Average, Compression, ReduceOp
 from hvd_ext.tensorflow import collectives
 
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+
 
 def allreduce(
     value: Any,

@@ -331,10 +331,12 @@ def _is_legacy(optimizer: Any) -> bool:
 
 
 def _check(optimizer: Any) -> None:
-    for one in (optimizer, _inner(optimizer)):
-        if isinstance(one, Distributed):
-            where = "" if one is optimizer else ", inside of a loss-scale optimizer"
-            raise InvalidError(f"optimizer {_name(one)!r}{where}: it is wrapped already; wrap an optimizer once")
+    inner = _inner(optimizer)
+    if isinstance(inner, Distributed):
+        raise InvalidError(
+            f"optimizer {_name(inner)!r}, inside of a loss-scale optimizer: it is wrapped already; wrap the outer one "
+            "only"
+        )
     if not _is_legacy(optimizer):
         return
     if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):

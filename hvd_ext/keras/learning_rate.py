@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, overload
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.process import size
 
-RULES = ("linear", "sqrt")
+Rule = Literal["linear", "sqrt"]
+RULES = get_args(Rule)
 
 
-def scale_learning_rate(optimizer_or_lr: Any, rule: str = "linear", ranks: int | None = None) -> Any:
+Optimizer = TypeVar("Optimizer")
+
+
+@overload
+def scale_learning_rate(optimizer_or_lr: float, rule: Rule = ..., ranks: int | None = ...) -> float: ...
+@overload
+def scale_learning_rate(optimizer_or_lr: Optimizer, rule: Rule = ..., ranks: int | None = ...) -> Optimizer: ...
+def scale_learning_rate(optimizer_or_lr: Any, rule: Rule = "linear", ranks: int | None = None) -> Any:
     """Scale a learning rate that was tuned on one rank to the joined batch of all ranks.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,12 @@ from hvd_ext.errors import CheckpointError, InvalidError
 from hvd_ext.objects import broadcast_object
 from hvd_ext.tensorflow import collectives
 from hvd_ext.tensorflow.variables import broadcast_variables
+
+try:  # the generator of `keras.random` where no seed is given; Keras has no public name for it
+    from keras.src.backend.common import global_state as _global_state
+    from keras.src.random import seed_generator as _seed_generator
+except ImportError:
+    _global_state = _seed_generator = None
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -158,39 +164,70 @@ def send(listed: Sequence[keras.Variable]) -> None:
 
 
 def random_state() -> dict[str, np.ndarray]:
-    """Take the state of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras."""
+    """Take the state of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras.
+
+    Looking changes nothing: a generator that nobody has used yet is not made here, since Keras would draw its seed from
+    Python's, and the numbers that come after would be others than without a checkpoint.
+    """
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
         "python": np.frombuffer(json.dumps(random.getstate()).encode(), np.uint8),
         "numpy": np.frombuffer(json.dumps([name, position, has_gauss, gauss]).encode(), np.uint8),
         "numpy keys": np.asarray(keys),
-        "tensorflow": np.asarray(tf.random.get_global_generator().state),
     }
-    generator = _seed_generator()
-    return state if generator is None else {**state, "keras": _values(generator.state)}
+    if _tensorflow_has_generator():
+        state["tensorflow"] = np.asarray(tf.random.get_global_generator().state)
+    if _keras_has_generator():
+        state["keras"] = _values(_keras_generator().state)
+    return state
 
 
-def set_random_state(state: dict[str, np.ndarray]) -> None:
-    """Put the random generators back to what `random_state` has seen."""
-    version, internal, gauss = json.loads(state["python"].tobytes())
-    random.setstate((version, tuple(internal), gauss))
-    name, position, has_gauss, second = json.loads(state["numpy"].tobytes())
-    np.random.set_state((name, state["numpy keys"], position, has_gauss, second))
-    generator = tf.random.get_global_generator()
-    if generator.state.shape == state["tensorflow"].shape:
-        generator.state.assign(state["tensorflow"])
-    seeds = _seed_generator()
-    if seeds is not None and "keras" in state:
-        seeds.state.assign(state["keras"])
+def set_random_state(state: Mapping[str, np.ndarray]) -> None:
+    """Put the random generators back to what `random_state` has seen; one that the state lacks is left alone."""
+    if "tensorflow" in state:
+        generator = tf.random.get_global_generator()
+        if generator.state.shape == state["tensorflow"].shape:
+            generator.state.assign(state["tensorflow"])
+    if "keras" in state and _global_state is not None:
+        _keras_generator().state.assign(state["keras"])  # where it is made now, it draws from Python's
+    if "python" in state:
+        version, internal, gauss = json.loads(state["python"].tobytes())
+        random.setstate((version, tuple(internal), gauss))
+    if "numpy" in state:
+        name, position, has_gauss, second = json.loads(state["numpy"].tobytes())
+        np.random.set_state((name, state["numpy keys"], position, has_gauss, second))
 
 
-def _seed_generator() -> Any:
-    """The generator of `keras.random` where no seed is given; Keras has no public name for it."""
-    try:
-        from keras.src.random.seed_generator import global_seed_generator
-    except ImportError:
-        return None
-    return global_seed_generator()
+def not_drawn_from(since: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Leave out of a state the generators that have been drawn from.
+
+    Args:
+        since: what `random_state` has seen.
+        state: another one, from `random_state`.
+
+    Returns:
+        The part of `state` whose generators are now as they were in `since`.
+    """
+    now = random_state()
+    drawn = {name.split()[0] for name in now if name in since and not np.array_equal(now[name], since[name])}
+    return {name: value for name, value in state.items() if name.split()[0] not in drawn}
+
+
+def _keras_has_generator() -> bool:
+    """Whether `keras.random` has been asked for a number without a seed, so that its own generator is there."""
+    if _global_state is None:
+        return False
+    return _global_state.get_global_attribute(_seed_generator.GLOBAL_SEED_GENERATOR) is not None
+
+
+def _keras_generator() -> Any:
+    return _seed_generator.global_seed_generator()
+
+
+def _tensorflow_has_generator() -> bool:
+    from tensorflow.python.ops import stateful_random_ops
+
+    return getattr(stateful_random_ops, "global_generator", None) is not None
 
 
 def _kind(variable: keras.Variable) -> str:

@@ -15,10 +15,13 @@ import tensorflow as tf
 
 from hvd_ext import agreement, runtime
 from hvd_ext.checkpoints.manifest import described
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import CheckpointError, InvalidError
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras.optimizer import DistributedOptimizer
+from hvd_ext.gradient_options import GradientOptions, groups_of
+from hvd_ext.keras.optimizer import wrap
 from hvd_ext.objects import broadcast_object
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.process_sets import ProcessSet
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -37,7 +40,24 @@ def load_model(
     safe_mode: bool = True,
     root_rank: int | None = None,
     legacy_opts: bool = False,
-    **options: Any,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_every: int = 0,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    use_locking: bool = False,
 ) -> keras.Model:
     """Load a model that was saved with or without the wrapper, and wrap its optimizer.
 
@@ -61,7 +81,8 @@ def load_model(
         root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
         legacy_opts: must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing, since
             the file says what its optimizer is.
-        **options: keywords of `hvd_ext.DistributedOptimizer`, such as compression.
+        name: the optimizer's name in messages; None for its class's name.
+        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
         The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
@@ -76,17 +97,32 @@ def load_model(
             f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers. Set "
             "TF_USE_LEGACY_KERAS=1 to load models of tf_keras"
         )
-    GradientOptions.from_keywords("load_model", {key: value for key, value in options.items() if key != "name"})
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_every=check_every,
+        check_start=check_start,
+    )
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
 
     def loaded(path: Path) -> keras.Model:
         model = _loaded(path, objects, compile, safe_mode, where)
         if getattr(model, "optimizer", None) is not None:
-            model.optimizer = DistributedOptimizer(model.optimizer, **options)
-        elif options:
+            model.optimizer = wrap(model.optimizer, name, options)
+        elif options.changed():
+            given = ", ".join(options.changed())
             raise InvalidError(
-                f"{where}: the model has no optimizer that {', '.join(options)} could be for; compile it with "
+                f"{where}: the model has no optimizer that {given} could be for; compile it with "
                 "hvd_ext.DistributedOptimizer"
             )
         return model
@@ -170,9 +206,9 @@ def _digest(path: Path, must: bool, where: str) -> str | None:
 
 
 def _accumulates(model: keras.Model) -> bool:
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    passes = getattr(optimizer, "gradient_accumulation_steps", None)
+    passes: Any = getattr(optimizer, "gradient_accumulation_steps", None)
     return bool(passes) and int(optimizer._iterations.numpy()) % passes != 0
 
 

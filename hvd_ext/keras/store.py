@@ -10,7 +10,7 @@ import platform
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,12 +24,15 @@ from hvd_ext.checkpoints import arrays, folder, manifest
 from hvd_ext.checkpoints.arrays import Sections
 from hvd_ext.checkpoints.manifest import File, Manifest
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
-from hvd_ext.keras import model_state, optimizer_states
+from hvd_ext.keras import callback_states, model_state, optimizer_states
 
 _LOG = logging.getLogger("hvd_ext")
 
 # Sections of a rank's file; every owner of hvd_ext.state has one more.
 _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
+# The random generators when the epoch began, in whose middle the checkpoint was saved; what `fit` knows, and the
+# callbacks, each with a section of its own. Older checkpoints lack them.
+_BEGAN, _FIT, _CALLBACK = "random at the epoch's begin", "fit", "callback:"
 
 _WRITES = "a checkpoint could not be written, older ones are as they were; make room on the disk, or see that it works"
 
@@ -70,7 +73,15 @@ class Store:
             if self._leads:
                 folder.clean(directory)
 
-    def save(self, epoch: int, step: int, reason: str, signal: str | None) -> str | None:
+    def save(
+        self,
+        epoch: int,
+        step: int,
+        reason: str,
+        signal: str | None,
+        callbacks: Sequence[Any] = (),
+        began: Mapping[str, np.ndarray] | None = None,
+    ) -> str | None:
         """Save; all ranks call it.
 
         Args:
@@ -78,6 +89,8 @@ class Store:
             step: how many of its batches are done.
             reason: for the log and the manifest.
             signal: a signal that this rank has seen.
+            callbacks: those of `fit`, whose state is saved.
+            began: the random generators when the epoch began, where batches of it are done.
 
         Returns:
             A signal that some rank has seen.
@@ -98,9 +111,8 @@ class Store:
         writing = folder.writing(self._directory, self._serial, answers[0]["id"])
         try:
             self._exchange("folder", lambda: self._disk(_WRITES, writing.mkdir) if self._leads else None)
-            entries = self._exchange(
-                "files", lambda: self._disk(_WRITES, lambda: self._write(writing, differing[self._rank]))
-            )
+            write = functools.partial(self._write, writing, differing[self._rank], callbacks, began)
+            entries = self._exchange("files", lambda: self._disk(_WRITES, write))
             files = [File.model_validate(file) for answer in entries for file in answer["files"]]
             found = Manifest(
                 id=answers[0]["id"],
@@ -165,8 +177,35 @@ class Store:
         if self._own:
             self._assign(self._own)
 
-    def restore_metrics(self) -> None:
-        """Give this rank the metrics of the epoch in whose middle the checkpoint was saved."""
+    def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
+        """Give the callbacks of `fit` their state.
+
+        Args:
+            callbacks: those of `fit`.
+
+        Returns:
+            Those of the saved ones that are not among them.
+        """
+        saved = {name.removeprefix(_CALLBACK): own for name, own in self._own.items() if name.startswith(_CALLBACK)}
+        return callback_states.restore(callbacks, saved)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback had stopped training when the checkpoint was saved."""
+        return bool(self._own.get(_FIT, {}).get("stop_training", False))
+
+    def replay(self) -> None:
+        """Put the random generators back to the epoch's begin: the batches that are left out are drawn once more."""
+        model_state.set_random_state(self._own.get(_BEGAN, {}))
+
+    def replayed(self) -> None:
+        """Go on after the batches that were left out: with the metrics, and the generators that they do not draw from.
+
+        The others are where the batches have left them. They are ahead of the checkpoint's place where data is prepared
+        by another thread before it is asked for.
+        """
+        if _BEGAN in self._own:
+            model_state.set_random_state(model_state.not_drawn_from(self._own[_BEGAN], self._own[_RANDOM]))
         saved = self._own.get(_METRICS, {})
         seen = self._model.metrics_variables
         if [value.shape for value in saved.values()] == [tuple(variable.shape) for variable in seen]:
@@ -187,7 +226,13 @@ class Store:
             ) from error
         return {"arguments": arguments, "mark": mark, "newest": newest}
 
-    def _write(self, writing: Path, differing: list[int]) -> dict[str, Any]:
+    def _write(
+        self,
+        writing: Path,
+        differing: list[int],
+        callbacks: Sequence[Any],
+        began: Mapping[str, np.ndarray] | None,
+    ) -> dict[str, Any]:
         """Write this rank's files."""
         written, others = model_state.variables(self._model)
         states = {**state.collect(), **optimizer_states.collect(self._model)}
@@ -196,6 +241,9 @@ class Store:
             _SEEDS: model_state.arrays(others),
             _METRICS: model_state.arrays(self._model.metrics_variables),
             _RANDOM: model_state.random_state(),
+            **({_BEGAN: began} if began else {}),
+            _FIT: {"stop_training": np.array(bool(getattr(self._model, "stop_training", False)))},
+            **{_CALLBACK + key: values for key, values in callback_states.collect(callbacks).items()},
             **{_OWNER + owner: values for owner, values in states.items()},
         }
         files = [folder.settle(writing / model_state.save(self._model, writing))] if self._rank == 0 else []
@@ -277,7 +325,7 @@ class Store:
             _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
             if not alike:
                 words = "%s: saved by %d ranks, restored on %d: all have rank 0's model; dropped: %s"
-                dropped = [*found.own, *left, "seeds and random state"]
+                dropped = [*found.own, *left, "seeds, random state and what callbacks knew"]
                 _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def _assign(self, own: Sections) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hvd_ext import agreement, runtime
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import Average, Compression, ReduceOp
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp
 from hvd_ext.process_sets import ProcessSet
 from hvd_ext.tensorflow import calls, dtypes, gradients, ops, rows
 from hvd_ext.tensorflow.calls import Call
@@ -39,7 +39,7 @@ def allreduce(
     process_set: ProcessSet | None = None,
     ignore_name_scope: bool = False,
     *,
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduce a tensor over the ranks; all ranks call it and get the same bits. Differentiable.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -28,10 +28,23 @@ _INDEPENDENT = (
     "HvdExt>Reducescatter",
     "HvdExt>Alltoall",
 )
-# For functions that a user calls while tracing: AutoGraph would rewrite them, and all that they call.
-plain = tf.autograph.experimental.do_not_convert
-
 _DECORATION = re.compile(r"^\{\{[^}]*\}\}\s*|\s*\[Op:HvdExt>\w+\].*$", re.DOTALL)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def plain(function: Function) -> Function:
+    """Keep AutoGraph from rewriting a function that a user calls while tracing, and all that it calls.
+
+    Args:
+        function: the function.
+
+    Returns:
+        The same function for TensorFlow, and with its own signature for type checkers, to which TensorFlow's
+        decorator would make it anything.
+    """
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 @functools.cache

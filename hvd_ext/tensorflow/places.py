@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -113,6 +114,6 @@ def _identity(process_set_id: int | ProcessSet) -> int | None:
 def _found(find: Callable[[], int | None], name: str | None) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(find(), tf.int32, name=name)
-    result = tf.numpy_function(lambda: np.int32(find()), [], tf.int32, name=name)
+    result = tf.numpy_function(lambda: np.int32(cast(int, find())), [], tf.int32, name=name)
     result.set_shape([])
     return result

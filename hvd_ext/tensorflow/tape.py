@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
-from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.gradient_options import GradientOptions, groups_of
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.process_sets import ProcessSet
 from hvd_ext.tensorflow import kinds, ops
 from hvd_ext.tensorflow.kept import kept_for
 
 LABEL = "DistributedGradientTape"
-# A tape gives its gradients out at every call: there is nothing that could be added up first.
-_WITHOUT = {
-    "backward_passes_per_step": (
-        "a tape adds nothing up, must be 1; add the gradients of several plain tapes and call hvd_ext.allreduce, or "
-        "give the Keras optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
-    ),
-    "average_aggregated_gradients": "it speaks of backward_passes_per_step, which a tape has not; leave it out",
-    "check_every": "a tape does not see the weights change; give it to hvd_ext.DistributedOptimizer",
-}
 _NONE = tf.UnconnectedGradients.NONE
 
 
-def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.GradientTape:  # noqa: N802 - Horovod's
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    *,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    backward_passes_per_step: Literal[1] = 1,
+    average_aggregated_gradients: Literal[False] = False,
+    check_every: Literal[0] = 0,
+) -> WrappedTape:
     """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
 
     The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
@@ -36,9 +49,24 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
 
     Args:
         gradtape: a `tf.GradientTape`.
-        **keywords: those of `DistributedOptimizer`, ours and Horovod's, except for the ones that add gradients up:
-            op, algorithm, bucket_nbytes, compression, sparse_as_dense, gradient_predivide_factor, groups, process_set,
-            scale_local_gradients, check_start (`hvd_ext.gradient_options.GradientOptions`).
+        op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
+        compression: how float32 gradients travel, `hvd_ext.Compression.fp16` or `.bf16`; or which part of them, a
+            `hvd_ext.TopK` (docs/topk.md). None for that of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
+        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
+        groups: a number of buckets, or lists of variables that travel together; None: buckets of bucket_nbytes.
+        process_set: the ranks that reduce among themselves; None for all.
+        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
+        algorithm: "auto" or an allreduce algorithm; None for that of `init`. With a `TopK` an algorithm for sparse
+            gradients; None for "hitopk".
+        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for those of `init`.
+        check_start: the ranks compare their weights before the second step (docs/training.md); False: they do not.
+        num_groups: Horovod's older name for groups.
+        device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
+        device_sparse: see device_dense.
+        backward_passes_per_step: must be 1; a tape adds nothing up.
+        average_aggregated_gradients: must be False; it speaks of backward_passes_per_step.
+        check_every: must be 0; a tape does not see the weights change.
 
     Returns:
         The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
@@ -46,21 +74,51 @@ def DistributedGradientTape(gradtape: tf.GradientTape, **keywords: Any) -> tf.Gr
     Raises:
         InvalidError: the tape cannot be wrapped, or an argument breaks its rule; the message says what to do.
         PlanError: there is no algorithm of this name.
-        TypeError: a keyword that neither hvd_ext nor Horovod knows.
     """
-    return _wrapped(LABEL, gradtape, (), keywords)
+    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_start=check_start,
+    )
+    return _wrapped(LABEL, gradtape, (), options)
 
 
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
-    gradtape: tf.GradientTape, *, local_layers: Any = None, **keywords: Any
-) -> tf.GradientTape:
+    gradtape: tf.GradientTape,
+    *,
+    local_layers: Any = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    backward_passes_per_step: Literal[1] = 1,
+    average_aggregated_gradients: Literal[False] = False,
+    check_every: Literal[0] = 0,
+) -> WrappedTape:
     """Make a tape's `gradient` give reduced gradients, except for the weights of some layers, which stay on their rank.
 
     Args:
         gradtape: a `tf.GradientTape`.
         local_layers: a Keras layer or a list of them; their gradients are this rank's own, divided by the number of
             ranks unless scale_local_gradients is False. None for none.
-        **keywords: as for `DistributedGradientTape`.
+        op: as for `DistributedGradientTape`, and so are all that follow.
 
     Returns:
         The same object.
@@ -72,7 +130,20 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
             raise InvalidError(f"local_layers ({layer!r}): must be Keras layers")
-    return _wrapped("PartialDistributedGradientTape", gradtape, layers, keywords)
+    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_start=check_start,
+    )
+    return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)
 
 
 class Distributed:
@@ -112,7 +183,7 @@ class Distributed:
         """
         if isinstance(unconnected_gradients, bool):
             unconnected_gradients, use_generic_names = _NONE, unconnected_gradients
-        local = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        local = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         if self._hvd_ext_plain:
             return local
         flat = tf.nest.flatten(sources)
@@ -123,11 +194,11 @@ class Distributed:
 
     def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
         """Give this rank's own jacobian; see `tf.GradientTape.jacobian`."""
-        return self._own(super().jacobian, arguments, keywords)
+        return self._own(super().jacobian, arguments, keywords)  # type: ignore[misc]
 
     def batch_jacobian(self, *arguments: Any, **keywords: Any) -> Any:
         """Give this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
-        return self._own(super().batch_jacobian, arguments, keywords)
+        return self._own(super().batch_jacobian, arguments, keywords)  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
         """Keep a source's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
@@ -172,12 +243,37 @@ class Distributed:
             self._hvd_ext_plain = False
 
 
-def _wrapped(label: str, tape: Any, layers: Sequence[Any], keywords: dict[str, Any]) -> tf.GradientTape:
+if TYPE_CHECKING:
+
+    class WrappedTape(Distributed, tf.GradientTape):
+        """What a type checker sees of a wrapped tape; its class at run time is made by `_distributed_class`."""
+
+
+def _refuse(backward_passes_per_step: int, average_aggregated_gradients: bool, check_every: int) -> None:
+    """Refuse options of optimizers in words; a tape gives its gradients out at every call."""
+    if backward_passes_per_step != 1:
+        raise InvalidError(
+            f"backward_passes_per_step ({backward_passes_per_step!r}): a tape adds nothing up, must be 1; add the "
+            "gradients of several plain tapes and call hvd_ext.allreduce, or give the Keras optimizer "
+            "gradient_accumulation_steps and wrap the optimizer instead of the tape"
+        )
+    if average_aggregated_gradients:
+        raise InvalidError(
+            f"average_aggregated_gradients ({average_aggregated_gradients!r}): it speaks of backward_passes_per_step, "
+            "which a tape has not; leave it out"
+        )
+    if check_every:
+        raise InvalidError(
+            f"check_every ({check_every!r}): a tape does not see the weights change; give it to "
+            "hvd_ext.DistributedOptimizer"
+        )
+
+
+def _wrapped(label: str, tape: Any, layers: Sequence[Any], options: GradientOptions) -> Any:
     if isinstance(tape, Distributed):
         raise InvalidError(f"{label}: the tape is wrapped already; wrap a tape once")
     if not isinstance(tape, tf.GradientTape):
         raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
-    options = GradientOptions.from_keywords(label, keywords, _WITHOUT)
     if options.topk is not None and options.topk.momentum_correction is True:
         raise InvalidError(
             f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
@@ -186,7 +282,7 @@ def _wrapped(label: str, tape: Any, layers: Sequence[Any], keywords: dict[str, A
     tape._hvd_ext_options = options
     tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
     tape._hvd_ext_plain = False
-    tape.__class__ = _distributed_class(type(tape))
+    tape.__class__ = _distributed_class(type(tape))  # type: ignore[arg-type]
     return tape
 
 

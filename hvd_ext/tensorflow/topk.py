@@ -22,13 +22,13 @@ _INDEX_DTYPES = (tf.int32, tf.int64)
 @ops.plain
 def mstopk(
     x: Any,
-    k: Any,
+    k: int | Sequence[int] | tf.Tensor,
     *,
-    mode: str = "exact",
-    segments: Any = None,
-    index_dtype: Any = tf.int32,
+    mode: selectors.Mode = "exact",
+    segments: Sequence[int] | tf.Tensor | None = None,
+    index_dtype: tf.DType = tf.int32,
     samplings: int = 30,
-    seed: Any = 0,
+    seed: int | tf.Tensor = 0,
     threshold: float = 0.0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Select the k elements of greatest magnitude.
@@ -83,8 +83,13 @@ def mstopk(
 
 @ops.plain
 def topk_error_feedback(
-    residual: Any, gradient: Any, k: Any, *, segments: Any = None, index_dtype: Any = tf.int32
-) -> tuple[Any, ...]:
+    residual: Any,
+    gradient: Any,
+    k: int | Sequence[int] | tf.Tensor,
+    *,
+    segments: Sequence[int] | tf.Tensor | None = None,
+    index_dtype: tf.DType = tf.int32,
+) -> tuple[tf.Tensor, ...]:
     """Add a gradient to what was left, select from the sum, and keep what was not selected, in one pass over memory.
 
     Nothing is lost: values at their indices plus the new residual are the old residual plus the gradient, bit for bit.

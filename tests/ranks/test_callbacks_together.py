@@ -255,3 +255,12 @@ def _binary(rank: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _all(parts: list[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
     return [np.concatenate([part[index] for part in parts]) for index in (0, 1)]
+
+
+def test_tensorboard_writes_on_rank_0_only(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="not installed")
+    model = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(TARGETS)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    callbacks = hvd.callbacks.synchronized([keras.callbacks.TensorBoard(tmp_path / "board")])
+    model.fit(*data(hvd.rank(), 4), batch_size=2, verbose=0, callbacks=callbacks)
+    assert bool(list(tmp_path.rglob("events.*"))) == (hvd.rank() == 0)

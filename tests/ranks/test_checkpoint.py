@@ -7,6 +7,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,113 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(
     assert second._initial_epoch is None
     plain = keras.models.load_model(path / found.model)
     np.testing.assert_array_equal(plain.trainable_weights[0].numpy(), second.trainable_weights[0].numpy())
+
+
+class Drawn(keras.utils.PyDataset):
+    """Batches that are drawn from Python's and NumPy's generators, each rank's its own."""
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        x = np.float32(np.random.rand(BATCH, FEATURES) + random.random())
+        return x, x[:, :TARGETS]
+
+
+class Restless(keras.callbacks.Callback):
+    """Gives the other callbacks a loss that gets better and worse, equal on all ranks."""
+
+    LOSSES = (4.0, 2.0, 3.0, 3.0, 3.0, 3.0)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs["wanted"] = self.LOSSES[epoch]
+
+
+def drawn(*more: keras.callbacks.Callback, seed: int = 1) -> tuple[Any, ...]:
+    """Train on drawn batches until it is stopped early: the model, the stopping, and the learning rates seen."""
+    keras.utils.set_random_seed(seed + hvd.rank())
+    model = own_model()
+    stopping = keras.callbacks.EarlyStopping("wanted", patience=3, mode="min", restore_best_weights=True)
+    slower = keras.callbacks.ReduceLROnPlateau("wanted", factor=0.5, patience=2, mode="min")
+    callbacks = [Restless(), stopping, slower, *more]
+    history = model.fit(Drawn(), epochs=len(Restless.LOSSES), shuffle=False, verbose=0, callbacks=callbacks)
+    return model, stopping, history.history.get("learning_rate", [])
+
+
+@pytest.mark.parametrize(
+    ("after", "often"), [(STEPS + 2, {"every": None, "every_steps": STEPS + 2}), (3 * STEPS, {"every": 3})]
+)
+def test_data_from_random_and_what_callbacks_know_go_on_as_if_nothing_had_happened(
+    shared: Path, caplog: pytest.LogCaptureFixture, after: int, often: dict[str, int | None]
+) -> None:
+    whole, stopped, rates = drawn()
+    assert (stopped.stopped_epoch, len(rates)) == (4, 5)
+    assert rates[-1] < rates[0]
+    with pytest.raises(CrashError):
+        drawn(Checkpoint(shared, **often), Crash(after + 1))
+    resumed, stopping, later = drawn(Checkpoint(shared, every=5), seed=90)
+    assert (stopping.stopped_epoch, stopping.best, stopping.best_epoch) == (4, stopped.best, stopped.best_epoch)
+    assert later == rates[-len(later) :]
+    for got, wanted in zip(everything(resumed), everything(whole), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if after == STEPS + 2:
+        return
+    # the job has come to its end: once more there is nothing to train, and the model is that of the best epoch again
+    again, stopping, rates = drawn(Checkpoint(shared, every=5), seed=90)
+    assert (stopping.stopped_epoch, rates) == (4, [])
+    for got, wanted in zip(values(again.weights), values(whole.weights), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if hvd.rank() == 0:
+        assert "a callback had ended training after epoch 5: there is nothing left to train" in caplog.text
+
+
+def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_gone_on_from(
+    shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = arrays.write
+
+    def older(file: Any, sections: dict[str, Any]) -> None:
+        kept = ("weights", "seeds", "metrics", "random", "state:")
+        write(file, {name: each for name, each in sections.items() if name in kept or name.startswith("state:")})
+
+    monkeypatch.setattr(arrays, "write", older)
+    with pytest.raises(CrashError):
+        drawn(Checkpoint(shared / "older", every_steps=2, every=None), Crash(STEPS + 3))
+    monkeypatch.undo()
+    model, stopping, _ = drawn(Checkpoint(shared / "older", every=None))
+    assert stopping.stopped_epoch == 4  # it has begun to count anew: in the second epoch, which is the best
+    assert batches(model) == 5 * STEPS
+    with pytest.raises(CrashError):
+        drawn(Checkpoint(shared / "others", every_steps=STEPS + 2, every=None), Crash(STEPS + 3))
+    fit(own_model(), Checkpoint(shared / "others", every=None), epochs=2)
+    if hvd.rank() == 0:
+        words = "these callbacks were there when it was saved, and are not now; dropped: "
+        assert words + "EarlyStopping 0, ReduceLROnPlateau 0" in caplog.text
+
+
+def test_looking_at_random_generators_makes_none_and_draws_nothing() -> None:
+    program = """
+import random
+from hvd_ext.keras import model_state
+random.seed(3)
+expected = random.Random(3).random()
+state = model_state.random_state()
+assert sorted(state) == ["numpy", "numpy keys", "python"], sorted(state)
+assert random.random() == expected
+import keras, tensorflow as tf
+keras.random.uniform(()), tf.random.get_global_generator()
+state = model_state.random_state()
+assert {"keras", "tensorflow"} <= set(state)
+def drawn():
+    return random.random(), float(keras.random.uniform(())), float(tf.random.get_global_generator().uniform(()))
+wanted = drawn()
+model_state.set_random_state(state)
+assert drawn() == wanted
+"""
+    if hvd.rank() == 0:
+        alone = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
+        done = subprocess.run([sys.executable, "-c", program], env=alone, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,8 @@ def test_fit_equals_one_process_on_the_joined_batch(kind: Any, settings: dict[st
         if kind is NEW.Adam or name == "model.h5":
             for got, expected in zip(loaded.optimizer.variables(), optimizer.variables(), strict=True):
                 assert np.array_equal(got.numpy(), expected.numpy())
-    with pytest.raises(InvalidError, match="wrapped already"):
+    assert hvd.DistributedOptimizer(optimizer, name="mine", bucket_nbytes=64) is optimizer
+    with pytest.raises(InvalidError, match="wrapped already, with another name, bucket_nbytes"):
         hvd.DistributedOptimizer(optimizer)
     assert type(optimizer.from_config(optimizer.get_config())) is kind
     if kind is OLD.SGD:  # the others cannot be copied, plain ones neither

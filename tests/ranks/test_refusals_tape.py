@@ -33,7 +33,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         hvd.DistributedGradientTape(keras.optimizers.SGD())
     with pytest.raises(InvalidError, match="a tape adds nothing up"):
         hvd.DistributedGradientTape(tf.GradientTape(), backward_passes_per_step=2)
-    with pytest.raises(TypeError, match="did you mean 'compression'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'compresion'"):
         hvd.DistributedGradientTape(tf.GradientTape(), compresion=hvd.Compression.fp16)
     with pytest.raises(InvalidError, match="must be Keras layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])

@@ -147,6 +147,8 @@ def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     for node in tree.body:
         if isinstance(node, kinds) and not node.name.startswith("_"):
+            if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
+                continue  # the definition behind it speaks for it
             yield node.name, node
             if isinstance(node, ast.ClassDef):
                 for method in node.body:

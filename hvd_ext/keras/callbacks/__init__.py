@@ -26,3 +26,7 @@ __all__ = [
     "synchronized",
     "verbose",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Literal
 
 import keras
 
@@ -34,10 +35,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         monitor: str = "val_loss",
         verbose: int = 0,
         save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
+        mode: Literal["auto", "min", "max"] = "auto",
+        save_freq: Literal["epoch"] | int = "epoch",
         *,
-        filepath: Any = None,
+        filepath: str | os.PathLike[str] | None = None,
     ) -> None:
         # Keras checks the path when it makes the callback, Horovod's users set it later
         placeholder = "best.weights.h5" if save_weights_only else "best.keras"
@@ -51,7 +52,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_freq=save_freq,
         )
         if filepath is None:
-            self.filepath = None
+            self.filepath: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See that the ranks train together, and that there is a path."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hvd_ext.process import rank
+
+Verbosity = Literal["auto", 0, 1, 2]
 
 # What `fit` prints by itself, from every rank alike: the default, and a bar that somebody asked for.
 _BARS = ("auto", 1)
 
 
-def verbose(level: str | int = "auto") -> str | int:
+def verbose(level: Verbosity = "auto") -> Verbosity:
     """Give `fit`, `evaluate` and `predict` their `verbose`: the level on rank 0, and silence on all others.
 
     Args:

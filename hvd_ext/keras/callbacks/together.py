@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -33,7 +33,7 @@ def synchronized(
     *,
     root_rank: int = 0,
     only_on_root: Iterable[type] = (),
-    stop_every: int | str | None = "auto",
+    stop_every: int | Literal["auto"] | None = "auto",
 ) -> list[Any]:
     """Make a list of callbacks right for several ranks; every rank hands the same ones over and gives `fit` the result.
 
@@ -59,7 +59,7 @@ def synchronized(
         InvalidError: the root is no rank, or something restores and the root is not rank 0.
         NotInitializedError: before `init()`.
     """
-    given = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
+    given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
     start = _taken(given, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
     average = _taken(given, MetricAverageCallback) or MetricAverageCallback(exact=True)
     restoring = [callback for callback in given if _is(callback, ("BackupAndRestore",))]
@@ -72,9 +72,10 @@ def synchronized(
         raise InvalidError(
             "BackupAndRestore of tf_keras: it cannot tell the other ranks its epoch; use that of Keras 3"
         )
-    if stop_every == "auto":
-        stop_every = 1 if any(map(_may_stop_within_an_epoch, given)) else None
-    stop = _taken(given, StopTogether) or StopTogether(stop_every, restored=bool(restoring))  # type: ignore[arg-type]
+    every = stop_every
+    if every == "auto":
+        every = 1 if any(map(_may_stop_within_an_epoch, given)) else None
+    stop = _taken(given, StopTogether) or StopTogether(every, restored=bool(restoring))
     stop.restored = stop.restored or bool(restoring)
     writers = tuple(only_on_root)
     kept = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]

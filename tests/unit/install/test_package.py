@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import email
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from hvd_ext.install import child, sources, versions
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ("hvd_ext", "tf_ops")
-FILES = ("setup.py", "pyproject.toml", "README.md")
+FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +45,101 @@ def wheel(tree: Path, output: Path, **environment: str) -> tuple[list[str], str]
 
 
 @pytest.mark.slow
-def test_a_wheel_without_the_native_build_carries_its_sources(tree, tmp_path):
-    names, _ = wheel(tree, tmp_path, HVD_EXT_NATIVE="0")
-    packed = {name.removeprefix("hvd_ext/_native/") for name in names if name.startswith("hvd_ext/_native/")}
-    wanted = {str(path.relative_to(ROOT / "tf_ops")) for path in sources.source_files(ROOT / "tf_ops")}
-    assert packed == wanted
-    assert "hvd_ext/planning/ir.def" in names
-    assert [name for name in names if name.startswith(("hvd_ext/lib", "tests", "tf_ops"))] == []
+def test_a_source_archive_and_a_wheel_of_it_hold_what_they_must_and_nothing_else(tree, tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path)]
+    every = {**child.python_environment(sys.executable), "HVD_EXT_NATIVE": "0"}
+    done = subprocess.run(command, cwd=tree, env=every, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(next(tmp_path.glob("hvd_ext-*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    native = {str(path.relative_to(ROOT)) for path in sources.source_files(ROOT / "tf_ops")}
     python = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_ext").rglob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == python
+    assert {*native, *python, *FILES, "hvd_ext/py.typed"} <= packed
+    assert [name for name in packed if name.endswith(".so")] == []
+
+    with zipfile.ZipFile(next(tmp_path.glob("hvd_ext-*.whl"))) as file:
+        names = set(file.namelist())
+        told = email.message_from_bytes(file.read("hvd_ext-0.1.0.dist-info/METADATA"))
+        licence = file.read("hvd_ext-0.1.0.dist-info/licenses/LICENSE").decode()
+    copies = {name.replace("tf_ops/", "hvd_ext/_native/", 1) for name in native}
+    ours = {*python, *copies, "hvd_ext/py.typed", "hvd_ext/planning/ir.def"}
+    about = {"METADATA", "RECORD", "WHEEL", "top_level.txt", "licenses/LICENSE"}
+    assert names == ours | {f"hvd_ext-0.1.0.dist-info/{name}" for name in about}
+    assert told["License-Expression"] == "Apache-2.0"
+    assert "Apache License" in licence and "END OF TERMS AND CONDITIONS" in licence
+    assert told["Author"] and "Typing :: Typed" in told.get_all("Classifier")
+    # the project has no address yet, and the one that it gives says so by its name (RFC 2606)
+    assert all(".invalid" in address for address in told.get_all("Project-URL"))
+
+
+# What a type checker says of a user's program: of the marked lines that they are wrong, and of no other line.
+PROGRAM = """
+import keras
+import tensorflow as tf
+
+import hvd_ext as hvd
+import hvd_ext.keras as faces
+import hvd_ext.tensorflow.keras as others
+from hvd_ext.tensorflow.keras.callbacks import MetricAverageCallback
+
+hvd.init(process_sets="dynamic")
+reveal_type(hvd.rank())  # int
+reveal_type(hvd.allreduce)  # algorithm: Literal['auto']
+reveal_type(faces.allreduce)  # def (value: Any, name: str
+reveal_type(others.callbacks.Checkpoint)  # directory: str
+reveal_type(hvd.keras.DistributedOptimizer)  # sparse_as_dense: bool
+reveal_type(hvd.tensorflow.size)  # def () -> int
+reveal_type(hvd.data.shard)  # Literal['repeat']
+reveal_type(hvd.state.register)  # owner_key: str
+reveal_type(hvd.errors.InvalidError())  # hvd_ext.errors.InvalidError
+reveal_type(hvd.callbacks.StopTogether(3))  # StopTogether
+reveal_type(hvd.scale_learning_rate(0.1))  # float
+optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum, algorithm="ring")
+optimizer.register_local_var(3)
+tape = hvd.DistributedGradientTape(tf.GradientTape(), compression=hvd.TopK(0.01, wire="bf16"))
+tape.register_local_source(3)
+hvd.DistributedOptimizer(optimizer, compresion=None)  # error: Unexpected keyword argument "compresion"
+hvd.DistributedOptimizer(optimizer, algorithm="rng")  # error: Argument "algorithm"
+hvd.DistributedGradientTape(tape, backward_passes_per_step=2)  # error: Argument "backward_passes_per_step"
+hvd.TopK(wire="fp8")  # error: Argument "wire"
+hvd.no_such_name  # error: Module has no attribute "no_such_name"
+MetricAverageCallback(exact=3)  # error: Argument "exact"
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_all_names_of_an_editable_installation(tree, tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not part of the oldest environment")
+    made, program = tmp_path / "venv", tmp_path / "program.py"
+    venv.create(made)
+    interpreter = made / "bin" / "python"
+    [packages] = made.glob("lib/python*/site-packages")
+    # what is installed beside this package, without the paths to this tree that lie there
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "--no-deps"]
+    every = child.python_environment(sys.executable)
+    done = subprocess.run(
+        [*install, "--no-build-isolation", "--editable", str(tree)], env=every, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = packages.glob("__editable__.hvd_ext-*.pth")
+    assert path.read_text().strip() == str(tree)  # a path, and no program that a type checker does not run
+
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--python-executable"]
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, str(interpreter), *cache, program.name], cwd=tmp_path, env=every, capture_output=True, text=True
+    )
+    said: dict[int, str] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith(program.name):
+            place, words = line.split(":", 2)[1:]
+            said[int(place)] = said.get(int(place), "") + words
+    expected = {place: line.split("  # ")[1] for place, line in enumerate(PROGRAM.splitlines(), 1) if "  # " in line}
+    assert said.keys() == expected.keys(), done.stdout + done.stderr
+    for place, words in expected.items():
+        assert words in said[place], (place, said[place])
 
 
 @pytest.mark.slow

@@ -61,10 +61,60 @@ def test_keras_takes_it_for_the_optimizer_it_is() -> None:
     assert float(wrapped.learning_rate) == 0.25
 
 
-def test_wrapping_twice_is_refused() -> None:
-    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
-    with pytest.raises(InvalidError, match="wrapped already"):
-        hvd.DistributedOptimizer(wrapped)
+def test_wrapping_again_with_equal_options_gives_the_same_object_as_it_was() -> None:
+    variable = keras.Variable(np.zeros(3, np.float32))
+    how = {"op": hvd.Sum, "groups": [[variable]], "compression": hvd.Compression.fp16, "backward_passes_per_step": 2}
+    optimizer = keras.optimizers.SGD(0.5)
+    wrapped = hvd.DistributedOptimizer(optimizer, **how)
+    reducer, kind = wrapped._hvd_ext_reducer, type(wrapped)
+    assert hvd.DistributedOptimizer(wrapped, **how) is wrapped
+    assert hvd.DistributedOptimizer(optimizer, "SGD", **{**how, "groups": ((variable,),)}) is wrapped
+    assert hvd.PartialDistributedOptimizer(optimizer, **how) is wrapped
+    assert wrapped._hvd_ext_reducer is reducer
+    assert type(wrapped) is kind
+    assert wrapped.gradient_accumulation_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, "another op"),
+        ({"op": hvd.Sum, "check_every": 3}, "another check_every"),
+        ({"op": hvd.Sum, "name": "other"}, "another name"),
+        ({"compression": hvd.TopK(0.5)}, "another op, compression"),
+    ],
+)
+def test_wrapping_again_with_other_options_is_refused_and_changes_nothing(other: dict[str, object], words: str) -> None:
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), op=hvd.Sum)
+    reducer = wrapped._hvd_ext_reducer
+    with pytest.raises(InvalidError, match=f"wrapped already, with {words};"):
+        hvd.DistributedOptimizer(wrapped, **other)
+    assert wrapped._hvd_ext_reducer is reducer
+    assert hvd.DistributedOptimizer(wrapped, op=hvd.Sum) is wrapped
+
+
+def test_local_layers_are_options_too() -> None:
+    layers = [keras.layers.Dense(2), keras.layers.Dense(3)]
+    wrapped = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.5), local_layers=layers)
+    assert hvd.PartialDistributedOptimizer(wrapped, local_layers=reversed(layers)) is wrapped
+    for face, how in ((hvd.DistributedOptimizer, {}), (hvd.PartialDistributedOptimizer, {"local_layers": layers[0]})):
+        with pytest.raises(InvalidError, match="another local_layers"):
+            face(wrapped, **how)
+
+
+def test_in_mixed_precision_both_optimizers_know_that_they_are_wrapped() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        inner = keras.optimizers.SGD(0.5)
+        wrapped = hvd.DistributedOptimizer(inner)
+        assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
+        assert hvd.DistributedOptimizer(inner) is wrapped
+        assert hvd.DistributedOptimizer(wrapped) is wrapped
+        with pytest.raises(InvalidError, match="optimizer 'SGD': it is wrapped already, with another op"):
+            hvd.DistributedOptimizer(inner, op=hvd.Sum)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", None, keras.optimizers.Adam, object()])

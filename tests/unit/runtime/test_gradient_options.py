@@ -6,7 +6,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, PlanError
-from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.gradient_options import GradientOptions, groups_of
 from hvd_ext.options import Compression, Options
 from hvd_ext.process_sets import ProcessSet, global_process_set
 
@@ -32,16 +32,12 @@ class Variable:
 
 A, B = Variable("a"), Variable("b")
 DEFAULTS = {
-    "device_dense": "/gpu:0",
-    "device_sparse": "/cpu:0",
-    "use_locking": True,
     "compression": NoneCompressor,
     "sparse_as_dense": False,
     "gradient_predivide_factor": 1.0,
     "op": hvd.Average,
     "backward_passes_per_step": 1,
     "average_aggregated_gradients": False,
-    "num_groups": 0,
     "groups": None,
     "process_set": HorovodSet(0),
     "scale_local_gradients": True,
@@ -49,7 +45,7 @@ DEFAULTS = {
 
 
 def test_horovods_keywords_at_their_defaults_are_ours_at_theirs() -> None:
-    read, ours = GradientOptions.from_keywords("it", DEFAULTS), GradientOptions()
+    read, ours = GradientOptions(**DEFAULTS), GradientOptions()
     assert read.described() == ours.described()
     assert (read.op, read.groups, read.process_set, read.compression) == (hvd.Average, None, None, Compression.none)
     assert (ours.op, ours.groups, ours.process_set, ours.compression) == (hvd.Average, None, None, None)
@@ -57,17 +53,18 @@ def test_horovods_keywords_at_their_defaults_are_ours_at_theirs() -> None:
 
 @pytest.mark.parametrize("compression", [Compression.fp16, type("FP16Compressor", (), {})])
 def test_compressions_of_ours_and_horovods_are_one(compression: object) -> None:
-    assert GradientOptions.from_keywords("it", {"compression": compression}).compression is Compression.fp16
+    assert GradientOptions(compression=compression).compression is Compression.fp16
 
 
 def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> None:
     assert GradientOptions(groups=0).groups is None
     assert GradientOptions(groups=3).groups == 3
     assert GradientOptions(groups=[[A], [], [B]]).groups == ((A,), (B,))
+    assert groups_of([[A]], 0) == [[A]]
     with pytest.warns(DeprecationWarning, match="groups"):
-        assert GradientOptions.from_keywords("it", {"num_groups": 2}).groups == 2
+        assert groups_of(None, 2) == 2
     with pytest.warns(DeprecationWarning, match="groups"):
-        assert GradientOptions.from_keywords("it", {"num_groups": 2, "groups": 3}).groups == 3
+        assert groups_of(3, 2) == 3
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> Non
 )
 def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: object, words: str) -> None:
     with pytest.raises(InvalidError, match=words):
-        GradientOptions.from_keywords("it", {keyword: value})
+        GradientOptions(**{keyword: value})
 
 
 def test_a_set_of_ours_is_kept_and_the_global_one_is_none() -> None:
@@ -110,18 +107,15 @@ def test_an_unknown_algorithm_is_refused_at_once() -> None:
         GradientOptions(algorithm="rng")
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(TypeError, match="it has no keyword 'compresion'; did you mean 'compression'"):
-        GradientOptions.from_keywords("it", {"compresion": None})
-    with pytest.raises(TypeError, match="there are op, algorithm"):
-        GradientOptions.from_keywords("it", {"zzz": 1})
-
-
-def test_a_face_may_lack_fields_but_takes_their_defaults() -> None:
-    without = {"backward_passes_per_step": "a tape does not add up"}
-    GradientOptions.from_keywords("tape", {"backward_passes_per_step": 1}, without)
-    with pytest.raises(InvalidError, match=r"backward_passes_per_step \(2\): a tape does not add up"):
-        GradientOptions.from_keywords("tape", {"backward_passes_per_step": 2}, without)
+def test_two_values_tell_in_which_options_they_differ() -> None:
+    some = GradientOptions(op=hvd.Sum, groups=[[A], [B]], compression=hvd.TopK(0.5), gradient_predivide_factor=1)
+    same = GradientOptions(op=hvd.Sum, groups=([A], (B,)), compression=hvd.TopK(density=0.5))
+    assert some.differing(same) == ()
+    assert some.differing(GradientOptions(op=hvd.Sum, groups=[[B], [A]], compression=hvd.TopK(0.25))) == (
+        "compression",
+        "groups",
+    )
+    assert some.changed() == ("op", "compression", "groups")
 
 
 def test_what_is_not_said_comes_from_init() -> None:
@@ -137,7 +131,9 @@ def test_a_command_line_says_the_same_in_texts() -> None:
     said = (options.op, options.compression, options.groups, options.sparse_as_dense, options.bucket_nbytes)
     assert said == (hvd.Sum, Compression.bf16, 2, True, 77)
     assert GradientOptions(**options.keywords()).keywords() == options.keywords()
-    with pytest.raises(InvalidError, match="did you mean 'compression'"):
+    with pytest.raises(InvalidError, match="it has no option 'compresion'; did you mean 'compression'"):
         GradientOptions.from_texts("it", {"compresion": "bf16"})
+    with pytest.raises(InvalidError, match="it has no option 'zzz'; there are op, algorithm"):
+        GradientOptions.from_texts("it", {"zzz": "1"})
     with pytest.raises(InvalidError, match=r"compression \('fp8'\)"):
         GradientOptions.from_texts("it", {"compression": "fp8"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +29,52 @@ def test_the_package_imports_where_nothing_else_does() -> None:
     assert done.stdout.split() == ["Average", "PlanError", hvd_ext.__version__]
 
 
+def test_what_needs_tensorflow_says_so_where_there_is_none() -> None:
+    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))"
+    done = python(f"{block}; import hvd_ext; hvd_ext.DistributedOptimizer")
+    assert done.returncode != 0
+    words = r"ModuleNotFoundError: hvd_ext.DistributedOptimizer needs (keras|tensorflow), .* `python -m hvd_ext doctor`"
+    assert re.search(words, done.stderr), done.stderr
+
+
 def test_the_import_loads_none_of_them() -> None:
     done = python("import sys, hvd_ext; print(sorted(sys.modules))")
     assert done.returncode == 0, done.stderr
     assert not set(ast.literal_eval(done.stdout)) & {*BLOCKED, "numpy", "yaml", "pydantic"}
+
+
+def test_the_modules_of_the_package_are_attributes_and_are_loaded_when_they_are_used() -> None:
+    text = """
+import sys, hvd_ext as hvd
+loaded = [name for name in ("data", "keras", "state", "tensorflow") if f"hvd_ext.{name}" in sys.modules]
+print([loaded, hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorflow.__name__, hvd.keras.__name__])
+"""
+    done = python(text)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == [[], "register", "shard", "hvd_ext.tensorflow", "hvd_ext.keras"]
+
+
+def test_dir_shows_public_names_only() -> None:
+    modules = {"data", "keras", "state", "tensorflow"}
+    assert set(dir(hvd_ext)) == {*hvd_ext.__all__, *modules}
+    assert {"init", "DistributedOptimizer", "callbacks", "__version__"} <= set(dir(hvd_ext))
+    # a script that says `from hvd_ext import *` keeps its own keras
+    assert not modules & set(hvd_ext.__all__)
+    for module in (hvd_ext.keras, hvd_ext.tensorflow, hvd_ext.callbacks):
+        assert dir(module) == sorted(hvd_ext.callbacks.__all__ if module is hvd_ext.callbacks else hvd_ext.__all__)
+
+
+def test_type_checkers_are_told_the_names_that_there_are() -> None:
+    tree = ast.parse(Path(hvd_ext.__file__).read_text(encoding="utf-8"))
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    told = {}
+    for node in block.body:
+        for alias in node.names:
+            assert alias.asname == alias.name, f"write `{alias.name} as {alias.name}`: else it is private"
+            told[alias.name] = node.module
+    wanted = {name: module for module, names in hvd_ext._MODULES.items() for name in names}
+    wanted |= dict.fromkeys(("data", "errors", "keras", "state", "tensorflow"), "hvd_ext")
+    assert told == {**wanted, "callbacks": "hvd_ext.keras"}
 
 
 def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:

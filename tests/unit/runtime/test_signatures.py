@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
+import keras
 import pytest
+import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext import options
+from hvd_ext.compression import selectors
+from hvd_ext.gradient_options import GradientOptions
+from hvd_ext.keras import optimizer, partial, saving
+from hvd_ext.planning import registry
+from hvd_ext.tensorflow import tape
 
 # Of Horovod 0.28.1: name -> parameters in order. Those of horovod.tensorflow, and of its module functions.
 HOROVOD = {
@@ -36,6 +47,40 @@ HOROVOD = {
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+# Parameters that stand for any keyword, with the reason.
+OPEN = {
+    "SyncBatchNormalization(options)": "those of keras.layers.BatchNormalization, which differ with Keras' version",
+    "Options.replace(changes)": "the fields of the class",
+}
+
+# Our functions that take the options of a reduction, their module, and what they are called with.
+FACES = {
+    "DistributedOptimizer": (optimizer, lambda: [keras.optimizers.SGD()]),
+    "PartialDistributedOptimizer": (partial, lambda: [keras.optimizers.SGD()]),
+    "DistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
+    "PartialDistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
+    "load_model": (saving, lambda: ["model.keras"]),
+}
+# What a tape cannot do, and refuses in words.
+NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "check_every"}
+
+
+def public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields our public functions and classes, and the public methods of the classes."""
+    modules = (hvd, hvd.callbacks, hvd.state, hvd.keras)
+    for module in modules:
+        for name in dir(module):
+            value = getattr(module, name)
+            if not getattr(value, "__module__", "").startswith("hvd_ext") or not callable(value):
+                continue
+            if isinstance(value, type) and issubclass(value, hvd.Compression | Exception):
+                continue  # an enumeration or an error: its call is Python's
+            yield name, value
+            for method, function in vars(value).items() if isinstance(value, type) else ():
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    yield f"{name}.{method}", function
+
+
 def parameters(function: object) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
 
@@ -48,6 +93,63 @@ def test_ours_has_horovods_parameters_in_its_order(name: str) -> None:
     assert positional[: len(expected)] == expected
     for key in list(ours)[len(expected) :]:
         assert ours[key].default is not inspect.Parameter.empty
+
+
+def test_every_parameter_of_a_public_name_has_a_type_and_a_name() -> None:
+    untyped, unnamed = [], set()
+    for name, function in public():
+        signature = inspect.signature(function)
+        for key, one in signature.parameters.items():
+            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                unnamed.add(f"{name}({key})")
+            if one.annotation is one.empty and key != "self":
+                untyped.append(f"{name}({key})")
+        if signature.return_annotation is signature.empty and not inspect.isclass(function):
+            untyped.append(f"{name} -> ")
+    assert untyped == []
+    assert unnamed == set(OPEN)
+
+
+def test_the_names_that_an_editor_offers_are_those_that_there_are() -> None:
+    assert sorted(get_args(options.Algorithm)) == sorted(("auto", *registry.names()))
+    assert sorted(get_args(options.SparseAlgorithm)) == sorted(registry.sparse_names())
+    assert get_args(selectors.Native) == selectors.names(native=True)
+    assert get_args(selectors.Mode) == selectors.names(native=False)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_option_of_a_reduction_is_a_keyword_of_its_own_and_arrives(
+    face: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, positional = FACES[face]
+    function = getattr(hvd, face)
+    wanted = {field.name: field for field in dataclasses.fields(GradientOptions)}
+    ours = parameters(function)
+    lacking = NOT_OF_TAPES if "Tape" in face else set()
+    for name, field in wanted.items():
+        assert ours[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert ours[name].default == field.default, name
+        assert name in lacking or ours[name].annotation == field.type, name
+    for name in ("device_dense", "device_sparse", "num_groups"):
+        assert name in ours
+
+    class Arrived(Exception):
+        pass
+
+    def record(**given: object) -> None:
+        raise Arrived(given)
+
+    monkeypatch.setattr(module, "GradientOptions", record)
+    values = {name: object() for name in wanted if name not in lacking}
+    with pytest.raises(Arrived) as caught:
+        function(*positional(), **values, device_dense="/gpu:0", device_sparse="/gpu:0")
+    assert caught.value.args[0] == values
+    with pytest.warns(DeprecationWarning, match="num_groups") as seen, pytest.raises(Arrived) as caught:
+        function(*positional(), num_groups=3)
+    assert caught.value.args[0]["groups"] == 3
+    assert __file__ in {one.filename for one in seen}
+    with pytest.raises(TypeError, match="compresion"):
+        function(*positional(), compresion=None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="needs Horovod: see docs/migration.md")
