@@ -84,11 +84,10 @@ _NAMES: dict[str, tuple[str, str]] = {
     **{name: (module, name) for module, names in _MODULES.items() for name in names},
     "callbacks": ("hvd_ext.keras.callbacks", ""),
     "errors": ("hvd_ext.errors", ""),
-    "runner": ("hvd_ext.runner", ""),
 }
 
 # Modules that are attributes too. `from hvd_ext import *` leaves them out: a script has a `keras` of its own.
-_SUBMODULES = ("data", "keras", "state", "tensorflow")
+_SUBMODULES = ("data", "keras", "runner", "state", "tensorflow")
 
 if TYPE_CHECKING:
     # The same names once more, for type checkers and editors. `x as x` says that a name is public; a test compares.

@@ -46,7 +46,7 @@ def test_the_import_loads_none_of_them() -> None:
 def test_the_modules_of_the_package_are_attributes_and_are_loaded_when_they_are_used() -> None:
     text = """
 import sys, hvd_ext as hvd
-loaded = [name for name in ("data", "keras", "state", "tensorflow") if f"hvd_ext.{name}" in sys.modules]
+loaded = [name for name in ("data", "keras", "runner", "state", "tensorflow") if f"hvd_ext.{name}" in sys.modules]
 print([loaded, hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorflow.__name__, hvd.keras.__name__])
 """
     done = python(text)
@@ -55,7 +55,7 @@ print([loaded, hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorf
 
 
 def test_dir_shows_public_names_only() -> None:
-    modules = {"data", "keras", "state", "tensorflow"}
+    modules = {"data", "keras", "runner", "state", "tensorflow"}
     assert set(dir(hvd_ext)) == {*hvd_ext.__all__, *modules}
     assert {"init", "DistributedOptimizer", "callbacks", "__version__"} <= set(dir(hvd_ext))
     # a script that says `from hvd_ext import *` keeps its own keras
@@ -73,7 +73,7 @@ def test_type_checkers_are_told_the_names_that_there_are() -> None:
             assert alias.asname == alias.name, f"write `{alias.name} as {alias.name}`: else it is private"
             told[alias.name] = node.module
     wanted = {name: module for module, names in hvd_ext._MODULES.items() for name in names}
-    wanted |= dict.fromkeys(("data", "errors", "keras", "state", "tensorflow"), "hvd_ext")
+    wanted |= dict.fromkeys(("data", "errors", "keras", "runner", "state", "tensorflow"), "hvd_ext")
     assert told == {**wanted, "callbacks": "hvd_ext.keras"}
 
 
