@@ -7,7 +7,7 @@ met each other's messages.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -137,12 +137,14 @@ PATTERNS: dict[str, Callable[[Ranks], None]] = {
 
 
 @pytest.fixture(scope="module")
-def ranks_of_a_set() -> Ranks | None:
+def ranks_of_a_set() -> Iterator[Ranks | None]:
     """All ranks but the first, as a process set; none for a rank that is not in it, or where there is no such set."""
     hvd.init()
     members = list(range(1, hvd.size()))
     some = hvd.add_process_set(members) if members else None
-    return Ranks(some) if hvd.rank() in members else None
+    yield Ranks(some) if hvd.rank() in members else None
+    if some is not None:
+        hvd.remove_process_set(some)
 
 
 def check(results: list[tuple[tf.Tensor, object]]) -> None:
