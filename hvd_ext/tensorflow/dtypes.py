@@ -132,7 +132,7 @@ def widened(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
 
 
 def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undo `widened`, and refuse a sum that does not fit: it is the same on all ranks, so all of them raise.
+    """Undo `widened`, and refuse a result that does not fit: it is the same on all ranks, so all of them raise.
 
     Args:
         what: the call, for the message.
@@ -140,18 +140,16 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         dtype: the user's.
 
     Returns:
-        The sum in the user's dtype.
+        The result in the user's dtype.
 
     Raises:
-        InvalidError: a sum outside the dtype's range; in a running graph TensorFlow's InvalidArgumentError.
+        InvalidError: a result outside the dtype's range; in a running graph TensorFlow's InvalidArgumentError.
     """
     if tensor.dtype == dtype:
         return tensor
     low, high = int(dtype.min), int(dtype.max)
     outside = tf.logical_or(tensor < low, tensor > high)
-    words = (
-        f"{what}: the sum does not fit into {dtype.name} ({low} to {high}); cast to {tensor.dtype.name} before the call"
-    )
+    words = f"{what}: the result does not fit into {dtype.name} ({low} to {high}); cast to {tensor.dtype.name} before the call"
     if tf.executing_eagerly():
         if bool(tf.reduce_any(outside)):
             raise InvalidError(words)

@@ -75,7 +75,7 @@ def test_narrow_whole_numbers_are_added_exactly_or_refused(way: str, dtype: str,
     np.testing.assert_array_equal(hvd.allreduce(largest), largest)  # the average of all fits
     if size > 1:
         refusal = InvalidError if way == "eager" else tf.errors.InvalidArgumentError
-        with pytest.raises(refusal, match=f"the sum does not fit into {dtype}"):
+        with pytest.raises(refusal, match=f"the result does not fit into {dtype}"):
             reduce(largest)
 
 
