@@ -149,7 +149,8 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         return tensor
     low, high = int(dtype.min), int(dtype.max)
     outside = tf.logical_or(tensor < low, tensor > high)
-    words = f"{what}: the result does not fit into {dtype.name} ({low} to {high}); cast to {tensor.dtype.name} before the call"
+    fits = f"the result does not fit into {dtype.name} ({low} to {high})"
+    words = f"{what}: {fits}; cast to {tensor.dtype.name} before the call"
     if tf.executing_eagerly():
         if bool(tf.reduce_any(outside)):
             raise InvalidError(words)
