@@ -14,7 +14,7 @@ namespace hvd_ext {
 namespace {
 
 constexpr int kTag = 0;
-constexpr uint64_t kLayout = 1;  // of what lies in shared memory; ranks with another one do not share
+constexpr uint64_t kLayout = 2;  // of what lies in shared memory; ranks with another one do not share
 
 // What every rank says to all.
 struct Card {
