@@ -69,7 +69,7 @@ format: $(stamps)/packages ## rewrites the code in the house format
 	$(VENV)/bin/clang-format -i $(cxx_files)
 
 docs: $(stamps)/packages ## rewrites the tables of the pages that come from the code and from benchmarks/results
-	$(python) -m hvd_ext.install.tables
+	$(python) -m hvd_ext.build.tables
 	$(python) -m hvd_ext.bench.page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md
 
 clean: ## removes what was built; .venv stays
@@ -95,7 +95,7 @@ $(stamps)/hvd_ext: $(stamps)/packages setup.py pyproject.toml $(native_sources)
 	$(call part,hvd_ext,$(python) -m hvd_ext build; $(python) $(pip_install) --no-build-isolation --editable .)
 	@touch $@
 
-$(stamps)/horovod: $(stamps)/packages hvd_ext/install/horovod.py
+$(stamps)/horovod: $(stamps)/packages hvd_ext/build/horovod.py
 	@echo "== Horovod: compiles its source, to compare with and for horovodrun: about 3 minutes on 2 cores; HOROVOD=0 leaves it out"
 	$(call part,Horovod,$(python) -m hvd_ext install-horovod)
 	@touch $@

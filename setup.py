@@ -20,7 +20,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from hvd_ext.install import native, sources, versions  # noqa: E402  (found through the line above)
+from hvd_ext.build import native  # noqa: E402  (found through the line above)
+from hvd_ext.engine import libraries, versions  # noqa: E402  (found through the line above)
 
 
 def say(text: str) -> None:
@@ -47,7 +48,7 @@ class BuildWithNative(build_py):
         shutil.rmtree(package, ignore_errors=True)  # setuptools packs whatever an earlier build has left there
         super().run()
         tree = ROOT / "tf_ops"
-        for path in sources.source_files(tree):
+        for path in libraries.source_files(tree):
             copy = package / "_native" / path.relative_to(tree)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)

@@ -30,7 +30,7 @@ from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec, counts
 from hvd_ext.cluster.tools import obstacle
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import Job, JobError, job_environment, mpirun
+from hvd_ext.runner.launcher import Job, JobError, job_environment, mpirun
 
 HERE = Path(__file__).resolve().parent
 BENCHMARK = "demo, handwritten digits"

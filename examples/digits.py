@@ -12,7 +12,7 @@ import keras
 from handwritten import BATCH, EPOCHS, RATE, SEED, Report, digits_of, emit, fingerprint, layers
 
 import hvd_ext as hvd
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 
 
 def main(epochs: int, algorithm: str | None, density: float | None, report: str | None) -> None:

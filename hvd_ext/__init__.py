@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 # module -> the public names that it has
 _MODULES: dict[str, tuple[str, ...]] = {
-    "hvd_ext.process": (
+    "hvd_ext.job.process": (
         "init",
         "shutdown",
         "is_initialized",
@@ -35,8 +35,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "cuda_built",
         "rocm_built",
     ),
-    "hvd_ext.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
-    "hvd_ext.tensorflow.collectives": (
+    "hvd_ext.job.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    "hvd_ext.tensorflow.collectives.single": (
         "allreduce",
         "allgather",
         "broadcast",
@@ -44,25 +44,25 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "alltoall",
         "barrier",
     ),
-    "hvd_ext.tensorflow.grouped": ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
-    "hvd_ext.tensorflow.places": (
+    "hvd_ext.tensorflow.collectives.grouped": ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
+    "hvd_ext.tensorflow.collectives.places": (
         "rank_op",
         "size_op",
         "local_rank_op",
         "local_size_op",
         "process_set_included_op",
     ),
-    "hvd_ext.tensorflow.variables": ("broadcast_variables", "broadcast_global_variables", "broadcast_"),
-    "hvd_ext.tensorflow.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
+    "hvd_ext.tensorflow.collectives.variables": ("broadcast_variables", "broadcast_global_variables", "broadcast_"),
+    "hvd_ext.tensorflow.gradients.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
     "hvd_ext.tensorflow.devices": ("pin_gpu",),
-    "hvd_ext.tensorflow.topk": ("mstopk", "topk_error_feedback"),
-    "hvd_ext.objects": ("broadcast_object", "allgather_object"),
-    "hvd_ext.trace.recording": ("start_trace", "stop_trace"),
-    "hvd_ext.keras.optimizer": ("DistributedOptimizer",),
-    "hvd_ext.keras.partial": ("PartialDistributedOptimizer",),
-    "hvd_ext.keras.saving": ("load_model",),
+    "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
+    "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
+    "hvd_ext.job.recording": ("start_trace", "stop_trace"),
+    "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer",),
+    "hvd_ext.keras.optimizers.partial": ("PartialDistributedOptimizer",),
+    "hvd_ext.keras.checkpoint.load_model": ("load_model",),
     "hvd_ext.keras.sync_batch_norm": ("SyncBatchNormalization",),
-    "hvd_ext.keras.learning_rate": ("scale_learning_rate",),
+    "hvd_ext.keras.optimizers.learning_rate": ("scale_learning_rate",),
     "hvd_ext.keras.callbacks": (
         "BroadcastGlobalVariablesCallback",
         "MetricAverageCallback",
@@ -73,10 +73,10 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "hvd_ext.data": ("shard",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
-    "hvd_ext.keras.flushing": ("flush",),
+    "hvd_ext.keras.optimizers.flushing": ("flush",),
     "hvd_ext.runner": ("run",),
     "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
-    "hvd_ext.refused": ("Adasum", "join", "elastic", "start_timeline", "stop_timeline"),
+    "hvd_ext.options.unsupported": ("Adasum", "join", "elastic", "start_timeline", "stop_timeline"),
 }
 
 # public name -> the module that has it; an empty name in a pair (module, "") stands for the module itself
@@ -101,32 +101,7 @@ if TYPE_CHECKING:
     )
     from hvd_ext.compression.topk import TopK as TopK, Warmup as Warmup
     from hvd_ext.data import shard as shard
-    from hvd_ext.keras import callbacks as callbacks
-    from hvd_ext.keras.callbacks import (
-        BestModelCheckpoint as BestModelCheckpoint,
-        BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
-        LearningRateScheduleCallback as LearningRateScheduleCallback,
-        LearningRateWarmupCallback as LearningRateWarmupCallback,
-        MetricAverageCallback as MetricAverageCallback,
-        verbose as verbose,
-    )
-    from hvd_ext.keras.flushing import flush as flush
-    from hvd_ext.keras.learning_rate import scale_learning_rate as scale_learning_rate
-    from hvd_ext.keras.optimizer import DistributedOptimizer as DistributedOptimizer
-    from hvd_ext.keras.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
-    from hvd_ext.keras.saving import load_model as load_model
-    from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
-    from hvd_ext.objects import allgather_object as allgather_object, broadcast_object as broadcast_object
-    from hvd_ext.options import (
-        Average as Average,
-        Compression as Compression,
-        Max as Max,
-        Min as Min,
-        Options as Options,
-        Product as Product,
-        Sum as Sum,
-    )
-    from hvd_ext.process import (
+    from hvd_ext.job.process import (
         ccl_built as ccl_built,
         cross_rank as cross_rank,
         cross_size as cross_size,
@@ -148,13 +123,38 @@ if TYPE_CHECKING:
         shutdown as shutdown,
         size as size,
     )
-    from hvd_ext.process_sets import (
+    from hvd_ext.job.process_sets import (
         ProcessSet as ProcessSet,
         add_process_set as add_process_set,
         global_process_set as global_process_set,
         remove_process_set as remove_process_set,
     )
-    from hvd_ext.refused import (
+    from hvd_ext.job.recording import start_trace as start_trace, stop_trace as stop_trace
+    from hvd_ext.keras import callbacks as callbacks
+    from hvd_ext.keras.callbacks import (
+        BestModelCheckpoint as BestModelCheckpoint,
+        BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
+        LearningRateScheduleCallback as LearningRateScheduleCallback,
+        LearningRateWarmupCallback as LearningRateWarmupCallback,
+        MetricAverageCallback as MetricAverageCallback,
+        verbose as verbose,
+    )
+    from hvd_ext.keras.checkpoint.load_model import load_model as load_model
+    from hvd_ext.keras.optimizers.flushing import flush as flush
+    from hvd_ext.keras.optimizers.learning_rate import scale_learning_rate as scale_learning_rate
+    from hvd_ext.keras.optimizers.optimizer import DistributedOptimizer as DistributedOptimizer
+    from hvd_ext.keras.optimizers.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
+    from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
+    from hvd_ext.options import (
+        Average as Average,
+        Compression as Compression,
+        Max as Max,
+        Min as Min,
+        Options as Options,
+        Product as Product,
+        Sum as Sum,
+    )
+    from hvd_ext.options.unsupported import (
         Adasum as Adasum,
         elastic as elastic,
         join as join,
@@ -162,7 +162,23 @@ if TYPE_CHECKING:
         stop_timeline as stop_timeline,
     )
     from hvd_ext.runner import run as run
-    from hvd_ext.tensorflow.collectives import (
+    from hvd_ext.tensorflow.collectives.grouped import (
+        grouped_allgather as grouped_allgather,
+        grouped_allreduce as grouped_allreduce,
+        grouped_reducescatter as grouped_reducescatter,
+    )
+    from hvd_ext.tensorflow.collectives.objects import (
+        allgather_object as allgather_object,
+        broadcast_object as broadcast_object,
+    )
+    from hvd_ext.tensorflow.collectives.places import (
+        local_rank_op as local_rank_op,
+        local_size_op as local_size_op,
+        process_set_included_op as process_set_included_op,
+        rank_op as rank_op,
+        size_op as size_op,
+    )
+    from hvd_ext.tensorflow.collectives.single import (
         allgather as allgather,
         allreduce as allreduce,
         alltoall as alltoall,
@@ -170,30 +186,17 @@ if TYPE_CHECKING:
         broadcast as broadcast,
         reducescatter as reducescatter,
     )
-    from hvd_ext.tensorflow.devices import pin_gpu as pin_gpu
-    from hvd_ext.tensorflow.grouped import (
-        grouped_allgather as grouped_allgather,
-        grouped_allreduce as grouped_allreduce,
-        grouped_reducescatter as grouped_reducescatter,
-    )
-    from hvd_ext.tensorflow.places import (
-        local_rank_op as local_rank_op,
-        local_size_op as local_size_op,
-        process_set_included_op as process_set_included_op,
-        rank_op as rank_op,
-        size_op as size_op,
-    )
-    from hvd_ext.tensorflow.tape import (
-        DistributedGradientTape as DistributedGradientTape,
-        PartialDistributedGradientTape as PartialDistributedGradientTape,
-    )
-    from hvd_ext.tensorflow.topk import mstopk as mstopk, topk_error_feedback as topk_error_feedback
-    from hvd_ext.tensorflow.variables import (
+    from hvd_ext.tensorflow.collectives.variables import (
         broadcast_ as broadcast_,
         broadcast_global_variables as broadcast_global_variables,
         broadcast_variables as broadcast_variables,
     )
-    from hvd_ext.trace.recording import start_trace as start_trace, stop_trace as stop_trace
+    from hvd_ext.tensorflow.devices import pin_gpu as pin_gpu
+    from hvd_ext.tensorflow.gradients.tape import (
+        DistributedGradientTape as DistributedGradientTape,
+        PartialDistributedGradientTape as PartialDistributedGradientTape,
+    )
+    from hvd_ext.tensorflow.topk.ops import mstopk as mstopk, topk_error_feedback as topk_error_feedback
 else:
     # hidden from type checkers, which would take every name for one that is there
     __all__ = ["__version__", *_NAMES]
@@ -202,7 +205,7 @@ else:
         if name in _SUBMODULES:
             return importlib.import_module(f"hvd_ext.{name}")
         if name not in _NAMES:
-            from hvd_ext.refused import ABSENT
+            from hvd_ext.options.unsupported import ABSENT
 
             instead = f" as Horovod has it: {ABSENT[name]}" if name in ABSENT else ""
             raise AttributeError(f"module 'hvd_ext' has no attribute {name!r}{instead}")

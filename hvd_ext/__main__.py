@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hvd_ext.build.child import InstallError
 from hvd_ext.commands.app import App
-from hvd_ext.install.child import InstallError
 
 app = App(
     no_args_is_help=True, help="Data-parallel training on TensorFlow: the tools around it. Each command has --help."
@@ -32,17 +32,17 @@ def doctor(
 
     Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look, and rank 0 reports.
     """
-    from hvd_ext.install import doctor as checks, job_doctor
+    from hvd_ext.doctor import job, machine as checks
 
     console = Console(stderr=json)
     title = f"hvd_ext on {sys.executable}"
-    if job_doctor.under_launcher(os.environ):
-        report = job_doctor.examine(os.environ, limit_s)
+    if job.under_launcher(os.environ):
+        report = job.examine(os.environ, limit_s)
         if report.findings is None:
-            job_doctor.output(report)
+            job.output(report)
             raise typer.Exit(1 if report.linger_s else 0)
         findings = report.findings
-        console = Console(stderr=json, width=job_doctor.console_width(os.environ))
+        console = Console(stderr=json, width=job.console_width(os.environ))
         title = "hvd_ext in this job"
     else:
         with console.status("asking the parts that are installed"):
@@ -62,14 +62,15 @@ def build(
     ] = None,
 ) -> None:
     """Build the native libraries against the installed TensorFlow and MPI."""
-    from hvd_ext.install import native, progress, sources
+    from hvd_ext.build import native, progress
+    from hvd_ext.engine import libraries
 
     console = Console(stderr=True)
     try:
-        folder = sources.native_sources()
+        folder = libraries.native_sources()
         if folder is None:
-            raise InstallError(f"{sources.PACKAGE}: the native sources are not in this package; install it again")
-        target = (output or sources.LIBRARIES).absolute()
+            raise InstallError(f"{libraries.PACKAGE}: the native sources are not in this package; install it again")
+        target = (output or libraries.LIBRARIES).absolute()
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise InstallError(
                 f"{target} cannot be written: run this as the owner of it, or name another folder with --output"
@@ -90,7 +91,8 @@ def install_horovod(
     force: Annotated[bool, typer.Option("--force", help="build it even if it works already")] = False,
 ) -> None:
     """Build and install Horovod 0.28.1, which its authors' archive does not do on TensorFlow 2.19 and later."""
-    from hvd_ext.install import horovod, progress, versions
+    from hvd_ext.build import horovod, progress
+    from hvd_ext.engine import versions
 
     console = Console(stderr=True)
     if not force:

@@ -19,7 +19,7 @@ from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.sampling import Task
 from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import Job, job_environment
+from hvd_ext.runner.launcher import Job, job_environment
 
 HOWS = ("graph", "engine", "eager")
 # These are no plans.

@@ -19,7 +19,7 @@ from hvd_ext.bench.events import Follower
 from hvd_ext.bench.sampling import EVENTS
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import POLL_S, Job, JobError, job_environment, last_words, mpirun
+from hvd_ext.runner.launcher import POLL_S, Job, JobError, job_environment, last_words, mpirun
 
 WORKER = "hvd_ext.bench.convergence_worker"
 Start = Callable[[ExitStack, Path, list[str]], Job]

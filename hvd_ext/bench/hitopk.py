@@ -22,7 +22,7 @@ from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.sampling import Task
 from hvd_ext.bench.turns import Turns, Worker
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import Job, job_environment
+from hvd_ext.runner.launcher import Job, job_environment
 
 MOST_OF_MEMORY = 0.8
 # Buffers of the gradient's size that a rank holds: the gradient and the result of each job; and for each contestant the

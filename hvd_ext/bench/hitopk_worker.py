@@ -16,7 +16,7 @@ from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve
 from hvd_ext.bench.worker import topology_text
 
 if TYPE_CHECKING:
-    from hvd_ext.specs import SparseBucket
+    from hvd_ext.engine.specs import SparseBucket
 
 # Of the trace that is kept for a step: a sparse plan is one segment of some 20 rounds.
 RECORDS = 1 << 12
@@ -43,7 +43,7 @@ class Sums:
         Returns:
             One for each name, in their order.
         """
-        from hvd_ext import process
+        from hvd_ext.job import process
 
         gradient = Gradient(process.rank(), elements)
         result = np.empty_like(gradient.values)  # of all: a large one fits once rather than ten times
@@ -64,9 +64,9 @@ class Sums:
         return Watched(name.text, "engine", call, facts["plan"], facts["segment_bytes"], reset=reset, mass=mass)
 
     def _dense(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
-        from hvd_ext import runtime
+        from hvd_ext.engine.specs import BucketSpec, TensorSpec
+        from hvd_ext.job import runtime
         from hvd_ext.options import Sum
-        from hvd_ext.specs import BucketSpec, TensorSpec
 
         job = runtime.current()
         prepared = job.allreduce(result.nbytes, name.algorithm)
@@ -83,9 +83,9 @@ class Sums:
         return call, Mass(gradient, exact=name.wire_dtype is None, facts=facts)
 
     def _sparse(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
-        from hvd_ext import runtime
+        from hvd_ext.engine.specs import BucketSpec, SparseBucket, TensorSpec
+        from hvd_ext.job import runtime
         from hvd_ext.options import Sum
-        from hvd_ext.specs import BucketSpec, SparseBucket, TensorSpec
         from hvd_ext.trace.events import levels_of
 
         job, density = runtime.current(), name.density
@@ -146,10 +146,10 @@ def _entry_nbytes(name: Name, sparse: SparseBucket, gradient: Gradient, result: 
 
     Where the hosts' last step sends entries too, which are sums, the counters do not tell the two apart.
     """
-    from hvd_ext import runtime
+    from hvd_ext.engine.specs import BucketSpec, TensorSpec
+    from hvd_ext.job import runtime
     from hvd_ext.options import Sum
     from hvd_ext.planning.schedules import hitopk
-    from hvd_ext.specs import BucketSpec, TensorSpec
 
     job = runtime.current()
     engine, density = job.engine, name.density
@@ -184,7 +184,7 @@ def main(text: str) -> None:
     Args:
         text: the task.
     """
-    from hvd_ext import process
+    from hvd_ext.job import process
 
     task = Task.read(text)
     process.init()

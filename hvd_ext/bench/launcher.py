@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import RANK_VARIABLES, mpirun
+from hvd_ext.runner.launcher import RANK_VARIABLES, mpirun
 
 VARIABLE = "HVD_EXT_LAUNCHER"
 REHEARSAL = "hvd_ext.cluster.launch"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hvd_ext.bench.machine import machine, versions
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import job_environment
+from hvd_ext.runner.launcher import job_environment
 
 BENCHMARK = "allreduce, float32, sum"
 # Variables that change what is measured; they are kept with a run.

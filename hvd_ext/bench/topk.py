@@ -15,7 +15,7 @@ from hvd_ext.bench.events import Follower
 from hvd_ext.bench.topk_inputs import INPUTS, ORDINARY
 from hvd_ext.bench.topk_worker import EVENTS, EVICT_BYTES, Task
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import Job, JobError, job_environment, last_words
+from hvd_ext.runner.launcher import Job, JobError, job_environment, last_words
 
 NAMES = {
     "noop": "no-op",

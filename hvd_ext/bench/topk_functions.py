@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvd_ext import native
+from hvd_ext.engine import native
 
 FLOAT32 = 0  # DType::kFloat32 of tf_ops/kernels/reduce.h
 SAMPLINGS = 30  # N of Algorithm 1; the paper's own

@@ -19,8 +19,8 @@ from hvd_ext.bench.launcher import Launcher
 from hvd_ext.bench.training_worker import COMPUTE, Task
 from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.job import Job, JobError, job_environment
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.runner.launcher import Job, JobError, job_environment
 
 WIDTHS = {"mlp": 1024, "cnn": 512}
 HOROVOD = "horovod"

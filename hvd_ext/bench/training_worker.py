@@ -241,8 +241,8 @@ def main(text: str) -> None:
     task.tell_mpi()
     import hvd_ext as hvd
     from hvd_ext.bench.training_model import Learner, batches
-    from hvd_ext.gradient_options import GradientOptions
-    from hvd_ext.keras.optimizer import channels
+    from hvd_ext.keras.optimizers.optimizer import channels
+    from hvd_ext.options.gradients import GradientOptions
 
     hvd.init()
     options = GradientOptions.from_texts("bench training", task.options).keywords()

@@ -16,7 +16,7 @@ import psutil
 
 from hvd_ext.bench.events import Follower, emit
 from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS
-from hvd_ext.job import Job, JobError, last_words
+from hvd_ext.runner.launcher import Job, JobError, last_words
 
 FIRST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 

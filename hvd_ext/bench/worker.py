@@ -38,7 +38,7 @@ class Buffers:
         Returns:
             With "graph" a no-op first; then for each algorithm one per way, in the order of the names.
         """
-        from hvd_ext import process
+        from hvd_ext.job import process
 
         buffer = values_of(process.rank(), elements)
         result = np.empty_like(buffer)  # of all that want one: a large one fits once rather than ten times
@@ -66,9 +66,9 @@ class Buffers:
             self._close.pop()()
 
     def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
-        from hvd_ext import runtime
+        from hvd_ext.engine.specs import BucketSpec, TensorSpec
+        from hvd_ext.job import runtime
         from hvd_ext.options import Sum
-        from hvd_ext.specs import BucketSpec, TensorSpec
 
         job = runtime.current()
         prepared = job.allreduce(buffer.nbytes, algorithm)
@@ -88,8 +88,8 @@ class Buffers:
         import tensorflow as tf
 
         import hvd_ext as hvd
-        from hvd_ext import runtime
-        from hvd_ext.tensorflow import registration
+        from hvd_ext.job import runtime
+        from hvd_ext.tensorflow.gradients import registration
 
         elements = int(tensor.shape[0])
         options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
@@ -128,7 +128,7 @@ def _mpi(buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant
 
 def _eager(tensor: Any, algorithm: str) -> Contestant:
     import hvd_ext as hvd
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
 
     nbytes = 4 * int(tensor.shape[0])
     # an eager call takes the plan of its class of sizes
@@ -157,7 +157,7 @@ def main(text: str) -> None:
     Args:
         text: the task.
     """
-    from hvd_ext import process
+    from hvd_ext.job import process
 
     task = Task.read(text)
     process.init()

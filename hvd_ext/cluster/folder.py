@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from hvd_ext import owned
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import owned
 
 PREFIX = "hvd_ext-cluster-"
 # A folder that is not locked is stale, unless its owner has just made it and comes to lock it.

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from hvd_ext.cluster import remains
+from hvd_ext.cluster import orphans
 from hvd_ext.cluster.network import SUBNET
 from hvd_ext.cluster.state import State, enter, read
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.job import JobError, find, job_environment
+from hvd_ext.runner.launcher import JobError, find, job_environment
 
 STOP_S = 5.0
 POLL_S = 0.02
@@ -174,7 +174,7 @@ def run(
         # A session of its own: Ctrl-C reaches this process alone, which then ends the job in order.
         process = subprocess.Popen(
             words,
-            env={**variables, remains.MARK: mark},
+            env={**variables, orphans.MARK: mark},
             stdin=stdin,
             stdout=output,
             stderr=errors,
@@ -186,21 +186,21 @@ def run(
         return _wait(process, mark, timeout_s)
     except BaseException:
         _end(process)
-        remains.end(mark)
+        orphans.end(mark)
         raise
 
 
 def _wait(process: subprocess.Popen[bytes], mark: str, timeout_s: float | None) -> int:
-    watch = remains.Watch(mark)
+    watch = orphans.Watch(mark)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:
-            return process.wait(max(0.0, min(remains.LOOK_S, end - time.monotonic())))
+            return process.wait(max(0.0, min(orphans.LOOK_S, end - time.monotonic())))
         except subprocess.TimeoutExpired:
             if time.monotonic() >= end:
                 raise JobError(f"job did not end within {timeout_s:g} s") from None
         if watch.without_ranks():
-            remains.end(mark)  # mpirun too: it crashes at a signal that it can hear now
+            orphans.end(mark)  # mpirun too: it crashes at a signal that it can hear now
             raise JobError(
                 "job: all its ranks have ended, but mpirun waits for a host that does not answer; it was ended too"
             )

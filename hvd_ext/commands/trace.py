@@ -12,8 +12,8 @@ from rich.table import Table
 
 from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError
+from hvd_ext.job.recording import write
 from hvd_ext.trace import merge, summary
-from hvd_ext.trace.recording import write
 
 app = App()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_ext.options import Average, Compression, ReduceOp
-from hvd_ext.tensorflow import collectives
+from hvd_ext.tensorflow.collectives import single
 
 __all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
 
@@ -37,7 +37,7 @@ def allreduce(
         InvalidError: an argument breaks its rule.
         MismatchError: the ranks have different values for one; on all ranks.
     """
-    return collectives.allreduce(
+    return single.allreduce(
         value,
         average=average,
         op=op,
@@ -58,7 +58,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Returns:
         The joined tensor.
     """
-    return collectives.allgather(value, name=name)
+    return single.allgather(value, name=name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -72,7 +72,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     Returns:
         The root's tensor.
     """
-    return collectives.broadcast(value, root_rank, name=name)
+    return single.broadcast(value, root_rank, name=name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> Any:
@@ -86,4 +86,4 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -
     Returns:
         This rank's rows.
     """
-    return collectives.reducescatter(value, op=op, name=name)
+    return single.reducescatter(value, op=op, name=name)

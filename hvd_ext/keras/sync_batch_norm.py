@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_ext import process_sets, runtime
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import process_sets, runtime
+from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Sum
-from hvd_ext.process_sets import ProcessSet
-from hvd_ext.tensorflow.collectives import allreduce
+from hvd_ext.tensorflow.collectives.single import allreduce
 
 
 @keras.saving.register_keras_serializable("hvd_ext")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hvd_ext import job, launch as launching
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.log import logger
-from hvd_ext.runner import ended, handover
+from hvd_ext.job import launch as launching
+from hvd_ext.job.log import logger
+from hvd_ext.runner import ended, handover, launcher
 
 __all__ = ["run"]
 
@@ -116,7 +116,7 @@ def run(
         files = handover.Files(folder, outputs)
         files.write_job(function)
         command = [executable or sys.executable, "-m", "hvd_ext.runner.rank", str(folder), str(outputs)]
-        command = job.mpirun(ranks, [*options(environment), "--tag-output", *command])
+        command = launcher.mpirun(ranks, [*options(environment), "--tag-output", *command])
         if verbose:
             print(shlex.join(command), flush=True)
         status = _waited(command, files, environment)
@@ -182,14 +182,14 @@ def _options(
     return lambda environment: [
         *words,
         *["--wdir", os.getcwd()],
-        *(word for name in {*environment, job.MARK} if name.startswith(_TRAVELS) for word in ("-x", name)),
+        *(word for name in {*environment, launcher.MARK} if name.startswith(_TRAVELS) for word in ("-x", name)),
     ]
 
 
 def _environment(ranks: int, *, elsewhere: bool) -> dict[str, str]:
     """Give the job's environment; the cores are dealt out, unless the user has said how many threads a rank has."""
     if elsewhere:
-        environment = job.job_environment()
+        environment = launcher.job_environment()
         for name in _THREADS:
             if name not in os.environ:
                 del environment[name]  # this machine's cores are not theirs
@@ -198,7 +198,7 @@ def _environment(ranks: int, *, elsewhere: bool) -> dict[str, str]:
     if ranks > cores:
         logger.warning("run: %d ranks share %d cores of this machine: they take turns", ranks, cores)
     threads = str(max(1, cores // ranks))
-    return job.job_environment(**{name: os.environ.get(name, threads) for name in _THREADS})
+    return launcher.job_environment(**{name: os.environ.get(name, threads) for name in _THREADS})
 
 
 @contextlib.contextmanager
@@ -229,10 +229,10 @@ def _folders(kept: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Path]]
 def _waited(command: Sequence[str], files: handover.Files, environment: Mapping[str, str]) -> int:
     """Run the job to its end and show what rank 0 prints; give mpirun's status."""
     shown = handover.Shown(files.output(0))
-    with job.Job(command, files.launcher, environment) as running:
+    with launcher.Job(command, files.launcher, environment) as running:
         while running.status() is None:
             shown.more(sys.stdout)
-            time.sleep(job.POLL_S)
+            time.sleep(launcher.POLL_S)
         shown.more(sys.stdout)
         status = running.status()
     assert status is not None

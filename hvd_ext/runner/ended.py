@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hvd_ext import job
 from hvd_ext.errors import HvdExtError, RankError
-from hvd_ext.job import JobError
+from hvd_ext.runner import launcher
 from hvd_ext.runner.handover import Files, Outcome
+from hvd_ext.runner.launcher import JobError
 
 # "mpirun noticed that process rank 1 with PID 7 on node n exited on signal 9 (Killed)."
 _SIGNAL = re.compile(r"process rank (\d+) .*exited on signal (\d+) \(([^)]*)\)")
@@ -87,7 +87,7 @@ def _ended_by_signal(files: Files, rank: str, number: str, name: str) -> JobErro
 
 def _without_a_word(files: Files, missing: list[int], status: int) -> JobError:
     if not any(files.outputs.iterdir()):
-        words = job.last_words(files.launcher)
+        words = launcher.last_words(files.launcher)
         return JobError(f"run: no rank has started; mpirun ended with status {status}: {words}")
     first = next((rank for rank in missing if files.output(rank).exists()), missing[0])
     which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
@@ -98,5 +98,5 @@ def _without_a_word(files: Files, missing: list[int], status: int) -> JobError:
 
 
 def _last_lines(files: Files, rank: int) -> str:
-    words = job.last_words(files.output(rank), LINES)
+    words = launcher.last_words(files.output(rank), LINES)
     return f"; it ends with\n{words}" if words else ", it is empty" if files.output(rank).exists() else ""

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvd_ext import errors, job, refused
+from hvd_ext import errors
 from hvd_ext.errors import CommunicationError, HvdExtError, InvalidError
+from hvd_ext.options import unsupported
+from hvd_ext.runner import launcher
 from hvd_ext.runner.handover import Files, Outcome
 
 
@@ -31,19 +33,19 @@ def main(folder: Path, outputs: Path) -> None:
     Raises:
         BaseException: what the function raised, so that the job ends.
     """
-    job.end_with_parent(signal.SIGKILL)  # mpirun's own end may come before MPI has started here
+    launcher.end_with_parent(signal.SIGKILL)  # mpirun's own end may come before MPI has started here
     if not outputs.is_dir() or not folder.is_dir():
         sys.exit(
             f"hvd_ext: run hands its files over in {folder}, which is not on host {platform.node()}: set TMPDIR, in "
             "the process that calls run, to a folder that all hosts share"
         )
-    rank = int(next(os.environ[name] for name in job.RANK_VARIABLES if name in os.environ))
+    rank = int(next(os.environ[name] for name in launcher.RANK_VARIABLES if name in os.environ))
     files = Files(folder, outputs)
     _write_to(files.output(rank))
     try:
         outcome = Outcome(_returned(files))
     except BaseException as error:
-        refused.add_hint(error)
+        unsupported.add_hint(error)
         files.write_outcome(rank, _raised(error))
         raise
     files.write_outcome(rank, outcome)

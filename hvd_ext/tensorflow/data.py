@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hvd_ext import refused
+from hvd_ext.options import unsupported
 
-raise ImportError(f"hvd_ext.tensorflow.data: {refused.ABSENT['data']}")
+raise ImportError(f"hvd_ext.tensorflow.data: {unsupported.ABSENT['data']}")

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext import agreement, runtime
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, runtime
 
 logger = logging.getLogger("hvd_ext")
 HOST = "CPU:0"
@@ -62,7 +62,7 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
         used = len(gpus) > 1 and _initialized() and len(tf.config.get_visible_devices("GPU")) > 1
         return dataclasses.asdict(Seen(platform.node(), len(gpus), os.environ.get(VISIBLE), used))
 
-    answers = [Seen(**answer) for answer in agreement.exchange(job.engine, "pin_gpu", about)]
+    answers = [Seen(**answer) for answer in consensus.exchange(job.engine, "pin_gpu", about)]
     index = choose(answers)[job.engine.rank]
     if index is None:
         return None

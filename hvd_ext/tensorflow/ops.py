@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from hvd_ext import errors, native, runtime
+from hvd_ext import errors
+from hvd_ext.engine import libraries, native, versions
 from hvd_ext.errors import NativeLibraryError
-from hvd_ext.install import versions
+from hvd_ext.job import runtime
 from hvd_ext.tensorflow import devices
 
 # They order themselves: by names and their n-th use, or by a channel. TensorFlow would chain them one after the other.
@@ -57,13 +58,11 @@ def library() -> Any:
     Raises:
         NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
     """
-    from hvd_ext.install.native import read_record
-
     versions.check("tensorflow", tf.__version__)
     native.load()
     if not native.OPS.exists():
         raise NativeLibraryError(f"the TensorFlow ops ({native.OPS}) are missing: they were not built; {native.MEND}")
-    built_for = read_record(native.DIRECTORY).get("tensorflow", "")
+    built_for = libraries.read_record().get("tensorflow", "")
     if built_for and built_for != tf.__version__:
         raise NativeLibraryError(
             f"the TensorFlow ops ({native.OPS}) were built for TensorFlow {built_for}, and this is {tf.__version__}; "

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 from typing import NamedTuple
 
-from hvd_ext import native
+from hvd_ext.engine import native
 
 
 class Kind(enum.IntEnum):

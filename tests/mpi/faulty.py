@@ -28,7 +28,7 @@ import os, pathlib, sys
 import numpy as np
 from hvd_ext import process, runtime
 from hvd_ext.options import Sum
-from hvd_ext.specs import BucketSpec, TensorSpec
+from hvd_ext.engine.specs import BucketSpec, TensorSpec
 
 elements = int(sys.argv[1])
 folder = pathlib.Path(os.environ["HVD_EXT_TEST_OUTPUT"])

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hvd_ext.job import find, mpirun
+from hvd_ext.runner.launcher import find, mpirun
 
 TIMEOUT_S = 280
 HOROVOD = importlib.util.find_spec("horovod") is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvd_ext.job import mpirun
+from hvd_ext.runner.launcher import mpirun
 
 pytestmark = [
     pytest.mark.slow,

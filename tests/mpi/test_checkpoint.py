@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.checkpoints import folder, manifest
+from hvd_ext.state import folder, manifest
 from tests.mpi import jobs
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
-from hvd_ext.job import Job
+from hvd_ext.runner.launcher import Job
 from tests.mpi.clusters import LIMIT_S, run_command, wait_for
 
 pytestmark = pytest.mark.cluster

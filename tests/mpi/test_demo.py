@@ -103,7 +103,7 @@ def test_a_rank_that_fails_shows_its_words(tmp_path: Path) -> None:
     done = demo(tmp_path, *options, HVD_EXT_ALGORITHM="no_such_algorithm")
     assert done.returncode == 1
     assert "no_such_algorithm" in done.stderr
-    assert "no_such_algorithm" in (tmp_path / "out" / "hvd_ext.log").read_text()
+    assert "no_such_algorithm" in (tmp_path / "out" / "hvd_ext.job.log").read_text()
 
 
 @pytest.mark.parametrize(("hosts", "words"), [("2,x", "hosts (2,x)"), ("0", "hosts (0)")])

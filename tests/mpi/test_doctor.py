@@ -24,7 +24,7 @@ QUICK = """
     import os, sys, time
     from hvd_ext.__main__ import app
     from hvd_ext.install import checks, child
-    from hvd_ext.install.checks import Finding, State
+    from hvd_ext.doctor.checks import Finding, State
 
     for name in ("python", "tensorflow", "keras", "native_library", "native_match"):
         setattr(checks, name, lambda: Finding("machine", State.OK, ""))

@@ -128,7 +128,7 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     import tensorflow as tf
     from hvd_ext.options import Options
     from hvd_ext.tensorflow import ops, registration
-    from hvd_ext.tensorflow.registration import GradientSpec
+    from hvd_ext.tensorflow.gradients.registration import GradientSpec
 
     names = ("kernel", "bias")
     channel = registration.open("Adam", [GradientSpec(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
@@ -175,7 +175,7 @@ def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) ->
     import hvd_ext as hvd
     from hvd_ext import runtime
     from hvd_ext.errors import HvdExtError
-    from hvd_ext.specs import BucketSpec, TensorSpec
+    from hvd_ext.engine.specs import BucketSpec, TensorSpec
 
     hvd.init()
     job = runtime.current()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.arrival import Arrivals
+from hvd_ext.job.startup_watch import Arrivals
 from tests.mpi import jobs
 
 pytestmark = pytest.mark.slow

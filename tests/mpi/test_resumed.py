@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_ext.checkpoints import arrays, folder, manifest
+from hvd_ext.state import arrays, folder, manifest
 from tests.mpi import jobs
 
 pytestmark = pytest.mark.slow

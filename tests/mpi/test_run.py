@@ -18,7 +18,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, RankError
-from hvd_ext.job import MARK, JobError
+from hvd_ext.runner.launcher import MARK, JobError
 from tests.mpi import jobs
 
 LAUNCH = jobs.ROOT / "docs" / "launch.md"

@@ -22,7 +22,7 @@ SUMS = """
 
     import hvd_ext as hvd
     from hvd_ext import runtime
-    from hvd_ext.specs import BucketSpec, TensorSpec
+    from hvd_ext.engine.specs import BucketSpec, TensorSpec
 
     def arenas():
         lines = pathlib.Path("/proc/self/maps").read_text().splitlines()

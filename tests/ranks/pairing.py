@@ -1,4 +1,4 @@
-"""Trains with any set of the features of `hvd_ext.pairs`, distributed, and plainly on the joined batch."""
+"""Trains with any set of the features of `compatibility`, distributed, and plainly on the joined batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case:
     """A set of features.
 
     Args:
-        features: of `hvd_ext.pairs.FEATURES`.
+        features: of `hvd_ext.options.compatibility.FEATURES`.
         process_set: what "process_set" takes.
     """
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.process_sets import ProcessSet
+from hvd_ext.job.process_sets import ProcessSet
 from tests.ranks.conftest import LAUNCHED_SIZE
 
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 4, reason="from four ranks on there are no more patterns of empty ones")

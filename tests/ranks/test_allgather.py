@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.tensorflow.dtypes import MOVED
+from hvd_ext.tensorflow.collectives.dtypes import MOVED
 from tests.ranks.numbers import values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.job import runtime
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow.dtypes import ALLREDUCED, REDUCED, WIDENED
+from hvd_ext.tensorflow.collectives.dtypes import ALLREDUCED, REDUCED, WIDENED
 from tests.ranks.numbers import total, values
 
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (100_003,)]

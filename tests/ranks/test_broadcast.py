@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import objects
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.tensorflow import variables as variables_module
-from hvd_ext.tensorflow.dtypes import MOVED
+from hvd_ext.tensorflow.collectives import objects, variables as variables_module
+from hvd_ext.tensorflow.collectives.dtypes import MOVED
 from tests.ranks.numbers import total, values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}

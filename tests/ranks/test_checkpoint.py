@@ -18,10 +18,10 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext import state
-from hvd_ext.checkpoints import arrays, folder, manifest
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
-from hvd_ext.keras import checkpoint as module
-from hvd_ext.keras.checkpoint import Checkpoint, newest
+from hvd_ext.keras.checkpoint import callback as module
+from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from hvd_ext.state import arrays, folder, manifest
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 BATCH, STEPS = 2, 4

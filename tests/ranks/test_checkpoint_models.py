@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.checkpoint import Checkpoint, newest
+from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import objects
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.process_sets import ProcessSet
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.tensorflow.collectives import objects
 from tests.ranks.numbers import values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}

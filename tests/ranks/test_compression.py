@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow import registration
-from hvd_ext.tensorflow.registration import GradientSpec
+from hvd_ext.tensorflow.gradients import registration
+from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}

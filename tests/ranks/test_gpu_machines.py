@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras import jit
+from hvd_ext.keras.optimizers import jit
 from hvd_ext.tensorflow import devices
 
 

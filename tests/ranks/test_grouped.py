@@ -69,7 +69,7 @@ def test_sizes_unknown_to_a_graph_agree_with_known_ones(rank: int, size: int) ->
 
 
 def test_a_group_of_one_dtype_is_one_call(rank: int, size: int) -> None:
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
 
     engine = runtime.current().engine
     before = engine.statistics().calls

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, joined, values
 
 tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip install tf_keras")

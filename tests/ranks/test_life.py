@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, NotInitializedError, TopologyError
+from hvd_ext.job import runtime
 from hvd_ext.options import Options
-from hvd_ext.tensorflow import registration
-from hvd_ext.tensorflow.registration import GradientSpec
+from hvd_ext.tensorflow.gradients import registration
+from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 

@@ -1,6 +1,6 @@
 """Every row of the table of migration, on any number of ranks: what is the same is called as with Horovod.
 
-The rows of variables and flags, which need no ranks, are tested in tests/unit/migration.
+The rows of variables and flags, which need no ranks, are tested in tests/unit/horovod.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvd_ext import migration
-from hvd_ext.migration import environment, flags
+from hvd_ext import horovod
+from hvd_ext.horovod import environment, flags
 from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
 from tests.ranks.migration.registry import CHECKS, remove_evens
 
 FILLED_BY = (callback_rows, collectives, life_rows, tape_rows, training_rows)
-ROWS = [row for row in migration.rows() if row.section not in (environment.SECTION, flags.SECTION)]
+ROWS = [row for row in horovod.rows() if row.section not in (environment.SECTION, flags.SECTION)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,5 +25,5 @@ def _no_sets_are_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.horovod)
-def test_the_row_is_true(row: migration.Row) -> None:
+def test_the_row_is_true(row: horovod.Row) -> None:
     CHECKS[row.horovod]()

@@ -11,10 +11,11 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import options, process, runtime
+from hvd_ext import options
 from hvd_ext.errors import CommunicationError, HvdExtError, InvalidError, MismatchError, PlanError, TopologyError
-from hvd_ext.tensorflow import registration
-from hvd_ext.tensorflow.registration import GradientSpec
+from hvd_ext.job import process, runtime
+from hvd_ext.tensorflow.gradients import registration
+from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 

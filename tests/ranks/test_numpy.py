@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import runtime
+from hvd_ext.engine.specs import BucketSpec, TensorSpec
 from hvd_ext.errors import InvalidError
-from hvd_ext.specs import BucketSpec, TensorSpec
+from hvd_ext.job import runtime
 from tests.ranks.numbers import total, values
 
 SIZES = {"first": 7, "empty": 0, "large": 30_011}

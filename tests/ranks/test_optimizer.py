@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
 from hvd_ext.errors import HvdExtError, InvalidError, NotInitializedError, PlanError
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.job import runtime
+from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.planning import registry
 from tests.ranks.steps import assert_equals_plain_training, averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, values

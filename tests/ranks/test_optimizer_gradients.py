@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.steps import gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, values
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.steps import assert_equals_plain_training, averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, values
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.steps import gradients, variables
 from tests.ranks.training import data, model, values
 

@@ -1,4 +1,4 @@
-"""Every pair of features works as on the joined batch, or is refused in the words of `hvd_ext.pairs`."""
+"""Pairs of features work as on the joined batch, or are refused in the words of `hvd_ext.options.compatibility`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.pairs import Pair, pairs
+from hvd_ext.options.compatibility import Pair, pairs
 from tests.ranks.pairing import Case
 
 # for training without ours

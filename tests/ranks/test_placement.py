@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
+from hvd_ext.job import runtime
 from hvd_ext.planning import registry
 from hvd_ext.topology import read, tree
 from tests.ranks.numbers import total, values

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import process_sets, runtime
 from hvd_ext.errors import CommunicationError, InvalidError, MismatchError, NotInitializedError
+from hvd_ext.job import process_sets, runtime
+from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Options
-from hvd_ext.process_sets import ProcessSet
-from hvd_ext.tensorflow import registration
-from hvd_ext.tensorflow.registration import Channel, GradientSpec
+from hvd_ext.tensorflow.gradients import registration
+from hvd_ext.tensorflow.gradients.registration import Channel, GradientSpec
 from tests.ranks.numbers import values
 
 SHAPES = ((7, 5), (), (3001,))

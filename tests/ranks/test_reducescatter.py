@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.tensorflow.dtypes import REDUCED
+from hvd_ext.tensorflow.collectives.dtypes import REDUCED
 from tests.ranks.numbers import total, values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}

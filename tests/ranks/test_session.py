@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import objects
 from hvd_ext.errors import InvalidError, NotInitializedError
+from hvd_ext.tensorflow.collectives import objects
 from tests.ranks.numbers import total, values
 
 v1 = tf.compat.v1

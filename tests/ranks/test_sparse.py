@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.tensorflow import sparse
+from hvd_ext.job import runtime
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.collectives import sparse
 
 ROWS, WIDTH = 11, 3
 FUNCTIONS = pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import runtime
+from hvd_ext.engine.specs import BucketSpec, SparseBucket, SparseStatistics, TensorSpec
 from hvd_ext.errors import InvalidError
-from hvd_ext.specs import BucketSpec, SparseBucket, SparseStatistics, TensorSpec
+from hvd_ext.job import runtime
 from hvd_ext.tensorflow import ops
 
 ELEMENTS = 1000

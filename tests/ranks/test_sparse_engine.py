@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import runtime
+from hvd_ext.engine.specs import BucketSpec, SparseBucket, TensorSpec
+from hvd_ext.job import runtime
 from hvd_ext.planning import registry
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.specs import BucketSpec, SparseBucket, TensorSpec
 from hvd_ext.topology.tree import Tree, from_hosts
 from tests.unit.planning.sparse_interpreter import Floats, Ranks
 from tests.unit.planning.test_sparse_plans import data_of

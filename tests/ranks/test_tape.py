@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.tensorflow import kept
+from hvd_ext.tensorflow.gradients import kept
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model
 
 ROWS, BATCH = 12, 4

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.compression.density import Auto
-from hvd_ext.keras.optimizer import channels
-from hvd_ext.tensorflow import auto_density
+from hvd_ext.keras.optimizers.optimizer import channels
+from hvd_ext.tensorflow.topk import auto_density
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import SHAPES, Expected, apply, gradients, hosts_of, restart, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, values

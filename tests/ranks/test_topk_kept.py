@@ -14,8 +14,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import Compression
 from hvd_ext.errors import InvalidError, MismatchError
-from hvd_ext.keras import optimizer_states
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.checkpoint import optimizer_states
+from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, SHAPES, gradients, hosts_of, restart, variables
 from tests.ranks.training import model

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.checkpoints import folder, manifest
-from hvd_ext.keras import optimizer_states
+from hvd_ext.keras.checkpoint import optimizer_states
+from hvd_ext.state import folder, manifest
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, gradients, variables
 from tests.ranks.training import data, model

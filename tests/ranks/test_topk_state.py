@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext import state
-from hvd_ext.checkpoints import arrays, folder, manifest
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
+from hvd_ext.state import arrays, folder, manifest
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, SHAPES, apply, gradients, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, data, fill, values

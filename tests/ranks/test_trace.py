@@ -13,8 +13,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError, NotInitializedError
 from hvd_ext.options import Options
-from hvd_ext.tensorflow import registration
-from hvd_ext.tensorflow.registration import GradientSpec
+from hvd_ext.tensorflow.gradients import registration
+from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from hvd_ext.trace import merge, summary
 from tests.ranks.numbers import total, values
 

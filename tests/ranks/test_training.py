@@ -53,7 +53,7 @@ def test_gradient_accumulation_communicates_on_update_steps_only() -> None:
     ours.compile(wrapped, "mse")
     before = buckets_sent()
     fit(ours)
-    from hvd_ext.keras.optimizer import channels
+    from hvd_ext.keras.optimizers.optimizer import channels
 
     (channel,) = channels(wrapped)
     assert len(channel.buckets) > 1
@@ -247,7 +247,7 @@ def test_bfloat16_mixed_precision_trains_alike_on_all_ranks() -> None:
 
 
 def test_a_step_traced_before_shutdown_says_so_and_a_new_one_goes_on() -> None:
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
 
     ours = model()
     ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")

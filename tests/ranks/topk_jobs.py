@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.optimizer import channels
+from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.options import Options
 from tests.ranks.topk_model import Model
 

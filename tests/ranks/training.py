@@ -78,6 +78,6 @@ def assert_trained_alike(ours: keras.Model, reference: keras.Model, rtol: float 
 
 def buckets_sent() -> int:
     """Give the number of buckets that this rank has reduced so far."""
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
 
     return runtime.current().engine.statistics().buckets

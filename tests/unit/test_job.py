@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext import job
-from hvd_ext.job import Job, JobError, last_words
+from hvd_ext.runner import launcher
+from hvd_ext.runner.launcher import Job, JobError, last_words
 
 PATIENCE_S = 60.0
 
@@ -87,16 +87,16 @@ def test_last_words_leave_out_what_healthy_jobs_print(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_is_missing_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "find", lambda program: None)
+    monkeypatch.setattr(launcher, "find", lambda program: None)
     with pytest.raises(JobError, match=r"mpirun.*doctor"):
-        job.mpirun(2, ["true"])
+        launcher.mpirun(2, ["true"])
 
 
 def test_the_environment_puts_this_interpreters_tools_first_and_keeps_what_the_user_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    environment = job.job_environment(EXTRA="1")
+    environment = launcher.job_environment(EXTRA="1")
     assert environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert environment["OMP_NUM_THREADS"] == "7"
     assert environment["EXTRA"] == "1"

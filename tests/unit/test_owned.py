@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext import owned
+from hvd_ext.job import owned
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ enum class TraceKind : int32_t {
   kCall = 7,       // a call: rank 0 has started it .. it has ended
 };
 
-// The layout that hvd_ext/native.py reads.
+// The layout that hvd_ext/engine/native.py reads.
 struct TraceRecord {
   int64_t begin_ns = 0, end_ns = 0;
   int64_t id = 0;     // lane 0: the call's number on this rank; else the channel's step
@@ -35,7 +35,7 @@ struct TraceRecord {
   int32_t round = 0;   // kRound; kDeliver: how many collects
   char name[64] = {};  // kAnnounce: "allreduce 'x'", cut to 63 bytes
 };
-static_assert(sizeof(TraceRecord) == 112, "hvd_ext/native.py holds this layout");
+static_assert(sizeof(TraceRecord) == 112, "hvd_ext/engine/native.py holds this layout");
 
 class Trace {
  public:

@@ -6,7 +6,7 @@
 
 namespace hvd_ext {
 
-// The values are part of the C ABI (hvd_ext/engine.py mirrors them).
+// The values are part of the C ABI (hvd_ext/engine/engine.py mirrors them).
 enum class DType : int32_t {
   kFloat32 = 0,
   kFloat64 = 1,
@@ -17,7 +17,7 @@ enum class DType : int32_t {
   kBytes = 6
 };
 
-// How the ranks' values become one. The values are part of the C ABI (hvd_ext/options.py mirrors them).
+// How the ranks' values become one. The values are part of the C ABI (hvd_ext/options/__init__.py mirrors them).
 enum class ReduceOp : int32_t {
   kSum = 0,
   kAverage = 1,  // added up, and divided at the end

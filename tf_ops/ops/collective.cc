@@ -1,5 +1,5 @@
 // The collectives that a user calls by name: allreduce, allgather, broadcast, reducescatter, alltoall, barrier. Their
-// Python face is hvd_ext/tensorflow/collectives.py. All are asynchronous: the engine matches the ranks' calls and ends
+// Python face is hvd_ext/tensorflow/collectives/single.py. All are asynchronous: the engine matches the ranks' calls and ends
 // the op.
 //
 // The plan of a call depends on the tensor's size, which a graph may not know when it is built. The ops carry one row

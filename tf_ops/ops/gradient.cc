@@ -1,5 +1,5 @@
 // The ops of a channel: begin a step, hand a gradient over, get it back reduced. Their Python face is
-// hvd_ext/tensorflow/registration.py.
+// hvd_ext/tensorflow/gradients/registration.py.
 //
 // Submit returns at once, and Collect is asynchronous: no thread of TensorFlow ever waits for the network, so that
 // back-propagation goes on while buckets travel. In a graph, a Collect depends on its own Submit only.

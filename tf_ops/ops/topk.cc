@@ -1,4 +1,4 @@
-// The op of the selection, on TensorFlow's worker threads. Its Python face is hvd_ext/tensorflow/topk.py.
+// The op of the selection, on TensorFlow's worker threads. Its Python face is hvd_ext/tensorflow/topk/ops.py.
 #include "ops/dtype.h"
 #include "ops/topk_inputs.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,4 +1,4 @@
-// Error feedback and selection in one op. Its Python face is hvd_ext/tensorflow/topk.py.
+// Error feedback and selection in one op. Its Python face is hvd_ext/tensorflow/topk/ops.py.
 #include "kernels/denormals.h"
 #include "ops/topk_inputs.h"
 #include "tensorflow/core/framework/op.h"

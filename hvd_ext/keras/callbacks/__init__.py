@@ -12,7 +12,7 @@ from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metric
 from hvd_ext.keras.callbacks.progress import verbose
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.callbacks.together import synchronized
-from hvd_ext.keras.checkpoint import Checkpoint
+from hvd_ext.keras.checkpoint.callback import Checkpoint
 
 __all__ = [
     "BestModelCheckpoint",

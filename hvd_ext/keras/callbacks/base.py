@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.distributed import Distributed
-from hvd_ext.process import size
-from hvd_ext.process_sets import global_process_set
+from hvd_ext.job.process import size
+from hvd_ext.job.process_sets import global_process_set
+from hvd_ext.keras.optimizers.distributed import Distributed
 
 
 class Callback(keras.callbacks.Callback):

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import keras
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
-from hvd_ext.process import rank
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
-from hvd_ext.objects import allgather_object
-from hvd_ext.process import size
-from hvd_ext.tensorflow.reducer import Reducer
-from hvd_ext.tensorflow.variables import broadcast_variables
+from hvd_ext.tensorflow.collectives.objects import allgather_object
+from hvd_ext.tensorflow.collectives.variables import broadcast_variables
+from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 _NAME = "BroadcastGlobalVariablesCallback"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.job.process import rank, size
 from hvd_ext.keras.callbacks import base, momentum
-from hvd_ext.keras.learning_rate import check_settable
-from hvd_ext.process import rank, size
+from hvd_ext.keras.optimizers.learning_rate import check_settable
 
 
 class LearningRateScheduleCallback(base.Callback):

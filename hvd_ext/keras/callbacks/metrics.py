@@ -9,7 +9,7 @@ import numpy as np
 
 from hvd_ext.errors import MismatchError
 from hvd_ext.keras.callbacks import base
-from hvd_ext.objects import allgather_object
+from hvd_ext.tensorflow.collectives.objects import allgather_object
 
 State = list[np.ndarray]
 _NAME = "MetricAverageCallback"

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.tensorflow.reducer import Reducer
+from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 # Where optimizers keep velocities that contain the learning rate. Muon applies the rate after its momentum: nothing to
 # correct.

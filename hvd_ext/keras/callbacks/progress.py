@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from hvd_ext.process import rank
+from hvd_ext.job.process import rank
 
 Verbosity = Literal["auto", 0, 1, 2]
 

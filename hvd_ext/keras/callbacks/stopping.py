@@ -7,7 +7,7 @@ from typing import Any
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import check_steps
-from hvd_ext.objects import allgather_object
+from hvd_ext.tensorflow.collectives.objects import allgather_object
 
 _NAME = "fit"
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import keras
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
 from hvd_ext.keras.callbacks.stopping import StopTogether
-from hvd_ext.keras.checkpoint import Checkpoint
-from hvd_ext.process import rank
+from hvd_ext.keras.checkpoint.callback import Checkpoint
 
 # Keras' callbacks that write files or to the screen: on several ranks they would write the same, into one place.
 _WRITERS = (

@@ -12,7 +12,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizer import Distributed
+from hvd_ext.keras.optimizers.optimizer import Distributed
 from tests.ranks.migration.registry import check, compare, every, mine
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
 

@@ -13,8 +13,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext import migration, refused as refusals
+from hvd_ext import horovod
 from hvd_ext.errors import InvalidError
+from hvd_ext.options import unsupported as refusals
 from tests.ranks.migration.registry import check, compare, evens, every, in_evens, mine, refused, same
 
 
@@ -241,7 +242,7 @@ def experimental() -> None:
         model.compile("sgd", "mse", experimental_run_tf_function=False)
     refusals.add_hint(caught.value)
     refusals.add_hint(caught.value)  # once is enough
-    (row,) = (row for row in migration.rows() if row.horovod == "experimental_run_tf_function")
+    (row,) = (row for row in horovod.rows() if row.horovod == "experimental_run_tf_function")
     assert getattr(caught.value, "__notes__", [f"hvd_ext: {row.note}"]) == [f"hvd_ext: {row.note}"]
 
 

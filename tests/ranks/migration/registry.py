@@ -1,4 +1,4 @@
-"""The checks of the rows of the table of migration: each row of hvd_ext.migration has one, by Horovod's name."""
+"""The checks of the rows of the table of migration: each row of hvd_ext.horovod has one, by Horovod's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import migration
+from hvd_ext import horovod
 from hvd_ext.errors import InvalidError
 from tests.ranks import numbers
 
@@ -48,7 +48,7 @@ def same(pair: tuple[Any, Any] | None) -> None:
 
 def refused(name: str, call: Callable[[], Any], error: type[Exception] = InvalidError) -> None:
     """Check that a call is refused, on every rank, with the words of the row of this name."""
-    (row,) = (row for row in migration.rows() if row.horovod == name)
+    (row,) = (row for row in horovod.rows() if row.horovod == name)
     with pytest.raises(error) as caught:
         call()
     assert row.note and row.note in str(caught.value)

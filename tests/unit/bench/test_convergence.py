@@ -27,7 +27,7 @@ from hvd_ext.bench.convergence_worker import Task, order
 from hvd_ext.bench.events import emit
 from hvd_ext.bench.sampling import EVENTS
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import JobError
+from hvd_ext.runner.launcher import JobError
 
 PLAN = """
 hosts: [2, 1]

@@ -19,7 +19,7 @@ from hvd_ext.bench.topk import FOR_HARD, NAMES, ONE_THREAD, Request, beside_ours
 from hvd_ext.bench.topk_targets import TARGETS, verdict, verdicts
 from hvd_ext.bench.topk_worker import Task
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import JobError
+from hvd_ext.runner.launcher import JobError
 
 
 def row(contestant: str, samples: list[float], yardsticks: list[float], **more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hvd_ext.bench.page import training_markdown
 from hvd_ext.bench.training import HOROVODS, Request, against, check_alike, measure
 from hvd_ext.bench.training_cli import register
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import JobError
+from hvd_ext.runner.launcher import JobError
 
 
 def row(algorithm: str, step_s: float = 1.0, hosts: tuple[int, ...] = (2, 2), **more: Any) -> dict[str, Any]:

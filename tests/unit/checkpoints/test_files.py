@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvd_ext.checkpoints import arrays, folder, manifest
-from hvd_ext.checkpoints.manifest import Manifest
 from hvd_ext.errors import CheckpointError
+from hvd_ext.state import arrays, folder, manifest
+from hvd_ext.state.manifest import Manifest
 
 
 def a_manifest(**changes: object) -> Manifest:

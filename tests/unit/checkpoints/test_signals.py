@@ -9,9 +9,9 @@ from types import FrameType
 
 import pytest
 
-from hvd_ext.checkpoints import signals
-from hvd_ext.checkpoints.signals import Watch
 from hvd_ext.errors import InvalidError
+from hvd_ext.state import signals
+from hvd_ext.state.signals import Watch
 
 
 def runs(frame: FrameType | None) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from hvd_ext.cluster import launch, state as states
 from hvd_ext.cluster.state import State
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import JobError
+from hvd_ext.runner.launcher import JobError
 from hvd_ext.topology.read import read as read_topology
 
 LIMIT_S = 120

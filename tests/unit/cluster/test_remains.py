@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.cluster import launch, remains
-from hvd_ext.job import JobError
+from hvd_ext.cluster import launch, orphans
+from hvd_ext.runner.launcher import JobError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -34,7 +34,7 @@ def job(folder: Path, rank: str) -> list[str]:
 def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = remains.members
+    members = orphans.members
 
     def seen(mark: str) -> dict[int, bool]:
         found = members(mark)
@@ -42,9 +42,9 @@ def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
             (tmp_path / "seen").touch()
         return found
 
-    monkeypatch.setattr(remains, "members", seen)
-    monkeypatch.setattr(remains, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(remains, "LOOK_S", 0.1)
+    monkeypatch.setattr(orphans, "members", seen)
+    monkeypatch.setattr(orphans, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(orphans, "LOOK_S", 0.1)
     rank = 'OMPI_COMM_WORLD_RANK=0 sh -c \'until [ -e "$0/seen" ]; do sleep 0.05; done\' "$1"'
     with pytest.raises(JobError, match="all its ranks have ended, but mpirun waits"):
         launch.run(job(tmp_path, rank), os.environ, timeout_s=LIMIT_S)
@@ -57,25 +57,25 @@ def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
 
 
 def test_a_launcher_whose_ranks_were_never_seen_gets_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remains, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(remains, "LOOK_S", 0.1)
+    monkeypatch.setattr(orphans, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(orphans, "LOOK_S", 0.1)
     assert launch.run(["sh", "-c", "sleep 1; exit 3"], os.environ, timeout_s=LIMIT_S) == 3
 
 
 def test_a_rank_that_becomes_a_program_with_another_environment_is_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remains, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(orphans, "PATIENCE_S", 0.2)
     mark = uuid.uuid4().hex
-    watch = remains.Watch(mark)
+    watch = orphans.Watch(mark)
     program = f"until [ -e {tmp_path}/seen ]; do sleep 0.05; done; exec env -i sleep 600"
-    variables = {**os.environ, remains.MARK: mark, "OMPI_COMM_WORLD_RANK": "0"}
+    variables = {**os.environ, orphans.MARK: mark, "OMPI_COMM_WORLD_RANK": "0"}
     rank = subprocess.Popen(["sh", "-c", program], env=variables)
     try:
         assert not watch.without_ranks()
         (tmp_path / "seen").touch()
         end = time.monotonic() + LIMIT_S
-        while remains.members(mark):
+        while orphans.members(mark):
             assert time.monotonic() < end
             time.sleep(0.05)
         time.sleep(0.3)
@@ -91,16 +91,16 @@ def test_a_rank_that_becomes_a_program_with_another_environment_is_still_there(
 
 def test_members_are_those_with_the_mark_and_ranks_among_them() -> None:
     mark = uuid.uuid4().hex
-    plain = {**os.environ, remains.MARK: mark}
+    plain = {**os.environ, orphans.MARK: mark}
     plain.pop("OMPI_COMM_WORLD_RANK", None)
-    kinds = [plain, {**plain, "OMPI_COMM_WORLD_RANK": "3"}, {**plain, remains.MARK: f"{mark}0"}]
+    kinds = [plain, {**plain, "OMPI_COMM_WORLD_RANK": "3"}, {**plain, orphans.MARK: f"{mark}0"}]
     processes = [subprocess.Popen(["sleep", "600"], env=variables) for variables in kinds]
     try:
-        assert remains.members(mark) == {processes[0].pid: False, processes[1].pid: True}
-        remains.end(mark)
+        assert orphans.members(mark) == {processes[0].pid: False, processes[1].pid: True}
+        orphans.end(mark)
         assert [process.wait(LIMIT_S) for process in processes[:2]] == [-9, -9]
         assert processes[2].poll() is None
-        assert remains.members(mark) == {}
+        assert orphans.members(mark) == {}
     finally:
         for process in processes:
             process.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.install import child
+from hvd_ext.build import child
 
 
 def test_an_answer_is_found_behind_what_libraries_print():

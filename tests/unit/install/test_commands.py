@@ -11,9 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app
-from hvd_ext.install import child, horovod, native, progress, sources, versions
-from hvd_ext.install.child import InstallError
-from hvd_ext.install.native import Missing, Toolchain
+from hvd_ext.build import child, horovod, native, progress
+from hvd_ext.build.child import InstallError
+from hvd_ext.build.native import Missing, Toolchain
+from hvd_ext.engine import libraries, versions
 
 TOOLCHAIN = Toolchain("python", "2.21.0", "mpicxx", "mpirun (Open MPI) 4.1.8", "c++", "cmake", "ninja")
 
@@ -50,7 +51,7 @@ def test_build_passes_on_the_folder_that_was_named(monkeypatch, tmp_path):
 
 
 def test_build_without_sources_says_that_the_package_is_incomplete(monkeypatch):
-    monkeypatch.setattr(sources, "native_sources", lambda: None)
+    monkeypatch.setattr(libraries, "native_sources", lambda: None)
     result = CliRunner().invoke(app, ["build"])
     assert result.exit_code == 1
     assert "the native sources are not in this package; install it again" in result.output

@@ -12,8 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app
-from hvd_ext.install import checks, child, doctor, native, sources, versions
-from hvd_ext.install.checks import Finding, State
+from hvd_ext.build import child
+from hvd_ext.doctor import checks, machine
+from hvd_ext.doctor.checks import Finding, State
+from hvd_ext.engine import libraries as sources, versions
 
 TENSORFLOW = {"version": "2.21.0", "keras": "3.15.1", "backend": "tensorflow", "gpus": 0}
 WINDOW = versions.WINDOWS["keras"]
@@ -32,11 +34,11 @@ def fresh_answers():
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of libraries in which nothing is built."""
     monkeypatch.setattr(sources, "LIBRARIES", tmp_path)
-    monkeypatch.setattr(native, "read_record", lambda: read_record(tmp_path))
+    monkeypatch.setattr(sources, "read_record", lambda: read_record(tmp_path))
     return tmp_path
 
 
-read_record = native.read_record
+read_record = sources.read_record
 
 
 def says(monkeypatch: pytest.MonkeyPatch, **values: object) -> None:
@@ -168,7 +170,7 @@ FINDINGS = [
 
 
 def test_the_verdict_has_each_command_once_and_the_needed_ones_first():
-    lines = doctor.verdict(FINDINGS).splitlines()
+    lines = machine.verdict(FINDINGS).splitlines()
     assert lines == [
         "to mend, in this order:",
         "  mend it    (c, d)",
@@ -176,18 +178,18 @@ def test_the_verdict_has_each_command_once_and_the_needed_ones_first():
         "  bring b    (b)",
         "training does not work here yet",
     ]
-    assert doctor.verdict(FINDINGS[:2]).splitlines()[-1] == "training works here"
+    assert machine.verdict(FINDINGS[:2]).splitlines()[-1] == "training works here"
 
 
 def test_the_table_shows_what_was_seen_letter_by_letter():
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(doctor.as_table(FINDINGS))
+    console.print(machine.as_table(FINDINGS))
     assert "[red] broken" in console.export_text()
 
 
 @pytest.mark.parametrize(("findings", "status"), [(FINDINGS, 1), (FINDINGS[:2], 0)])
 def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findings, status):
-    monkeypatch.setattr(doctor, "examine", lambda: findings)
+    monkeypatch.setattr(machine, "examine", lambda: findings)
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == status
     assert [entry["part"] for entry in json.loads(result.stdout)] == [finding.part for finding in findings]
@@ -195,6 +197,6 @@ def test_the_command_ends_with_a_status_that_scripts_can_use(monkeypatch, findin
 
 @pytest.mark.slow
 def test_every_part_of_this_machine_is_examined_and_training_works_here():
-    findings = doctor.examine()
-    assert len(findings) == len(doctor.ORDER)
+    findings = machine.examine()
+    assert len(findings) == len(machine.ORDER)
     assert [(f.part, f.seen) for f in findings if f.state is State.WRONG] == []

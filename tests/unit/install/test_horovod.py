@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.install import horovod
-from hvd_ext.install.child import InstallError
+from hvd_ext.build import horovod
+from hvd_ext.build.child import InstallError
 
 LINES = 'list(APPEND TF_SOURCES "${PROJECT}/a.cc")\n  "${PROJECT}/xla_mpi_ops.cc")\nadd_library(tensorflow)\n'
 

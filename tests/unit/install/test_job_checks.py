@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hvd_ext.install import doctor, job_checks, job_facts, job_hosts
-from hvd_ext.install.checks import Finding, State
-from hvd_ext.install.job_checks import judge
-from hvd_ext.install.job_facts import Facts
-from hvd_ext.install.job_words import ranks
+from hvd_ext.doctor import job_checks, job_facts, job_hosts, machine
+from hvd_ext.doctor.checks import Finding, State
+from hvd_ext.doctor.job_checks import judge
+from hvd_ext.doctor.job_facts import Facts
+from hvd_ext.doctor.job_words import ranks
 
 OPEN_MPI = {"said": "Open MPI v4.1.8, package: Open MPI", "mapped": ["/venv/lib/libmpi.so.40"]}
 MPICH = {"said": "MPICH Version:      5.0.2", "mapped": ["/usr/lib/libmpi.so.12"]}
@@ -51,7 +51,7 @@ def of(findings: list[Finding], part: str) -> Finding:
 
 def test_a_healthy_job_is_well() -> None:
     findings = met(two())
-    assert doctor.can_train(findings)
+    assert machine.can_train(findings)
     assert {finding.state for finding in findings} == {State.OK}
     assert of(findings, job_checks.MEET).seen == "2 ranks on 2 hosts: h1: rank 0; h2: rank 1"
     assert "4 MiB over 2 ranks in 2 ms: 2,000 MiB a second" in of(findings, "allreduce").seen
@@ -79,7 +79,7 @@ def test_what_keeps_a_job_from_training_is_to_mend(part: str, answers: list[dict
     assert finding.state is State.WRONG
     assert words in finding.seen
     assert finding.mend
-    assert not doctor.can_train(findings)
+    assert not machine.can_train(findings)
 
 
 OPTIONAL = [
@@ -104,7 +104,7 @@ def test_what_only_costs_time_or_another_package_is_optional(
     finding = next(finding for finding in findings if finding.part == part and finding.state is not State.OK)
     assert finding.state is State.OPTIONAL
     assert words in finding.seen
-    assert doctor.can_train(findings)
+    assert machine.can_train(findings)
 
 
 def test_folders_may_differ_between_hosts() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.install import native, sources, versions
+from hvd_ext.build import native
+from hvd_ext.engine import libraries, versions
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,32 +82,32 @@ def test_a_compiler_named_by_the_user_comes_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "not json", "[1]"])
 def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, text):
-    (tmp_path / sources.RECORD).write_text(text)
-    assert native.read_record(tmp_path) == {}
-    assert native.read_record(tmp_path / "nothing") == {}
+    (tmp_path / libraries.RECORD).write_text(text)
+    assert libraries.read_record(tmp_path) == {}
+    assert libraries.read_record(tmp_path / "nothing") == {}
 
 
 def test_the_digest_of_the_sources_sees_every_change(tmp_path):
     (tmp_path / "a.cc").write_text("int a;")
     (tmp_path / "notes.md").write_text("x")
-    first = sources.sources_digest(tmp_path)
+    first = libraries.sources_digest(tmp_path)
     (tmp_path / "notes.md").write_text("y")
-    assert sources.sources_digest(tmp_path) == first
+    assert libraries.sources_digest(tmp_path) == first
     (tmp_path / "a.cc").write_text("int b;")
-    second = sources.sources_digest(tmp_path)
+    second = libraries.sources_digest(tmp_path)
     (tmp_path / "a.cc").rename(tmp_path / "b.cc")
-    assert len({first, second, sources.sources_digest(tmp_path)}) == 3
+    assert len({first, second, libraries.sources_digest(tmp_path)}) == 3
 
 
 def test_the_sources_of_the_tree_come_before_a_packed_copy(tmp_path):
     package = tmp_path / "hvd_ext"
     (package / "_native").mkdir(parents=True)
-    assert sources.native_sources(package) is None
+    assert libraries.native_sources(package) is None
     (package / "_native" / "CMakeLists.txt").write_text("")
-    assert sources.native_sources(package) == package / "_native"
+    assert libraries.native_sources(package) == package / "_native"
     (tmp_path / "tf_ops").mkdir()
     (tmp_path / "tf_ops" / "CMakeLists.txt").write_text("")
-    assert sources.native_sources(package) == tmp_path / "tf_ops"
+    assert libraries.native_sources(package) == tmp_path / "tf_ops"
 
 
 def test_a_build_passes_on_the_output_folder_and_leaves_a_record(tmp_path):
@@ -119,11 +120,11 @@ def test_a_build_passes_on_the_output_folder_and_leaves_a_record(tmp_path):
     )
     lines: list[str] = []
     record = native.build(toolchain(), tree, tmp_path / "lib", echo=lines.append)
-    assert native.read_record(tmp_path / "lib") == record
+    assert libraries.read_record(tmp_path / "lib") == record
     assert record["tensorflow"] == "2.21.0"
-    assert record["sources"] == sources.sources_digest(tree)
+    assert record["sources"] == libraries.sources_digest(tree)
     assert lines
-    assert json.loads((tmp_path / "lib" / sources.RECORD).read_text()) == record
+    assert json.loads((tmp_path / "lib" / libraries.RECORD).read_text()) == record
 
 
 def test_a_build_that_fails_says_what_cmake_said(tmp_path):
@@ -133,7 +134,7 @@ def test_a_build_that_fails_says_what_cmake_said(tmp_path):
     (tree / "CMakeLists.txt").write_text(text)
     with pytest.raises(native.InstallError, match="the sky is too low"):
         native.build(toolchain(), tree, tmp_path / "lib")
-    assert native.read_record(tmp_path / "lib") == {}
+    assert libraries.read_record(tmp_path / "lib") == {}
 
 
 def test_a_build_that_leaves_no_library_is_an_error(tmp_path):
@@ -145,7 +146,7 @@ def test_a_build_that_leaves_no_library_is_an_error(tmp_path):
 
 
 def test_what_setup_imports_needs_the_standard_library_only():
-    modules = "hvd_ext.install.native, hvd_ext.install.sources, hvd_ext.install.horovod, hvd_ext.install.versions"
+    modules = "hvd_ext.build.native, hvd_ext.engine.libraries, hvd_ext.build.horovod, hvd_ext.engine.versions"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {modules}; print(sorted(sys.modules))"
     child = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert child.returncode == 0, child.stderr

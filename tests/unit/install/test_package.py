@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hvd_ext.install import child, sources, versions
+from hvd_ext.build import child
+from hvd_ext.engine import libraries, versions
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ("hvd_ext", "tf_ops")
@@ -52,7 +53,7 @@ def test_a_source_archive_and_a_wheel_of_it_hold_what_they_must_and_nothing_else
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(next(tmp_path.glob("hvd_ext-*.tar.gz"))) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    native = {str(path.relative_to(ROOT)) for path in sources.source_files(ROOT / "tf_ops")}
+    native = {str(path.relative_to(ROOT)) for path in libraries.source_files(ROOT / "tf_ops")}
     python = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_ext").rglob("*.py")}
     assert {*native, *python, *FILES, "hvd_ext/py.typed"} <= packed
     assert [name for name in packed if name.endswith(".so")] == []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hvd_ext.engine import versions
+from hvd_ext.engine.versions import WINDOWS, check, numbers
 from hvd_ext.errors import InvalidError
-from hvd_ext.install import versions
-from hvd_ext.install.versions import WINDOWS, check, numbers
 
 ROOT = Path(__file__).resolve().parents[3]
 

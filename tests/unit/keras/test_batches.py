@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.keras.batches import is_batched
+from hvd_ext.data.batches import is_batched
 
 Data = tf.data.Dataset
 PAIRS = (np.zeros((8, 3), np.float32), np.zeros((8, 1), np.float32))

@@ -8,9 +8,9 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras.in_part import momentum_of
-from hvd_ext.tensorflow.in_part import Momentum
+from hvd_ext.keras.optimizers.topk import momentum_of
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.topk.in_part import Momentum
 
 CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, NotInitializedError
-from hvd_ext.keras.optimizer import Distributed, channels
+from hvd_ext.keras.optimizers.optimizer import Distributed, channels
 
 
 @keras.saving.register_keras_serializable(package="tests", name="Slow")

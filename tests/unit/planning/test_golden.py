@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hvd_ext.engine.native import load
 from hvd_ext.errors import NativeLibraryError
-from hvd_ext.native import load
 from hvd_ext.planning import ir
 from hvd_ext.planning.verify import verify_rows
 from tests.golden.make import FOLDER, describe, plans

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from hvd_ext import runtime
 from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning import ir, planner, registry, sparse_planner
 from hvd_ext.planning.cost import Sparsity

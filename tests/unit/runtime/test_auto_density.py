@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 from hvd_ext.compression import density
-from hvd_ext.tensorflow import auto_density, collectives
-from hvd_ext.tensorflow.auto_density import AutoDensity
+from hvd_ext.tensorflow.collectives import single
+from hvd_ext.tensorflow.topk import auto_density
+from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 
 WINDOW = 5
 # The norm does not change from the second window to the third, and changes much in the fifth.
@@ -24,7 +25,7 @@ SAVED = {"auto density", "auto norm", "auto sum", "auto steps"}
 def traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """One rank, short windows; whether the steps are traced."""
     monkeypatch.setattr(auto_density, "Auto", lambda: density.Auto(window_steps=WINDOW))
-    monkeypatch.setattr(collectives, "allreduce", lambda tensor, **_: tensor)
+    monkeypatch.setattr(single, "allreduce", lambda tensor, **_: tensor)
     return bool(request.param)
 
 

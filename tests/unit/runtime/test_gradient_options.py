@@ -6,9 +6,9 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, PlanError
-from hvd_ext.gradient_options import GradientOptions, groups_of
+from hvd_ext.job.process_sets import ProcessSet, global_process_set
 from hvd_ext.options import Compression, Options
-from hvd_ext.process_sets import ProcessSet, global_process_set
+from hvd_ext.options.gradients import GradientOptions, groups_of
 
 
 class NoneCompressor:

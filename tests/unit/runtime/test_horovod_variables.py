@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.horovod_variables import BUILD_PREFIXES, HEEDED, IGNORED, NOT_VARIABLES, REFUSED, heeded, unheeded
-from hvd_ext.launch import examine
+from hvd_ext.job.launch import examine
 from hvd_ext.options import HOROVOD_VARIABLES, SETTINGS, Options, from_environment
+from hvd_ext.options.environment import BUILD_PREFIXES, HEEDED, IGNORED, NOT_VARIABLES, REFUSED, heeded, unheeded
 
 NAMES = [row.name for row in HOROVOD_VARIABLES]
 

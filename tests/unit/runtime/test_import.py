@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import hvd_ext
-from hvd_ext import errors, native
+from hvd_ext import errors
+from hvd_ext.engine import native
 from hvd_ext.errors import NativeLibraryError
 
 # What is blocked raises ImportError when it is imported.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvd_ext.errors import CommunicationError, InvalidError
-from hvd_ext.launch import Launch, check_size, examine, warn_of_unheeded
-from hvd_ext.process import place_of
+from hvd_ext.job.launch import Launch, check_size, examine, warn_of_unheeded
+from hvd_ext.job.process import place_of
 
 
 @pytest.mark.parametrize(

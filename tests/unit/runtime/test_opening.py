@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import log, opening
+from hvd_ext.job import banner, log
 from hvd_ext.options import Options
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has nothing been said, by no rank."""
-    monkeypatch.setattr(opening, "_said", set())
+    monkeypatch.setattr(banner, "_said", set())
     monkeypatch.setattr(log, "_rank", {"words": ""})
 
 
@@ -47,31 +47,31 @@ def channel(choices: list[tuple[str, str]], nbytes: list[int], sparse: list[Any]
 
 
 def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
-    assert opening.job_line(["a", "a", "b"]) == f"version {hvd.__version__}, 3 ranks on 2 hosts: a (2), b (1)"
-    many = opening.job_line([f"h{number // 2}" for number in range(12)])
+    assert banner.job_line(["a", "a", "b"]) == f"version {hvd.__version__}, 3 ranks on 2 hosts: a (2), b (1)"
+    many = banner.job_line([f"h{number // 2}" for number in range(12)])
     assert many.endswith("12 ranks on 6 hosts: h0 (2), h1 (2), h2 (2), h3 (2) and 2 more")
 
 
 def test_the_optimizers_line_has_buckets_algorithms_the_reason_and_topk() -> None:
-    line = opening.optimizer_line(channel([("ring", "cheapest")], [4_000_000]), None)
+    line = banner.optimizer_line(channel([("ring", "cheapest")], [4_000_000]), None)
     assert line == "Adam: 1 bucket, 4 MB of gradients; algorithm ring: cheapest"
     two = [("tree", "it is small"), ("hitopk", "cheapest at 0.02"), ("hitopk", "cheapest at 0.02")]
     in_part, whole = SimpleNamespace(dense_above=0.3), SimpleNamespace(dense_above=0.0)
-    line = opening.optimizer_line(channel(two, [10, 500_000, 400_000], [None, in_part, whole]), hvd.TopK(0.02))
+    line = banner.optimizer_line(channel(two, [10, 500_000, 400_000], [None, in_part, whole]), hvd.TopK(0.02))
     assert line == (
         "Adam: 3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; "
         "TopK(density=0.02) in 1 bucket"
     )
-    assert opening.optimizer_line(channel([], []), None) == "Adam: no rank has a gradient to reduce"
+    assert banner.optimizer_line(channel([], []), None) == "Adam: no rank has a gradient to reduce"
 
 
 def test_the_first_of_several_ranks_says_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_rank(0, 2)
     for one in (job(rank=1), job(size=1), job(quiet=True)):
-        opening.say(one, "what runs")
+        banner.say(one, "what runs")
     assert capsys.readouterr().err == ""
-    opening.say(job(), "what runs")
-    opening.say(job(), "what runs")
+    banner.say(job(), "what runs")
+    banner.say(job(), "what runs")
     assert capsys.readouterr().err == "hvd_ext: [rank 0] what runs\n"
 
 
@@ -80,7 +80,7 @@ def test_a_programs_own_log_gets_the_line_in_its_place(
 ) -> None:
     log.set_rank(0, 2)
     with caplog.at_level(logging.INFO, "hvd_ext"):
-        opening.say(job(), "what runs")
+        banner.say(job(), "what runs")
     assert caplog.messages == ["[rank 0] what runs"]
     assert capsys.readouterr().err == ""
 

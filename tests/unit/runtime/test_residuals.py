@@ -11,7 +11,7 @@ import pytest
 from hvd_ext import state
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.buckets import TensorInfo, apart
-from hvd_ext.tensorflow import residuals
+from hvd_ext.tensorflow.topk import residuals
 
 SIZES = (10, 4, 7)
 

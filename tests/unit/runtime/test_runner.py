@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext import job, runner
+from hvd_ext import runner
 from hvd_ext.errors import HvdExtError, InvalidError, RankError
-from hvd_ext.job import JobError
-from hvd_ext.runner import ended, handover
+from hvd_ext.runner import ended, handover, launcher
 from hvd_ext.runner.handover import Files, Outcome, Shown
+from hvd_ext.runner.launcher import JobError
 
 
 @pytest.mark.parametrize("name", runner.REFUSED)
@@ -60,7 +60,7 @@ def test_a_rank_of_a_job_does_not_start_another(monkeypatch: pytest.MonkeyPatch)
 def test_without_mpirun_the_error_names_it_and_more_ranks_than_cores_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(job, "find", lambda program: None)
+    monkeypatch.setattr(launcher, "find", lambda program: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     with pytest.raises(JobError, match=r"mpirun: .*doctor"):
         hvd.run(print, np=2)
@@ -79,7 +79,7 @@ def test_arguments_of_the_launch_reach_mpirun(tmp_path: Path) -> None:
     assert words[words.index("btl_tcp_if_include") + 1] == words[words.index("oob_tcp_if_include") + 1] == "eth0,eth1"
     assert words[words.index("x") - 1 : words.index("x") + 2] == ["--mca", "x", "y z"]
     sent = {word for flag, word in itertools.pairwise(words) if flag == "-x"}
-    assert sent == {"HVD_EXT_QUIET", "PYTHONPATH", job.MARK}
+    assert sent == {"HVD_EXT_QUIET", "PYTHONPATH", launcher.MARK}
     assert runner._options(None, None, None, None, None, None)({"PATH": "p"}) == []
 
 

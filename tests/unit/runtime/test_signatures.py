@@ -15,10 +15,11 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext import options
 from hvd_ext.compression import selectors
-from hvd_ext.gradient_options import GradientOptions
-from hvd_ext.keras import optimizer, partial, saving
+from hvd_ext.keras.checkpoint import load_model
+from hvd_ext.keras.optimizers import optimizer, partial
+from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import registry
-from hvd_ext.tensorflow import tape
+from hvd_ext.tensorflow.gradients import tape
 
 # Of Horovod 0.28.1: name -> parameters in order. Those of horovod.tensorflow, and of its module functions.
 HOROVOD = {
@@ -59,7 +60,7 @@ FACES = {
     "PartialDistributedOptimizer": (partial, lambda: [keras.optimizers.SGD()]),
     "DistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
     "PartialDistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
-    "load_model": (saving, lambda: ["model.keras"]),
+    "load_model": (load_model, lambda: ["model.keras"]),
 }
 # What a tape cannot do, and refuses in words.
 NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "check_every"}

@@ -10,8 +10,8 @@ import hvd_ext as hvd
 from hvd_ext.compression import density
 from hvd_ext.compression.topk import from_text
 from hvd_ext.errors import InvalidError
-from hvd_ext.gradient_options import GradientOptions
 from hvd_ext.options import Compression, Options
+from hvd_ext.options.gradients import GradientOptions
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvd_ext.trace.clock import Clock, Stamps, estimate
+from hvd_ext.job.clock import Clock, Stamps, estimate
 
 
 def test_the_bounds_are_those_of_the_formula():

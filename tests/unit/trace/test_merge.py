@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 
 from hvd_ext.__main__ import app
 from hvd_ext.errors import InvalidError
-from hvd_ext.trace import merge, recording
+from hvd_ext.job import recording
+from hvd_ext.trace import merge
 from tests.unit.trace.files import RANK_0, RANK_1, document, put, span, submitted
 
 

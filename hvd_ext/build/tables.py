@@ -1,0 +1,136 @@
+"""The tables of the pages that come from the code; `python -m hvd_ext.build.tables` rewrites them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "demo.json"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Gives a Markdown table; bars inside cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def settings() -> str:
+    """Gives the table of environment variables, from `hvd_ext.options.SETTINGS`."""
+    from hvd_ext import options
+
+    rows = [[f"`{s.name}`", s.type.__name__, f"`{s.default}`", s.meaning] for s in options.SETTINGS]
+    return markdown(["Variable", "Type", "Default", "Meaning"], rows)
+
+
+def algorithms() -> str:
+    """Gives the table of algorithms, from the cards in the registry: those of whole buffers first."""
+    from hvd_ext.planning import registry
+
+    cards = [registry.card(name) for name in (*registry.names(), *registry.sparse_names())]
+    names = {card.name: f"`{card.name}`" + (" (with `TopK`)" if card.sparse else "") for card in cards}
+    rows = [[names[card.name], card.idea, card.rounds, card.bytes, card.limits, card.source] for card in cards]
+    return markdown(["Name", "Idea", "Rounds", "Bytes a rank sends", "Limits", "Source"], rows)
+
+
+def migration() -> str:
+    """Gives the table of Horovod's names and ours, from `hvd_ext.horovod`."""
+    from hvd_ext import horovod as names
+
+    return names.table()
+
+
+def pairs() -> str:
+    """Gives the table of options that work together, from `hvd_ext.options.compatibility`."""
+    from hvd_ext.options import compatibility as features
+
+    return features.table()
+
+
+def topology() -> str:
+    """Gives the table of a topology file's keys, from `hvd_ext.topology.read`."""
+    from hvd_ext.topology import read
+
+    rows = [[f"`{name}`", place, takes, meaning] for name, place, takes, meaning in read.table()]
+    return markdown(["Key", "Of", "Takes", "Meaning"], rows)
+
+
+def demo() -> str:
+    """Gives the table of the demo's trainings, and what it was measured on, from `benchmarks/results/demo.json`."""
+    result = json.loads(DEMO.read_text(encoding="utf-8"))
+    machine, versions = result["run"]["machine"], result["run"]["versions"]
+    first = result["rows"][0]
+    rows = []
+    for row in result["rows"]:
+        step, seconds = row["step_ms"], row["seconds_to_target"]
+        times = first["step_ms"]["median"] / step["median"]
+        rows.append(
+            [
+                row["name"],
+                f"{step['median']:.0f} ms ({step['low']:.0f} to {step['high']:.0f})",
+                f"{times:.1f}",
+                "never" if seconds is None else f"{seconds:.1f} s",
+                f"{row['accuracy']:.1%}",
+            ]
+        )
+    head = ["Training with", "A step, median (middle half)", f"Steps per second, {first['name']} = 1"]
+    head += [f"{result['target']:.0%} of the test digits right after", "Right at the end"]
+    load = f"{machine['cores']} cores, load before {machine['load_before']}"
+    packages = ("horovod", "tensorflow-cpu", "tensorflow", "keras")
+    named = [f"{name} {versions[name]}" for name in packages if name in versions]
+    measured = (
+        f"A convolutional network of {result['parameters'] / 1e6:.1f} million parameters on {result['place']}, all "
+        f"rehearsed on one machine ({machine['processor']}, {load}). {', '.join(named)}. {result['run']['date']}. "
+        "The first step, in which TensorFlow traces, is not counted."
+    )
+    return f"{markdown(head, rows)}\n\n{measured}"
+
+
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"demo": demo},
+    "docs/algorithms.md": {"algorithms": algorithms},
+    "docs/settings.md": {"settings": settings},
+    "docs/migration.md": {"migration": migration, "pairs": pairs},
+    "docs/topology.md": {"topology": topology},
+}
+
+
+def rewritten(text: str, page: str) -> str:
+    """Puts today's tables between the marks `<!-- name -->` and `<!-- /name -->` of a page.
+
+    Args:
+        text: the page.
+        page: its path in the repository, a key of `PAGES`.
+
+    Returns:
+        The page with fresh tables.
+
+    Raises:
+        ValueError: the page lacks the marks of a table, or has them twice.
+    """
+    for name, table in PAGES[page].items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        parts = pattern.findall(text)
+        if len(parts) != 1:
+            raise ValueError(
+                f"{page}: the marks <!-- {name} --> and <!-- /{name} --> must be there once, seen {len(parts)}"
+            )
+        begin, end = parts[0]
+        body = f"{begin}{table()}\n{end}"
+        text = pattern.sub(lambda _, body=body: body, text)
+    return text
+
+
+def main() -> None:
+    """Rewrites the tables of the pages in the current folder."""
+    for name in PAGES:
+        page = Path(name)
+        if not page.is_file():
+            sys.exit(f"{page.absolute()}: no such file; run this in the root of the source tree")
+        page.write_text(rewritten(page.read_text(encoding="utf-8"), name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

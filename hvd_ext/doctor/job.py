@@ -1,0 +1,159 @@
+"""The doctor under a launcher: every rank looks at itself, they meet, and rank 0 reports; it ends in a limited time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from hvd_ext.build.child import MARK
+from hvd_ext.doctor import job_checks, job_facts
+from hvd_ext.doctor.checks import Finding
+from hvd_ext.doctor.job_facts import Facts
+from hvd_ext.job import launch
+
+LIMIT_S = 120.0  # ranks of a busy machine need tens of seconds to import TensorFlow
+CHECKS_S = 120.0  # the other ranks of a host wait meanwhile for the one that imports TensorFlow
+GRACE_S = 15.0  # behind the limit: the meeting ends by itself, and says more than its end by force
+WIDTH = 110
+LINGER_S = 20.0  # a rank that ends badly ends the job: rank 0 gets so long to report
+
+
+class Ended(Exception):
+    """The launcher ends the job while a rank is still at work."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a rank does at the end.
+
+    Attributes:
+        findings: the report; None where another rank gives it.
+        aside: one line for stderr, or nothing.
+        linger_s: seconds to wait before the process ends.
+        last: what to say after that.
+    """
+
+    findings: list[Finding] | None
+    aside: str = ""
+    linger_s: float = 0.0
+    last: str = ""
+
+
+def under_launcher(environ: Mapping[str, str]) -> bool:
+    """Tell whether a launcher has started this process, also one that `init` refuses."""
+    try:
+        return launch.examine(environ).mpi
+    except ValueError:
+        return True
+
+
+def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
+    """Look at this rank, meet the others, and say what comes of it; all ranks of the job call it.
+
+    Args:
+        environ: the environment.
+        limit_s: the ranks have so many seconds to come.
+
+    Returns:
+        What this rank does at its end.
+    """
+    known = job_facts.of_launcher(environ)
+    speaks = known.rank in (0, None) and known.place in (0, None)
+    facts: Facts = known
+    met: dict[str, Any] = {}
+    before = signal.signal(signal.SIGTERM, _ended)
+    of_host = known.place in (0, None)
+    try:
+        facts = job_facts.collect(environ, of_host=of_host)
+        if facts.refused:
+            met = {"error": facts.refused}
+        else:
+            met = _meeting(facts, environ, limit_s if of_host else limit_s + CHECKS_S)
+    except Ended:
+        met = {"error": "the launcher ended the job before the ranks met", "cut_off": True}
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if "answers" in met:
+        return Report(job_checks.judge(met) if met["rank"] == 0 else None)
+    if speaks:
+        return Report(job_checks.judge({**met, "answers": [{**dataclasses.asdict(facts), "mpi": met.get("mpi", {})}]}))
+    linger_s = LINGER_S if met.get("cut_off") else 0.0
+    last = f"rank {facts.rank} of host {facts.host}: {met['error']}"
+    if known.place == 0:
+        where = ", ".join(f"{name} {address}" for name, address in facts.networks) or "none"
+        return Report(
+            None, f"hvd_ext doctor: host {facts.host} (rank {facts.rank}): interfaces: {where}", linger_s, last
+        )
+    return Report(None, linger_s=linger_s, last=last)
+
+
+def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
+    given = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        # MPICH's and SLURM's launchers talk to a rank through a descriptor that it inherits
+        child = subprocess.Popen(
+            [sys.executable, "-m", "hvd_ext.doctor.job_meeting"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            env={**environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            close_fds=False,
+        )
+        try:
+            said, _ = child.communicate(given, timeout=limit_s + GRACE_S)
+        except (subprocess.TimeoutExpired, Ended):
+            said = ""  # what MPI had to say is in the file
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+        errors.seek(0)
+        words = [line.strip() for line in errors.read().splitlines() if line.strip(" -")]
+    for line in reversed(said.splitlines()):
+        if line.startswith(MARK):
+            met: dict[str, Any] = json.loads(line[len(MARK) :])
+            return met
+    ours = [word for word in words if word.startswith(job_checks.OURS)]
+    return {"error": job_checks.end_of_meeting(ours or words, child.returncode, limit_s), "cut_off": True}
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    raise Ended
+
+
+def output(report: Report) -> None:
+    """Say what a rank says aside, and wait where its end would cut off the report.
+
+    Args:
+        report: from `examine`.
+    """
+    if report.aside:
+        print(report.aside, file=sys.stderr, flush=True)
+    if report.linger_s:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(report.linger_s)
+        # rank 0's end would have ended this process
+        print(f"hvd_ext doctor: {report.last}; rank 0 has not reported", file=sys.stderr, flush=True)
+
+
+def console_width(environ: Mapping[str, str]) -> int:
+    """Give the width of the report: what launchers put in place of the terminal knows nothing of its width.
+
+    Args:
+        environ: the environment.
+
+    Returns:
+        Columns.
+    """
+    text = environ.get("COLUMNS", "")
+    return int(text) if text.isdigit() else WIDTH

@@ -1,0 +1,269 @@
+"""What a rank of a job says of itself to the doctor, before MPI starts: read from the environment and the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import ipaddress
+import os
+import platform
+import re
+import resource
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import hvd_ext
+from hvd_ext.build import child
+from hvd_ext.doctor import checks
+from hvd_ext.engine import libraries
+from hvd_ext.job import launch
+from hvd_ext.options import environment
+
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "HOROVOD_RANK")
+PLACES = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+    "HOROVOD_LOCAL_RANK",
+)
+# begins of the names of launchers and their daemons, and the program beside them that says its version
+LAUNCHERS = {
+    "mpirun": "mpirun",
+    "orterun": "mpirun",  # Open MPI's mpirun may be a link to it
+    "orted": "mpirun",
+    "prterun": "prterun",
+    "prted": "prterun",
+    "mpiexec": "mpiexec",
+    "hydra_pmi_proxy": "mpiexec",
+    "srun": "srun",
+    "slurmstepd": "srun",
+}
+OF_LAUNCHERS = ("OMPI_COMM", "OMPI_MCA", "PMIX_", "PMI_", "SLURM_")
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tf-nightly-cpu", "tensorflow-rocm")
+MPI_LIBRARY = re.compile(r"/lib(?:p?mpi|mpich|mpi_cxx|mpicxx)(?:-\w+)?\.so[.\d]*$")
+CHOICE = "OMPI_MCA_btl_tcp_if"
+# libmpi.so.40 is Open MPI's, libmpi.so.12 that of MPICH and of those that share its ABI
+NEEDED = re.compile(rb"\0(libmpi(?:ch)?(?:-\w+)?\.so\.\d+)\0")
+
+
+@dataclasses.dataclass
+class Facts:
+    """What one rank says; JSON can hold all of it.
+
+    Attributes:
+        rank: its number as the launcher says, or None.
+        place: its place on the host as the launcher says, or None.
+        host: its host's name.
+        launcher: in words, and the variable it is known by.
+        refused: why `init` refuses the launcher; empty where it does not.
+        size: the number of ranks as the launcher says, or None.
+        mpirun: the program that started the rank, with its version; empty where it is not among the ancestors.
+        python: version and path of the interpreter.
+        hvd_ext: version of the package, its folder, and the sources its library was built from.
+        tensorflow: version and folder of the installed TensorFlow.
+        keras: version.
+        horovod: version of the Horovod beside us, or nothing.
+        networks: pairs (interface, address with prefix) that are up and lead out of the host.
+        tcp: Open MPI's choice of interfaces, as in {"btl_tcp_if_include": "eth0"}.
+        cores: processors of the host that the rank may use, and all there are.
+        shm: free and all bytes of /dev/shm, or nothing.
+        memlock: bytes that may be locked, -1 without a limit, or None where no fabric needs it.
+        visible: CUDA_VISIBLE_DEVICES, or None.
+        gpus: the GPUs that TensorFlow lists; None where this rank was not asked.
+        variables: Horovod's variables without an effect, as pairs (NAME=text, why).
+        heeded: Horovod's variables that have one.
+        peers: MPI libraries that mpi4py and Horovod bring, as {"mpi4py": "libmpi.so.40"}.
+        findings: what the checks of the machine say of its host (part, state, seen, mend); one rank of a host asks.
+    """
+
+    rank: int | None
+    place: int | None
+    host: str
+    launcher: str
+    refused: str
+    size: int | None
+    mpirun: str = ""
+    python: str = ""
+    hvd_ext: str = ""
+    tensorflow: str = ""
+    keras: str = ""
+    horovod: str = ""
+    networks: list[list[str]] = dataclasses.field(default_factory=list)
+    tcp: dict[str, str] = dataclasses.field(default_factory=dict)
+    cores: list[int] = dataclasses.field(default_factory=list)
+    shm: list[int] = dataclasses.field(default_factory=list)
+    memlock: int | None = None
+    visible: str | None = None
+    gpus: int | None = None
+    variables: list[list[str]] = dataclasses.field(default_factory=list)
+    heeded: list[str] = dataclasses.field(default_factory=list)
+    peers: dict[str, str] = dataclasses.field(default_factory=dict)
+    findings: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+
+def of_launcher(environ: Mapping[str, str]) -> Facts:
+    """Say what the launcher has told this rank; needs nothing but the environment.
+
+    Args:
+        environ: the environment.
+
+    Returns:
+        The facts, most of them empty.
+    """
+    refused, by, size = "", "", None
+    try:
+        seen = launch.examine(environ)
+        by, size = seen.by, seen.size
+    except ValueError as error:
+        refused = str(error)
+        by = "horovodrun"
+    return Facts(_number(environ, RANKS), _number(environ, PLACES), platform.node(), by, refused, size)
+
+
+def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
+    """Say everything of this rank.
+
+    Args:
+        environ: the environment.
+        of_host: this rank makes the checks of its host too; they import TensorFlow in a child.
+
+    Returns:
+        The facts.
+    """
+    facts = of_launcher(environ)
+    facts.mpirun = started_by([_program(process) for process in psutil.Process().parents()])
+    facts.python = f"{platform.python_version()} at {sys.executable}"
+    built_of = libraries.read_record().get("sources", "")[:12]
+    facts.hvd_ext = f"{hvd_ext.__version__} at {libraries.PACKAGE}, built of {built_of}"
+    facts.tensorflow, facts.keras, facts.horovod = _tensorflow(), _version("keras"), _version("horovod")
+    facts.networks = networks(psutil.net_if_addrs(), {name for name, one in psutil.net_if_stats().items() if one.isup})
+    facts.tcp = {name.removeprefix("OMPI_MCA_"): text for name, text in environ.items() if name.startswith(CHOICE)}
+    facts.cores = [len(os.sched_getaffinity(0)), os.cpu_count() or 1]
+    if Path("/dev/shm").is_dir():
+        space = os.statvfs("/dev/shm")
+        facts.shm = [space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize]
+    if any(Path("/sys/class/infiniband").glob("*")):
+        facts.memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    facts.visible = environ.get("CUDA_VISIBLE_DEVICES")
+    facts.variables = [list(pair) for pair in environment.unheeded(environ)]
+    facts.heeded = environment.heeded(environ)
+    if of_host:
+        facts.peers = _peers()
+        found = [check() for check in (checks.python, checks.tensorflow, checks.keras, checks.native_library)]
+        found.append(checks.native_match())
+        facts.findings = [{**dataclasses.asdict(finding), "state": finding.state.value} for finding in found]
+        facts.gpus = checks.tensorflow_answer().values.get("gpus")
+    return facts
+
+
+def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[list[str]]:
+    """List the networks that lead out of a host.
+
+    Args:
+        addresses: from `psutil.net_if_addrs`.
+        up: names of the interfaces that are up.
+
+    Returns:
+        Pairs (interface, "address/prefix") of IPv4, without the loopback.
+    """
+    found = []
+    for name, entries in sorted(addresses.items()):
+        for entry in entries:
+            if entry.family != socket.AF_INET or name not in up or not entry.netmask:
+                continue
+            address = ipaddress.ip_interface(f"{entry.address}/{entry.netmask}")
+            if not address.is_loopback:
+                found.append([name, str(address)])
+    return found
+
+
+def started_by(programs: Iterable[str]) -> str:
+    """Name the launcher among the ancestors of a rank.
+
+    Args:
+        programs: paths of the ancestors' programs, the nearest first.
+
+    Returns:
+        Its path and what it says of its version, or nothing.
+    """
+    starter = ""
+    for program in programs:  # the outermost one counts: mpiexec above its proxy
+        path = Path(program)
+        for begin, name in LAUNCHERS.items():
+            if path.name.startswith(begin):
+                beside = path.with_name(name)
+                starter = str(beside) if beside.exists() else name
+    if not starter:
+        return ""
+    # a launcher that is asked from inside its own job must not take itself for a rank of it
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+    said = child.version_line([starter, "--version"], clean, timeout_s=20)
+    return f"{checks.flavour(said) or said or 'of unknown version'}: {starter}"
+
+
+def mapped(maps: str) -> list[str]:
+    """List the MPI libraries in a process's memory.
+
+    Args:
+        maps: the text of /proc/PID/maps.
+
+    Returns:
+        Their paths, each once.
+    """
+    paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6)
+    return sorted({path for path in paths if MPI_LIBRARY.search(path)})
+
+
+def family(soname: str) -> str:
+    """Say whose MPI library it is, by its number: "Open MPI", "MPICH", or nothing."""
+    found = re.search(r"\.so\.(\d+)", soname)
+    return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(found[1] if found else "", "")
+
+
+def _peers() -> dict[str, str]:
+    found = {}
+    answer = child.ask(sys.executable, checks.MPI4PY)
+    if not answer.error:
+        found["mpi4py"] = checks.flavour(str(answer.values["mpi"]))
+    spec = importlib.util.find_spec("horovod")
+    folders = spec.submodule_search_locations or [] if spec is not None else []
+    for library in (path for folder in folders for path in Path(folder, "tensorflow").glob("mpi_lib*.so")):
+        needed = NEEDED.search(library.read_bytes())
+        if needed:
+            found["Horovod"] = needed[1].decode()
+    return found
+
+
+def _tensorflow() -> str:
+    for name in TENSORFLOWS:
+        version = _version(name)
+        if version:
+            spec = importlib.util.find_spec("tensorflow")
+            folder = Path(spec.origin).parent if spec is not None and spec.origin else "an unknown place"
+            return f"{version} at {folder}"
+    return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _program(process: psutil.Process) -> str:
+    try:
+        return process.exe() or process.name()
+    except psutil.Error:
+        return ""
+
+
+def _number(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)

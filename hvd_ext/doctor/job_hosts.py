@@ -1,0 +1,144 @@
+"""The doctor's verdicts on the hosts of a job: pure functions of what ranks say of networks, cores, GPUs, memory."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hvd_ext.doctor.checks import Finding, State
+from hvd_ext.doctor.job_words import Answers, by_value
+
+MIB = 1 << 20
+# What Open MPI keeps there for each rank of a host, with its default sizes (btl vader), and some room.
+SHM_RANK_NBYTES = 16 * MIB
+UNBOUND = "mpirun --bind-to none"
+
+
+def machines(answers: Answers) -> list[Finding]:
+    """What is wrong with a machine, said by one rank of each host."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for answer in answers:
+        for finding in answer["findings"]:
+            if finding["state"] != State.OK.value:
+                key = (finding["part"], finding["state"], finding["seen"], finding["mend"])
+                found.setdefault(key, []).append(answer["host"])
+    return [
+        Finding(part, State(state), f"{seen} (host {', '.join(sorted(set(hosts)))})", mend)
+        for (part, state, seen, mend), hosts in found.items()
+    ]
+
+
+def network(answers: Answers, met: bool) -> Finding:
+    """The hosts have a network in common, and Open MPI may use it."""
+    part = "network"
+    hosts = {answer["host"]: answer for answer in answers}
+    named = {f"{name}={text}" for answer in answers for name, text in answer["tcp"].items()}
+    chosen = f"; {', '.join(sorted(named))}" if named else ""
+    own = "; ".join(f"{host}: {_listed(answer['networks'])}" for host, answer in hosts.items())
+    if len(hosts) == 1:
+        seen = own if met else f"{own}; the other hosts have said nothing{chosen}"
+        return Finding(part, State.OK, f"one host, {seen}" if met else seen)
+    common = _common([answer["networks"] for answer in hosts.values()])
+    usable = [name for name in common if _allowed(name, hosts.values())]
+    if usable:
+        return Finding(part, State.OK, f"in common: {', '.join(usable)}{chosen}")
+    if common:
+        seen = f"{', '.join(common)} is common to all hosts, and Open MPI was told not to use it{chosen}"
+        mend = f"mpirun --mca btl_tcp_if_include {common[0]}"
+    else:
+        seen = f"the hosts have no network in common: {own}{chosen}"
+        mend = "mpirun --mca btl_tcp_if_include with the networks between which the hosts have a route"
+    if met:
+        return Finding(part, State.OPTIONAL, f"{seen}; the ranks met nevertheless, through a route", "")
+    return Finding(part, State.WRONG, seen, mend)
+
+
+def cores(answers: Answers) -> Finding:
+    """The ranks of a host have cores to run on."""
+    words, state, mend = [], State.OK, ""
+    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
+        answer = next(one for one in answers if one["host"] == host)
+        if not answer["cores"]:
+            continue
+        usable, there = answer["cores"]
+        words.append(f"{host}: {len(numbers)} rank{'s' * (len(numbers) > 1)}, {there} cores")
+        if len(numbers) > there:
+            state = State.OPTIONAL
+            words[-1] += ": the ranks take turns"
+            mend = mend or "fewer ranks on a host; a measurement of speed says nothing here"
+        elif usable < there and usable < there // len(numbers):
+            state, mend = State.OPTIONAL, UNBOUND
+            words[-1] += f", and each rank is bound to {usable}: TensorFlow's threads share them"
+    return Finding("cores", state, "; ".join(words) or "unknown", mend)
+
+
+def gpus(answers: Answers) -> list[Finding]:
+    """Each rank of a host has a GPU of its own, where there are any."""
+    findings = []
+    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
+        own = [answer for answer in answers if answer["host"] == host]
+        seen = next((answer["gpus"] for answer in own if answer["gpus"]), 0)
+        visible = [answer["visible"] for answer in own]
+        apart = seen == 1 and None not in visible and len(set(visible)) == len(own)
+        if not seen or apart:
+            continue
+        words = f"host {host}: {seen} for {len(numbers)} ranks"
+        if seen < len(numbers):
+            mend = f"{seen} ranks on each host (mpirun --map-by ppr:{seen}:node), or CUDA_VISIBLE_DEVICES=-1"
+            findings.append(Finding("GPUs", State.WRONG, f"{words}: a rank per GPU is missing one", mend))
+        elif seen > len(numbers):
+            findings.append(
+                Finding("GPUs", State.OPTIONAL, f"{words}: {seen - len(numbers)} idle", "a rank for each GPU")
+            )
+        else:
+            findings.append(Finding("GPUs", State.OK, f"{words}; hvd_ext.pin_gpu() gives each rank its own"))
+    return findings
+
+
+def memory(answers: Answers) -> list[Finding]:
+    """Shared memory between the ranks of a host, and memory that a fabric may lock."""
+    findings = []
+    for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
+        answer = next(one for one in answers if one["host"] == host)
+        need = SHM_RANK_NBYTES * len(numbers)
+        if len(numbers) > 1 and answer["shm"] and answer["shm"][0] < need:
+            free, there = (nbytes // MIB for nbytes in answer["shm"])
+            seen = f"/dev/shm of host {host} has {free} MiB free of {there} MiB, MPI may want {need // MIB} MiB"
+            findings.append(Finding("shared memory", State.OPTIONAL, seen, "docker run --shm-size=1g, or the like"))
+        if answer["memlock"] is not None and 0 <= answer["memlock"] < 1024 * MIB:
+            seen = f"host {host} has an RDMA fabric, and a process may lock {answer['memlock'] // 1024} KiB only"
+            mend = "ulimit -l unlimited, where the daemon of the launcher starts"
+            findings.append(Finding("locked memory", State.OPTIONAL, seen, mend))
+    return findings
+
+
+def _listed(networks: Sequence[Sequence[str]]) -> str:
+    return ", ".join(f"{name} {address}" for name, address in networks) or "no interface but the loopback"
+
+
+def _common(hosts: Sequence[Sequence[Sequence[str]]]) -> list[str]:
+    """The networks that all hosts are in, each with an address of its own: docker0 is in every host, and joins none."""
+    found: dict[str, list[str]] = {}
+    for networks in hosts:
+        for _, address in networks:
+            interface = ipaddress.ip_interface(address)
+            found.setdefault(str(interface.network), []).append(str(interface.ip))
+    return [name for name, own in found.items() if len(set(own)) == len(own) == len(hosts)]
+
+
+def _allowed(network: str, hosts: Iterable[Mapping[str, Any]]) -> bool:
+    return all(_allowed_on(network, answer) for answer in hosts)
+
+
+def _allowed_on(network: str, answer: Mapping[str, Any]) -> bool:
+    net = ipaddress.ip_network(network)
+    names = {name for name, address in answer["networks"] if ipaddress.ip_interface(address).network == net}
+
+    def meant(text: str) -> bool:
+        entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+        wide = [ipaddress.ip_network(entry, strict=False) for entry in entries if "/" in entry]
+        return bool(names & set(entries)) or any(net.overlaps(other) for other in wide)
+
+    include, exclude = (answer["tcp"].get(f"btl_tcp_if_{which}", "") for which in ("include", "exclude"))
+    return meant(include) if include else not (exclude and meant(exclude))

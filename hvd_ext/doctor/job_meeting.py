@@ -1,0 +1,95 @@
+"""The part of the doctor that starts MPI, in a process of its own: `python -m hvd_ext.doctor.job_meeting`.
+
+MPI may hang, crash, or end the process it runs in; the rank that has started this one stays and tells what it saw.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_ext import options
+from hvd_ext.build.child import MARK
+from hvd_ext.doctor.job_facts import mapped
+from hvd_ext.engine import libraries
+from hvd_ext.engine.specs import BucketSpec, TensorSpec
+from hvd_ext.errors import HvdExtError
+from hvd_ext.job import consensus, process, runtime
+
+ELEMENTS = 1 << 20  # 4 MiB of float32: long enough that the time is that of the network, short enough for slow ones
+TIMES = 5
+
+
+def mpi_library() -> dict[str, Any]:
+    """Say which MPI is in this process's memory.
+
+    Returns:
+        "said": the version in the words of the MPI that the engine uses; "mapped": the paths of all MPI libraries.
+    """
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
+    ctypes.CDLL(str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)).MPI_Get_library_version(text, ctypes.byref(length))
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return {"said": text.value.decode(errors="replace"), "mapped": mapped(maps)}
+
+
+def timed_allreduce() -> dict[str, Any]:
+    """Sum over the ranks, check every element, and take the time of the fastest turn.
+
+    Returns:
+        "nbytes" of the buffer, "seconds", "algorithm", and "wrong": the number of wrong elements.
+    """
+    job = runtime.current()
+    prepared = job.allreduce(4 * ELEMENTS)
+    bucket = BucketSpec("float32", options.Sum, prepared.plan, prepared.segment_nbytes, (0,))
+    channel = job.engine.open_channel("doctor", [TensorSpec("doctor", ELEMENTS, "float32")], [bucket])
+    pattern = np.arange(ELEMENTS, dtype=np.float32) % 251
+    size, seconds, wrong = job.engine.size, [], 0
+    for _ in range(TIMES):
+        mine, result = [pattern + job.engine.rank], [np.empty_like(pattern)]
+        begin_s = time.monotonic()
+        job.engine.reduce(channel, mine, result)
+        seconds.append(time.monotonic() - begin_s)
+        wrong += int(np.count_nonzero(result[0] != size * pattern + size * (size - 1) / 2))
+    job.engine.close_channel(channel)
+    return {"nbytes": 4 * ELEMENTS, "seconds": min(seconds), "algorithm": prepared.algorithm, "wrong": wrong}
+
+
+def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """Start MPI with the other ranks, hear what they say of themselves, and sum with them.
+
+    Args:
+        facts: of this rank.
+        limit_s: the ranks have so many seconds to come, and for each step.
+
+    Returns:
+        "mpi" of this rank; "answers", the ranks' facts with their "mpi", and "allreduce" where they met; else "error".
+    """
+    met: dict[str, Any] = {}
+    try:
+        met["mpi"] = mpi_library()
+        process.init(options.Options(stall_warn_s=0, stall_fatal_s=limit_s))
+        job = runtime.current()
+        met["answers"] = consensus.exchange(job.engine, "doctor", lambda: {**facts, "mpi": met["mpi"]})
+        met["rank"] = job.engine.rank
+        met["allreduce"] = timed_allreduce()
+        process.shutdown()
+    except (HvdExtError, OSError, AttributeError) as error:
+        met["error"] = f"{type(error).__name__}: {error}"
+    return met
+
+
+def main() -> None:
+    """Read the facts and the limit from stdin, meet, and print what came of it behind a mark."""
+    given = json.load(sys.stdin)
+    met = meet(given["facts"], given["limit_s"])
+    print(f"\n{MARK}{json.dumps(met)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

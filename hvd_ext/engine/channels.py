@@ -1,0 +1,254 @@
+"""An engine's channels: an optimizer's gradients, bucket by bucket and step by step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_ext.engine import native
+from hvd_ext.engine.native import call as _call
+from hvd_ext.engine.specs import DTYPES, BucketSpec, ChannelSpec, KeptShard, SparseBucket, SparseStatistics, TensorSpec
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+RESIDUAL, VELOCITY = 0, 1  # what a sparse bucket keeps
+
+
+class Channels:
+    """The part of `hvd_ext.engine.engine.Engine` that is about channels."""
+
+    generation: int
+    channels: dict[int, ChannelSpec]
+
+    def open_channel(
+        self,
+        name: str,
+        tensors: Sequence[TensorSpec],
+        buckets: Sequence[BucketSpec],
+        sparse: Sequence[SparseBucket | None] | None = None,
+    ) -> int:
+        """Open a channel; all ranks open their channels in the same order, with equal arguments.
+
+        Args:
+            name: for messages.
+            tensors: the channel's tensors.
+            buckets: every tensor is in exactly one.
+            sparse: for each bucket, what makes it a sparse one or None; None: none is.
+
+        Returns:
+            The channel's handle.
+
+        Raises:
+            InvalidError: a tensor in no bucket or in two, an unknown plan, and so on.
+        """
+        names = (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors])
+        handle = ctypes.c_int64()
+        _call(
+            "hvd_ext_channel_open",
+            self.generation,
+            name.encode(),
+            len(tensors),
+            names,
+            native.int64s([tensor.elements for tensor in tensors]),
+            len(buckets),
+            native.int64s([len(bucket.tensors) for bucket in buckets]),
+            native.int64s([tensor for bucket in buckets for tensor in bucket.tensors]),
+            native.int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
+            native.int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
+            native.int32s([int(bucket.op) for bucket in buckets]),
+            native.int64s([bucket.plan for bucket in buckets]),
+            native.int64s([bucket.segment_nbytes for bucket in buckets]),
+            None if sparse is None else _sparse_buckets(name, sparse, len(buckets)),
+            ctypes.byref(handle),
+        )
+        self.channels[1 + (handle.value & 0xFFFFFFFF)] = ChannelSpec(name, tuple(tensors), tuple(buckets))
+        return handle.value
+
+    def close_channel(self, channel: int) -> None:
+        """Close a channel; collects that still wait fail with `NotInitializedError`.
+
+        Args:
+            channel: from `open_channel`.
+
+        Raises:
+            InvalidError: there is no such channel.
+        """
+        _call("hvd_ext_channel_close", channel)
+
+    def begin_step(self, channel: int) -> None:
+        """Begin a step of a channel.
+
+        Args:
+            channel: from `open_channel`.
+
+        Raises:
+            InvalidError: the step before was left half-way; the message names the tensors that are missing.
+        """
+        _call("hvd_ext_channel_begin_step", channel)
+
+    def reduce(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> None:
+        """Do a whole step of a channel with NumPy arrays; waits for all ranks.
+
+        Where buckets are sparse it is the step that `begin_sparse_step` has begun, and `end_step` ends.
+
+        Args:
+            channel: from `open_channel`.
+            inputs: one array per tensor, contiguous, of its dtype and number of elements.
+            outputs: like `inputs`, for the results; may be the same arrays.
+
+        Raises:
+            InvalidError: an array that is not contiguous, or not as its tensor was declared.
+            CommunicationError: the step has failed on some rank.
+        """
+        spec = self.channels[1 + (channel & 0xFFFFFFFF)]
+        if not len(inputs) == len(outputs) == len(spec.tensors):
+            raise InvalidError(
+                f"reduce of {spec.name!r}: it takes {len(spec.tensors)} inputs and as many outputs, got {len(inputs)} "
+                f"and {len(outputs)}"
+            )
+        for tensor, *arrays in zip(spec.tensors, inputs, outputs, strict=True):
+            for array in arrays:
+                if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
+                    raise InvalidError(
+                        f"reduce of {spec.name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
+                        f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
+                    )
+        memories = ctypes.c_void_p * len(inputs)
+        _call(
+            "hvd_ext_channel_reduce",
+            channel,
+            len(inputs),
+            memories(*[array.ctypes.data for array in inputs]),
+            memories(*[array.ctypes.data for array in outputs]),
+            native.int64s([array.nbytes for array in inputs]),
+        )
+
+    def begin_sparse_step(self, channel: int, density: float) -> None:
+        """Begin a step of a channel with sparse buckets, in place of `begin_step`.
+
+        A step before it that was not ended is dropped.
+
+        Args:
+            channel: from `open_channel`.
+            density: in [0, 1], equal on all ranks: of the elements [b, e) of a bucket K(e) - K(b) are selected, with
+                K(x) = floor(density * x + 1/2).
+
+        Raises:
+            InvalidError: no bucket is sparse, or the step before was left half-way.
+        """
+        _call("hvd_ext_channel_begin_sparse_step", channel, density)
+
+    def end_step(self, channel: int, commit: bool) -> None:
+        """End the step that `begin_sparse_step` has begun.
+
+        Args:
+            channel: from `open_channel`.
+            commit: equal on all ranks. True, when all results are there: residuals and velocities become what the step
+                has made of them. False: nothing has happened to them.
+
+        Raises:
+            InvalidError: no such step is under way, or it is to be committed and some bucket has not ended well.
+        """
+        _call("hvd_ext_channel_end_step", channel, int(commit))
+
+    def state(self, channel: int, bucket: int) -> KeptShard:
+        """Say which elements of a sparse bucket this rank keeps something of.
+
+        Args:
+            channel: from `open_channel`.
+            bucket: its index.
+
+        Returns:
+            The first element in the bucket, how many, and whether there is a velocity.
+
+        Raises:
+            InvalidError: the bucket is not sparse, or there is none such.
+        """
+        values = (ctypes.c_int64 * 4)()
+        _call("hvd_ext_channel_state", channel, bucket, values)
+        return KeptShard(values[0], values[1], bool(values[2]))
+
+    def read_state(
+        self, channel: int, bucket: int, which: int = RESIDUAL, out: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Copy what this rank keeps of a sparse bucket, between two steps.
+
+        Args:
+            channel: from `open_channel`.
+            bucket: its index.
+            which: `RESIDUAL` or `VELOCITY`.
+            out: float32, contiguous, of the shard's size; None: a new array.
+
+        Returns:
+            `out`, or the new array: the shard's elements, in the units of the sums that are selected from.
+
+        Raises:
+            InvalidError: a step is under way, there is no velocity, or the array does not fit.
+        """
+        elements = self.state(channel, bucket).elements
+        array = np.empty(elements, np.float32) if out is None else out
+        _call("hvd_ext_channel_state_read", channel, bucket, which, _floats(array, elements))
+        return array
+
+    def write_state(self, channel: int, bucket: int, which: int, values: npt.NDArray[np.float32]) -> None:
+        """Set what this rank keeps of a sparse bucket, between two steps.
+
+        Args:
+            channel: from `open_channel`.
+            bucket: its index.
+            which: `RESIDUAL` or `VELOCITY`.
+            values: float32, contiguous, of the shard's size.
+
+        Raises:
+            InvalidError: as `read_state`.
+        """
+        pointer = _floats(values, self.state(channel, bucket).elements)
+        _call("hvd_ext_channel_state_write", channel, bucket, which, pointer)
+
+    def sparse_statistics(self, channel: int) -> SparseStatistics:
+        """Count what this rank has sent of a channel's sparse buckets.
+
+        Args:
+            channel: from `open_channel`.
+
+        Returns:
+            The counters since it was opened.
+        """
+        values = (ctypes.c_int64 * 6)()
+        _call("hvd_ext_channel_sparse_statistics", channel, values)
+        return SparseStatistics(*values)
+
+
+def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ctypes.c_float]:
+    if array.dtype != np.float32 or array.size != elements or not array.flags.c_contiguous:
+        raise InvalidError(
+            f"what a sparse bucket keeps: takes a contiguous array of {elements} elements of float32, got {array.size} "
+            f"of {array.dtype.name}"
+        )
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+
+def _sparse_buckets(name: str, sparse: Sequence[SparseBucket | None], buckets: int) -> ctypes.Array[native.Sparse]:
+    if len(sparse) != buckets:
+        raise InvalidError(
+            f"channel {name!r}: sparse must have an entry for each of the {buckets} buckets, it has {len(sparse)}"
+        )
+    array = (native.Sparse * buckets)()
+    for struct, bucket in zip(array, sparse, strict=True):
+        if bucket is None:
+            continue
+        struct.enabled = 1
+        struct.selector, struct.samplings, struct.seed = bucket.selector, bucket.samplings, bucket.seed
+        struct.threshold, struct.indices, struct.per_tensor = bucket.threshold, bucket.indices, bucket.per_tensor
+        struct.dense_plan, struct.dense_above = bucket.dense_plan, bucket.dense_above
+        struct.has_momentum, struct.momentum = bucket.momentum is not None, bucket.momentum or 0.0
+        struct.nesterov, struct.masks = bucket.nesterov, bucket.masks
+        struct.value_wire = -1 if bucket.value_wire is None else DTYPES[bucket.value_wire].code
+    return array

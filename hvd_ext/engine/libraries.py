@@ -1,0 +1,56 @@
+"""Where the native sources and libraries of this package are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+LIBRARIES = PACKAGE / "lib"
+ENGINE_LIBRARY = "libhvd_ext_engine.so"
+OPS_LIBRARY = "libhvd_ext_ops.so"
+RECORD = "build.json"
+SUFFIXES = (".txt", ".cmake", ".cc", ".h", ".def", ".map")
+
+
+def native_sources(package: Path = PACKAGE) -> Path | None:
+    """Finds the folder with the native CMakeLists.txt.
+
+    Args:
+        package: folder of the Python package.
+
+    Returns:
+        The source tree's `tf_ops`, or the copy that an installed package carries; None where neither is there.
+    """
+    for folder in (package.parent / "tf_ops", package / "_native"):
+        if (folder / "CMakeLists.txt").is_file():
+            return folder
+    return None
+
+
+def source_files(folder: Path) -> list[Path]:
+    """Lists the native sources in a folder, sorted by path."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in SUFFIXES)
+
+
+def sources_digest(folder: Path) -> str:
+    """Gives 16 hex digits that change whenever a native source changes."""
+    digest = hashlib.sha256()
+    for path in source_files(folder):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def read_record(libraries: Path = LIBRARIES) -> dict[str, str]:
+    """Reads what the last build wrote beside its libraries: tensorflow, mpi, compiler, sources. Empty if nothing."""
+    try:
+        record = json.loads((libraries / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in record.items()} if isinstance(record, dict) else {}
+
+
+def in_source_tree(package: Path = PACKAGE) -> bool:
+    """Tells whether the package runs from a checkout and not from site-packages."""
+    return (package.parent / "tf_ops" / "CMakeLists.txt").is_file() and (package.parent / "setup.py").is_file()

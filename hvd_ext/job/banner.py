@@ -1,0 +1,81 @@
+"""The lines in which a job of several ranks says what runs: one at its start, and one at an optimizer's first step."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import hvd_ext
+from hvd_ext.job import log
+from hvd_ext.job.log import logger
+
+if TYPE_CHECKING:
+    from hvd_ext.compression.topk import TopK
+    from hvd_ext.job.runtime import Runtime
+    from hvd_ext.tensorflow.gradients.channel import Channel
+
+MOST_HOSTS = 4
+_said: set[str] = set()  # by this process; init() after shutdown() says it no second time
+
+
+def job_line(hosts: Sequence[str]) -> str:
+    """Say which version runs where.
+
+    Args:
+        hosts: the host name of each rank.
+
+    Returns:
+        A line such as "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2)".
+    """
+    counts = Counter(hosts)
+    named = [f"{host} ({count})" for host, count in list(counts.items())[:MOST_HOSTS]]
+    more = f" and {len(counts) - MOST_HOSTS} more" if len(counts) > MOST_HOSTS else ""
+    return f"version {hvd_ext.__version__}, {_many(len(hosts), 'rank')} on {_many(len(counts), 'host')}: " + (
+        ", ".join(named) + more
+    )
+
+
+def optimizer_line(channel: Channel, topk: TopK | None) -> str:
+    """Say how the gradients of an optimizer travel, and why so.
+
+    Args:
+        channel: of its gradients.
+        topk: the options of what is sent in part; None for nothing.
+
+    Returns:
+        A line with the number of buckets, the algorithms, the reason of the largest bucket's, and TopK.
+    """
+    if not channel.buckets:
+        return f"{channel.name}: no rank has a gradient to reduce"
+    text = f"{channel.name}: {_many(len(channel.buckets), 'bucket')}, {sum(channel.nbytes) / 1e6:.3g} MB of gradients"
+    counts = Counter(choice.algorithm for choice in channel.choices if choice is not None)
+    if channel.chosen is not None:
+        names = [name if len(counts) == 1 else f"{name} ({count})" for name, count in counts.most_common()]
+        text += f"; algorithm {', '.join(names)}: {channel.chosen.why}"
+    if topk is not None:
+        part = sum(bucket is not None and bucket.dense_above > 0 for bucket in channel.sparse)
+        text += f"; TopK(density={topk.density!r}) in {_many(part, 'bucket')}"
+    return text
+
+
+def say(job: Runtime, line: str) -> None:
+    """Say a line once, on the first of several ranks and unless `Options.quiet` is set.
+
+    It goes to the log where that takes it, and to stderr where nobody has set up a log.
+
+    Args:
+        job: of the ranks that take part.
+        line: the words.
+    """
+    if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _said:
+        _said.add(line)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", line)
+        else:
+            log.write(log.line(line))
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}" + ("" if count == 1 else "s")

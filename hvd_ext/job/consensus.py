@@ -1,0 +1,150 @@
+"""What ranks must agree on, exchanged and compared; every rank comes to the same verdict in the same words.
+
+The comparing functions are pure: they take what all ranks sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext import errors
+from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+
+# what Keras appends to a name that the process has used before
+_NUMBER = re.compile(r"_\d+(?=_|:|$)")
+
+
+def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
+    """Send a value to all ranks and get everybody's; an error on one rank is raised on all, so that nobody waits.
+
+    Args:
+        engine: the running engine.
+        name: the exchange's name, for messages; the same on all ranks.
+        make: gives this rank's value, anything that JSON can hold.
+
+    Returns:
+        The values, by rank.
+
+    Raises:
+        HvdExtError: `make` raised it on some rank; of the same class on all ranks, in the words of the first such rank.
+            Another exception of `make` is raised as it is on its own rank, and as `HvdExtError` on the others.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    own: Exception | None = None
+    try:
+        message: dict[str, Any] = {"value": make()}
+    except Exception as error:  # whatever it is, the others must hear of it
+        own = error
+        message = {"error": type(error).__name__, "text": str(error)}
+    payload = json.dumps(message).encode()
+    answers = [json.loads(answer) for answer in engine.exchange(name, payload)]
+    failed = [(rank, answer) for rank, answer in enumerate(answers) if "error" in answer]
+    if not failed:
+        return [answer["value"] for answer in answers]
+    if own is not None and not isinstance(own, HvdExtError):
+        raise own
+    rank, answer = failed[0]
+    exception = getattr(errors, answer["error"], None)
+    if isinstance(exception, type) and issubclass(exception, HvdExtError):
+        raise exception(_with_rank(engine.ranks[rank], answer["text"], len(answers))) from own
+    raise HvdExtError(f"{name}: rank {engine.ranks[rank]} failed with {answer['error']}: {answer['text']}") from own
+
+
+def place_of_root(engine: Engine, root_rank: object) -> int:
+    """Find a root that a user gave among the ranks that take part.
+
+    Args:
+        engine: theirs.
+        root_rank: a rank of the job, also in a process set.
+
+    Returns:
+        Its place among them.
+
+    Raises:
+        InvalidError: it is not one of them.
+    """
+    if isinstance(root_rank, int) and not isinstance(root_rank, bool) and root_rank in engine.ranks:
+        return engine.ranks.index(root_rank)
+    words = f"a rank, 0 to {engine.size - 1}"
+    if engine.ranks != tuple(range(engine.size)):
+        words = f"one of the ranks {', '.join(map(str, engine.ranks))} of its process set"
+    raise InvalidError(f"root_rank ({root_rank!r}): must be {words}")
+
+
+def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> None:
+    """Check that all ranks have equal values under equal keys.
+
+    Args:
+        subject: begins the message.
+        values: one flat dictionary per rank.
+        ranks: the job's numbers of these ranks, where they are a process set's; None: 0, 1, ...
+
+    Raises:
+        MismatchError: naming the first key that differs, the first rank that differs from rank 0, and both values.
+    """
+    for rank, value in zip(_numbers(ranks, values), values, strict=True):
+        for key in [*values[0], *(key for key in value if key not in values[0])]:
+            if value.get(key) != values[0].get(key):
+                raise MismatchError(
+                    f"{subject}: {key} must be the same on all ranks; rank {rank} has {value.get(key)!r}, "
+                    f"rank {_numbers(ranks, values)[0]} has {values[0].get(key)!r}"
+                )
+
+
+def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks: Sequence[int] | None = None) -> None:
+    """Check that all ranks have the same tensors in the same order.
+
+    Names need not be equal to the letter: Keras numbers layers by what the process has made before, and a model that
+    one rank has loaded from a file lacks the model's name in front.
+
+    Args:
+        subject: begins the message.
+        lists: per rank the tensors as pairs (name, dtype and shape as text).
+        ranks: as of `check_same`.
+
+    Raises:
+        MismatchError: naming the first tensor that differs, the first rank that differs from rank 0, and both values.
+    """
+    first, rank_0 = lists[0], _numbers(ranks, lists)[0]
+    for rank, tensors in zip(_numbers(ranks, lists), lists, strict=True):
+        for index, ((name, text), (name_0, text_0)) in enumerate(zip(tensors, first, strict=False)):
+            if not _alike(name, name_0):
+                raise MismatchError(
+                    f"{subject}: tensor {index} must have the same name on all ranks; rank {rank} has {name!r} "
+                    f"({text}), rank {rank_0} has {name_0!r} ({text_0}); build the model in the same order on all ranks"
+                )
+            if text != text_0:
+                raise MismatchError(
+                    f"{subject}: tensor {index}, {name!r}, must have the same shape and dtype on all ranks; "
+                    f"rank {rank} has {text}, rank {rank_0} has {text_0}"
+                )
+        if len(tensors) != len(first):
+            longer = tensors if len(tensors) > len(first) else first
+            extra = longer[min(len(tensors), len(first))][0]
+            raise MismatchError(
+                f"{subject}: all ranks must have the same tensors; rank {rank} has {len(tensors)}, "
+                f"rank {rank_0} has {len(first)}; the first that only one of them has is {extra!r}"
+            )
+
+
+def _with_rank(rank: int, text: str, size: int) -> str:
+    return text if size == 1 else f"rank {rank}: {text}"
+
+
+def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int]:
+    return range(len(values)) if ranks is None else ranks
+
+
+def _alike(name: str, other: str) -> bool:
+    """Tell whether two names are of one layer and one variable of it, or of one slot, but for what Keras adds."""
+    parts, others = ([_NUMBER.sub("", part) for part in text.split("/")[-2:]] for text in (name, other))
+    return len(parts) == len(others) and all(
+        f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")
+        for part, same in zip(parts, others, strict=True)
+    )

@@ -1,0 +1,115 @@
+"""Who started this process: read from the environment, without MPI."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from hvd_ext.errors import CommunicationError, InvalidError
+from hvd_ext.options import environment
+
+logger = logging.getLogger("hvd_ext")
+_said: set[str] = set()  # what this process has been warned of
+
+# variable with the number of ranks -> who sets it
+_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "MPICH's mpiexec, or another one that speaks PMI",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH2's mpirun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+# variables that say that a launcher of MPI jobs is there, but not how many ranks
+_MARKS = ("PMIX_RANK", "PMI_RANK", "PMI_FD")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How this process was started.
+
+    Args:
+        mpi: by a launcher of MPI jobs.
+        size: the number of ranks that the launcher says, or None where it does not say.
+        by: the launcher in words, with the variable it was known by.
+    """
+
+    mpi: bool
+    size: int | None
+    by: str
+
+
+def examine(environ: Mapping[str, str]) -> Launch:
+    """Find out how the process was started.
+
+    Args:
+        environ: the environment.
+
+    Returns:
+        The launch; without a launcher `mpi` is false and the job has one rank.
+
+    Raises:
+        InvalidError: Horovod's elastic mode, or `horovodrun` with Gloo instead of MPI: its ranks form no MPI job, and
+            without this check each of them would train alone.
+    """
+    if environ.get("HOROVOD_ELASTIC") == "1":
+        raise InvalidError(
+            "launcher (HOROVOD_ELASTIC=1): hvd_ext does not run elastic jobs; start a fixed number of ranks with "
+            "horovodrun --mpi -np N"
+        )
+    launch = _mpi_launch(environ)
+    size = environ.get("HOROVOD_SIZE", "")
+    gloo = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or "HOROVOD_RANK" in environ
+    if gloo and not (launch.mpi and size in ("", str(launch.size))):
+        raise InvalidError(
+            f"launcher (horovodrun with Gloo, HOROVOD_RANK={environ.get('HOROVOD_RANK', '')} of HOROVOD_SIZE={size}): "
+            "hvd_ext runs on MPI, and these processes are no MPI job; start them with horovodrun --mpi or with mpirun"
+        )
+    return launch
+
+
+def check_size(launch: Launch, size: int) -> None:
+    """Check that MPI has as many ranks as the launcher started.
+
+    Args:
+        launch: from `examine`.
+        size: MPI's number of ranks.
+
+    Raises:
+        CommunicationError: they differ: most often the launcher is of another MPI than the library that was built with.
+    """
+    if launch.size is not None and launch.size != size:
+        if launch.by.startswith("srun"):
+            raise CommunicationError(
+                f"launcher ({launch.by}) started {launch.size} processes, but MPI sees {size}: srun starts MPI jobs "
+                "only with the interface that the MPI of the build speaks; use srun --mpi=pmix (Open MPI) or "
+                "srun --mpi=pmi2 (MPICH); srun --mpi=list names what there is"
+            )
+        raise CommunicationError(
+            f"launcher ({launch.by}) started {launch.size} processes, but the MPI that hvd_ext was built with sees "
+            f"{size}: they are of different MPIs; use the mpirun that belongs to the MPI of the build (python -m "
+            "hvd_ext doctor names both), or build again: python -m hvd_ext build"
+        )
+
+
+def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
+    """Warn of Horovod's variables that have no effect here: rank 0 of the job, once for each variable in a process.
+
+    Args:
+        environ: the environment.
+        rank: this process's rank.
+    """
+    for setting, why in environment.unheeded(environ) if rank == 0 else ():
+        if setting not in _said:
+            _said.add(setting)
+            logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
+
+
+def _mpi_launch(environ: Mapping[str, str]) -> Launch:
+    for variable, who in _SIZES.items():
+        text = environ.get(variable, "")
+        if text.isdigit():
+            return Launch(True, int(text), f"{who}, {variable}={text}")
+    for variable in _MARKS:
+        if variable in environ:
+            return Launch(True, None, f"a launcher that sets {variable}")
+    return Launch(False, None, "none")

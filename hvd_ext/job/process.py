@@ -1,0 +1,275 @@
+"""The life of the job in this process: `init`, `shutdown`, who and where this rank is, and what happens at exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from hvd_ext import options
+from hvd_ext.engine import engine
+from hvd_ext.errors import CommunicationError, InvalidError
+from hvd_ext.job import (
+    banner,
+    bootstrap,
+    launch,
+    log,
+    process_sets as sets,
+    rank_lists,
+    recording,
+    runtime,
+    startup_watch,
+)
+from hvd_ext.options import unsupported
+
+if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
+
+# What this process must remember beyond one init() .. shutdown(), for its end.
+_exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False, "last_word": ""}
+
+
+def init(
+    settings: options.Options | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
+    *,
+    comm: Any = None,
+) -> None:
+    """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.
+
+    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started; without a
+    launcher the job has one rank and needs no MPI. After `shutdown` it can be called again.
+
+    Args:
+        settings: options; None for those of the environment (`hvd_ext.options.SETTINGS`).
+        process_sets: to be added at once, as by `add_process_set`, equal on all ranks, except for those of
+            communicators, of which each rank gives its own; "dynamic" for none, which Horovod wants to hear before sets
+            are added later.
+        comm: as of Horovod, but all ranks take part: None, a list of all ranks, or a communicator of mpi4py of all
+            ranks in MPI's order.
+
+    Raises:
+        InvalidError: a launcher without MPI (`horovodrun --gloo`, elastic), a bad setting, a wrong process set, some
+            of the ranks as `comm`, or an MPI that cannot be used.
+        TopologyError: the topology file is wrong or has another number of ranks; on all ranks.
+        MismatchError: the ranks have different options, topologies or process sets; on all ranks.
+        CommunicationError: MPI refused, or the processes do not form the job that the launcher started.
+        NativeLibraryError: the native library is missing or does not load.
+    """
+    if is_initialized():
+        if process_sets and process_sets != "dynamic":
+            raise InvalidError(
+                "init: hvd_ext runs already, so that its process_sets would be ignored; add them with add_process_set()"
+            )
+        return
+    if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
+        settings, comm = None, settings  # in Horovod's place
+    settings = options.from_environment() if settings is None else settings
+    if not isinstance(settings, options.Options):
+        raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
+    plan = launch.examine(os.environ)
+    if plan.mpi:
+        with startup_watch.watch(settings):
+            running = engine.start_mpi(settings)
+    else:
+        running = engine.start_local(settings)
+    _exit["mpi"] = _exit["mpi"] or plan.mpi
+    _exit["failed"] = False
+    log.set_rank(running.rank, running.size)
+    _watch_exit()
+    job: runtime.Runtime | None = None
+    try:
+        launch.check_size(plan, running.size)
+        launch.warn_of_unheeded(os.environ, running.rank)
+        job = bootstrap.joined(running, settings, comm)
+        sets.add_all(job, process_sets)
+        sets.global_process_set.mpi_comm = comm if rank_lists.is_communicator(comm) else None
+        if settings.trace is not None:
+            recording.begin(job, settings.trace)
+        runtime.set_current(job)
+        banner.say(job, banner.job_line(job.hosts))
+    except BaseException:
+        # A refusal that all ranks share leaves nothing running; init() may be called again.
+        _exit["failed"] = running.stop()
+        if job is not None:
+            sets.forget(job)
+        raise
+
+
+def shutdown() -> None:
+    """Stop hvd_ext on this rank; all ranks call it, or none: at the end of the process it happens by itself.
+
+    Waits a few seconds at most. What still waits for another rank fails. Before `init` it does nothing.
+    """
+    job = runtime.current_or_none()
+    if job is None:
+        return
+    runtime.set_current(None)
+    write_trace = recording.end(job)
+    failed = _exit["failed"]
+    if failed:  # the others may end this process soon
+        write_trace()
+    sets.forget(job)
+    _exit["failed"] = job.engine.stop() or failed
+    if not failed:
+        write_trace()
+
+
+def is_initialized() -> bool:
+    """Tell whether hvd_ext runs in this process."""
+    return runtime.current_or_none() is not None
+
+
+def rank() -> int:
+    """Give this process's rank, 0 to `size()` - 1."""
+    return runtime.current().engine.rank
+
+
+def size() -> int:
+    """Give the number of ranks of the job."""
+    return runtime.current().engine.size
+
+
+def local_rank() -> int:
+    """Give this rank's place among the ranks of its host, 0 to `local_size()` - 1."""
+    return _place()[0]
+
+
+def local_size() -> int:
+    """Give the number of ranks on this rank's host."""
+    return _place()[1]
+
+
+def cross_rank() -> int:
+    """Give this rank's place among the ranks of equal `local_rank()`, one per host that has so many."""
+    return _place()[2]
+
+
+def cross_size() -> int:
+    """Give the number of ranks of equal `local_rank()`."""
+    return _place()[3]
+
+
+def is_homogeneous() -> bool:
+    """Tell whether all hosts have the same number of ranks."""
+    hosts = runtime.current().hosts
+    return len({hosts.count(host) for host in set(hosts)}) == 1
+
+
+def mpi_enabled() -> bool:
+    """Tell whether this job runs on MPI: false without a launcher."""
+    runtime.current()
+    return bool(_exit["mpi"])
+
+
+def mpi_built() -> bool:
+    """Tell whether the package works on MPI; it always does."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """Tell whether MPI may be used beside hvd_ext from several threads: so where the job runs on MPI."""
+    return mpi_enabled()
+
+
+def gloo_enabled() -> bool:
+    """Tell whether this job runs on Gloo; it never does."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Tell whether the package works on Gloo; it never does."""
+    return False
+
+
+def nccl_built() -> int:
+    """Give NCCL's version; 0, as the package works without it."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Tell whether the package works on DDL; it never does."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Tell whether the package works on oneCCL; it never does."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Tell whether the package was built with CUDA; it never is: tensors of a GPU go through host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Tell whether the package was built with ROCm; it never is."""
+    return False
+
+
+def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
+    """Say where a rank is, in Horovod's words.
+
+    Args:
+        rank: the rank.
+        hosts: the host name of each rank.
+
+    Returns:
+        local_rank, local_size, cross_rank, cross_size.
+    """
+    local_rank_of = [hosts[:other].count(host) for other, host in enumerate(hosts)]
+    across = [other for other in range(len(hosts)) if local_rank_of[other] == local_rank_of[rank]]
+    return local_rank_of[rank], hosts.count(hosts[rank]), across.index(rank), len(across)
+
+
+def _place() -> tuple[int, int, int, int]:
+    job = runtime.current()
+    return place_of(job.engine.rank, job.hosts)
+
+
+def _watch_exit() -> None:
+    """See to the end of the process, once per process: a forked child must not finalise its parent's MPI."""
+    if _exit["registered_by"] == os.getpid():
+        return
+    _exit["registered_by"] = os.getpid()
+    atexit.register(_at_exit, os.getpid())
+    hook = sys.excepthook
+
+    def noted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _exit["failed"] = True
+        unsupported.add_hint(error)
+        if log.several():
+            _exit["last_word"] = traceback.format_exception_only(kind, error)[0].strip()
+        if log.several() and hook is sys.__excepthook__:  # it writes in pieces, between those of other ranks
+            log.write(log.line("".join(traceback.format_exception(kind, error, trace)).rstrip()))
+        else:
+            hook(kind, error, trace)
+
+    sys.excepthook = noted
+
+
+def _at_exit(pid: int) -> None:
+    if pid != os.getpid():
+        return
+    job = runtime.current_or_none()
+    if _exit["failed"] and _exit["mpi"]:
+        # An uncaught exception leaves the others waiting in their next collective, and MPI_Finalize would wait with
+        # them for ever: the job is ended, at once.
+        if job is not None:
+            recording.end(job)()
+    else:
+        try:
+            shutdown()
+        except CommunicationError:
+            _exit["failed"] = True
+    if _exit["mpi"]:
+        # MPI_Abort leaves no time for what Python does last.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if _exit["failed"] and _exit["last_word"]:
+            log.write(log.line(f"ended by {_exit['last_word']}"))
+        engine.finish_mpi(_exit["failed"])

@@ -1,0 +1,187 @@
+"""Recording on this rank: `start_trace`, `stop_trace`, and the file that is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.engine import specs
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import clock, consensus, runtime
+from hvd_ext.trace import events, records
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+    from hvd_ext.job.runtime import Runtime
+
+VERSION = 1
+# 15 MB of memory: 10 buckets with plans of 10 rounds make about 140 records in a step, so 900 steps.
+CAPACITY = 1 << 17
+UNKNOWN = events.Levels("", (), ())  # a plan that was given to the engine directly
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recording:
+    engine: Engine
+    folder: Path
+    job: str
+    clock: clock.Clock
+    zero_ns: int  # of the trace, on this rank's clock
+    begun_ns: int
+
+
+_recording: _Recording | None = None
+
+
+def start_trace(folder: str | os.PathLike[str]) -> None:
+    """Record what the engine does, until `stop_trace`, `shutdown` or the end of the process; all ranks call it.
+
+    Each rank then leaves `rank_R.json` in the folder, for `python -m hvd_ext trace` and for Perfetto. Of a long
+    training the newest part is kept.
+
+    Args:
+        folder: made where it is missing; ranks of one job may share it, and may have different ones.
+
+    Raises:
+        InvalidError: a trace is being recorded already, or the folder cannot be written; on all ranks.
+        NotInitializedError: before `init()`.
+    """
+    begin(runtime.current(), folder)
+
+
+def stop_trace() -> Path:
+    """End the recording of this rank and write its file; it waits for no other rank.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        InvalidError: no trace is being recorded.
+        OSError: the file cannot be written.
+    """
+    if _recording is None:
+        raise InvalidError(
+            "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
+        )
+    owner = runtime.current()
+    return _written(owner, *_taken())
+
+
+def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
+    """Start as `start_trace` does; for `hvd_ext.job.process`.
+
+    Args:
+        owner: the running job.
+        folder: where the files go.
+    """
+    global _recording
+    path = Path(folder).absolute()
+
+    def ready() -> str:
+        if _recording is not None and _recording.engine is owner.engine:
+            raise InvalidError(f"start_trace: a trace is being recorded already, to {_recording.folder}; stop it first")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".rank_{owner.engine.rank}.tmp"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise InvalidError(f"trace folder ({path}): must be writable; {error.strerror or error}") from error
+        return uuid.uuid4().hex[:12]
+
+    job = consensus.exchange(owner.engine, "start of the trace", ready)[0]
+    here = clock.measure(owner.engine)
+    now = time.monotonic_ns()
+    zero = consensus.exchange(owner.engine, "zero of the trace", lambda: now)[0] + here.offset_ns
+    records.start(CAPACITY)
+    _recording = _Recording(owner.engine, path, job, here, zero, time.monotonic_ns())
+
+
+def end(owner: Runtime) -> Callable[[], None]:
+    """End the recording if there is one, before the engine stops.
+
+    Args:
+        owner: the job that ends.
+
+    Returns:
+        Writes the file; also after the engine has stopped, as the others wait for this rank's farewell only so long.
+        It never raises, but says what went wrong.
+    """
+    if _recording is None or _recording.engine is not owner.engine:
+        return lambda: None
+    recording, raw = _taken()
+
+    def finish() -> None:
+        try:
+            _written(owner, recording, raw)
+        except Exception as error:  # whatever it is, it must not stand between a rank and its end
+            print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
+
+    return finish
+
+
+def _taken() -> tuple[_Recording, records.Raw]:
+    global _recording
+    recording, _recording = _recording, None
+    assert recording is not None
+    records.stop()
+    return recording, records.read(CAPACITY)
+
+
+def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
+    # A wait may have begun in an earlier trace.
+    found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
+    about = {
+        "version": VERSION,
+        "job": recording.job,
+        "rank": owner.engine.rank,
+        "size": owner.engine.size,
+        "host": owner.hosts[owner.engine.rank],
+        "clock_offset_us": recording.clock.offset_ns / 1e3,
+        "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
+        "records": len(found),
+        "dropped": raw.dropped,
+    }
+    made = events.events_of(found, _book(owner, recording.zero_ns))
+    path = recording.folder / f"rank_{owner.engine.rank}.json"
+    write(path, {"traceEvents": made, "displayTimeUnit": "ms", "otherData": about})
+    return path
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write a trace such that the file is there whole or not at all.
+
+    Args:
+        path: of the file; an older one is replaced.
+        document: the trace.
+
+    Raises:
+        OSError: it cannot be written; an older file is as it was.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        new.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _book(owner: Runtime, zero_ns: int) -> events.Book:
+    plans = {handle: events.levels_of(plan) for handle, plan in owner.plans.items()}
+    channels = {}
+    for lane, channel in owner.engine.channels.items():
+        buckets = []
+        for bucket in channel.buckets:
+            tensors = [channel.tensors[index] for index in bucket.tensors]
+            nbytes = sum(tensor.elements for tensor in tensors) * specs.DTYPES[bucket.dtype].nbytes
+            names = tuple(tensor.name for tensor in tensors)
+            buckets.append(events.Bucket(plans.get(bucket.plan, UNKNOWN), names, nbytes, bucket.dtype))
+        channels[lane] = events.Channel(channel.name, tuple(buckets))
+    return events.Book(owner.engine.rank, owner.hosts[owner.engine.rank], zero_ns, channels, plans)

@@ -1,0 +1,270 @@
+"""The running job as the rest of the package sees it: its engine, its topology, its options and the plans in use."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from hvd_ext.errors import NotInitializedError
+from hvd_ext.job.prepared import Prepared, PreparedSparse
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+    from hvd_ext.job.process_sets import ProcessSet
+    from hvd_ext.options import Options
+    from hvd_ext.planning.model import LogicalPlan
+    from hvd_ext.planning.planner import Chosen
+    from hvd_ext.topology.tree import Tree
+
+KIB = 1 << 10
+
+# A call's plan and grain depend on its size, which a traced graph may not know: the op holds one row per class and
+# looks its size up when it runs. A class covers the sizes up to its limit and is planned for that; the last has no
+# limit.
+SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
+
+# Larger plans are proven by the tests only: the verifier looks at all ranks at once.
+MAX_PROVEN_RANKS = 64
+
+
+class Runtime:
+    """One `init` to `shutdown`, or one process set: engine, topology, options, hosts, and the engine's plans."""
+
+    def __init__(self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...]) -> None:
+        """Hold what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` found.
+
+        Args:
+            engine: the running engine.
+            tree: the topology, with one leaf per rank.
+            options: the options of `init`.
+            hosts: the host name of each rank.
+        """
+        self.engine = engine
+        self.tree = tree
+        self.options = options
+        self.hosts = hosts
+        self.plans: dict[int, LogicalPlan] = {}  # by handle
+        self.process_sets: dict[int, ProcessSet] = {}  # of the job: those that were added, by id
+        self.last_process_set = 0  # the id of the newest
+        self._handles: dict[int, int] = {}
+        self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
+        self._sparse: dict[tuple[object, ...], PreparedSparse] = {}
+        self._counts: dict[str, int] = {}
+        self._lock = threading.RLock()
+
+    def subset(self, engine: Engine) -> Runtime:
+        """The runtime of some of the ranks.
+
+        Args:
+            engine: theirs, a set of this runtime's.
+
+        Returns:
+            A runtime with the part of the topology that they have.
+        """
+        return Runtime(
+            engine, self.tree.subset(engine.ranks), self.options, tuple(self.hosts[rank] for rank in engine.ranks)
+        )
+
+    def count(self, kind: str) -> int:
+        """Number the eager calls of a kind, for their default names.
+
+        Args:
+            kind: "allreduce", ...
+
+        Returns:
+            0, 1, 2, ...
+        """
+        with self._lock:
+            number = self._counts.get(kind, 0)
+            self._counts[kind] = number + 1
+            return number
+
+    def prepare(self, plan: LogicalPlan) -> int:
+        """Hand this rank's rows of a plan to the engine, once; the plan is proven first where it has few ranks.
+
+        Args:
+            plan: the plan of all ranks.
+
+        Returns:
+            The engine's handle.
+
+        Raises:
+            PlanError: the plan does not compute its collective.
+        """
+        from hvd_ext.planning import ir, lower, planner
+
+        digest = ir.digest(plan)
+        with self._lock:
+            if digest not in self._handles:
+                if plan.size <= MAX_PROVEN_RANKS:
+                    planner.prove(plan)
+                handle = self.engine.add_plan(lower.rows_of(plan, self.engine.rank), plan.units)
+                self._handles[digest] = handle
+                self.plans[handle] = plan
+            return self._handles[digest]
+
+    def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
+        """Prepare an allreduce.
+
+        Args:
+            nbytes: the size of the buffer.
+            algorithm: a name or "auto"; None for the options'.
+
+        Returns:
+            The prepared plan with the planner's choice.
+
+        Raises:
+            PlanError: an unknown algorithm, or one that cannot run on the topology.
+        """
+        from hvd_ext.planning import planner
+
+        algorithm = self.options.algorithm if algorithm is None else algorithm
+        with self._lock:
+            key = ("allreduce", algorithm, nbytes)
+            if key not in self._prepared:
+                chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
+                self._prepared[key] = self._made(chosen.plan, nbytes, chosen)
+            return self._prepared[key]
+
+    def sparse_allreduce(
+        self,
+        nbytes: int,
+        algorithm: str = "hitopk",
+        density: float = 0.01,
+        entry_nbytes: float = 4,
+        height: int | None = 1,
+    ) -> PreparedSparse:
+        """Prepare an allreduce that sends selected elements.
+
+        Args:
+            nbytes: the size of the buffer, float32.
+            algorithm: the name of a sparse schedule.
+            density: the usual part of the elements that is selected, in (0, 1].
+            entry_nbytes: of a value and its index on the way, in the mean.
+            height: as for `planner.sparse_plan`.
+
+        Returns:
+            The prepared plans with the planner's choice.
+
+        Raises:
+            PlanError: an unknown algorithm, one that cannot run on the topology, or a density out of its range.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = (nbytes, algorithm, density, entry_nbytes, height)
+            if key not in self._sparse:
+                chosen = planner.sparse_plan(self.tree, algorithm, nbytes, density, entry_nbytes, height=height)
+                sparse, dense = (self._made(plan, nbytes) for plan in (chosen.plan, chosen.dense))
+                self._sparse[key] = PreparedSparse(sparse, dense, chosen.dense_above, chosen)
+            return self._sparse[key]
+
+    def all_gather(self, nbytes: int) -> Prepared:
+        """Prepare an all-gather.
+
+        Args:
+            nbytes: the size of the result.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("all_gather", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.all_gather_plan(self.tree), nbytes)
+            return self._prepared[key]
+
+    def broadcast(self, nbytes: int, root: int) -> Prepared:
+        """Prepare a broadcast.
+
+        Args:
+            nbytes: the size of the buffer.
+            root: the rank whose buffer all get.
+
+        Returns:
+            The prepared plan.
+
+        Raises:
+            PlanError: the root is not a rank.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("broadcast", root, nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.broadcast_plan(self.tree, root), nbytes)
+            return self._prepared[key]
+
+    def reduce_scatter(self, nbytes: int) -> Prepared:
+        """Prepare a reduce-scatter.
+
+        Args:
+            nbytes: the size of the buffer.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("reduce_scatter", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.reduce_scatter_plan(self.tree), nbytes)
+            return self._prepared[key]
+
+    def all_to_all(self, nbytes: int) -> Prepared:
+        """Prepare an all-to-all.
+
+        Args:
+            nbytes: the size of a rank's buffer.
+
+        Returns:
+            The prepared plan.
+        """
+        from hvd_ext.planning import planner
+
+        with self._lock:
+            key = ("all_to_all", "", nbytes)
+            if key not in self._prepared:
+                self._prepared[key] = self._made(planner.all_to_all_plan(self.tree), nbytes)
+            return self._prepared[key]
+
+    def _made(self, plan: LogicalPlan, nbytes: int, chosen: Chosen | None = None) -> Prepared:
+        from hvd_ext.planning import grain, ir
+
+        segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
+        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm, chosen)
+
+
+_current: Runtime | None = None
+
+
+def current() -> Runtime:
+    """Give the running job.
+
+    Returns:
+        The runtime of the last `init`.
+
+    Raises:
+        NotInitializedError: before `init()` or after `shutdown()`.
+    """
+    if _current is None:
+        raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first (and after shutdown() again)")
+    return _current
+
+
+def current_or_none() -> Runtime | None:
+    """Give the running job, or None."""
+    return _current
+
+
+def set_current(runtime: Runtime | None) -> None:
+    """Replace the running job; for `hvd_ext.job.process` and tests.
+
+    Args:
+        runtime: the new one, or None.
+    """
+    global _current
+    _current = runtime

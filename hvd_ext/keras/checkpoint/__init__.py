@@ -1,0 +1,1 @@
+"""Checkpoints of a job: what each rank keeps, and how a training goes on from it."""

@@ -1,0 +1,279 @@
+"""`Checkpoint`: a callback that saves training so that it goes on bit for bit, also when a signal ends the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from hvd_ext import state
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, runtime
+from hvd_ext.keras.checkpoint import callback_states, model_state
+from hvd_ext.keras.checkpoint.skipping import Skipping
+from hvd_ext.keras.checkpoint.store import Store
+from hvd_ext.state import signals as watched
+from hvd_ext.state.folder import newest
+
+__all__ = ["Checkpoint", "newest"]
+
+_LOG = logging.getLogger("hvd_ext")
+
+# The ranks ask each other for signals about so often, seconds: Open MPI kills a second after SIGTERM if nobody tells it
+# to wait longer, and an exchange takes about a thousandth of this.
+_ASK_S = 0.25
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves a job's training in a directory, and goes on from the newest complete checkpoint when `fit` begins.
+
+    All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, as plain Keras reads it; every
+    rank writes what it has for itself: variables that differ from rank 0's (moving statistics, local variables), states
+    of seed generators and random generators, what Keras' callbacks in its list know (EarlyStopping, ReduceLROnPlateau,
+    ModelCheckpoint), and what is registered in `hvd_ext.state`. A checkpoint is in its place
+    when all of it has reached the disk, and older ones are removed after that. With the same number of ranks training
+    goes on bit for bit, in the middle of an epoch too, if the data come in the same order; with another number every
+    rank gets rank 0's model, and a line of the log tells what was left behind.
+
+    A directory is for one `fit`; a second `fit` with the same callback saves too, and does not restore.
+
+    In a loop of your own: `set_model`, then `epoch, step = restore()`, then `save(epoch, step)`.
+
+    Args:
+        directory: a directory for this job alone; on a disk that ranks share, or on one of each host.
+        every: save after so many epochs; None: not at their ends.
+        every_steps: save after so many batches too; None: not in the middle of an epoch.
+        keep: so many checkpoints stay.
+        resume: "auto" goes on from a checkpoint if there is one; True must find one; False begins afresh.
+        signals: names of signals upon which, if one rank gets one, all ranks save after the same batch and training
+            stops: within a quarter of a second, or one batch. They are noted while `fit` runs.
+        on_signal: "stop" ends `fit`, so that the script goes on (`stopped_by` tells why); "exit" ends the program with
+            the status 128 + the signal's number.
+
+    Attributes:
+        stopped_by: the signal's name, or None.
+        exit_status: 0, or 128 + the signal's number, for `sys.exit`.
+
+    Raises:
+        InvalidError: an argument breaks its rule; the message says which.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int | None = 1,
+        every_steps: int | None = None,
+        keep: int = 3,
+        resume: bool | Literal["auto"] = "auto",
+        signals: Sequence[str] = ("SIGTERM", "SIGUSR1"),
+        on_signal: Literal["stop", "exit"] = "stop",
+    ) -> None:
+        super().__init__()
+        for name, value in (("every", every), ("every_steps", every_steps), ("keep", keep)):
+            left_out = value is None and name != "keep"
+            if not left_out and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidError(f"Checkpoint, {name} ({value!r}): must be a whole number from 1")
+        if resume not in (True, False, "auto"):
+            raise InvalidError(f"Checkpoint, resume ({resume!r}): must be True, False or 'auto'")
+        if on_signal not in ("stop", "exit"):
+            raise InvalidError(f"Checkpoint, on_signal ({on_signal!r}): must be 'stop' or 'exit'")
+        self.every, self.every_steps, self.keep, self.resume, self.on_signal = (
+            every,
+            every_steps,
+            keep,
+            resume,
+            on_signal,
+        )
+        self.signals = watched.check(signals)
+        self.stopped_by: str | None = None
+        self._directory = Path(directory)
+        self._watch = watched.Watch(self.signals, self._fits)
+        self._store: Store | None = None
+        self._skipping: Skipping | None = None
+        self._epoch = self._step = self._first_step = 0
+        self._unsaved = 0
+        # the callbacks of `fit`, and the random generators when its epoch began
+        self._beside: list[Any] = []
+        self._began: dict[str, np.ndarray] = {}
+        # after how many more batches to ask, after how many it was, and when that was
+        self._next_ask = self._interval = 1
+        self._asked_s = 0.0
+
+    @property
+    def exit_status(self) -> int:
+        """The status for `sys.exit`: 0, or 128 + the number of the signal that has stopped training."""
+        return 0 if self.stopped_by is None else 128 + int(getattr(signal, self.stopped_by))
+
+    def restore(self) -> tuple[int, int]:
+        """Go on from the newest checkpoint that is complete on all ranks; all ranks call it.
+
+        Returns:
+            The epoch to go on with, from 0, and how many of its batches are done; (0, 0) where training begins afresh.
+
+        Raises:
+            CheckpointError: there is none and resume=True, or it was saved from another model; on all ranks.
+            InvalidError: the model has no variables yet, or the directory cannot be used; on all ranks.
+            MismatchError: the ranks have different arguments.
+        """
+        self._store = Store(self.model, self._directory, self.keep, self._arguments())
+        found = None if self.resume is False else self._store.restore(must=self.resume is True)
+        return (0, 0) if found is None else (found.epoch, found.step)
+
+    def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:
+        """Save; all ranks call it, after the same batch.
+
+        Args:
+            epoch: the epoch to go on with, from 0.
+            step: how many of its batches are done.
+            reason: for the log and the manifest.
+
+        Raises:
+            CheckpointError: the disk is full or does not work, on some rank; older checkpoints are as they were.
+        """
+        if self._store is None:
+            self._store = Store(self.model, self._directory, self.keep, self._arguments())
+        began = self._began if step else {}
+        asked = self._store.save(epoch, step, reason, self._watch.seen, self._beside, began)
+        self._unsaved = 0
+        if asked and self.stopped_by is None:
+            self._stop(asked)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restore, and begin to note signals."""
+        from hvd_ext.keras.callbacks import base  # the package has this class too
+
+        if not isinstance(self.model, keras.Model):
+            raise InvalidError("Checkpoint: works with models of Keras 3; this one is of another Keras")
+        base.refuse_plain(self.model)
+        self.stopped_by = None
+        self._beside = callback_states.beside(self)
+        stopped = False
+        if self._store is None:
+            self._epoch, self._first_step = self.restore()
+            stopped = self._was_stopped()
+        else:  # this model has been trained under this callback: it is further than any checkpoint
+            self._store = Store(self.model, self._directory, self.keep, self._arguments())
+            self._epoch = self._first_step = 0
+        self._step, self._unsaved = self._first_step, 0
+        self._next_ask = self._interval = 1
+        if (self._epoch, self._first_step) != (0, 0):
+            # as Keras' own BackupAndRestore does; `fit` reads it after this
+            self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
+        if not self._watch.start():
+            _LOG.warning("Checkpoint: signals are not noted: `fit` does not run in the main thread")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Leave out what is done of the first epoch."""
+        self.model._initial_epoch = None  # a later `fit` begins where it is told to
+        if self._store is not None:
+            # callbacks that broadcast rank 0's variables may have come after this one
+            self._store.restore_own()
+            self._store.restore_callbacks(self._beside)
+            if epoch == self._epoch and self._first_step:
+                self._store.replay()
+                self._skipping = Skipping(self.model, self._first_step, self._store.replayed)
+            else:
+                self._store.forget()
+        self._began = model_state.random_state()
+        self._epoch, self._step, self._first_step = epoch, 0, 0
+        self._asked_s = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save when it is time, or when a signal has come."""
+        done, self._step = batch + 1 - self._step, batch + 1
+        if self._skipping is not None:
+            if not self._skipping.left:
+                self._skipping = None
+                if self._store is not None:  # callbacks have seen the batches that were left out
+                    self._store.restore_callbacks(self._beside)
+            return
+        if self._unsaved == 0:
+            self._name_unclaimed()
+        self._unsaved += done
+        self._next_ask -= 1
+        asked = self._ask() if self.signals and self._next_ask <= 0 else None
+        if asked or (self.every_steps and self._unsaved >= self.every_steps):
+            self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save after the epoch, if it is time."""
+        if self._skipping is not None:
+            self._skipping.end()
+            self._skipping = None
+        if self._store is not None:
+            self._store.forget()  # or the next epoch would begin with what the checkpoint held
+        if self.stopped_by is None and self.every and (epoch + 1) % self.every == 0:
+            self.save(epoch + 1, 0, "end of epoch")
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Let signals do again what they did before."""
+        self.model._initial_epoch = None
+        self._beside, self._began = [], {}
+        self._watch.stop()
+
+    def _was_stopped(self) -> bool:
+        """Give the callbacks their state, and tell whether one of any rank had ended training."""
+        store = self._store
+        if store is None or (self._epoch, self._first_step) == (0, 0):
+            return False
+        left = store.restore_callbacks(self._beside)
+        engine = runtime.current().engine
+        stopped = any(consensus.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
+        if engine.rank == 0 and left:
+            words = "Checkpoint: these callbacks were there when it was saved, and are not now; dropped: %s"
+            _LOG.warning(words, ", ".join(left))
+        if engine.rank == 0 and stopped:
+            _LOG.warning(
+                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train; take "
+                "another directory to train on",
+                self._epoch,
+            )
+        return stopped
+
+    def _ask(self) -> str | None:
+        """Ask all ranks whether a signal has come, and agree when to ask again."""
+        now_s = time.monotonic()
+        pace_s = (now_s - self._asked_s) / self._interval
+        self._asked_s = now_s
+        engine = runtime.current().engine
+        answers = consensus.exchange(engine, "Checkpoint: signals", lambda: [self._watch.seen, pace_s])
+        self._next_ask = self._interval = max(1, int(_ASK_S / max(answers[0][1], 1e-6)))
+        return next((seen for seen, _ in answers if seen), None)
+
+    def _stop(self, name: str) -> None:
+        self.stopped_by = name
+        if runtime.current().engine.rank == 0:
+            _LOG.warning("Checkpoint: %s: all ranks have saved, training stops", name)
+        if self.on_signal == "exit":
+            self._watch.stop()
+            sys.exit(self.exit_status)
+        self.model.stop_training = True
+
+    def _name_unclaimed(self) -> None:
+        waiting = state.unclaimed()
+        if waiting and runtime.current().engine.rank == 0:
+            names = ", ".join(f"{owner} ({', '.join(arrays)})" for owner, arrays in waiting.items())
+            _LOG.warning("Checkpoint: nobody has claimed this state of the checkpoint, it is dropped: %s", names)
+        state.forget_unclaimed()
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("every", "every_steps", "keep", "resume", "signals", "on_signal")
+        return {name: repr(getattr(self, name)) for name in names}
+
+    def _fits(self, frame: FrameType | None) -> bool:
+        """Tell whether `fit` of our model is among the callers of a frame."""
+        while frame is not None:
+            if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self.model:
+                return True
+            frame = frame.f_back
+        return False

@@ -1,0 +1,250 @@
+"""`load_model`: a model from a file, its optimizer wrapped again; also for ranks that have no such file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.job import consensus, runtime
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.keras.optimizers.optimizer import wrap
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.state.manifest import described
+from hvd_ext.tensorflow.collectives.objects import broadcast_object
+
+_LOG = logging.getLogger("hvd_ext")
+
+# A file goes from one rank to those that lack it in pieces of so many bytes.
+_PIECE_NBYTES = 32 << 20
+# Stands for the digest of a folder, which each rank reads by itself.
+_FOLDER = "a folder"
+
+
+def load_model(
+    filepath: str | os.PathLike[str],
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    *,
+    compile: bool = True,
+    safe_mode: bool = True,
+    root_rank: int | None = None,
+    legacy_opts: bool = False,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_every: int = 0,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    use_locking: bool = False,
+) -> keras.Model:
+    """Load a model that was saved with or without the wrapper, and wrap its optimizer.
+
+    The model is one of Keras 3, or of tf_keras where the environment variable TF_USE_LEGACY_KERAS makes tf.keras that.
+
+    Each rank that calls it reads its own file and tells nobody, so that rank 0 alone may load a model, as scripts for
+    Horovod do; a broadcast of its variables then goes before the first step. With `root_rank` all ranks call it, and
+    get the file of that rank.
+
+    Slots, iterations, loss scale and averages of weights are those of the file. What ranks had for themselves is not in
+    it: states of seed generators, and the gradients that the others have added up since their last update
+    (`hvd_ext.callbacks.Checkpoint` keeps all of that).
+
+    Args:
+        filepath: a `.keras` or `.h5` file; with root_rank, on ranks where that file lies elsewhere or not at all, any
+            path.
+        custom_optimizers: classes of optimizers of your own.
+        custom_objects: classes and functions of your own, by name, as `keras.models.load_model` takes them.
+        compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
+        safe_mode: as `keras.models.load_model` takes it.
+        root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
+        legacy_opts: must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing, since
+            the file says what its optimizer is.
+        name: the optimizer's name in messages; None for its class's name.
+        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
+
+    Returns:
+        The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
+
+    Raises:
+        CheckpointError: there is no such file, or it cannot be read; with root_rank on all ranks.
+        MismatchError: the ranks name different roots.
+        InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
+    """
+    if legacy_opts and _library() is keras:
+        raise InvalidError(
+            f"load_model: legacy_opts ({legacy_opts!r}): must be False; Keras 3 has no legacy optimizers. Set "
+            "TF_USE_LEGACY_KERAS=1 to load models of tf_keras"
+        )
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_every=check_every,
+        check_start=check_start,
+    )
+    where = f"load_model ({os.fspath(filepath)})"
+    objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}
+
+    def loaded(path: Path) -> keras.Model:
+        model = _loaded(path, objects, compile, safe_mode, where)
+        if getattr(model, "optimizer", None) is not None:
+            model.optimizer = wrap(model.optimizer, name, options)
+        elif options.changed():
+            given = ", ".join(options.changed())
+            raise InvalidError(
+                f"{where}: the model has no optimizer that {given} could be for; compile it with "
+                "hvd_ext.DistributedOptimizer"
+            )
+        return model
+
+    if root_rank is None:
+        return loaded(Path(filepath))
+    job = runtime.current()
+    with tempfile.TemporaryDirectory(prefix="hvd_ext-") as folder:
+        path = _shared(job, Path(filepath), Path(folder), where, root_rank)
+        models: list[keras.Model] = []
+        consensus.exchange(job.engine, "load_model", lambda: models.append(loaded(path)))
+    if job.engine.rank == root_rank and job.engine.size > 1 and _accumulates(models[0]):
+        _LOG.warning(
+            "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had added up are "
+            "not in this file, each goes on from those of rank %d",
+            where,
+            root_rank,
+        )
+    return models[0]
+
+
+def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: int) -> Path:
+    """Give the path of a file with the bytes of the root's: this rank's own, or a copy in the folder."""
+
+    def mine() -> dict[str, Any]:
+        if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < job.engine.size:
+            raise InvalidError(f"root_rank ({root!r}): must be a rank, 0 to {job.engine.size - 1}")
+        return {"root_rank": root, "digest": _digest(path, job.engine.rank == root, where)}
+
+    answers = consensus.exchange(job.engine, "load_model: file", mine)
+    consensus.check_same("load_model", [{"root_rank": answer["root_rank"]} for answer in answers])
+    seen = [answer["digest"] for answer in answers]
+    lacking = [rank for rank, digest in enumerate(seen) if digest != seen[root]]
+    if not lacking:
+        return path
+    differing = [rank for rank in lacking if seen[rank] is not None]
+    if differing and job.engine.rank == root:
+        _LOG.warning("%s: rank %d has another file of this name; all take that of rank %d", where, differing[0], root)
+    if seen[root] == _FOLDER:
+        raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} has not")
+    copy = folder / path.name
+    pieces = _pieces(path) if job.engine.rank == root else iter(())
+    with contextlib.ExitStack() as stack:
+        failed: OSError | None = None
+        target = None
+        while isinstance(piece := broadcast_object(next(pieces, None), root, name="load_model: bytes"), bytes):
+            if job.engine.rank in lacking and failed is None:
+                try:
+                    target = target or stack.enter_context(copy.open("wb", buffering=0))
+                    target.write(piece)
+                except OSError as error:  # the others go on sending: they hear of it at the end
+                    failed = error
+
+    def outcome() -> None:
+        if isinstance(piece, str) or failed is not None:
+            raise CheckpointError(f"{where}: its bytes could not be passed on: {piece or failed}")
+
+    consensus.exchange(job.engine, "load_model: passed on", outcome)
+    return copy if job.engine.rank in lacking else path
+
+
+def _pieces(path: Path) -> Iterator[bytes | str]:
+    """Yield a file's bytes in pieces, and the words of an error instead of the rest."""
+    try:
+        with path.open("rb") as source:
+            while piece := source.read(_PIECE_NBYTES):
+                yield piece
+    except OSError as error:
+        yield str(error)
+
+
+def _digest(path: Path, must: bool, where: str) -> str | None:
+    if path.is_dir():
+        return _FOLDER
+    try:
+        return described(path).sha256
+    except OSError as error:
+        if must:
+            raise CheckpointError(f"{where}: the root must have it; it cannot be read: {error.strerror}") from error
+        return None
+
+
+def _accumulates(model: keras.Model) -> bool:
+    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    passes: Any = getattr(optimizer, "gradient_accumulation_steps", None)
+    return bool(passes) and int(optimizer._iterations.numpy()) % passes != 0
+
+
+def _library() -> Any:
+    """Give the Keras whose models are loaded: that of tf.keras, which is tf_keras where TF_USE_LEGACY_KERAS says so."""
+    return tf.keras if tf.keras.__version__.startswith("2.") else keras
+
+
+def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:
+    try:
+        model = _library().models.load_model(path, custom_objects=objects, compile=compile, safe_mode=safe_mode)
+    except Exception as error:  # Keras, zip and HDF5 each have their own for a file that is not theirs
+        raise CheckpointError(f"{where}: Keras cannot load it: {type(error).__name__}: {error}") from error
+    if (
+        isinstance(model, keras.Model)
+        and path.suffix in (".h5", ".hdf5")
+        and getattr(model, "optimizer", None) is not None
+    ):
+        _mend_slots(model, path)
+    return model
+
+
+def _mend_slots(model: keras.Model, path: Path) -> None:
+    """Give the optimizer of an HDF5 file its slots: Keras 3 writes them there, and builds it without variables."""
+    import h5py
+
+    plain = type(model.optimizer).from_config(model.optimizer.get_config())
+    model.optimizer = plain
+    plain.build(model.trainable_variables)
+    with h5py.File(path, "r") as file:
+        group = file.get("optimizer_weights")
+        names = [] if group is None else [_text(name) for name in group.attrs["weight_names"]]
+        if len(names) == len(plain.variables):
+            for variable, name in zip(plain.variables, names, strict=True):
+                variable.assign(group[name][()])
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

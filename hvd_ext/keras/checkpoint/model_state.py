@@ -1,0 +1,238 @@
+"""What of a model is saved: its variables in one order on all ranks, and the state of random generators."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.tensorflow.collectives import single
+from hvd_ext.tensorflow.collectives.objects import broadcast_object
+from hvd_ext.tensorflow.collectives.variables import broadcast_variables
+
+try:  # the generator of `keras.random` where no seed is given; Keras has no public name for it
+    from keras.src.backend.common import global_state as _global_state
+    from keras.src.random import seed_generator as _seed_generator
+except ImportError:
+    _global_state = _seed_generator = None
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Give the model's optimizers: the compiled one, and those that a model with its own training step has."""
+    found: dict[int, keras.optimizers.Optimizer] = {}
+    for value in (getattr(model, "optimizer", None), *vars(model).values()):
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def ready(model: keras.Model) -> None:
+    """See that the model and its optimizers have their variables.
+
+    Raises:
+        InvalidError: they do not, and only the user can make them.
+    """
+    if not model.built:
+        raise InvalidError(
+            f"model {model.name!r}: its variables do not exist yet; give it an Input, or call it on a batch before fit"
+        )
+    for optimizer in optimizers(model):
+        if not optimizer.built and optimizer is getattr(model, "optimizer", None):
+            optimizer.build(model.trainable_variables)
+        elif not optimizer.built:
+            raise InvalidError(
+                f"model {model.name!r}, optimizer {optimizer.name!r}: its variables do not exist yet; call its "
+                "build(variables) before fit, with the variables that it trains"
+            )
+
+
+def variables(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """List the variables of a model and of its optimizers, in an order that depends on how the model is made only.
+
+    Returns:
+        Those that the model's file has (weights and optimizers), and those that it lacks (states of seed generators).
+    """
+    written: dict[int, keras.Variable] = {}
+    for variable in (*model.weights, *(variable for one in optimizers(model) for variable in one.variables)):
+        written.setdefault(id(variable), variable)
+    return list(written.values()), [variable for variable in model.variables if id(variable) not in written]
+
+
+def described(listed: Sequence[keras.Variable]) -> list[str]:
+    """Give path, dtype and shape of each variable, as text."""
+    return [f"{variable.path} {_kind(variable)}" for variable in listed]
+
+
+def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) -> None:
+    """Check that a checkpoint is one of such a model; names of layers may differ.
+
+    Args:
+        saved: from `described`, when it was saved.
+        listed: the variables now.
+        subject: begins the message.
+
+    Raises:
+        CheckpointError: naming the first variable that differs.
+    """
+    for index, (text, variable) in enumerate(zip(saved, listed, strict=False)):
+        path, _, kind = text.rpartition(" ")
+        if kind != _kind(variable):
+            raise CheckpointError(
+                f"{subject}: saved from another model: variable {index} was {path!r}, {kind}, and is "
+                f"{variable.path!r}, {_kind(variable)}; use the same model and optimizer, or another directory"
+            )
+    if len(saved) != len(listed):
+        raise CheckpointError(
+            f"{subject}: saved from another model: it had {len(saved)} variables with those of its optimizers, this "
+            f"one has {len(listed)}; use the same model and optimizer, or another directory"
+        )
+
+
+def digests(listed: Sequence[keras.Variable]) -> list[str]:
+    """Give a digest of the bits of each variable."""
+    return [hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest() for array in map(_values, listed)]
+
+
+def arrays(listed: Sequence[keras.Variable], places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """Copy variables.
+
+    Args:
+        listed: the variables.
+        places: of those to copy; None for all.
+
+    Returns:
+        Their values by place, as text.
+    """
+    places = range(len(listed)) if places is None else places
+    return {str(place): _values(listed[place]) for place in places}
+
+
+def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subject: str) -> None:
+    """Set variables to what `arrays` gave.
+
+    Raises:
+        CheckpointError: there is no such variable, or it has another dtype or shape.
+    """
+    for place, value in values.items():
+        variable = listed[int(place)] if int(place) < len(listed) else None
+        if variable is None or tuple(variable.shape) != value.shape:
+            raise CheckpointError(f"{subject}: saved from another model: no variable {place} of shape {value.shape}")
+        variable.assign(value)
+
+
+def save(model: keras.Model, folder: Path) -> str:
+    """Write a model with its optimizers, so that plain Keras reads it.
+
+    Args:
+        model: a model that has variables.
+        folder: gets the file.
+
+    Returns:
+        The file's name: model.keras, or model.weights.h5 where the model cannot be described by a configuration.
+
+    Raises:
+        OSError: the disk is full, or does not work.
+    """
+    try:
+        model.save(folder / "model.keras")
+    except (NotImplementedError, TypeError):
+        # a class that does not say how it is made: its weights and those of its optimizers can be saved all the same
+        (folder / "model.keras").unlink(missing_ok=True)
+        model.save_weights(folder / "model.weights.h5")
+        return "model.weights.h5"
+    return "model.keras"
+
+
+def send(listed: Sequence[keras.Variable]) -> None:
+    """Give all ranks the values of rank 0, bit for bit; all ranks call it."""
+    moved = [variable for variable in listed if variable.dtype in single.MOVED]
+    others = [variable for variable in listed if variable.dtype not in single.MOVED]
+    if moved:
+        broadcast_variables(moved, root_rank=0)
+    if others:
+        sent = broadcast_object([_values(variable) for variable in others], 0, name="Checkpoint: model")
+        for variable, value in zip(others, sent, strict=True):
+            variable.assign(value)
+
+
+def random_state() -> dict[str, np.ndarray]:
+    """Take the state of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras.
+
+    Looking changes nothing: a generator that nobody has used yet is not made here, since Keras would draw its seed from
+    Python's, and the numbers that come after would be others than without a checkpoint.
+    """
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "python": np.frombuffer(json.dumps(random.getstate()).encode(), np.uint8),
+        "numpy": np.frombuffer(json.dumps([name, position, has_gauss, gauss]).encode(), np.uint8),
+        "numpy keys": np.asarray(keys),
+    }
+    if _tensorflow_has_generator():
+        state["tensorflow"] = np.asarray(tf.random.get_global_generator().state)
+    if _keras_has_generator():
+        state["keras"] = _values(_keras_generator().state)
+    return state
+
+
+def set_random_state(state: Mapping[str, np.ndarray]) -> None:
+    """Put the random generators back to what `random_state` has seen; one that the state lacks is left alone."""
+    if "tensorflow" in state:
+        generator = tf.random.get_global_generator()
+        if generator.state.shape == state["tensorflow"].shape:
+            generator.state.assign(state["tensorflow"])
+    if "keras" in state and _global_state is not None:
+        _keras_generator().state.assign(state["keras"])  # where it is made now, it draws from Python's
+    if "python" in state:
+        version, internal, gauss = json.loads(state["python"].tobytes())
+        random.setstate((version, tuple(internal), gauss))
+    if "numpy" in state:
+        name, position, has_gauss, second = json.loads(state["numpy"].tobytes())
+        np.random.set_state((name, state["numpy keys"], position, has_gauss, second))
+
+
+def not_drawn_from(since: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Leave out of a state the generators that have been drawn from.
+
+    Args:
+        since: what `random_state` has seen.
+        state: another one, from `random_state`.
+
+    Returns:
+        The part of `state` whose generators are now as they were in `since`.
+    """
+    now = random_state()
+    drawn = {name.split()[0] for name in now if name in since and not np.array_equal(now[name], since[name])}
+    return {name: value for name, value in state.items() if name.split()[0] not in drawn}
+
+
+def _keras_has_generator() -> bool:
+    """Whether `keras.random` has been asked for a number without a seed, so that its own generator is there."""
+    if _global_state is None:
+        return False
+    return _global_state.get_global_attribute(_seed_generator.GLOBAL_SEED_GENERATOR) is not None
+
+
+def _keras_generator() -> Any:
+    return _seed_generator.global_seed_generator()
+
+
+def _tensorflow_has_generator() -> bool:
+    from tensorflow.python.ops import stateful_random_ops
+
+    return getattr(stateful_random_ops, "global_generator", None) is not None
+
+
+def _kind(variable: keras.Variable) -> str:
+    return f"{variable.dtype}[{','.join(str(size) for size in variable.shape)}]"
+
+
+def _values(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(variable.numpy())

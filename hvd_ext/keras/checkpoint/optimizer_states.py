@@ -1,0 +1,134 @@
+"""What sparse steps have left with the optimizers of a model, for checkpoints, by the optimizer's place in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvd_ext import state
+from hvd_ext.errors import HvdExtError
+from hvd_ext.job import runtime
+from hvd_ext.keras.checkpoint.model_state import optimizers
+from hvd_ext.keras.optimizers import topk
+from hvd_ext.state import arrays, manifest
+from hvd_ext.state.manifest import Manifest
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.topk import feedback, residuals
+from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
+
+_LOG = logging.getLogger("hvd_ext")
+_NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
+
+
+def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
+    """Copy what waits on this rank.
+
+    Args:
+        model: its optimizers count, in their order.
+
+    Returns:
+        Arrays by owner and name, as of `hvd_ext.state.collect`; an owner is a list of variables of an optimizer.
+    """
+    found = {}
+    for place, reducer in _reducers(model):
+        for number, one in enumerate(reducer.sets):
+            saved = one.save()
+            if saved:
+                found[f"top-k: optimizer {place}, variables {number}"] = saved
+        for number, (own, _) in reducer.pending.items():
+            if own is not None:
+                found[f"top-k: optimizer {place}, variables {number}"] = dict(own)
+            elif runtime.current().engine.rank == 0:
+                _LOG.warning(
+                    "%s: saved before its first step on another number of ranks: what sparse steps have left is not in "
+                    "this checkpoint, but in the one that was restored",
+                    reducer.label,
+                )
+    return found
+
+
+def restore(
+    model: keras.Model, states: Mapping[str, dict[str, np.ndarray]], path: Path, found: Manifest, prefix: str
+) -> tuple[str, ...]:
+    """Give the optimizers, and all owners of `hvd_ext.state`, what a checkpoint has for them; all ranks call it.
+
+    An optimizer gets what waited on the ranks now, or at its first step. Where only one of the two jobs has sent a part
+    of its gradients, rank 0 warns of what cannot go on.
+
+    Args:
+        model: as in `collect`, with the weights and slots of the checkpoint.
+        states: this rank's own, by owner; nothing where the job had another number of ranks.
+        path: the checkpoint's folder.
+        found: its manifest.
+        prefix: of owners' sections in the ranks' files.
+
+    Returns:
+        The owners that cannot get anything.
+    """
+    saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in found.states}
+    left = [
+        *state.restore(
+            {owner: own for owner, own in states.items() if not _NAME.fullmatch(owner)},
+            {owner: everyone for owner, everyone in saved.items() if not _NAME.fullmatch(owner)},
+        )
+    ]
+    by_place: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
+    reducers = dict(_reducers(model))
+    for owner in sorted(saved):
+        match = _NAME.fullmatch(owner)
+        if match is None:
+            continue
+        place, number = int(match[1]), int(match[2])
+        by_place.setdefault(place, {})[number] = states.get(owner), saved[owner]
+        if place not in reducers:
+            left.append(owner)
+    for place, optimizer in enumerate(optimizers(model)):
+        restored, reducer = by_place.get(place, {}), reducers.get(place)
+        if restored and reducer is not None:
+            reducer.restore(restored)
+        elif restored:
+            _tell_of_dropped(optimizer, restored.values())
+        one = getattr(optimizer, "inner_optimizer", optimizer)
+        if isinstance(one, topk.Corrected):
+            one.end_momentum()
+    # a tape claims what waited at its first step
+    return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
+
+
+def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
+    """Warn of what sparse steps have left for an optimizer that sends its gradients whole now."""
+    if runtime.current().engine.rank != 0:
+        return
+    found: list[Arrays] = []
+    for own, everyone in restored:
+        with contextlib.suppress(HvdExtError, OSError, StopIteration):  # it is named among what is dropped
+            found.append(next(iter(everyone())) if own is None else own)
+    label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
+    if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
+        _LOG.warning("%s: it was saved with TopK: what TopK had not sent yet is lost; flush first", label)
+    if any(map(feedback.had_momentum, found)):
+        feedback.tell_of_momentum(label, "with")
+
+
+def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
+    """Read a section of all ranks' files, one after the other; those of ranks that had none are left out."""
+    for rank in range(found.ranks):
+        name = manifest.rank_file(rank)
+        manifest.check(path, found, [name])
+        with (path / name).open("rb") as file:
+            sections = arrays.read(file)
+        if section in sections:
+            yield sections[section]
+
+
+def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
+    found = [(place, getattr(optimizer, "_hvd_ext_reducer", None)) for place, optimizer in enumerate(optimizers(model))]
+    return [(place, one) for place, one in found if isinstance(one, Reducer) and one.options.topk is not None]

@@ -1,0 +1,349 @@
+"""Checkpoints of a model on several ranks: who writes what, and from which one all ranks can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import logging
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_ext
+from hvd_ext import state
+from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
+from hvd_ext.job import consensus, runtime
+from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
+from hvd_ext.state import arrays, folder, manifest
+from hvd_ext.state.arrays import Sections
+from hvd_ext.state.manifest import File, Manifest
+
+_LOG = logging.getLogger("hvd_ext")
+
+# Sections of a rank's file; every owner of hvd_ext.state has one more.
+_WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
+# The random generators when the epoch began, in whose middle the checkpoint was saved; what `fit` knows, and the
+# callbacks, each with a section of its own. Older checkpoints lack them.
+_BEGAN, _FIT, _CALLBACK = "random at the epoch's begin", "fit", "callback:"
+
+_WRITES = "a checkpoint could not be written, older ones are as they were; make room on the disk, or see that it works"
+
+T = TypeVar("T")
+
+
+class Store:
+    """The checkpoints of one model in one directory, which ranks share, or of which each host has its own."""
+
+    def __init__(self, model: keras.Model, directory: Path, keep: int, arguments: dict[str, Any]) -> None:
+        """Look at the directory; all ranks call it.
+
+        Args:
+            model: to be saved and restored.
+            directory: of the checkpoints.
+            keep: so many stay.
+            arguments: of the user; compared.
+
+        Raises:
+            InvalidError: the model has no variables yet, or the directory cannot be used; on all ranks.
+            MismatchError: the ranks have different arguments.
+        """
+        self._model, self._directory, self._keep = model, directory, keep
+        self._job = runtime.current()
+        self._rank = self._job.engine.rank
+        self._own: Sections = {}
+        mark = uuid.uuid4().hex
+        answers = self._exchange("begin", lambda: self._prepared(mark, arguments))
+        consensus.check_same("Checkpoint", [answer["arguments"] for answer in answers])
+        marks = [answer["mark"] for answer in answers]
+        self._newest = [answer["newest"] for answer in answers]
+        self._serial = max(self._newest)
+        # one rank for each directory: it makes and renames folders, and removes old ones
+        leaders = self._exchange("disks", lambda: next(i for i, m in enumerate(marks) if folder.has_mark(directory, m)))
+        self._leads = leaders[self._rank] == self._rank
+        with contextlib.suppress(OSError):
+            folder.unmark(directory, mark)
+            if self._leads:
+                folder.clean(directory)
+
+    def save(
+        self,
+        epoch: int,
+        step: int,
+        reason: str,
+        signal: str | None,
+        callbacks: Sequence[Any] = (),
+        began: Mapping[str, np.ndarray] | None = None,
+    ) -> str | None:
+        """Save; all ranks call it.
+
+        Args:
+            epoch: the epoch to go on with.
+            step: how many of its batches are done.
+            reason: for the log and the manifest.
+            signal: a signal that this rank has seen.
+            callbacks: those of `fit`, whose state is saved.
+            began: the random generators when the epoch began, where batches of it are done.
+
+        Returns:
+            A signal that some rank has seen.
+
+        Raises:
+            CheckpointError: a rank's disk is full or does not work; on all ranks. Older checkpoints are as they were.
+            MismatchError: the ranks are not after the same batch.
+        """
+        start_s = time.monotonic()
+        written, others = model_state.variables(self._model)
+        place = {"epoch": epoch, "step": step}
+        about = {"place": place, "signal": signal, "id": uuid.uuid4().hex}
+        answers = self._exchange("save", lambda: {**about, "digests": model_state.digests(written)})
+        consensus.check_same("Checkpoint", [answer["place"] for answer in answers])
+        first = answers[0]["digests"]
+        differing = [[i for i, one in enumerate(answer["digests"]) if one != first[i]] for answer in answers]
+        self._serial += 1
+        writing = folder.writing(self._directory, self._serial, answers[0]["id"])
+        try:
+            self._exchange("folder", lambda: self._disk(_WRITES, writing.mkdir) if self._leads else None)
+            write = functools.partial(self._write, writing, differing[self._rank], callbacks, began)
+            entries = self._exchange("files", lambda: self._disk(_WRITES, write))
+            files = [File.model_validate(file) for answer in entries for file in answer["files"]]
+            found = Manifest(
+                id=answers[0]["id"],
+                reason=reason,
+                created=entries[0]["created"],
+                epoch=epoch,
+                step=step,
+                ranks=self._job.engine.size,
+                hosts=[self._job.hosts.count(host) for host in dict.fromkeys(self._job.hosts)],
+                versions=entries[0]["versions"],
+                variables=model_state.described([*written, *others]),
+                own=[written[index].path for index in sorted({i for each in differing for i in each})],
+                states=sorted({owner for answer in entries for owner in answer["states"]}),
+                model=files[0].name,
+                files=files,
+            )
+            self._exchange("publish", lambda: self._disk(_WRITES, lambda: self._publish(writing, found)))
+        except BaseException:
+            if self._leads:
+                shutil.rmtree(writing, ignore_errors=True)
+            raise
+        self._prune()
+        if self._rank == 0:
+            megabytes, seconds = sum(file.nbytes for file in files) / 1e6, time.monotonic() - start_s
+            name = folder.path_of(self._directory, self._serial).name
+            words = "%s: saved (%s): epoch %d, batch %d; %.1f MB in %.2f s"
+            _LOG.info(words, name, reason, epoch, step, megabytes, seconds)
+        return next((answer["signal"] for answer in answers if answer["signal"]), None)
+
+    def restore(self, must: bool) -> Manifest | None:
+        """Restore the newest checkpoint that is complete on all ranks; all ranks call it.
+
+        Args:
+            must: there has to be one.
+
+        Returns:
+            Its manifest, or None.
+
+        Raises:
+            CheckpointError: there is none and must be one, or it was saved from another model; on all ranks.
+        """
+        waiting = folder.serials(self._directory) if self._rank == 0 else []
+        while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
+            found = manifest.parse(offer["manifest"], "Checkpoint")
+            path = folder.path_of(self._directory, offer["serial"])
+            faults = self._exchange("have", functools.partial(self._fault, path, found))
+            lacking = [rank for rank, fault in enumerate(faults) if fault]
+            if not lacking:
+                self._apply(path, found)
+                return found
+            self._pass_over(f"rank {lacking[0]}: {faults[lacking[0]]}")
+        best = max(range(len(self._newest)), key=self._newest.__getitem__)
+        if must:
+            raise CheckpointError(f"Checkpoint, directory ({self._directory}): no checkpoint is complete, resume=True")
+        if self._newest[best] and self._rank == 0:
+            name = folder.path_of(self._directory, self._newest[best]).name
+            _LOG.warning("Checkpoint: rank %d has %s, but none is complete on all ranks: begins afresh", best, name)
+        return None
+
+    def restore_own(self) -> None:
+        """Give this rank once more what it has for itself."""
+        if self._own:
+            self._assign(self._own)
+
+    def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
+        """Give the callbacks of `fit` their state.
+
+        Args:
+            callbacks: those of `fit`.
+
+        Returns:
+            Those of the saved ones that are not among them.
+        """
+        saved = {name.removeprefix(_CALLBACK): own for name, own in self._own.items() if name.startswith(_CALLBACK)}
+        return callback_states.restore(callbacks, saved)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback had stopped training when the checkpoint was saved."""
+        return bool(self._own.get(_FIT, {}).get("stop_training", False))
+
+    def replay(self) -> None:
+        """Put the random generators back to the epoch's begin: the batches that are left out are drawn once more."""
+        model_state.set_random_state(self._own.get(_BEGAN, {}))
+
+    def replayed(self) -> None:
+        """Go on after the batches that were left out: with the metrics, and the generators that they do not draw from.
+
+        The others are where the batches have left them. They are ahead of the checkpoint's place where data is prepared
+        by another thread before it is asked for.
+        """
+        if _BEGAN in self._own:
+            model_state.set_random_state(model_state.not_drawn_from(self._own[_BEGAN], self._own[_RANDOM]))
+        saved = self._own.get(_METRICS, {})
+        seen = self._model.metrics_variables
+        if [value.shape for value in saved.values()] == [tuple(variable.shape) for variable in seen]:
+            model_state.assign(seen, saved, "Checkpoint")
+
+    def forget(self) -> None:
+        """Drop what was restored: training goes on from it."""
+        self._own = {}
+
+    def _prepared(self, mark: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        model_state.ready(self._model)
+        try:
+            folder.prepare(self._directory, mark)
+            newest = next(iter(folder.serials(self._directory)), 0)
+        except OSError as error:
+            raise InvalidError(
+                f"Checkpoint, directory ({self._directory}): must be one that can be written to: {error.strerror}"
+            ) from error
+        return {"arguments": arguments, "mark": mark, "newest": newest}
+
+    def _write(
+        self,
+        writing: Path,
+        differing: list[int],
+        callbacks: Sequence[Any],
+        began: Mapping[str, np.ndarray] | None,
+    ) -> dict[str, Any]:
+        """Write this rank's files."""
+        written, others = model_state.variables(self._model)
+        states = {**state.collect(), **optimizer_states.collect(self._model)}
+        content = {
+            _WEIGHTS: model_state.arrays(written, differing),
+            _SEEDS: model_state.arrays(others),
+            _METRICS: model_state.arrays(self._model.metrics_variables),
+            _RANDOM: model_state.random_state(),
+            **({_BEGAN: began} if began else {}),
+            _FIT: {"stop_training": np.array(bool(getattr(self._model, "stop_training", False)))},
+            **{_CALLBACK + key: values for key, values in callback_states.collect(callbacks).items()},
+            **{_OWNER + owner: values for owner, values in states.items()},
+        }
+        files = [folder.settle(writing / model_state.save(self._model, writing))] if self._rank == 0 else []
+        files.append(folder.write(writing / manifest.rank_file(self._rank), lambda file: arrays.write(file, content)))
+        return {
+            "files": [file.model_dump() for file in files],
+            "states": list(states),
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "versions": {
+                "hvd_ext": hvd_ext.__version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "tensorflow": tf.__version__,
+                "keras": keras.__version__,
+            },
+        }
+
+    def _publish(self, writing: Path, found: Manifest) -> None:
+        if self._leads:
+            folder.publish(self._directory, writing, self._serial, found)
+
+    def _prune(self) -> None:
+        try:
+            if self._leads:
+                folder.prune(self._directory, self._keep)
+        except OSError as error:
+            _LOG.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
+
+    def _offer(self, waiting: list[int]) -> dict[str, Any] | None:
+        """Rank 0: the next checkpoint whose model is whole."""
+        while waiting:
+            serial = waiting.pop(0)
+            path = folder.path_of(self._directory, serial)
+            try:
+                found = manifest.read(path)
+                manifest.check(path, found, [found.model])
+            except CheckpointError as error:
+                self._pass_over(str(error))
+                continue
+            return {"serial": serial, "manifest": found.text()}
+        return None
+
+    def _fault(self, path: Path, found: Manifest) -> str | None:
+        """Say what this rank's part of a checkpoint lacks."""
+        if found.ranks != self._job.engine.size:
+            return None
+        try:
+            if manifest.read(path).id != found.id:
+                return f"{path.name}: it is another one than rank 0's of this name"
+            manifest.check(path, found, [manifest.rank_file(self._rank)])
+        except CheckpointError as error:
+            return str(error)
+        return None
+
+    def _pass_over(self, words: str) -> None:
+        if self._rank == 0:
+            _LOG.warning("Checkpoint: passed over: %s", words)
+
+    def _apply(self, path: Path, found: Manifest) -> None:
+        written, others = model_state.variables(self._model)
+        alike = found.ranks == self._job.engine.size
+
+        def load() -> None:
+            model_state.check(found.variables, [*written, *others], path.name)
+            if self._rank == 0:
+                self._model.load_weights(path / found.model)
+            if alike:
+                with (path / manifest.rank_file(self._rank)).open("rb") as file:
+                    self._own = arrays.read(file)
+
+        self._exchange("load", lambda: self._disk("what was complete must be readable", load))
+        if self._job.engine.size > 1:
+            model_state.send(written)
+        if alike:
+            self._assign(self._own)
+        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
+        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
+        if self._rank == 0:
+            _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
+            if not alike:
+                words = "%s: saved by %d ranks, restored on %d: all have rank 0's model; dropped: %s"
+                dropped = [*found.own, *left, "seeds, random state and what callbacks knew"]
+                _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
+
+    def _assign(self, own: Sections) -> None:
+        written, others = model_state.variables(self._model)
+        model_state.assign(written, own[_WEIGHTS], "Checkpoint")
+        model_state.assign(others, own[_SEEDS], "Checkpoint")
+        model_state.set_random_state(own[_RANDOM])
+
+    def _disk(self, rule: str, work: Callable[[], T]) -> T:
+        """Do what needs a disk; every failure is one of the checkpoint, whichever library it comes from."""
+        try:
+            return work()
+        except HvdExtError:
+            raise
+        except Exception as error:
+            seen = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"Checkpoint, directory ({self._directory}): {rule}; {seen}") from error
+
+    def _exchange(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        return consensus.exchange(self._job.engine, f"Checkpoint: {what}", make)

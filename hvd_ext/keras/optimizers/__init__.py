@@ -1,0 +1,1 @@
+"""The distributed optimizers of Keras 3 and Keras 2."""

@@ -1,0 +1,358 @@
+"""Optimizers of tf_keras (Keras 2) reduce over the ranks: in `fit`, `minimize`, `apply_gradients`, `compute_gradients`.
+
+Keras 2 has a place for this: where the replicas of a tf.distribute strategy would add their gradients up, before
+clipping, weight decay and moving averages. A loss-scale optimizer asks there too, before it looks whether the gradients
+are finite, so that all ranks skip a step together. tf_keras is never imported here: an optimizer of it brings it along.
+
+As in Horovod, `compute_gradients` gives reduced gradients. They are marked, so that the `apply_gradients` that follows
+does not reduce them again, whether or not it is told to leave that out.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.keras.optimizers import compiled, reduction
+from hvd_ext.keras.optimizers.distributed import Distributed, class_of
+from hvd_ext.keras.optimizers.passes import Passes
+from hvd_ext.options import Sum, compatibility as features
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+
+# The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.
+_SKIP, _AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
+_PASSES_AND_SCALE = (
+    "backward_passes_per_step: gradients would be added up before the loss-scale optimizer sees whether they are "
+    "finite; take one pass and a larger batch, or the policy mixed_bfloat16"
+)
+
+Pairs = Sequence[tuple[Any, Any]]
+
+
+def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
+    """Make an optimizer of tf_keras reduce its gradients; `hvd_ext.DistributedOptimizer` calls it.
+
+    Args:
+        optimizer: a `tf_keras.optimizers.Optimizer`, one of `tf_keras.optimizers.legacy`, or a loss-scale optimizer
+            of tf_keras.
+        label: its name in messages.
+        options: how gradients become one. The gradients of backward_passes_per_step are added up in variables of our
+            own, which are not saved with the optimizer.
+
+    Returns:
+        The same object, whose class is still the plain one in files.
+
+    Raises:
+        InvalidError: the optimizer cannot be wrapped; the message says what to do.
+    """
+    _check(optimizer)
+    if options.topk is not None:
+        raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
+    if options.check_every:
+        raise InvalidError(f"check_every ({options.check_every}): there is none for optimizers of tf_keras")
+    compiled.watch(sys.modules["tf_keras"].Model)
+    scaling = hasattr(optimizer, "inner_optimizer")
+    if scaling and options.backward_passes_per_step > 1:
+        raise InvalidError(_PASSES_AND_SCALE)
+    front = LossScaling if scaling else Legacy if _is_legacy(optimizer) else Aggregating
+    reducer = Reducer(label, options)
+    # past tf_keras' own __setattr__, which tracks what it is given
+    passes = Passes(options) if options.backward_passes_per_step > 1 else None
+    for name, value in (
+        ("_hvd_ext_reducer", reducer),
+        ("_hvd_ext_passes", passes),
+        ("_hvd_ext_inside", False),
+        ("_hvd_ext_computes", False),
+    ):
+        object.__setattr__(optimizer, name, value)
+    object.__setattr__(optimizer, "__class__", class_of(type(optimizer), front))
+    weakref.finalize(optimizer, reducer.close).atexit = False
+    _drop_traced_steps(optimizer)
+    return optimizer
+
+
+class Keras2(Distributed):
+    """What stands in front of the class of a wrapped optimizer of Keras 2."""
+
+    _hvd_ext_passes: Passes | None
+    _hvd_ext_inside: bool  # an apply_gradients with reduced gradients is under way
+    _hvd_ext_computes: bool  # compute_gradients has been called
+
+    @ops.plain
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
+        """Compute gradients and reduce them over the ranks; see `tf_keras.optimizers.Optimizer.compute_gradients`.
+
+        Args:
+            loss: a function without arguments, or a tensor that `tape` has recorded.
+            var_list: the variables, or a function that gives them.
+            tape: a plain `tf.GradientTape`.
+
+        Returns:
+            Pairs of a gradient or None, and its variable, for `apply_gradients`, which does not reduce them again. With
+            backward_passes_per_step they are this rank's sums where nothing is to be applied yet.
+
+        Raises:
+            InvalidError, MismatchError, NotInitializedError: as `apply_gradients`.
+        """
+        return self._compute_gradients(loss, var_list, tape=tape)
+
+    @ops.plain
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Pairs:
+        plain = super()
+        if hasattr(plain, "_compute_gradients"):  # the legacy ones
+            return self._computed(plain._compute_gradients(loss, var_list, grad_loss, tape=tape))
+        if grad_loss is not None:
+            raise InvalidError(f"optimizer {_name(self)!r}: grad_loss must be None; only legacy optimizers have it")
+        return self._computed(plain.compute_gradients(loss, var_list, tape=tape))
+
+    @ops.plain
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """Give the gradients of a loss in a graph, reduced over the ranks; legacy optimizers have it.
+
+        Args:
+            loss: a tensor of the graph.
+            params: the variables.
+
+        Returns:
+            The gradients, for `apply_gradients`.
+        """
+        params = tf.nest.flatten(params)
+        return [one for one, _ in self._computed(list(zip(super().get_gradients(loss, params), params, strict=True)))]
+
+    @ops.plain
+    def apply_gradients(self, grads_and_vars: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Apply one step's gradients, reduced over the ranks; see `tf_keras.optimizers.Optimizer.apply_gradients`.
+
+        Args:
+            grads_and_vars: pairs of a gradient or None, and its variable. Those of `compute_gradients` are reduced
+                already; where they were changed since, an average is taken once more, which changes nothing.
+            *arguments: as in tf_keras.
+            **keywords: as in tf_keras; with skip_gradients_aggregation=True or experimental_aggregate_gradients=False
+                nothing is reduced: the gradients are so already.
+
+        Returns:
+            What tf_keras returns. With backward_passes_per_step the step counter, which counts updates.
+
+        Raises:
+            InvalidError: the gradients cannot be reduced, or may be reduced already; the message says what to do.
+            MismatchError: the ranks' options or variables differ.
+            NotInitializedError: before `init()`.
+        """
+        pairs = list(grads_and_vars)
+        plain = super().apply_gradients
+        if not pairs:
+            return plain(pairs, *arguments, **keywords)
+        with tf.init_scope():
+            steps = self.iterations
+        passes = self._hvd_ext_passes
+        if self._is_reduced(pairs) or not _asked(plain, arguments, keywords):
+            if passes is None or not self._hvd_ext_computes:
+                return self._applied(plain, pairs, arguments, keywords)
+            passes.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
+            return steps
+        pairs = self._unmarked(pairs)
+        if passes is None:
+            return self._applied(plain, self._reduced(pairs, steps), arguments, keywords)
+        passes.step(pairs, lambda sums: self._applied(plain, self._reduced(sums, steps), arguments, keywords))
+        return steps
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidError(
+            f"optimizer {_name(self)!r}: optimizers of Keras 2 are not pickled; make another from get_config(), and "
+            "wrap that"
+        )
+
+    def _applied(self, plain: Any, pairs: Pairs, arguments: Any, keywords: Any) -> Any:
+        object.__setattr__(self, "_hvd_ext_inside", True)
+        try:
+            return plain(pairs, *arguments, **keywords)
+        finally:
+            object.__setattr__(self, "_hvd_ext_inside", False)
+
+    def _computed(self, pairs: Pairs) -> Pairs:
+        if not pairs or _applies_at_once(self):
+            return pairs
+        object.__setattr__(self, "_hvd_ext_computes", True)
+        with tf.init_scope():
+            steps = self.iterations
+        if self._hvd_ext_passes is None:
+            return self._marked(self._reduced(pairs, steps))
+        return self._marked(self._hvd_ext_passes.gathered(pairs, lambda sums: self._reduced(sums, steps)))
+
+    def _aggregated(self, plain: Any, pairs: Any) -> Pairs:
+        """Reduce for a loss-scale optimizer around this one, or for a caller who then applies them."""
+        pairs = list(pairs)
+        if self._hvd_ext_inside or not pairs:
+            return plain(pairs)
+        if not self._is_reduced(pairs):
+            if self._hvd_ext_passes is not None:
+                raise InvalidError(_PASSES_AND_SCALE)
+            with tf.init_scope():
+                steps = self.iterations
+            pairs = self._reduced(self._unmarked(pairs), steps)
+        return self._marked(plain(pairs))
+
+    def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
+        gradients, variables = zip(*pairs, strict=True)
+        reducer = self._hvd_ext_reducer
+        with reducer.step(list(gradients), list(variables), lambda: _facts(self, reducer.label)) as ready:
+            reduced = iter(reducer.reduce_step([one for one in ready if one is not None], steps))
+            return [
+                (None if one is None else next(reduced), variable)
+                for one, variable in zip(ready, variables, strict=True)
+            ]
+
+    def _marked(self, pairs: Pairs) -> Pairs:
+        # copies, since what was not sent (local variables) may be the caller's own object
+        own = self._hvd_ext_reducer
+        return [(None if one is None else kinds.reduced_copy(one, own), variable) for one, variable in pairs]
+
+    def _is_reduced(self, pairs: Pairs) -> bool:
+        gradients = [gradient for gradient, _ in pairs if gradient is not None]
+        return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext_reducer for one in gradients)
+
+    def _unmarked(self, pairs: Pairs) -> Pairs:
+        """Take gradients that are not all marked for new ones, unless to reduce them again could change them."""
+        if not self._hvd_ext_computes:
+            return pairs
+        options = self._hvd_ext_reducer.options
+        divided = bool(self._hvd_ext_reducer.local_keys) and options.scale_local_gradients
+        if options.op == Sum or divided or self._hvd_ext_passes is not None:
+            raise InvalidError(
+                f"optimizer {_name(self)!r}: it cannot tell whether gradients that apply_gradients is given are those "
+                "of its compute_gradients, changed since, which are reduced already; with op=Sum, local variables or "
+                f"backward_passes_per_step that matters. If they are, add {_SKIP}=True (legacy optimizers: "
+                f"{_AGGREGATE}=False); for gradients of a tape of your own wrap a second optimizer"
+            )
+        own = self._hvd_ext_reducer
+        plain = lambda one: kinds.reduced_copy(one, None) if kinds.reduced_by(one) is own else one  # noqa: E731 - short
+        return [(plain(one), variable) for one, variable in pairs]
+
+
+class Aggregating(Keras2):
+    """An optimizer since Keras 2.11."""
+
+    @ops.plain
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        """Reduce gradients over the ranks; see `tf_keras.optimizers.Optimizer.aggregate_gradients`."""
+        return self._aggregated(super().aggregate_gradients, grads_and_vars)
+
+
+class Legacy(Keras2):
+    """An optimizer of `tf_keras.optimizers.legacy`."""
+
+    @ops.plain
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return self._aggregated(super()._aggregate_gradients, grads_and_vars)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # a copy is plain, as one from the configuration
+        for own in (self._hvd_ext_reducer, self._hvd_ext_passes):
+            memo[id(own)] = None
+        return super().__deepcopy__(memo)
+
+
+class LossScaling(Keras2):
+    """A loss-scale optimizer, old or new: the one inside of it stays plain."""
+
+    def check_local(self) -> None:
+        """Refuse local variables: a rank whose local gradient is not finite would skip a step alone.
+
+        Raises:
+            InvalidError: always.
+        """
+        raise InvalidError(
+            "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
+            "finite, and on no other, so that the ranks would part; use the policy mixed_bfloat16"
+        )
+
+
+def _applies_at_once(optimizer: Any) -> bool:
+    """Whether it is tf_keras that computes gradients, in a minimize or get_updates, and will have them reduced itself.
+
+    Of the optimizer, or of a loss-scale optimizer around it, which `compile` makes and which leaves no mark.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in ("minimize", "get_updates") and frame.f_globals["__name__"].startswith("tf_keras."):
+            caller = frame.f_locals.get("self")
+            if caller is optimizer or _inner(caller) is optimizer:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
+    """Whether the caller leaves the reduction to the optimizer."""
+    given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
+    given = {**given, **given.get("kwargs", {})}
+    return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
+
+
+def _facts(optimizer: Any, label: str) -> dict[str, Any]:
+    if tf.distribute.has_strategy():
+        raise InvalidError(
+            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
+            "start one process per device"
+        )
+    facts: dict[str, Any] = {}
+    for whose, one in (("the optimizer's", optimizer), ("the inner optimizer's", _inner(optimizer))):
+        if one is None:
+            continue
+        facts[f"{whose} class"] = one.__class__.__name__
+        with tf.init_scope():  # the configuration reads variables, also while a step is traced
+            config = one.get_config()
+        facts |= reduction.comparable(config, whose)
+    return facts
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", None)
+
+
+def _name(optimizer: Any) -> str:
+    with tf.init_scope():  # the configuration reads variables, also while a step is traced
+        return str(optimizer.get_config().get("name") or optimizer.__class__.__name__)  # a loss-scale one has no name
+
+
+def _is_legacy(optimizer: Any) -> bool:
+    return isinstance(optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer)
+
+
+def _check(optimizer: Any) -> None:
+    inner = _inner(optimizer)
+    if isinstance(inner, Distributed):
+        raise InvalidError(
+            f"optimizer {_name(inner)!r}, inside of a loss-scale optimizer: it is wrapped already; wrap the outer one "
+            "only"
+        )
+    if not _is_legacy(optimizer):
+        return
+    if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):
+        raise InvalidError(
+            f"optimizer {_name(optimizer)!r}: its gradient_aggregator stands where the ranks' gradients are reduced; "
+            "leave it out"
+        )
+
+
+def _default_aggregator() -> Any:
+    return sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
+
+
+def _drop_traced_steps(optimizer: Any) -> None:
+    """Make models that have trained with the plain optimizer trace their step again: the old one sends nothing."""
+    model = sys.modules["tf_keras"].Model
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), model) and getattr(candidate, "optimizer", None) is optimizer:
+            candidate.train_function = None

@@ -1,0 +1,266 @@
+"""`DistributedOptimizer`: an optimizer whose update steps see the gradients of all ranks.
+
+Keras 3 calls `apply` -> `_backend_apply_gradients` (gradient accumulation) -> `_clip_gradients` -> the update step. The
+reduction sits in front of the clipping: accumulated steps do not communicate, and a global norm is that of the reduced
+gradient. A loss-scale optimizer reduces in front of its look at the gradients (`keras/loss_scale.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import InvalidError
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.keras.optimizers import accumulation, compiled, jit, loss_scale, topk
+from hvd_ext.keras.optimizers.distributed import Distributed, Reducing, class_of, refuse_global_norm
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+
+if TYPE_CHECKING:
+    from hvd_ext.keras.optimizers.distributed import WrappedOptimizer
+
+__all__ = ["Distributed", "DistributedOptimizer", "channels"]
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
+    optimizer: Any,
+    name: str | None = None,
+    *,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_every: int = 0,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    use_locking: bool = False,
+) -> WrappedOptimizer:
+    """Make an optimizer reduce its gradients over all ranks before every update, in `fit` and in loops of your own.
+
+    The optimizer itself is changed and returned: it keeps its state and its class name, and it is saved as the plain
+    Keras optimizer that it was. A loaded or copied optimizer is plain: wrap it again, before a `tf.function` of your
+    own that uses it is traced. Clipping, weight decay and moving averages work on the reduced gradients; with the
+    optimizer's gradient_accumulation_steps, only the update steps communicate. Under the global policy mixed_float16 a
+    new `keras.optimizers.LossScaleOptimizer` with the optimizer inside is returned, whose ranks skip a step together.
+    An optimizer that is wrapped already is returned as it is, if the options are the same.
+
+    The wrapped optimizer has a method `register_local_var(variable)`: that variable's gradients stay on their rank.
+
+    Args:
+        optimizer: an optimizer of Keras 3, a `LossScaleOptimizer` too, or of tf_keras (Keras 2).
+        name: its name in messages; None for its class's name.
+        op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
+        compression: how float32 gradients travel, `hvd_ext.Compression.fp16` or `.bf16`; or which part of them, a
+            `hvd_ext.TopK` (docs/topk.md). None for that of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
+        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
+        backward_passes_per_step: so many gradients are added up on each rank before one reduction and one update.
+        average_aggregated_gradients: divide what was added up by backward_passes_per_step; False: leave the sum.
+        groups: a number of buckets, or lists of variables that travel together; None: buckets of bucket_nbytes.
+        process_set: the ranks that reduce among themselves; None for all.
+        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
+        algorithm: "auto" or an allreduce algorithm; None for that of `init`. With a `TopK` an algorithm for sparse
+            gradients; None for "hitopk".
+        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for those of `init`.
+        check_every: after so many steps the ranks compare a checksum of their weights; 0: never.
+        check_start: the ranks compare their weights before the first update (docs/training.md); False: they do not.
+        num_groups: Horovod's older name for groups.
+        device_dense: accepted for Horovod's sake, like device_sparse and use_locking; changes nothing.
+        device_sparse: see device_dense.
+        use_locking: see device_dense.
+
+    Returns:
+        The same object; under mixed_float16 the loss-scale optimizer around it.
+
+    Raises:
+        InvalidError: the optimizer cannot be wrapped, or is wrapped with other options, or an argument breaks its rule;
+            the message says what to do.
+        PlanError: there is no algorithm of this name.
+    """
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_every=check_every,
+        check_start=check_start,
+    )
+    return wrap(optimizer, name, options)
+
+
+def wrap(
+    optimizer: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any] = ()
+) -> WrappedOptimizer:
+    """Do what `DistributedOptimizer` does, for the faces that take the same options.
+
+    Args:
+        optimizer: as for `DistributedOptimizer`.
+        name: as for `DistributedOptimizer`.
+        options: how gradients become one.
+        local_layers: layers whose gradients stay on their rank.
+
+    Returns:
+        The same object; under mixed_float16 the loss-scale optimizer around it.
+
+    Raises:
+        InvalidError: the optimizer cannot be wrapped, or is wrapped with other options.
+    """
+    before = _wrapped_before(optimizer)
+    if before is not None:
+        _check_same(before, name, options, local_layers)
+        return before
+    if local_layers:
+        refuse_global_norm(optimizer)  # before anything is changed
+    wrapped = _wrapped(optimizer, name or type(optimizer).__name__, options)
+    if local_layers:
+        wrapped.check_local()
+    object.__setattr__(wrapped, "_hvd_ext_local_layers", tuple(local_layers))
+    for layer in local_layers:
+        wrapped._hvd_ext_reducer.register_local_source(lambda layer=layer: layer.trainable_weights)
+    return wrapped
+
+
+def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
+    if _is_keras2(optimizer):
+        from hvd_ext.keras.optimizers import keras2
+
+        return keras2.wrap(optimizer, label, options)
+    _check_optimizer(optimizer)
+    jit.watch()
+    compiled.watch(keras.Model)
+    wrapped = loss_scale.scaled(optimizer)
+    scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
+    accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
+    plain = wrapped.inner_optimizer if scaling else wrapped
+    momentum = topk.momentum_of(plain, options)
+    if scaling and options.topk is not None and plain.gradient_accumulation_steps:
+        raise InvalidError(
+            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
+            "take each for a step: momentum, warm-up and flush would count passes; take mixed_bfloat16, or leave "
+            "accumulation out"
+        )
+    reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(plain)))
+    front: type[Distributed] = loss_scale.LossScaling if scaling else Reducing if options.topk is None else topk.InPart
+    # past Keras' own __setattr__, which tracks what it is given
+    object.__setattr__(wrapped, "_hvd_ext_reducer", reducer)
+    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), front))  # type: ignore[arg-type]
+    if scaling and momentum is not None:
+        object.__setattr__(plain, "_hvd_ext_reducer", reducer)
+        object.__setattr__(plain, "__class__", class_of(type(plain), topk.Inner))  # type: ignore[arg-type]
+    weakref.finalize(wrapped, reducer.close).atexit = False
+    _drop_traced_steps(wrapped)
+    if wrapped is not optimizer:
+        object.__setattr__(optimizer, "_hvd_ext_outer", weakref.ref(wrapped))
+    return wrapped
+
+
+def channels(optimizer: Any) -> tuple[Channel, ...]:
+    """Give the channels of a wrapped optimizer: their buckets, and which algorithm was chosen and why.
+
+    Args:
+        optimizer: from `DistributedOptimizer`.
+
+    Returns:
+        One channel for each list of variables that the optimizer was applied to, and more where variables got their
+        first gradients later; none before the first step, and none outside of the process set.
+
+    Raises:
+        InvalidError: the optimizer is not wrapped.
+    """
+    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
+    if not isinstance(reducer, Reducer):
+        raise InvalidError(f"optimizer ({optimizer!r}): must come from hvd_ext.DistributedOptimizer")
+    return reducer.channels
+
+
+def _wrapped_before(optimizer: Any) -> Any:
+    """Give the optimizer if it is wrapped, or the loss-scale optimizer that was made around it; None if neither."""
+    outer = getattr(optimizer, "_hvd_ext_outer", lambda: None)()
+    found = optimizer if outer is None else outer
+    return found if isinstance(found, Distributed) else None
+
+
+def _check_same(wrapped: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any]) -> None:
+    """Refuse other options than those that an optimizer is wrapped with."""
+    reducer: Reducer = wrapped._hvd_ext_reducer
+    classes = {type(one).__name__ for one in (wrapped, getattr(wrapped, "inner_optimizer", wrapped))}
+    differing = list(options.differing(reducer.options))
+    if reducer.label not in ({name} if name else classes):
+        differing.insert(0, "name")
+    if {id(layer) for layer in local_layers} != {id(layer) for layer in wrapped._hvd_ext_local_layers}:
+        differing.append("local_layers")
+    if differing:
+        raise InvalidError(
+            f"optimizer {reducer.label!r}: it is wrapped already, with another {', '.join(differing)}; wrap an "
+            "optimizer once, or make a new one for other options"
+        )
+
+
+def _steps_of(optimizer: weakref.ref[Any]) -> int:
+    """Give the update steps of an optimizer; the reducer outlives it, and must not hold it."""
+    found = optimizer()
+    return int(found.iterations) if found is not None and found.built else 0
+
+
+def _drop_traced_steps(optimizer: keras.optimizers.Optimizer) -> None:
+    """Make models that have trained with the plain optimizer trace their step again: the old one sends nothing."""
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), keras.Model) and getattr(candidate, "optimizer", None) is optimizer:
+            candidate.train_function = None
+            jit.switch_off(candidate)
+
+
+def _is_keras2(optimizer: Any) -> bool:
+    """Tell an optimizer of tf_keras, without importing what the user has not."""
+    tf_keras = sys.modules.get("tf_keras")
+    if tf_keras is None or not hasattr(tf_keras, "optimizers"):
+        return False
+    return isinstance(optimizer, (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer))
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise InvalidError(f"Keras' backend ({backend!r}): must be 'tensorflow'; set KERAS_BACKEND=tensorflow")
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise InvalidError(
+            f"optimizer ({optimizer!r}): optimizers of tf.compat.v1 are not taken; use one of Keras, or reduce the "
+            "gradients with hvd_ext.allreduce between its compute_gradients and apply_gradients"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidError(
+            f"optimizer ({optimizer!r}): must be an optimizer of Keras 3, such as keras.optimizers.Adam(), or of "
+            "tf_keras; names and classes are not taken"
+        )
+    several: Any = getattr(keras.optimizers, "MultiOptimizer", ())
+    if isinstance(optimizer, several):
+        raise InvalidError(
+            f"optimizer {optimizer.name!r}: a MultiOptimizer leaves updates to its inner optimizers; wrap each of them"
+        )

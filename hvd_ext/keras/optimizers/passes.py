@@ -1,0 +1,122 @@
+"""Several backward passes for one update of an optimizer of Keras 2, which cannot add gradients up itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.gradients import kinds
+
+Pairs = Sequence[tuple[Any, Any]]
+
+
+class Passes:
+    """The sums of an optimizer's gradients since its last update, on this rank.
+
+    Args:
+        options: backward_passes_per_step and average_aggregated_gradients count.
+    """
+
+    def __init__(self, options: GradientOptions) -> None:
+        self._count = options.backward_passes_per_step
+        self._divisor = self._count if options.average_aggregated_gradients else 1
+        self._passes: tf.Variable | None = None
+        self._sums: dict[Any, tf.Variable] = {}
+
+    def step(self, pairs: Pairs, update: Callable[[Pairs], None]) -> None:
+        """Add one pass's gradients; after every backward_passes_per_step of them the sums are handed on and cleared.
+
+        Eager, or while a function is traced: then `update` is traced too, as a branch.
+
+        Args:
+            pairs: of a gradient (dense, slices or None) and its variable.
+            update: gets the pairs of the sums, dense; None for a variable that has had no gradient yet.
+        """
+        with tf.control_dependencies(self._add(pairs)):
+            self.when_due(lambda: self._cleared(pairs, update(self._totals(pairs))))
+
+    def gathered(self, pairs: Pairs, reduce: Callable[[Pairs], Pairs]) -> Pairs:
+        """Add one pass's gradients, and give what is to be applied `when_due`; eager, or while a function is traced.
+
+        Args:
+            pairs: of a gradient (dense, slices or None) and its variable.
+            reduce: makes of the pairs of the sums, as `step` gives them, those of all ranks; called when they are due.
+
+        Returns:
+            What `reduce` gave, where the sums are due, which are cleared; else this rank's sums, to look at.
+        """
+        variables = [variable for _, variable in pairs]
+        present: list[int] = []
+
+        def full() -> list[tf.Tensor]:
+            reduced = self._cleared(pairs, reduce(self._totals(pairs)))
+            present[:] = [place for place, (one, _) in enumerate(reduced) if one is not None]
+            return [tf.identity(reduced[place][0]) for place in present]
+
+        def waiting() -> list[tf.Tensor]:
+            if tf.executing_eagerly():
+                present[:] = [place for place, one in enumerate(variables) if kinds.key(one) in self._sums]
+            return [self._sum(variables[place]) for place in present]
+
+        with tf.control_dependencies(self._add(pairs)):
+            due = self._due()
+            # a graph's second branch is traced after the first one has said which gradients there are
+            given = iter(tf.cond(due, full, waiting))
+            return [(next(given) if place in present else None, one) for place, one in enumerate(variables)]
+
+    def when_due(self, then: Callable[[], Any]) -> None:
+        """Do something if the last pass added was the last one before an update; in a graph it becomes a branch.
+
+        Args:
+            then: what is to be done.
+        """
+        due = self._due()
+        if tf.executing_eagerly():
+            if due:
+                then()
+            return
+
+        def full() -> tf.Tensor:
+            then()
+            return tf.constant(0)
+
+        tf.cond(due, full, lambda: tf.constant(0))
+
+    def _due(self) -> tf.Tensor:
+        assert self._passes is not None
+        return tf.equal(self._passes.read_value() % self._count, 0)
+
+    def _add(self, pairs: Pairs) -> list[tf.Operation]:
+        with tf.init_scope():
+            if self._passes is None:
+                self._passes = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_passes")
+            for gradient, variable in pairs:
+                if gradient is not None and kinds.key(variable) not in self._sums:
+                    zeros = tf.zeros(variable.shape, kinds.dtype(variable))
+                    self._sums[kinds.key(variable)] = tf.Variable(zeros, trainable=False, name="hvd_ext_sum")
+        added = [self._passes.assign_add(1, read_value=False)]
+        for gradient, variable in pairs:
+            if gradient is not None:
+                dense = kinds.ready("backward_passes_per_step", gradient, variable, kinds.DENSE, 1)
+                added.append(self._sums[kinds.key(variable)].assign_add(dense, read_value=False))
+        return [one for one in added if one is not None]
+
+    def _totals(self, pairs: Pairs) -> Pairs:
+        return [
+            (self._sum(variable) / self._divisor if kinds.key(variable) in self._sums else None, variable)
+            for _, variable in pairs
+        ]
+
+    def _sum(self, variable: Any) -> tf.Tensor:
+        own = self._sums.get(kinds.key(variable))
+        return tf.zeros(variable.shape, kinds.dtype(variable)) if own is None else own.read_value()
+
+    def _cleared(self, pairs: Pairs, result: Any) -> Any:
+        for _, variable in pairs:
+            own = self._sums.get(kinds.key(variable))
+            if own is not None:
+                own.assign(tf.zeros_like(own), read_value=False)
+        return result

@@ -1,0 +1,292 @@
+"""Settings: one frozen value, filled from arguments and from the environment by one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.options import environment
+
+if TYPE_CHECKING:
+    from hvd_ext.topology.tree import Tree
+
+MIB = 1 << 20
+
+# The names that an editor offers; a test compares them with the schedules that there are.
+Algorithm = Literal[
+    "auto",
+    "binary_tree",
+    "blueconnect",
+    "flexreduce",
+    "halving_doubling",
+    "recursive_doubling",
+    "ring",
+    "torus2d",
+    "tree",
+    "two_level",
+]
+SparseAlgorithm = Literal["gtopk", "hitopk", "naive_allgather"]
+
+
+class ReduceOp(enum.IntEnum):
+    """How the ranks' values become one; the numbers are the engine's (tf_ops/kernels/reduce.h)."""
+
+    Sum = 0
+    Average = 1
+    Min = 2
+    Max = 3
+    Product = 4
+
+
+class Compression(enum.Enum):
+    """How float32 travels; the values are its dtype on the way, "" for its own.
+
+    Sums are taken in float32, and what is sent is rounded to nearest. float16 has 11 bits and ends at 65504: a partial
+    sum beyond that becomes infinity. bfloat16 has 8 bits and float32's range.
+    """
+
+    none = ""
+    fp16 = "float16"
+    bf16 = "bfloat16"
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """Round a tensor to this dtype, as programs do that call Horovod's compressors themselves.
+
+        Args:
+            tensor: a tensor; one of whole numbers stays as it is.
+
+        Returns:
+            The tensor in this dtype, and what `decompress` needs: its own dtype, None for `Compression.none`.
+        """
+        if self is Compression.none:
+            return tensor, None
+        return _as(tensor, self.value, tensor.dtype), tensor.dtype
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """Give a tensor its own dtype back.
+
+        Args:
+            tensor: from `compress`, or reduced after that.
+            ctx: the second result of `compress`.
+
+        Returns:
+            The tensor in the dtype that it had.
+        """
+        return tensor if ctx is None else _as(tensor, ctx, ctx)
+
+
+Sum = ReduceOp.Sum
+Average = ReduceOp.Average
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user may choose; the same on all ranks, except for the two stall times, shared_memory and quiet.
+
+    Args:
+        algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
+        bucket_nbytes: gradients are sent together in buckets of about so many bytes.
+        op: `Average` or `Sum`.
+        compression: how float32 gradients travel, `Compression.none`, `.fp16` or `.bf16`.
+        topology: None to find the hosts by itself, the path of a YAML file, or a `Tree`.
+        stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
+        stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
+        window: segments of one bucket or call that are under way at once.
+        shared_memory: ranks of a host read each other's memory; False: what they say to each other goes by MPI too.
+        trace: folder for a trace of every bucket; None for none. On all ranks or none.
+        quiet: rank 0 does not say what runs: the version, ranks, hosts, algorithm, buckets. Warnings stay.
+
+    Raises:
+        InvalidError: a value breaks the rule named in the message.
+    """
+
+    algorithm: Algorithm = "auto"
+    bucket_nbytes: int = 8 * MIB
+    op: ReduceOp = Average
+    compression: Compression = Compression.none
+    topology: str | Path | Tree | None = None
+    stall_warn_s: float = 60.0
+    stall_fatal_s: float = 0.0
+    window: int = 4
+    shared_memory: bool = True
+    trace: str | Path | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, str) or not self.algorithm:
+            raise InvalidError(f"algorithm ({self.algorithm!r}): must be 'auto' or the name of an algorithm")
+        if not _is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
+            raise InvalidError(f"bucket_nbytes ({self.bucket_nbytes!r}): must be a whole number of bytes, at least 1")
+        object.__setattr__(self, "op", check_op(self.op))
+        object.__setattr__(self, "compression", check_compression(self.compression))
+        for field in ("stall_warn_s", "stall_fatal_s"):
+            seconds = getattr(self, field)
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+                raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
+        if not _is_whole(self.window) or not 1 <= self.window <= 1024:
+            raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
+        for field in ("shared_memory", "quiet"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
+
+    def replace(self, **changes: Any) -> Options:
+        """Give a copy with some fields changed.
+
+        Args:
+            **changes: fields of this class; None leaves a field as it is.
+
+        Returns:
+            The changed copy.
+
+        Raises:
+            InvalidError: an unknown field, or a value that breaks its rule.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise InvalidError(f"option {name!r}: there is none of this name; there are {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, the field of `Options` that it fills, its type, default and meaning."""
+
+    name: str
+    field: str
+    type: type
+    default: str
+    meaning: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("HVD_EXT_ALGORITHM", "algorithm", str, "auto", "allreduce algorithm: auto, or a name that `plan` lists"),
+    Setting(
+        "HVD_EXT_BUCKET_NBYTES", "bucket_nbytes", int, str(8 * MIB), "gradients travel in buckets of so many bytes"
+    ),
+    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: hosts are found by themselves"),
+    Setting(
+        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "name a rank that stays away so many seconds; 0 never"
+    ),
+    Setting(
+        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
+    ),
+    Setting(
+        "HVD_EXT_SHARED_MEMORY", "shared_memory", bool, "1", "ranks of a host read each other's memory; 0: they use MPI"
+    ),
+    Setting(
+        "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
+    ),
+    Setting("HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not say what runs: ranks, hosts, algorithm, buckets"),
+)
+
+
+# What users of Horovod have set: the heeded rows fill the same fields, unless a variable of ours does.
+HOROVOD_VARIABLES = environment.VARIABLES
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Options:
+    """Read the options from the environment: Horovod's variables where they have a meaning here, and ours before them.
+
+    Args:
+        environ: the environment; None for that of the process. A variable that is unset or empty leaves its default.
+
+    Returns:
+        The options.
+
+    Raises:
+        InvalidError: a value that is not of the setting's type or breaks its rule; the variable is named.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for variable in HOROVOD_VARIABLES:
+        text = environ.get(variable.name, "")
+        if text and variable.read is not None:
+            try:
+                value = variable.read(text)
+            except ValueError:
+                rule = f"must be {variable.rule}"
+                raise InvalidError(f"environment variable {variable.name} ({text!r}): {rule}") from None
+            if value is not None:
+                values[variable.field] = value
+    for setting in SETTINGS:
+        text = environ.get(setting.name, "")
+        if text:
+            values[setting.field] = _parsed(setting, text)
+    return Options(**values)
+
+
+def check_op(op: object) -> ReduceOp:
+    """Check a reduction that a user gave.
+
+    Args:
+        op: `hvd_ext.Average` or `hvd_ext.Sum`, of which gradients and rows are made.
+
+    Returns:
+        The same, typed.
+
+    Raises:
+        InvalidError: anything else; Horovod's own constants are plain numbers with other meanings and are refused too.
+    """
+    if op in (Average, Sum) and isinstance(op, ReduceOp):
+        return op
+    instead = "the others are for hvd_ext.allreduce" if isinstance(op, ReduceOp) else "there are no others"
+    raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {getattr(op, 'instead', instead)}")
+
+
+def check_compression(compression: object) -> Compression:
+    """Check a compression that a user gave.
+
+    Args:
+        compression: a member of `hvd_ext.Compression`, Horovod's class for the same, or None for none.
+
+    Returns:
+        The same, typed.
+
+    Raises:
+        InvalidError: anything else.
+    """
+    if isinstance(compression, Compression):
+        return compression
+    if type(compression).__name__ == "TopK":
+        raise InvalidError(
+            f"compression ({compression!r}): TopK keeps a rest for each optimizer; give it to "
+            "hvd_ext.DistributedOptimizer"
+        )
+    known = {"NoneCompressor": Compression.none, "FP16Compressor": Compression.fp16}
+    name = "NoneCompressor" if compression is None else getattr(compression, "__name__", "")
+    if name not in known:
+        names = ", ".join(f"Compression.{member.name}" for member in Compression)
+        raise InvalidError(f"compression ({compression!r}): must be one of {names}; there are no others")
+    return known[name]
+
+
+def _as(tensor: Any, dtype: Any, own: Any) -> Any:
+    """Cast a tensor whose own dtype is a floating one."""
+    import tensorflow as tf
+
+    return tf.cast(tensor, dtype) if tf.as_dtype(own).is_floating else tensor
+
+
+def _parsed(setting: Setting, text: str) -> Any:
+    try:
+        value = {"0": False, "1": True}[text] if setting.type is bool else setting.type(text)
+        alone: dict[str, Any] = {setting.field: value}
+        Options(**alone)
+    except (ValueError, KeyError) as error:
+        kind = {int: "a whole number", float: "a number", bool: "0 or 1"}.get(setting.type, "text")
+        rule = str(error) if isinstance(error, InvalidError) else f"must be {kind}"
+        raise InvalidError(f"environment variable {setting.name} ({text!r}): {rule}") from None
+    return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,271 @@
+"""The options of a reduction of gradients: one frozen value for optimizers, tapes and commands.
+
+Horovod's keywords are taken by their names. What a value would change silently elsewhere is refused here in words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.compression import topk
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import InvalidError
+from hvd_ext.options import (
+    Algorithm,
+    Average,
+    Compression,
+    Options,
+    ReduceOp,
+    SparseAlgorithm,
+    Sum,
+    check_compression,
+    compatibility,
+)
+
+if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GradientOptions:
+    """How gradients become one over the ranks; the same on all ranks, which is compared when a channel is opened.
+
+    Args:
+        op: `Average` or `Sum` of the ranks' gradients.
+        algorithm: "auto" or an allreduce algorithm's name; None for that of `init`. With a `TopK` an algorithm for
+            sparse gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
+        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for the one of `init`.
+        compression: how float32 gradients travel, or a `TopK`: which part of them; None for that of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
+        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
+        backward_passes_per_step: so many gradients are added up on each rank before one reduction and one update.
+        average_aggregated_gradients: divide what was added up by backward_passes_per_step; False: leave the sum.
+        groups: a number of buckets, or lists of variables that travel together; None and 0: buckets of bucket_nbytes.
+        process_set: the ranks that reduce among themselves; None for all.
+        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
+        check_every: after so many steps the ranks compare a checksum of their weights; 0: never. Optimizers only.
+        check_start: the ranks compare a checksum of their weights once, before the first update; a tape does so after
+            its first step, before which its users may broadcast.
+
+    Raises:
+        InvalidError: a value breaks its rule, or two of them exclude each other; the message says what to do.
+        PlanError: there is no algorithm of this name.
+    """
+
+    op: ReduceOp = Average
+    algorithm: Algorithm | SparseAlgorithm | None = None
+    bucket_nbytes: int | None = None
+    compression: Compression | TopK | None = None
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet | None = None
+    scale_local_gradients: bool = True
+    check_every: int = 0
+    check_start: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compression is not None and not isinstance(self.compression, TopK):
+            object.__setattr__(self, "compression", _checked_compression(self.compression))
+        Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes)
+        _check_algorithm(self.algorithm, self.topk)
+        for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients", "check_start"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
+        factor = self.gradient_predivide_factor
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+            raise InvalidError(f"gradient_predivide_factor ({factor!r}): must be a number above 0")
+        if factor != 1 and self.op == Sum:
+            raise InvalidError(compatibility.words("predivide", "op=Sum"))
+        passes = self.backward_passes_per_step
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise InvalidError(f"backward_passes_per_step ({passes!r}): must be a whole number from 1")
+        if isinstance(self.check_every, bool) or not isinstance(self.check_every, int) or self.check_every < 0:
+            raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
+        object.__setattr__(self, "groups", _checked_groups(self.groups))
+        object.__setattr__(self, "process_set", _checked_set(self.process_set))
+
+    @classmethod
+    def from_texts(cls, where: str, texts: Mapping[str, str]) -> GradientOptions:
+        """Read the options from a command line.
+
+        Args:
+            where: whose they are, for messages ("bench training").
+            texts: by name; numbers, "true" and "false" as YAML reads them, op and compression by their names; a
+                `TopK` as "topk:0.01" or "topk:density=0.01,wire=bf16" (`hvd_ext.compression.topk.from_text`).
+
+        Returns:
+            The options.
+
+        Raises:
+            InvalidError: an option that there is not, or a value that breaks its rule.
+            PlanError: there is no algorithm of this name.
+        """
+        import yaml
+
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in texts:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise InvalidError(f"{where} has no option {name!r}; {hint}")
+        named: dict[str, dict[str, Any]] = {
+            "op": {"average": Average, "sum": Sum},
+            "compression": {one.name: one for one in Compression},
+        }
+        values = {
+            name: named[name].get(text.lower(), text) if name in named else yaml.safe_load(text)
+            for name, text in texts.items()
+        }
+        if values.get("compression", "") == texts.get("compression") and texts["compression"].startswith("topk"):
+            values["compression"] = topk.from_text(texts["compression"])
+        return cls(**values)
+
+    @property
+    def topk(self) -> TopK | None:
+        """The options of sparse gradients; None where all gradients travel whole."""
+        return self.compression if isinstance(self.compression, TopK) else None
+
+    def for_channel(self, job: Options) -> Options:
+        """Give the options of a channel.
+
+        Args:
+            job: those of `init`, which hold where these say nothing.
+        """
+        if self.topk is not None:  # dense gradients beside the sparse ones travel as those of the job
+            return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes)
+        return job.replace(
+            op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, compression=self.compression
+        )
+
+    def keywords(self) -> dict[str, Any]:
+        """Give the keywords that make these options."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def changed(self) -> tuple[str, ...]:
+        """Give the names of the options that are not at their defaults."""
+        return self.differing(GradientOptions())
+
+    def differing(self, other: GradientOptions) -> tuple[str, ...]:
+        """Give the names of the options in which two values differ.
+
+        Args:
+            other: the options to compare with; groups are alike if they hold the same variables.
+        """
+
+        def comparable(options: GradientOptions) -> dict[str, Any]:
+            groups: Any = options.groups
+            if isinstance(groups, tuple):
+                groups = [[id(variable) for variable in group] for group in groups]
+            return {**options.keywords(), "groups": groups}
+
+        own, others = comparable(self), comparable(other)
+        return tuple(name for name in own if own[name] != others[name])
+
+    def described(self) -> dict[str, Any]:
+        """Give what must be the same on all ranks besides the options of the channel and the groups."""
+        names = (
+            "sparse_as_dense",
+            "gradient_predivide_factor",
+            "backward_passes_per_step",
+            "average_aggregated_gradients",
+            "scale_local_gradients",
+            "check_every",
+            "check_start",
+        )
+        values = {name: getattr(self, name) for name in names}
+        if self.topk is not None:
+            values["sparse algorithm"] = self.sparse_algorithm
+            values |= {f"TopK's {name}": value for name, value in self.topk.described().items()}
+        return values
+
+    @property
+    def sparse_algorithm(self) -> str:
+        """The algorithm for sparse gradients."""
+        return self.algorithm or "hitopk"
+
+
+def groups_of(groups: int | Sequence[Sequence[Any]] | None, num_groups: int) -> int | Sequence[Sequence[Any]] | None:
+    """Give the groups of a face that takes Horovod's older keyword too; a user's function calls it directly.
+
+    Args:
+        groups: the newer keyword; it counts where both are given.
+        num_groups: Horovod's older one; 0 where it is not given.
+
+    Returns:
+        For `GradientOptions`. A DeprecationWarning at the user's line says what num_groups is called now.
+    """
+    if not num_groups:
+        return groups
+    warnings.warn("num_groups is called groups now", DeprecationWarning, stacklevel=3)
+    return num_groups if groups is None else groups
+
+
+def _checked_compression(compression: Any) -> Compression:
+    try:
+        return check_compression(compression)
+    except InvalidError as error:
+        raise InvalidError(f"{error}, but hvd_ext.TopK(...)") from None
+
+
+def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
+    from hvd_ext.planning import registry
+
+    sparse_names = registry.sparse_names()
+    if sparse is not None:
+        if algorithm not in (None, *sparse_names):
+            raise InvalidError(
+                f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) it must be one of "
+                f"{', '.join(sparse_names)}, or None; the dense gradients beside the sparse ones take that "
+                "of init"
+            )
+    elif algorithm in sparse_names:
+        raise InvalidError(
+            f"algorithm ({algorithm!r}): sends a part of the gradients, and compression must say which; give "
+            "compression=hvd_ext.TopK(density=0.01) too"
+        )
+    elif algorithm not in (None, "auto"):
+        registry.get(algorithm)
+
+
+def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:
+    rule = "must be a number of groups, or a list of lists of variables"
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool)):
+        if groups is not None and groups < 0:
+            raise InvalidError(f"groups ({groups}): {rule}; a number is not negative")
+        return groups or None
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise InvalidError(f"groups ({groups!r}): {rule}")
+    if not all(hasattr(variable, "shape") for group in groups for variable in group):
+        raise InvalidError(f"groups ({groups!r}): {rule}; one of them holds something that is no variable")
+    seen: set[int] = set()
+    for variable in (variable for group in groups for variable in group):
+        if id(variable) in seen:
+            raise InvalidError(f"groups: each variable may be there once; {_name(variable)!r} is there again")
+        seen.add(id(variable))
+    return tuple(tuple(group) for group in groups if group) or None
+
+
+def _checked_set(process_set: Any) -> ProcessSet | None:
+    # Horovod's own global set has the number 0 as well
+    if process_set is None or getattr(process_set, "process_set_id", None) == 0:
+        return None
+    from hvd_ext.job.process_sets import ProcessSet
+
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidError(
+            f"process_set ({process_set!r}): must be a hvd_ext.ProcessSet that was added, or None for all ranks; the "
+            "sets of Horovod are its own"
+        )
+    return process_set
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)

@@ -1,0 +1,157 @@
+"""What Horovod has and this package has not: each name says so at the call, and says what to do instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hvd_ext.errors import InvalidError
+
+# What to do instead; the page of migration says the same words.
+INSTEAD: dict[str, str] = {
+    "join": (
+        "give all ranks as many steps, as hvd_ext.shard(dataset, batch_size) does, or agree with "
+        "hvd_ext.allgather_object before the last steps"
+    ),
+    "elastic": (
+        "save with hvd_ext.callbacks.Checkpoint(directory), and start the job again with the ranks that are left"
+    ),
+    "experimental": (
+        "leave experimental_run_tf_function out of compile(): Keras 3 has no such argument, and none is needed for a "
+        "DistributedOptimizer to reduce the gradients"
+    ),
+    "mark_cycles": "must be False; the engine sleeps until there is work, it has no cycles",
+}
+
+
+class RefusedOp:
+    """A reduction of Horovod's that no collective and no optimizer here takes; `instead` says what to do.
+
+    Args:
+        name: Horovod's name for it.
+        instead: words for the error.
+    """
+
+    def __init__(self, name: str, instead: str) -> None:
+        self.name = name
+        self.instead = instead
+
+    def __repr__(self) -> str:
+        return f"hvd_ext.{self.name}"
+
+
+Adasum = RefusedOp("Adasum", "take op=Average, and hvd_ext.scale_learning_rate with a warm-up")
+
+
+def join() -> NoReturn:
+    """Refuse Horovod's `join`: ranks that run out of data early would leave collectives without them.
+
+    Raises:
+        InvalidError: always; it says how to give all ranks as many steps.
+    """
+    raise InvalidError(f"join: a rank cannot drop out of the training here; {INSTEAD['join']}")
+
+
+class Elastic:
+    """What stands for Horovod's module `elastic`: its functions and classes raise when they are called."""
+
+    NAMES = (
+        "run",
+        "run_fn",
+        "ObjectState",
+        "TensorFlowState",
+        "TensorFlowKerasState",
+        "KerasState",
+        "CommitStateCallback",
+        "UpdateBatchStateCallback",
+        "UpdateEpochStateCallback",
+        "HorovodInternalError",
+    )
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        if name not in self.NAMES:
+            raise AttributeError(f"hvd_ext.elastic has no attribute {name!r}")
+
+        def refused(*args: Any, **keywords: Any) -> NoReturn:
+            raise InvalidError(f"elastic.{name}: the number of ranks is fixed while a job runs; {INSTEAD['elastic']}")
+
+        return refused
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.NAMES})
+
+    def __repr__(self) -> str:
+        return "hvd_ext.elastic (refused)"
+
+
+elastic = Elastic()
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin a trace under Horovod's name for it; all ranks call it. See `hvd_ext.start_trace`.
+
+    Horovod writes one file, on rank 0. Here each rank leaves one in a folder; `python -m hvd_ext trace` merges them.
+
+    Args:
+        file_path: names the folder: without the suffix .json, if it has that.
+        mark_cycles: must be False; the engine has no cycles.
+
+    Raises:
+        InvalidError: mark_cycles, or what `start_trace` refuses.
+    """
+    if mark_cycles:
+        raise InvalidError(f"start_timeline: mark_cycles ({mark_cycles!r}): {INSTEAD['mark_cycles']}")
+    from hvd_ext.job import recording
+
+    path = Path(file_path)
+    recording.start_trace(path.with_suffix("") if path.suffix == ".json" else path)
+
+
+def stop_timeline() -> Path:
+    """End the trace that `start_timeline` began; waits for no other rank.
+
+    Returns:
+        The file that this rank has written.
+
+    Raises:
+        InvalidError: no trace is being recorded.
+    """
+    from hvd_ext.job import recording
+
+    return recording.stop_trace()
+
+
+# Words of an exception that is not ours -> what to do about it.
+_HINTS: dict[str, str] = {
+    "unexpected keyword argument 'experimental_run_tf_function'": f"hvd_ext: {INSTEAD['experimental']}",
+}
+
+
+def add_hint(error: BaseException) -> None:
+    """Add to an exception that ends a program what to do about it, where a script for Horovod meets it on Keras 3.
+
+    Args:
+        error: its printed traceback ends with the hint then; before Python 3.11 exceptions take no notes.
+    """
+    for words, hint in _HINTS.items():
+        if words in str(error) and hint not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):
+            error.add_note(hint)
+
+
+# Names of Horovod's modules that have no successor here -> what to use; for the AttributeError.
+ABSENT: dict[str, str] = {
+    "broadcast_object_fn": "use hvd_ext.broadcast_object, which needs no session",
+    "BroadcastGlobalVariablesHook": (
+        "make hvd_ext.broadcast_global_variables(root_rank) in the graph, and run it in the session after the "
+        "initializers"
+    ),
+    "gpu_available": "use tf.config.list_physical_devices('GPU')",
+    "LocalGradientAggregationHelper": "use DistributedOptimizer(..., backward_passes_per_step=N)",
+    "compression": "use hvd_ext.Compression",
+    "data": (
+        "there is no compute service; run the tf.data service of TensorFlow (tf.data.experimental.service) on hosts of "
+        "its own, and shard with hvd_ext.shard"
+    ),
+}

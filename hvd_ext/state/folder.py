@@ -1,0 +1,191 @@
+"""The folders of checkpoints: written under another name, renamed when whole, old ones removed after that.
+
+    <directory>/checkpoint-000007/    complete
+    <directory>/.writing-...          being written, or left by a job that died meanwhile
+    <directory>/newest.txt            the name of the newest, for people and scripts
+
+A rename is atomic within a file system, so that a folder of the first kind is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from hvd_ext.errors import CheckpointError
+from hvd_ext.state import manifest as manifests
+from hvd_ext.state.manifest import File, Manifest
+
+POINTER = "newest.txt"
+
+_NAME = re.compile(r"checkpoint-(\d{6,})")
+_WRITING = ".writing-"
+_MARK = ".disk-"
+
+
+def path_of(directory: Path, serial: int) -> Path:
+    """Give the folder of a checkpoint.
+
+    Args:
+        directory: of all checkpoints of a job.
+        serial: the checkpoint's number.
+    """
+    return directory / f"checkpoint-{serial:06d}"
+
+
+def serials(directory: Path) -> list[int]:
+    """List the numbers of the checkpoints in a directory, the newest first; whether they are whole is not looked at.
+
+    Raises:
+        OSError: the directory cannot be read; one that is not there has none.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)
+
+
+def newest(directory: str | os.PathLike[str]) -> Path | None:
+    """Find the newest checkpoint whose model is whole; it needs no other rank, and may run in any program.
+
+    The folder has `model.keras` for `keras.models.load_model`, or `model.weights.h5` for `model.load_weights`.
+
+    Args:
+        directory: as given to `hvd_ext.callbacks.Checkpoint`.
+
+    Returns:
+        Its folder; None where there is none.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for serial in serials(Path(directory)):
+        folder = path_of(Path(directory), serial)
+        try:
+            found = manifests.read(folder)
+            manifests.check(folder, found, [found.model])
+        except CheckpointError:
+            continue
+        return folder
+    return None
+
+
+def prepare(directory: Path, mark: str) -> None:
+    """Make the directory, and put a mark into it by which ranks see that they share it.
+
+    Raises:
+        OSError: it cannot be made or written to.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / (_MARK + mark)).touch()
+
+
+def has_mark(directory: Path, mark: str) -> bool:
+    """Tell whether the directory has this mark."""
+    return (directory / (_MARK + mark)).exists()
+
+
+def unmark(directory: Path, mark: str) -> None:
+    """Take a mark away."""
+    (directory / (_MARK + mark)).unlink(missing_ok=True)
+
+
+def clean(directory: Path) -> None:
+    """Remove what jobs that died while they wrote have left."""
+    for path in directory.glob(_WRITING + "*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def writing(directory: Path, serial: int, id: str) -> Path:
+    """Give the folder in which a checkpoint is written; it is not made."""
+    return directory / f"{_WRITING}{serial:06d}-{id}"
+
+
+def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
+    """Write a file, to the disk; then read it again.
+
+    Args:
+        path: the file.
+        writer: writes into the open file.
+
+    Returns:
+        Its description.
+
+    Raises:
+        OSError: the disk is full, or does not work.
+    """
+    with path.open("wb") as file:
+        writer(file)
+    return settle(path)
+
+
+def settle(path: Path) -> File:
+    """See that a file has reached the disk; then read it again and describe it.
+
+    Raises:
+        OSError: the disk does not work.
+    """
+    _sync(path)
+    return manifests.described(path)
+
+
+def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> None:
+    """Make a checkpoint whose files are all there the newest.
+
+    Args:
+        directory: of all checkpoints.
+        written: from `begin`.
+        serial: its number.
+        manifest: what is in it.
+
+    Raises:
+        OSError: the disk is full, or does not work.
+        CheckpointError: what was written cannot be read again.
+    """
+    (written / manifests.FILE).write_text(manifest.text(), encoding="utf-8")
+    _sync(written / manifests.FILE)
+    _sync(written)
+    final = path_of(directory, serial)
+    written.rename(final)
+    _sync(directory)
+    if manifests.read(final) != manifest:
+        raise CheckpointError(f"{final.name}: its manifest does not come back as it was written")
+    pointer = directory / ("." + POINTER)
+    pointer.write_text(final.name + "\n", encoding="utf-8")
+    _sync(pointer)
+    pointer.replace(directory / POINTER)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove the oldest checkpoints.
+
+    Args:
+        directory: of all checkpoints.
+        keep: so many of those that have a manifest stay, the newest.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    kept = 0
+    for serial in serials(directory):
+        folder = path_of(directory, serial)
+        if kept >= keep:
+            # without its name first: a removal that is cut short leaves no torn checkpoint behind
+            doomed = directory / f"{_WRITING}old-{serial:06d}"
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+        else:
+            kept += (folder / manifests.FILE).exists()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

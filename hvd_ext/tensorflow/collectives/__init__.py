@@ -1,0 +1,1 @@
+"""Collectives on tensors, `IndexedSlices` and Python objects, with their gradients."""

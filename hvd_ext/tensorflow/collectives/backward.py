@@ -1,0 +1,175 @@
+"""The collectives' gradients, and the rows of size classes that each call carries.
+
+The gradients are Horovod's (horovod/tensorflow/mpi_ops.py, v0.28.1), so that a script trains as it does there. With
+y = collective(x), g_r = dL_r/dy_r on rank r, and P ranks that take part (in a process set its members), the gradient of
+x on a rank is
+
+- allreduce: the sum of all g_r, for `Average` their average;
+- allgather: the rank's own rows of the average of all g_r;
+- broadcast: the average of all g_r on the root, zero elsewhere;
+- reducescatter: the parts g_r joined, for `Sum` times P;
+- alltoall: the rows of g_r, each sent back to where it came from.
+
+The first and the last are the gradient of the sum of all ranks' losses. That of an allgather or a broadcast is divided
+by P: the gradient of their average. That of a reducescatter is multiplied by P.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import process_sets, runtime
+from hvd_ext.job.prepared import Prepared
+from hvd_ext.job.runtime import Runtime
+from hvd_ext.options import Average, ReduceOp, Sum
+from hvd_ext.tensorflow import ops
+
+# The ranks' parts of an allgather or alltoall differ in size, so its grain cannot follow them: that of a middling size.
+_GATHER_NBYTES = 1 << 20
+
+
+def summed(
+    job: Runtime, name: Any, tensor: tf.Tensor, op: ReduceOp, algorithm: str | None = None, wire: str = "", **more: Any
+) -> tf.Tensor:
+    """Allreduce a tensor; the caller translates errors.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        name: the call's final name.
+        tensor: of a dtype that the engine reduces.
+        op: how the ranks' values become one.
+        algorithm: None for the options'.
+        wire: the dtype in which float32 travels, "" for its own.
+        **more: what else the op takes.
+
+    Returns:
+        The reduced tensor.
+    """
+    rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
+    return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
+
+
+def gather_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for an allgather; one class only, whatever the parts' sizes.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows([job.all_gather(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+
+
+def scatter_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for a reducescatter.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows([job.reduce_scatter(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+
+
+def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
+    """Give the op's attributes for an alltoall.
+
+    Args:
+        job: the runtime of the ranks that take part.
+    """
+    return {**_rows([job.all_to_all(_GATHER_NBYTES)]), "limits": [_GATHER_NBYTES]}
+
+
+def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
+    """Give the op's attributes for a broadcast.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        root: the place among them of the rank whose tensor all get.
+    """
+    return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
+
+
+def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
+    return {
+        "limits": list(runtime.SIZE_CLASSES),
+        "plans": [one.plan for one in prepared],
+        "digests": [one.digest for one in prepared],
+        "segments": [one.segment_nbytes for one in prepared],
+    }
+
+
+def _job(op: Any) -> Runtime:
+    """The ranks of the forward call: the handle of its plan begins with the generation of their engine."""
+    job = runtime.current()
+    for one in (None, *job.process_sets.values()):
+        found = process_sets.runtime_of(one)
+        if found is not None and found.engine.generation == op.get_attr("plans")[0] >> 32:
+            return found
+    raise InvalidError(
+        "gradient of a collective: its process set has been removed, or hvd_ext has been shut down, since"
+    )
+
+
+def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    """The gradient of an op's inputs: only its second, the tensor, has one."""
+    return [gradient if index == 1 else None for index in range(len(op.inputs))]
+
+
+@tf.RegisterGradient("HvdExt>Allreduce")
+def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    rows = {attribute: list(op.get_attr(attribute)) for attribute in ("limits", "plans", "digests", "segments")}
+    kind, wire = ReduceOp(op.get_attr("reduce_op")), tf.compat.as_str(op.get_attr("wire"))
+    if kind not in (Average, Sum):
+        raise InvalidError(
+            f"gradient of an allreduce with op={kind.name}: there is none, only Average and Sum have one; stop it with "
+            "tf.stop_gradient, or gather with hvd_ext.allgather and reduce the parts with TensorFlow"
+        )
+    return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **rows))
+
+
+@tf.RegisterGradient("HvdExt>Allgather")
+def _allgather_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    job = _job(op)
+    own = tf.shape(op.inputs[1], out_type=tf.int64)[:1]
+    sizes = ops.allgather(_name(op, ".sizes"), own, **gather_classes(job))
+    begin = tf.reduce_sum(sizes[: job.engine.rank])
+    return _to_tensor(op, summed(job, _name(op), gradient, Average)[begin : begin + own[0]])
+
+
+@tf.RegisterGradient("HvdExt>Broadcast")
+def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    job = _job(op)
+    average = summed(job, _name(op), gradient, Average)
+    if op.get_attr("root") == job.engine.rank:
+        return _to_tensor(op, average)
+    # zeros of a known shape are a constant: without this a graph of TensorFlow 1 would leave the allreduce out
+    with tf.control_dependencies([average]):
+        return _to_tensor(op, tf.zeros_like(average))
+
+
+@tf.RegisterGradient("HvdExt>Reducescatter")
+def _reducescatter_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+    job = _job(op)
+    if op.get_attr("reduce_op") == Sum:
+        gradient *= tf.cast(job.engine.size, gradient.dtype)
+    return _to_tensor(op, ops.allgather(_name(op), gradient, **gather_classes(job)))
+
+
+@tf.RegisterGradient("HvdExt>Alltoall")
+def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor | None]:
+    result, _ = ops.alltoall(_name(op), gradient, op.outputs[1], has_splits=True, **alltoall_classes(_job(op)))
+    return _to_tensor(op, result)
+
+
+# A reduced gradient is a constant to a tape: its way goes through tickets, which are whole numbers.
+for _kind in ("BeginStep", "BeginSparseStep", "EndStep", "Submit", "Collect", "Barrier"):
+    tf.no_gradient(f"HvdExt>{_kind}")
+
+
+def _name(op: Any, suffix: str = "") -> Any:
+    """Name the backward call after the forward one, whose name is its first input."""
+    name = tf.get_static_value(op.inputs[0])
+    if name is None:
+        return tf.strings.join([op.inputs[0], ".gradient", suffix])
+    text = name if isinstance(name, bytes) else name.item()
+    return ops.call_name("gradient", text.decode() + ".gradient" + suffix, _job(op))

@@ -1,0 +1,237 @@
+"""Collectives of several tensors in one call.
+
+The first message of a group says what all its tensors are, so a group is compared as a whole before anything of it is
+exchanged. An allreduce joins the dense tensors of one dtype, and so a group of one dtype is a single call of the
+engine. The tensors of an allgather or a reducescatter, and IndexedSlices, are calls of their own, which follow the
+first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.options import Average, Compression, ReduceOp
+from hvd_ext.tensorflow.collectives import calls, dtypes, rows, single
+from hvd_ext.tensorflow.collectives.calls import Call
+from hvd_ext.tensorflow.collectives.dtypes import ALLREDUCED, MOVED, REDUCED
+from hvd_ext.tensorflow.collectives.reductions import Reduction
+from hvd_ext.tensorflow.ops import plain
+
+
+@plain
+def grouped_allreduce(
+    tensors: Iterable[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compression | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet | None = None,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Reduce several tensors over the ranks; all ranks call it with equal lists. Differentiable.
+
+    Args:
+        tensors: dense tensors and `tf.IndexedSlices`, of any of the dtypes of `allreduce`, mixed as you like; shapes
+            and dtypes are equal on all ranks. May be empty.
+        average: see `allreduce`.
+        device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
+        device_sparse: see device_dense.
+        compression: see `allreduce`.
+        op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
+            take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the results.
+        process_set: the ranks that take part; None for all.
+        ignore_name_scope: see device_dense.
+        name: matches the ranks' calls; None for a counted name.
+
+    Returns:
+        The results, in the order of the tensors.
+
+    Raises:
+        MismatchError: the ranks' lists, op, compression or factors differ; on all ranks, before anything is exchanged.
+        InvalidError: an argument that cannot be, or a sum that does not fit into a narrow dtype.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    kind = "grouped_allreduce"
+    with calls.preparing(kind, name, process_set) as call:
+        request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
+        members = _members(kind, tensors, lambda one: _dense_or_sparse(one, request.op))
+        terms = request.all_terms(kind, *_lines(members, [_described(one) for one in members]))
+    results: list[Any] = [None] * len(members)
+    by_dtype: dict[str, list[int]] = {}
+    for index, one in enumerate(members):
+        if isinstance(one, tf.Tensor):
+            by_dtype.setdefault(one.dtype.name, []).append(index)
+    before: list[Any] = []
+    agreed = not by_dtype or any(isinstance(one, tf.IndexedSlices) for one in members)
+    if agreed:
+        before = _agree(call, terms)
+    for dtype, indices in by_dtype.items():
+        part = dataclasses.replace(request, call=_part(call, dtype) if agreed else call)
+        with tf.control_dependencies(before):
+            reduced = _joined(part, [members[i] for i in indices], kind if agreed else terms)
+        before, agreed = before or reduced[:1], True
+        for index, result in zip(indices, reduced, strict=True):
+            results[index] = result
+    for index, one in enumerate(members):
+        if isinstance(one, tf.IndexedSlices):
+            with tf.control_dependencies(before):
+                results[index] = rows.gathered(request, one, index)
+    return results
+
+
+@plain
+def grouped_allgather(
+    tensors: Iterable[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Join several tensors of all ranks, each along its first dimension; all ranks call it. Differentiable.
+
+    Args:
+        tensors: this rank's parts, each as in `allgather`; dtypes may be mixed. May be empty.
+        name: matches the ranks' calls; None for a counted name.
+        ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        The joined tensors, in the order of the parts.
+
+    Raises:
+        MismatchError: the ranks' lists differ in more than first dimensions; on all ranks, before anything is
+            exchanged.
+        InvalidError: a scalar, or a dtype that cannot be moved.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    kind = "grouped_allgather"
+    with calls.preparing(kind, name, process_set) as call:
+        members = _members(
+            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, MOVED), "joined")
+        )
+        terms = calls.terms(kind, *_lines(members, [calls.described(one, free=True) for one in members]))
+    return _each(call, members, terms, single.gathered)
+
+
+@plain
+def grouped_reducescatter(
+    tensors: Iterable[Any],
+    device_dense: str = "",
+    compression: Compression | None = None,
+    op: ReduceOp | None = Average,
+    process_set: ProcessSet | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+) -> list[tf.Tensor]:
+    """Sum or average several tensors over the ranks and keep one part of each; all ranks call it. Differentiable.
+
+    Args:
+        tensors: each as in `reducescatter`; dtypes may be mixed, shapes are equal on all ranks. May be empty.
+        device_dense: accepted for Horovod's sake, like ignore_name_scope.
+        compression: see `allreduce`.
+        op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
+        process_set: the ranks that take part; None for all.
+        prescale_factor: multiplies the tensors before the reduction.
+        postscale_factor: multiplies the results.
+        name: matches the ranks' calls; None for a counted name.
+        ignore_name_scope: see device_dense.
+
+    Returns:
+        This rank's rows of each, in the order of the tensors.
+
+    Raises:
+        MismatchError: the ranks' lists, op, compression or factors differ; on all ranks, before anything is exchanged.
+        InvalidError: a scalar, or a dtype that cannot be reduced.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    kind = "grouped_reducescatter"
+    with calls.preparing(kind, name, process_set) as call:
+        request = Reduction.of(call, op, None, compression, prescale_factor, postscale_factor)
+        members = _members(
+            kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, REDUCED), "divided")
+        )
+        terms = request.all_terms(kind, *_lines(members, [calls.described(one) for one in members]))
+    return _each(
+        call,
+        members,
+        terms,
+        lambda part, one, words: dataclasses.replace(request, call=part).scattered(one, words),
+    )
+
+
+def _members(kind: str, tensors: Any, check: Callable[[Any], Any]) -> list[Any]:
+    if isinstance(tensors, (tf.Tensor, tf.Variable, tf.IndexedSlices)) or not isinstance(tensors, Iterable):
+        raise InvalidError(f"{kind} ({type(tensors).__name__}): takes a list of tensors")
+    return [check(one) for one in tensors]
+
+
+def _dense_or_sparse(one: Any, op: ReduceOp) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(one, tf.IndexedSlices):
+        return rows.checked("grouped_allreduce", one, op)
+    return dtypes.converted("grouped_allreduce", one, ALLREDUCED)
+
+
+def _described(one: tf.Tensor | tf.IndexedSlices) -> tuple[str, Any]:
+    if isinstance(one, tf.IndexedSlices):
+        return "IndexedSlices of ", calls.described(one.values, free=True)
+    return "", calls.described(one)
+
+
+def _lines(members: list[Any], descriptions: list[Any]) -> list[Any]:
+    lines: list[Any] = [f"number of tensors {len(members)}"]
+    for index, description in enumerate(descriptions):
+        prefix, text = description if isinstance(description, tuple) else ("", description)
+        start = f"tensor {index} {prefix}"
+        lines.append(start + text if isinstance(text, str) else tf.strings.join([start, text]))
+    return lines
+
+
+def _part(call: Call, suffix: str) -> Call:
+    return dataclasses.replace(call, name=f"{call.name}/{suffix}")
+
+
+def _agree(call: Call, terms: Any) -> list[Any]:
+    """Compare a group whose first tensor cannot carry its terms; what this gives must come first."""
+    done = calls.agree(call, terms)
+    return [] if done is None else [done]
+
+
+def _each(call: Call, members: list[Any], terms: Any, run: Callable[[Call, Any, Any], tf.Tensor]) -> list[tf.Tensor]:
+    if not members:
+        _agree(call, terms)
+        return []
+    first = run(call, members[0], terms)
+    with tf.control_dependencies([first]):
+        return [first, *(run(_part(call, str(i)), one, call.kind) for i, one in enumerate(members[1:], 1))]
+
+
+def _joined(request: Reduction, members: list[tf.Tensor], terms: Any) -> list[tf.Tensor]:
+    """Allreduce dense tensors of one dtype as one."""
+    if len(members) == 1:
+        return [request.allreduced(members[0], terms=terms)]
+    flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), terms=terms)
+    sizes = [one.shape.num_elements() for one in members]
+    if None in sizes:
+        parts = tf.split(flat, tf.stack([tf.size(one) for one in members]), num=len(members))
+    else:
+        parts = tf.split(flat, sizes)
+    results = []
+    for one, part in zip(members, parts, strict=True):
+        known = one.shape.is_fully_defined()
+        result = tf.reshape(part, one.shape if known else tf.shape(one))
+        results.append(tf.ensure_shape(result, one.shape))
+    return results

@@ -1,0 +1,155 @@
+"""Python objects from rank to rank. Small ones need no TensorFlow; large ones travel as tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.job import consensus, process_sets
+
+if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
+    from hvd_ext.job.runtime import Runtime
+
+_OBJECT, _ERROR, _NOTHING, _LARGE = b"o", b"e", b"n", b"l"
+
+# Objects from this size on do not pass through rank 0 but by a broadcast or an allgather of their bytes.
+LARGE_NBYTES = 4 << 20
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Give all ranks the object that one rank has; all ranks call it.
+
+    Args:
+        obj: anything that pickles (with cloudpickle where it is installed); only the root's counts.
+        root_rank: whose object all get: a rank of the job, also in a process set.
+        session: None, or a session of tf.compat.v1, which is not needed.
+        name: for messages; the same on all ranks. None: "broadcast_object".
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        The root's object: a copy on every rank, and the object itself on the root.
+
+    Raises:
+        InvalidError: the root is not one of the ranks.
+        MismatchError: the ranks name different roots.
+        HvdExtError: the root's object does not pickle; on all ranks.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    job = process_sets.member(process_set, "broadcast_object")
+    _check_session("broadcast_object", session)
+    name = name or "broadcast_object"
+    try:
+        root = consensus.place_of_root(job.engine, root_rank)
+    except InvalidError as error:
+        job.engine.refuse(name, str(error))  # the others wait for this rank
+        raise
+    own = _dumped(obj) if job.engine.rank == root else (_NOTHING, b"")
+    kinds, roots, payloads = _exchanged(job, name, own, root_rank)
+    consensus.check_same(name, [{"root_rank": one} for one in roots], job.engine.ranks)
+    _raise_failed(name, kinds, payloads, job.engine.ranks)
+    if kinds[root] == _LARGE:
+        payloads[root] = _large(job, name, own[1] or bytes(int(payloads[root])), root_rank, process_set)
+    return obj if job.engine.rank == root else pickle.loads(payloads[root])
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Any]:
+    """Give all ranks the objects of all; all ranks call it.
+
+    Args:
+        obj: anything that pickles (with cloudpickle where it is installed).
+        session: None, or a session of tf.compat.v1, which is not needed.
+        name: for messages; the same on all ranks. None: "allgather_object".
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        The objects, by rank; in a process set in the order of its ranks.
+
+    Raises:
+        HvdExtError: an object does not pickle; on all ranks.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    job = process_sets.member(process_set, "allgather_object")
+    _check_session("allgather_object", session)
+    name = name or "allgather_object"
+    own = _dumped(obj)
+    kinds, _, payloads = _exchanged(job, name, own, 0)
+    _raise_failed(name, kinds, payloads, job.engine.ranks)
+    if _LARGE in kinds:
+        sizes = [int(payload) if kind == _LARGE else 0 for kind, payload in zip(kinds, payloads, strict=True)]
+        everything = memoryview(_large(job, name, own[1] if own[0] == _LARGE else b"", None, process_set))
+        for place, nbytes in enumerate(sizes):
+            if kinds[place] == _LARGE:
+                payloads[place], everything = bytes(everything[:nbytes]), everything[nbytes:]
+    return [pickle.loads(payload) for payload in payloads]
+
+
+def _check_session(where: str, session: Any) -> None:
+    if session is not None and not hasattr(session, "run"):
+        raise InvalidError(
+            f"{where}: session ({session!r}): must be None or a session of tf.compat.v1; a name is given as name=..."
+        )
+
+
+def _dumped(obj: Any) -> tuple[bytes, bytes]:
+    try:
+        import cloudpickle as pickler
+    except ImportError:
+        pickler = pickle
+    try:
+        payload = bytes(pickler.dumps(obj))
+    except Exception as error:
+        # The other ranks must hear of it, whatever it is, or they would wait for ever.
+        return _ERROR, f"{type(error).__name__}: {error}".encode()
+    return (_LARGE if len(payload) >= LARGE_NBYTES else _OBJECT), payload
+
+
+def _exchanged(
+    job: Runtime, name: str, own: tuple[bytes, bytes], root: int
+) -> tuple[list[bytes], list[int], list[bytes]]:
+    """One byte of kind, the root in decimal digits and a space, and the object, or its size where it is large."""
+    kind, payload = own
+    message = b"%d" % len(payload) if kind == _LARGE else payload
+    kinds, roots, payloads = [], [], []
+    for answer in job.engine.exchange(name, kind + b"%d " % root + message):
+        header, _, payload = answer.partition(b" ")
+        kinds.append(header[:1])
+        roots.append(int(header[1:]))
+        payloads.append(payload)
+    return kinds, roots, payloads
+
+
+def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, process_set: ProcessSet | None) -> bytes:
+    """Broadcast bytes from a root, or join those of all ranks."""
+    import numpy as np
+    import tensorflow as tf
+
+    from hvd_ext.tensorflow.collectives import single
+
+    def moved() -> tf.Tensor:
+        tensor = tf.constant(np.frombuffer(payload, np.uint8))
+        if root_rank is None:
+            return single.allgather(tensor, name=f"{name} (large)", process_set=process_set)
+        return single.broadcast(tensor, root_rank, name=f"{name} (large)", process_set=process_set)
+
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            return bytes(moved().numpy())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # a graph of TensorFlow 1 is being built
+        return bytes(session.run(moved()))
+
+
+def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], ranks: Sequence[int]) -> None:
+    for rank, kind, payload in zip(ranks, kinds, payloads, strict=True):
+        if kind == _ERROR:
+            raise HvdExtError(f"{name}: the object of rank {rank} does not pickle: {payload.decode()}")

@@ -1,0 +1,126 @@
+"""A user's reduction, checked: op, factors and compression; and how tensors go through it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.options import Compression, ReduceOp, check_compression
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import backward, calls, dtypes
+from hvd_ext.tensorflow.collectives.calls import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """What a user asks for, beside the tensors.
+
+    Args:
+        call: who takes part, under which name.
+        op: how the ranks' values become one.
+        compression: how float32 travels.
+        prescale: multiplies before the reduction.
+        postscale: multiplies after it.
+    """
+
+    call: Call
+    op: ReduceOp
+    compression: Compression
+    prescale: float
+    postscale: float
+
+    @staticmethod
+    def of(
+        call: Call, op: Any, average: bool | None, compression: Any, prescale_factor: Any, postscale_factor: Any
+    ) -> Reduction:
+        """Check a user's arguments.
+
+        Args:
+            call: from `calls.preparing`.
+            op: a `ReduceOp`, or None for `Average`.
+            average: Horovod's older way to say it, or None.
+            compression: a `Compression`, Horovod's class for the same, or None.
+            prescale_factor: a finite number.
+            postscale_factor: a finite number.
+
+        Raises:
+            InvalidError: an argument breaks its rule.
+        """
+        return Reduction(
+            call,
+            calls.chosen_op(call.kind, op, average),
+            check_compression(compression),
+            dtypes.factor(call.kind, "prescale_factor", prescale_factor),
+            dtypes.factor(call.kind, "postscale_factor", postscale_factor),
+        )
+
+    def terms(self, label: str, *lines: Any) -> Any:
+        """Write down what must agree; see `calls.terms`.
+
+        Args:
+            label: what the user has called.
+            *lines: more agreements.
+        """
+        return calls.terms(label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines)
+
+    def all_terms(self, label: str, *lines: Any) -> Any:
+        """Write down what must agree where the engine does not see op and compression.
+
+        Args:
+            label: what the user has called.
+            *lines: more agreements.
+        """
+        return self.terms(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
+
+    def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, terms: Any = None) -> tf.Tensor:
+        """Allreduce a tensor.
+
+        Args:
+            tensor: of a dtype of `dtypes.ALLREDUCED`.
+            algorithm: None for the options'.
+            terms: what must agree; None for the factors.
+
+        Returns:
+            The reduced tensor.
+        """
+        wide, dtype = dtypes.widened(tensor)
+        op, after = dtypes.split_factors(wide, self.op, self.postscale, self.call.job.engine.size)
+        with ops.translated():
+            result = backward.summed(
+                self.call.job,
+                self.call.name,
+                dtypes.scaled(wide, self.prescale),
+                op,
+                algorithm,
+                self.compression.value,
+                terms=self.terms("allreduce") if terms is None else terms,
+                dtype=dtype,
+                counted=self.call.counted,
+            )
+        return dtypes.narrowed(str(self.call), dtypes.scaled(result, after), tensor.dtype)
+
+    def scattered(self, tensor: tf.Tensor, terms: Any = None) -> tf.Tensor:
+        """Reduce a tensor, and keep this rank's rows.
+
+        Args:
+            tensor: of a dtype of `dtypes.REDUCED`.
+            terms: what must agree; None for the factors.
+
+        Returns:
+            This rank's rows.
+        """
+        op, after = dtypes.split_factors(tensor, self.op, self.postscale, self.call.job.engine.size)
+        classes = backward.scatter_classes(self.call.job)
+        with ops.translated():
+            result = ops.reducescatter(
+                self.call.name,
+                dtypes.scaled(tensor, self.prescale),
+                op=int(op),
+                wire=self.compression.value,
+                terms=self.terms("reducescatter") if terms is None else terms,
+                counted=self.call.counted,
+                **classes,
+            )
+        return dtypes.scaled(result, after)

@@ -1,0 +1,164 @@
+"""Sparse gradients: the rows of a table that each rank has touched, joined over the ranks and added up.
+
+Every rank adds up its own repeated rows first, so that a row travels once per rank; then it gathers the rows of all
+ranks and adds them in the order of ranks. All ranks do the same sums in the same order on the same values, on the CPU:
+they end with equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.options import Compression, Sum
+from hvd_ext.tensorflow import ops
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+    from hvd_ext.options.gradients import GradientOptions
+
+# The ranks' parts differ in size, so the grain cannot follow them: that of a middling size.
+_GATHER_NBYTES = 1 << 20
+# Added in float32: a sum that is rounded to 8 bits after every addition drifts.
+_HALVES = (tf.float16, tf.bfloat16)
+# Tables of fewer rows send their indices in 4 bytes.
+_INT32_ROWS = 1 << 31
+
+
+@ops.plain
+def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Add up the rows of equal index; the same bits every time.
+
+    Args:
+        slices: indices int32 or int64 [n], values [n, ...] of a floating dtype or int32 or int64; n may be 0.
+
+    Returns:
+        Ascending indices, each once, in their dtype, with the sums of their rows in the values' dtype (halves are added
+        in float32); the same dense_shape.
+    """
+    with tf.device("CPU:0"):
+        indices, values = _summed(slices.indices, _wide(slices.values))
+        return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
+
+
+@ops.plain
+def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
+    """Make slices without any row, for a rank that has no gradient where others have a sparse one.
+
+    Args:
+        shape: of the whole table.
+        dtype: of its values.
+
+    Returns:
+        Slices with int64 indices [0] and values [0, ...].
+    """
+    shape = tuple(int(dimension) for dimension in shape)
+    return tf.IndexedSlices(
+        tf.zeros((0, *shape[1:]), dtype), tf.zeros(0, tf.int64), tf.constant(shape, tf.int64, shape=[len(shape)])
+    )
+
+
+@ops.plain
+def reduce(
+    job: Runtime,
+    name: str,
+    slices: tf.IndexedSlices | None,
+    options: GradientOptions,
+    present: bool = True,
+    *,
+    shape: Sequence[int] | None = None,
+    dtype: tf.DType | str | None = None,
+) -> tf.IndexedSlices:
+    """Sum or average one sparse gradient over the ranks; eager or in a graph, and all ranks call it.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        name: matches the ranks' calls; of its own for each tensor of each channel. In one `tf.function` its second use
+            gets a number.
+        slices: this rank's rows, in any order and with repetitions, indices int32 or int64; None for none. Rows of
+            whole numbers are summed only.
+        options: op, compression and gradient_predivide_factor count. With a compression float32 rows travel as halves
+            and are added in float32; other dtypes travel as they are.
+        present: False: this rank has no gradient, `slices` is not looked at.
+        shape: the table's, the same on all ranks; needed where slices may be None. With it, indices of tables below
+            2^31 rows travel in 4 bytes.
+        dtype: of the result, the same on all ranks; None for that of the slices. Needed where slices may be None.
+
+    Returns:
+        Ascending indices, each once, with the sums or averages of their rows; equal bits on all ranks. The indices have
+        the dtype of this rank's slices, int64 where it has none.
+
+    Raises:
+        InvalidError: neither slices nor shape and dtype.
+        MismatchError: the ranks' rows differ in dtype or shape; on all ranks.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    if not present or slices is None:
+        if shape is None or dtype is None:
+            raise InvalidError(f"{name}: a rank without a sparse gradient needs the table's shape and dtype")
+        slices = empty(shape, dtype)
+    dtype = slices.values.dtype if dtype is None else tf.as_dtype(dtype)
+    before, after = _divisors(job, options)
+    with tf.name_scope("hvd_ext_sparse"), tf.device("CPU:0"), ops.translated():
+        indices, values = _summed(slices.indices, _wide(tf.cast(slices.values, dtype)))
+        every_index, every_row = (
+            _gathered(job, f"{name}.indices", tf.cast(indices, _index_dtype(shape))),
+            _gathered(job, f"{name}.values", tf.cast(_divided(values, before), _wire(dtype, job, options))),
+        )
+        total_indices, total = _summed(every_index, tf.cast(every_row, values.dtype))
+        return tf.IndexedSlices(
+            tf.cast(_divided(total, after), dtype),
+            tf.cast(total_indices, slices.indices.dtype),
+            slices.dense_shape if shape is None else tf.constant(tuple(shape), tf.int64, shape=[len(shape)]),
+        )
+
+
+def _summed(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sort rows by index and add those of equal index, in their order."""
+    indices = tf.ensure_shape(indices, [None])  # a graph may know nothing of it
+    order = tf.argsort(indices, stable=True)
+    ascending = tf.gather(indices, order)
+    first = tf.ones(tf.minimum(tf.size(ascending), 1)[tf.newaxis], tf.bool)
+    begins = tf.concat([first, tf.not_equal(ascending[1:], ascending[:-1])], 0)
+    segments = tf.cumsum(tf.cast(begins, tf.int32)) - 1
+    return tf.boolean_mask(ascending, begins), tf.math.segment_sum(tf.gather(values, order), segments)
+
+
+def _gathered(job: Runtime, name: str, part: tf.Tensor) -> tf.Tensor:
+    prepared = job.all_gather(_GATHER_NBYTES)
+    return ops.allgather(
+        ops.call_name("allgather", name, job),
+        part,
+        limits=[_GATHER_NBYTES],
+        plans=[prepared.plan],
+        digests=[prepared.digest],
+        segments=[prepared.segment_nbytes],
+    )
+
+
+def _divisors(job: Runtime, options: GradientOptions) -> tuple[float, float]:
+    """What the rows are divided by before they travel, and after they are added."""
+    if options.op == Sum:
+        return 1.0, 1.0
+    predivide = float(options.gradient_predivide_factor)
+    return predivide, job.engine.size / predivide
+
+
+def _divided(values: tf.Tensor, divisor: float) -> tf.Tensor:
+    return values if divisor == 1.0 else values / tf.constant(divisor, values.dtype)
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, tf.float32) if values.dtype in _HALVES else values
+
+
+def _wire(dtype: tf.DType, job: Runtime, options: GradientOptions) -> tf.DType:
+    compression = options.for_channel(job.options).compression
+    return tf.as_dtype(compression.value) if dtype == tf.float32 and compression != Compression.none else dtype
+
+
+def _index_dtype(shape: Sequence[int] | None) -> tf.DType:
+    return tf.int32 if shape is not None and shape[0] < _INT32_ROWS else tf.int64

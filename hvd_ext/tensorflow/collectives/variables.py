@@ -1,0 +1,181 @@
+"""Variables from one rank to all: at the start of training, so that all ranks train the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, process_sets
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import single
+from hvd_ext.tensorflow.collectives.dtypes import MOVED
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+
+# Variables travel together in pieces of about so many bytes: few calls, and little memory beside the variables'.
+PIECE_NBYTES = 64 << 20
+
+
+@ops.plain
+def broadcast_variables(
+    variables: Iterable[Any] | Callable[[], Iterable[Any]],
+    root_rank: int = 0,
+    process_set: ProcessSet | None = None,
+    inplace: bool = False,
+) -> tf.Operation | None:
+    """Give all ranks the values that the variables have on one rank; all ranks call it.
+
+    Run eagerly it compares the variables' names, shapes and dtypes first. In a `tf.function` the calls compare shapes
+    and dtypes only.
+
+    Args:
+        variables: `keras.Variable`, `tf.Variable` and those of tf_keras, mixed, in the same order on all ranks; an
+            iterable, read once, or a function that gives one, such as the `variables` of an older optimizer.
+        root_rank: whose values all get: a rank of the job, also in a process set.
+        process_set: the ranks that take part; None for all.
+        inplace: accepted for Horovod's sake; either way only pieces of 64 MiB are in memory beside the variables.
+
+    Returns:
+        None; in a graph of TensorFlow 1 the operation that does it.
+
+    Raises:
+        MismatchError: the ranks have different variables; the message names the first and both ranks' values. It is
+            raised on all ranks and changes no variable.
+        InvalidError: the root is not one of the ranks, or a variable's dtype cannot be moved.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    return _broadcast("broadcast_variables", variables, root_rank, process_set, None)
+
+
+@ops.plain
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[tf.Tensor]:
+    """Give all ranks the values that the variables have on one rank, like `broadcast_variables`, and return them.
+
+    Args:
+        variables: see `broadcast_variables`.
+        root_rank: whose values all get: a rank of the job, also in a process set.
+        name: for messages; the same on all ranks.
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        The variables' values after it.
+
+    Raises:
+        MismatchError: the ranks have different variables; on all ranks.
+        InvalidError: the root is not one of the ranks, or a variable's dtype cannot be moved.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    variables = list(variables)
+    done = _broadcast("broadcast_", variables, root_rank, process_set, name)
+    with tf.control_dependencies([] if done is None else [done]):
+        return [_value(variable) for variable in variables]
+
+
+@ops.plain
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Broadcast the global variables of a graph of TensorFlow 1 (`with tf.Graph().as_default()`).
+
+    Args:
+        root_rank: whose values all get.
+
+    Returns:
+        The operation to run in a session after the variables' initializers.
+
+    Raises:
+        InvalidError: anywhere else: TensorFlow 2 keeps no list of its variables.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or _is_function(graph):
+        raise InvalidError(
+            "broadcast_global_variables: TensorFlow 2 keeps no list of all variables; say which: "
+            "hvd_ext.broadcast_variables([*model.variables, *optimizer.variables], root_rank), or give model.fit the "
+            "callback hvd_ext.callbacks.BroadcastGlobalVariablesCallback(root_rank)"
+        )
+    done = broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+    assert done is not None
+    return done
+
+
+def _broadcast(
+    where: str, variables: Any, root_rank: int, process_set: ProcessSet | None, name: str | None
+) -> tf.Operation | None:
+    job = process_sets.member(process_set, where)
+    variables = list(variables() if callable(variables) else variables)
+    tensors = [tf.convert_to_tensor(variable) for variable in variables]
+    label = where if name is None else f"{where} {name}"
+    if tf.executing_eagerly():
+        _agree(job, label, variables, tensors, root_rank)
+    done = []
+    for dtype, members in _pieces(tensors):
+        flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in members], axis=0)
+        flat = single.broadcast(flat, root_rank, name=f"{label} {dtype}", process_set=process_set)
+        sizes = [tensors[index].shape.num_elements() for index in members]
+        for index, part in zip(members, tf.split(flat, sizes), strict=True):
+            done.append(variables[index].assign(tf.reshape(part, tensors[index].shape)))
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or _is_function(graph):
+        return None
+    return tf.group(*done)
+
+
+def _agree(
+    job: Runtime,
+    where: str,
+    variables: list[Any],
+    tensors: list[tf.Tensor],
+    root_rank: int,
+) -> None:
+    def described() -> dict[str, Any]:
+        consensus.place_of_root(job.engine, root_rank)
+        for variable, tensor in zip(variables, tensors, strict=True):
+            if tensor.dtype.name not in MOVED:
+                raise InvalidError(
+                    f"{where}, {_name(variable)!r}: variables of dtype {tensor.dtype.name} cannot be moved; "
+                    f"the dtypes are {', '.join(MOVED)}"
+                )
+        return {
+            "root_rank": {"root_rank": root_rank},
+            "tensors": [
+                [_name(variable), f"{tensor.dtype.name}{list(tensor.shape)}"]
+                for variable, tensor in zip(variables, tensors, strict=True)
+            ],
+        }
+
+    values = consensus.exchange(job.engine, where, described)
+    consensus.check_same(where, [value["root_rank"] for value in values], job.engine.ranks)
+    consensus.check_tensors(where, [value["tensors"] for value in values], job.engine.ranks)
+
+
+def _is_function(graph: Any) -> bool:
+    return hasattr(graph, "outer_graph")
+
+
+def _value(variable: Any) -> tf.Tensor:
+    read = getattr(variable, "read_value", None)
+    return read() if read is not None else tf.convert_to_tensor(variable)
+
+
+def _pieces(tensors: list[tf.Tensor]) -> list[tuple[str, list[int]]]:
+    """Group the tensors by dtype, in pieces of limited size."""
+    pieces: list[tuple[str, list[int]]] = []
+    open_piece: dict[str, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        dtype = tensor.dtype.name
+        members, nbytes = open_piece.get(dtype, ([], 0))
+        if not members or nbytes >= PIECE_NBYTES:
+            members, nbytes = [], 0
+            pieces.append((dtype, members))
+        members.append(index)
+        open_piece[dtype] = (members, nbytes + tensor.shape.num_elements() * tensor.dtype.size)
+    return pieces
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)

@@ -1,0 +1,179 @@
+"""What the tapes of a training share: a loop makes a new tape in every step, and its channels shall live on.
+
+What has been opened is kept by the options and the sources, until one of the sources is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext import state
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import process_sets, runtime
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """What the reducer needs to know of a source; it does not keep the variable alive.
+
+    Args:
+        name: compared between the ranks.
+        shape: compared too.
+        dtype: compared too.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What is opened once for some options and sources.
+
+    Args:
+        reducer: opens the channels.
+        sources: stand for the variables, in their order.
+        steps: orders the steps of a function; None in a graph of TensorFlow 1, of which a session runs one step at a
+            time and whose initializer may have been made before.
+    """
+
+    reducer: Reducer
+    sources: tuple[Source, ...]
+    steps: tf.Variable | None
+
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """Reduce one step's gradients; see `Reducer.reduce`.
+
+        Args:
+            gradients: one or None for each source.
+            sources: the sources themselves, whose weights are compared.
+
+        Returns:
+            The reduced ones, in a graph ordered after those of the step before.
+        """
+        with self.reducer.step(gradients, self.sources, weights=sources) as ready:
+            present = [gradient for gradient in ready if gradient is not None]
+            results = iter(self.reducer.reduce_step(present, after=self.steps))
+            return [None if gradient is None else next(results) for gradient in ready]
+
+
+_kept: dict[tuple[Any, ...], Kept] = {}
+
+
+def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local: Sequence[int], generic: bool) -> Kept:
+    """Give what tapes with these options and sources share; made at the first call.
+
+    Args:
+        label: for messages.
+        options: of the tape.
+        sources: variables of Keras or TensorFlow, or tensors.
+        local: which of them stay on their rank.
+        generic: name them after their places, not after the variables.
+
+    Returns:
+        The same for the same variables, or tensors of the same shapes.
+
+    Raises:
+        InvalidError: a source that cannot be reduced.
+    """
+    own = tuple(_described(label, place, source, generic) for place, source in enumerate(sources))
+    place_of = {kinds.key(source): place for place, source in enumerate(sources)}
+    groups: Any = options.groups
+    if isinstance(groups, tuple):
+        found = [[place_of.get(kinds.key(variable)) for variable in group] for group in groups]
+        groups = tuple(tuple(place for place in group if place is not None) for group in found)
+    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+    key = (
+        _identity(options),
+        in_session,
+        groups,
+        tuple(local),
+        generic,
+        tuple(map(_same, range(len(own)), sources, own)),
+    )
+    if key not in _kept:
+        if isinstance(groups, tuple):
+            groups = [[own[place] for place in group] for group in groups]
+        reducer = Reducer(label, dataclasses.replace(options, groups=groups), after_first=True)
+        if options.topk is not None:
+            _register(reducer)
+        for place in local:
+            reducer.register_local_var(own[place])
+        steps = None
+        if not in_session:
+            with tf.init_scope():
+                steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_tape_steps")
+        _kept[key] = Kept(reducer, own, steps)
+        for source in sources:
+            owner = _owner(source)
+            if owner is not None:
+                weakref.finalize(owner, _forget, key).atexit = False
+    return _kept[key]
+
+
+def _register(reducer: Reducer) -> None:
+    """Make what sparse steps leave part of checkpoints: tapes are told apart by the order of their first steps."""
+    job = process_sets.runtime_of(reducer.options.process_set)
+    if job is None:
+        return
+    ranks = "" if job is runtime.current() else f" of ranks {', '.join(map(str, job.engine.ranks))}"
+    owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
+    state.unregister(owner)  # of an earlier init
+    state.register(owner, reducer.save_first, load_all=reducer.load_first)
+
+
+def _described(label: str, place: int, source: Any, generic: bool) -> Source:
+    shape = getattr(source, "shape", None)
+    variable = hasattr(source, "assign")
+    if shape is None or not (variable or isinstance(source, tf.Tensor)):
+        raise InvalidError(f"{label}, source {place} ({source!r}): must be a variable or a dense tensor")
+    shape = tf.TensorShape(shape)
+    if not shape.is_fully_defined():
+        raise InvalidError(
+            f"{label}, source {place}: its shape {shape} must be known when the function is traced; give the function "
+            "an input_signature of known shapes, or use a plain tape and hvd_ext.allreduce"
+        )
+    name = kinds.name(source) if variable and not generic else f"source {place}"
+    return Source(name, tuple(shape.as_list()), kinds.dtype(source).name)
+
+
+def _same(place: int, source: Any, about: Source) -> tuple[Any, ...]:
+    """What two steps must have in common to share a channel."""
+    owner = _owner(source)
+    described = (about.name, about.shape, about.dtype)
+    return (*described, place) if owner is None else (*described, kinds.key(source) if owner is source else id(owner))
+
+
+def _owner(source: Any) -> Any:
+    """With whose end a channel ends; None for the job's: tensors come and go, their channel serves the next one too."""
+    if not hasattr(source, "assign"):
+        return None
+    if getattr(getattr(source, "handle", None), "graph", None) is None:
+        return source
+    # an argument of a traced function: a variable that TensorFlow drops after tracing
+    graph = source.handle.graph
+    while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    return graph
+
+
+def _identity(options: GradientOptions) -> tuple[Any, ...]:
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    del values["groups"]
+    process_set = values.pop("process_set")
+    return (id(process_set), *values.values())
+
+
+def _forget(key: tuple[Any, ...]) -> None:
+    kept = _kept.pop(key, None)
+    if kept is not None:
+        kept.reducer.close()

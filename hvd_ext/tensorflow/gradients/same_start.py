@@ -1,0 +1,234 @@
+"""A comparison of the weights over the ranks before the first update: a broadcast may have been forgotten.
+
+It rides along with the registration of the gradients, and costs a checksum of each variable. Where it cannot be
+decided then, it is taken up again in the steps that follow, until all ranks have the same weights once: a loop with a
+tape may broadcast after its first batch, as Horovod's examples do, a callback too, and a function may do so in front of
+its first update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import MismatchError
+from hvd_ext.job import consensus
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+
+Sums = list[int]
+
+_ADVICE = (
+    "each rank would train a model of its own; give all ranks the weights of one: hvd_ext.callbacks.synchronized(...) "
+    "or BroadcastGlobalVariablesCallback(0) among the callbacks of fit, hvd_ext.broadcast_variables(model.variables, "
+    "root_rank=0) in front of a loop, or the same keras.utils.set_random_seed(...) on all ranks before the model is "
+    "made; a variable that shall differ is registered with register_local_var(variable) or local_layers; "
+    "check_start=False leaves this comparison out"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The variables of a step that are compared.
+
+    Args:
+        names: of the variables.
+        variables: themselves; in a function that is being traced they may have no values yet.
+        broadcast: the function broadcasts something in front of its update.
+    """
+
+    names: Sequence[str]
+    variables: Sequence[Any]
+    broadcast: bool
+
+    @classmethod
+    def here(cls, pairs: Sequence[tuple[str, Any]]) -> Weights:
+        """Take variables by name, where the step is made: eagerly, or in the function that is being traced."""
+        return cls([name for name, _ in pairs], [variable for _, variable in pairs], _broadcasts_before())
+
+    def tensors(self) -> list[tf.Tensor]:
+        """Read them."""
+        return [_tensor(variable) for variable in self.variables]
+
+    def sums_now(self) -> Sums | None:
+        """Give their checksums; None where one of them has no value yet."""
+        with tf.init_scope():
+            tensors = [_value_now(variable) for variable in self.variables]
+            return None if any(tensor is None for tensor in tensors) else checksums(tensors)
+
+
+class SameStart:
+    """The comparison for one list of variables.
+
+    Args:
+        label: whose gradients they are, for messages.
+        job: the runtime of the ranks that take part.
+        after_first: unequal weights are an error only when they have changed since the first step: they may be
+            broadcast after it.
+        waits: tells whether a broadcast of them is still to come; the same on all ranks.
+
+    Attributes:
+        done: whether all ranks have had the same weights.
+        name: of its exchanges; the same on all ranks, and another one for each list.
+    """
+
+    def __init__(self, label: str, job: Runtime, *, after_first: bool, waits: Callable[[], bool]) -> None:
+        self.done = False
+        self.name = label
+        self._label, self._job = label, job
+        self._after_first = after_first
+        self._waits = waits
+        self._names: Sequence[str] = ()
+        self._first: Sums | None = None
+        self._compared: tf.Variable | None = None
+
+    def described(self, weights: Weights) -> dict[str, Any]:
+        """Give what the ranks exchange when the gradients are registered.
+
+        Args:
+            weights: of the step; what has no value yet is looked at when the function runs.
+        """
+        self._names = weights.names
+        self._first = weights.sums_now()
+        later = self._after_first or self._waits() or weights.broadcast or self._first is None
+        return {"sums": self._first, "later": later}
+
+    def registered(self, ranks: Sequence[dict[str, Any]]) -> None:
+        """Compare what the ranks have exchanged.
+
+        Args:
+            ranks: from `described`, by rank.
+
+        Raises:
+            MismatchError: the weights differ, and nothing can come that makes them equal; on all ranks.
+        """
+        sums = [rank["sums"] for rank in ranks]
+        if not any(rank["later"] for rank in ranks):
+            self._refuse(sums)
+        self.done = sums[0] is not None and all(each == sums[0] for each in sums)
+
+    def again(self, weights: Weights) -> tf.Operation | None:
+        """Compare in a later step, or in the function that is being traced, when that runs.
+
+        Args:
+            weights: of the step.
+
+        Returns:
+            In a function, what must come before the step; None where all is said.
+
+        Raises:
+            MismatchError: the weights differ; on all ranks. In a function `tf.errors.InvalidArgumentError`, in these
+                words.
+        """
+        if self.done:
+            return None
+        if tf.executing_eagerly():
+            self._compare(*weights.tensors())
+            return None
+        if self._compared is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._compared = tf.Variable(False, trainable=False, name="hvd_ext_same_start")
+        compared = self._compared
+
+        def compare() -> tf.Tensor:
+            # reads in here come after what the function has assigned before
+            equal = tf.py_function(self._compare, weights.tensors(), tf.bool)
+            equal.set_shape(())
+            with tf.control_dependencies([compared.assign(equal, read_value=False)]):
+                return tf.identity(equal)
+
+        with tf.device("CPU:0"):
+            return tf.cond(compared.read_value(), lambda: tf.constant(True), compare).op
+
+    @ops.plain
+    def _compare(self, *tensors: tf.Tensor) -> bool:
+        if self.done or self._waits():
+            return self.done
+        own = checksums(tensors)
+        if self._first is None:
+            self._first = own
+        changed = not self._after_first or own != self._first
+        ranks = consensus.exchange(
+            self._job.engine, f"{self.name}: equal weights", lambda: {"sums": own, "changed": changed}
+        )
+        sums = [rank["sums"] for rank in ranks]
+        if any(rank["changed"] for rank in ranks):
+            self._refuse(sums)
+        self.done = all(each == sums[0] for each in sums)
+        return self.done
+
+    def _refuse(self, sums: Sequence[Sums]) -> None:
+        when = " after the first step" if self._after_first else " before the first step"
+        refuse(self._label, self._names, sums, self._job.engine.ranks, _ADVICE, when)
+
+
+def checksums(tensors: Sequence[tf.Tensor]) -> Sums:
+    """Give the CRC-32 of each tensor's bytes; of tensors that differ, one pair in 2**32 goes unnoticed.
+
+    Args:
+        tensors: eager ones.
+    """
+    return [zlib.crc32(np.atleast_1d(tensor.numpy()).reshape(-1).view(np.uint8).data) for tensor in tensors]
+
+
+def refuse(
+    label: str, names: Sequence[str], sums: Sequence[Sums], ranks: Sequence[int], advice: str, when: str = ""
+) -> None:
+    """Refuse variables whose bits differ between ranks.
+
+    Args:
+        label: whose they are.
+        names: of the variables.
+        sums: from `checksums`, by rank.
+        ranks: the job's numbers of these ranks.
+        advice: what to do.
+        when: they must be equal; in words behind a space.
+
+    Raises:
+        MismatchError: naming the first variable that differs and the first rank that differs from the first of all.
+    """
+    for rank, own in zip(ranks, sums, strict=True):
+        for name, mine, first in zip(names, own, sums[0], strict=True):
+            if mine != first:
+                raise MismatchError(
+                    f"{label}: {name!r} must have the same bits on all ranks{when}; rank {rank} has the checksum "
+                    f"{mine:08x}, rank {ranks[0]} has {first:08x}; {advice}"
+                )
+
+
+def _tensor(variable: Any) -> tf.Tensor:
+    """Read a variable behind the back of tapes and custom gradients, which would take note of it."""
+    inner = kinds.inner(variable)
+    handle = getattr(inner, "handle", None)
+    if handle is None:
+        return tf.convert_to_tensor(inner)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=inner.dtype)
+
+
+def _value_now(variable: Any) -> tf.Tensor | None:
+    """Give a variable's value, eagerly; None where it will have one later only."""
+    handle = getattr(kinds.inner(variable), "handle", None)
+    if not hasattr(handle, "numpy"):  # of a function's argument
+        return None
+    try:
+        return _tensor(variable)
+    except tf.errors.FailedPreconditionError:  # made by the function that is being traced
+        return None
+
+
+def _broadcasts_before() -> bool:
+    """Tell whether the function that is being traced broadcasts something in front of its update."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if any(operation.type == "HvdExt>Broadcast" for operation in graph.get_operations()):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False

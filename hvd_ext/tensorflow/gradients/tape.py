@@ -1,0 +1,341 @@
+"""`DistributedGradientTape`: a gradient tape whose gradients are those of all ranks, for loops without `fit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import tensorflow as tf
+
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import InvalidError
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.kept import kept_for
+
+LABEL = "DistributedGradientTape"
+_NONE = tf.UnconnectedGradients.NONE
+
+
+def DistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    *,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    backward_passes_per_step: Literal[1] = 1,
+    average_aggregated_gradients: Literal[False] = False,
+    check_every: Literal[0] = 0,
+) -> WrappedTape:
+    """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
+
+    The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
+    ranks call `gradient` alike, and have equal weights when the first step has been applied (check_start). Jacobians
+    are this rank's own. A wrapped optimizer would reduce a second time, and refuses gradients of such a tape: use one
+    of them.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
+        compression: how float32 gradients travel, `hvd_ext.Compression.fp16` or `.bf16`; or which part of them, a
+            `hvd_ext.TopK` (docs/topk.md). None for that of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
+        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
+        groups: a number of buckets, or lists of variables that travel together; None: buckets of bucket_nbytes.
+        process_set: the ranks that reduce among themselves; None for all.
+        scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
+        algorithm: "auto" or an allreduce algorithm; None for that of `init`. With a `TopK` an algorithm for sparse
+            gradients; None for "hitopk".
+        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for those of `init`.
+        check_start: the ranks compare their weights before the second step (docs/training.md); False: they do not.
+        num_groups: Horovod's older name for groups.
+        device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
+        device_sparse: see device_dense.
+        backward_passes_per_step: must be 1; a tape adds nothing up.
+        average_aggregated_gradients: must be False; it speaks of backward_passes_per_step.
+        check_every: must be 0; a tape does not see the weights change.
+
+    Returns:
+        The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
+
+    Raises:
+        InvalidError: the tape cannot be wrapped, or an argument breaks its rule; the message says what to do.
+        PlanError: there is no algorithm of this name.
+    """
+    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_start=check_start,
+    )
+    return _wrapped(LABEL, gradtape, (), options)
+
+
+def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
+    gradtape: tf.GradientTape,
+    *,
+    local_layers: Any = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    backward_passes_per_step: Literal[1] = 1,
+    average_aggregated_gradients: Literal[False] = False,
+    check_every: Literal[0] = 0,
+) -> WrappedTape:
+    """Make a tape's `gradient` give reduced gradients, except for the weights of some layers, which stay on their rank.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        local_layers: a Keras layer or a list of them; their gradients are this rank's own, divided by the number of
+            ranks unless scale_local_gradients is False. None for none.
+        op: as for `DistributedGradientTape`, and so are all that follow.
+
+    Returns:
+        The same object.
+
+    Raises:
+        As `DistributedGradientTape`, and InvalidError for what is not a layer.
+    """
+    layers = [local_layers] if hasattr(local_layers, "trainable_weights") else list(local_layers or ())
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise InvalidError(f"local_layers ({layer!r}): must be Keras layers")
+    _refuse(backward_passes_per_step, average_aggregated_gradients, check_every)
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_start=check_start,
+    )
+    return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)
+
+
+class Distributed:
+    """What `DistributedGradientTape` puts in front of the tape's class; `isinstance` tells a wrapped tape."""
+
+    _hvd_ext_options: GradientOptions
+    _hvd_ext_local: list[Callable[[], Iterable[Any]]]
+    _hvd_ext_plain: bool
+
+    @ops.plain
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = _NONE,
+        use_generic_names: bool = False,
+    ) -> Any:
+        """Give the gradients reduced over the ranks; see `tf.GradientTape.gradient`.
+
+        Args:
+            target: what is differentiated.
+            sources: variables of Keras or TensorFlow, or tensors of known shape, nested as you like; in the same order
+                on all ranks.
+            output_gradients: as in TensorFlow.
+            unconnected_gradients: as in TensorFlow. A bool is taken for use_generic_names, Horovod's fourth argument.
+            use_generic_names: the variables are told apart by their places; False: by their names, which are compared
+                between the ranks.
+
+        Returns:
+            The sums or averages, nested as the sources, with equal bits on all ranks; None where no rank has one.
+
+        Raises:
+            InvalidError: a source that cannot be reduced.
+            MismatchError: the ranks' sources or options differ.
+            NotInitializedError: before `init()`.
+        """
+        if isinstance(unconnected_gradients, bool):
+            unconnected_gradients, use_generic_names = _NONE, unconnected_gradients
+        local = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        if self._hvd_ext_plain:
+            return local
+        flat = tf.nest.flatten(sources)
+        reduced = _reduced(
+            self._hvd_ext_options, tf.nest.flatten(local), flat, self._local_places(flat), use_generic_names
+        )
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
+        """Give this rank's own jacobian; see `tf.GradientTape.jacobian`."""
+        return self._own(super().jacobian, arguments, keywords)  # type: ignore[misc]
+
+    def batch_jacobian(self, *arguments: Any, **keywords: Any) -> Any:
+        """Give this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
+        return self._own(super().batch_jacobian, arguments, keywords)  # type: ignore[misc]
+
+    def register_local_source(self, source: Any) -> None:
+        """Keep a source's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
+
+        Args:
+            source: a variable of Keras or TensorFlow, or a tensor.
+        """
+        self._hvd_ext_local.append(lambda: (source,))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Give the gradients as `gradient` does, those of local sources apart.
+
+        Args:
+            target: as for `gradient`.
+            sources: as for `gradient`; nested ones are taken in flat order.
+            output_gradients: as for `gradient`.
+            use_generic_names: as for `gradient`.
+
+        Returns:
+            Two lists of pairs (source, gradient): of the local sources, and of all others.
+        """
+        flat = tf.nest.flatten(sources)
+        places = self._local_places(flat)
+        gradients = self.gradient(target, flat, output_gradients, use_generic_names=use_generic_names)
+        pairs = list(enumerate(zip(flat, gradients, strict=True)))
+        return [pair for place, pair in pairs if place in places], [
+            pair for place, pair in pairs if place not in places
+        ]
+
+    def _local_places(self, sources: Sequence[Any]) -> tuple[int, ...]:
+        local = {id(source) for give in self._hvd_ext_local for source in give()}
+        return tuple(place for place, source in enumerate(sources) if id(source) in local)
+
+    def _own(self, method: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        # TensorFlow's jacobians call self.gradient for each element, in a loop where nothing can be reduced
+        self._hvd_ext_plain = True
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            self._hvd_ext_plain = False
+
+
+if TYPE_CHECKING:
+
+    class WrappedTape(Distributed, tf.GradientTape):
+        """What a type checker sees of a wrapped tape; its class at run time is made by `_distributed_class`."""
+
+
+def _refuse(backward_passes_per_step: int, average_aggregated_gradients: bool, check_every: int) -> None:
+    """Refuse options of optimizers in words; a tape gives its gradients out at every call."""
+    if backward_passes_per_step != 1:
+        raise InvalidError(
+            f"backward_passes_per_step ({backward_passes_per_step!r}): a tape adds nothing up, must be 1; add the "
+            "gradients of several plain tapes and call hvd_ext.allreduce, or give the Keras optimizer "
+            "gradient_accumulation_steps and wrap the optimizer instead of the tape"
+        )
+    if average_aggregated_gradients:
+        raise InvalidError(
+            f"average_aggregated_gradients ({average_aggregated_gradients!r}): it speaks of backward_passes_per_step, "
+            "which a tape has not; leave it out"
+        )
+    if check_every:
+        raise InvalidError(
+            f"check_every ({check_every!r}): a tape does not see the weights change; give it to "
+            "hvd_ext.DistributedOptimizer"
+        )
+
+
+def _wrapped(label: str, tape: Any, layers: Sequence[Any], options: GradientOptions) -> Any:
+    if isinstance(tape, Distributed):
+        raise InvalidError(f"{label}: the tape is wrapped already; wrap a tape once")
+    if not isinstance(tape, tf.GradientTape):
+        raise InvalidError(f"{label} ({tape!r}): must be a tf.GradientTape")
+    if options.topk is not None and options.topk.momentum_correction is True:
+        raise InvalidError(
+            f"{label}: momentum_correction takes over an optimizer's momentum, and a tape has no optimizer; leave it "
+            "out, or wrap the optimizer with hvd_ext.DistributedOptimizer"
+        )
+    tape._hvd_ext_options = options
+    tape._hvd_ext_local = [lambda layer=layer: layer.trainable_weights for layer in layers]
+    tape._hvd_ext_plain = False
+    tape.__class__ = _distributed_class(type(tape))  # type: ignore[arg-type]
+    return tape
+
+
+@functools.cache
+def _distributed_class(plain: type) -> type:
+    return type(plain.__name__, (Distributed, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def _is_recorded() -> bool:
+    """Whether a tape may want the derivative of what is done now; TensorFlow keeps a custom gradient for ever."""
+    from tensorflow.python.eager import record
+
+    return bool(record.could_possibly_record())
+
+
+def _reduced(
+    options: GradientOptions, gradients: Sequence[Any], sources: Sequence[Any], local: tuple[int, ...], generic: bool
+) -> list[Any]:
+    kept = kept_for(LABEL, options, sources, local, generic)
+    dense = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
+    results: list[Any] = []
+    own = set(local)  # what is not reduced: on a rank outside of the process set, nothing is
+
+    def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        given = list(gradients)
+        for place, tensor in zip(dense, tensors, strict=True):
+            given[place] = tensor
+        results[:] = kept.reduce(given, sources)
+        own.update(place for place, result in enumerate(results) if result is given[place])
+        tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
+
+        def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            if options.topk is not None:
+                raise InvalidError(
+                    f"{LABEL}: with compression=hvd_ext.TopK(...) the reduced gradients depend on earlier steps, and "
+                    "cannot be differentiated; take the second derivative of the loss with a plain tape"
+                )
+            # a sum over the ranks, and each rank's result is the same: its transpose is the sum again
+            back: list[Any] = [None] * len(gradients)
+            for place, gradient in zip(tensors_out, upstream, strict=True):
+                back[place] = gradient
+            back = kept.reduce(back, sources)
+            return [tf.cast(back[place], gradients[place].dtype) for place in dense]
+
+        return [results[place] for place in tensors_out], backward
+
+    if dense and _is_recorded():
+        outputs = iter(tf.custom_gradient(reduce)(*[gradients[place] for place in dense]))
+        results = [next(outputs) if isinstance(result, tf.Tensor) else result for result in results]
+    else:
+        reduce(*[gradients[place] for place in dense])
+    for place, gradient in enumerate(results):
+        if gradient is not None and place not in own:
+            kinds.mark_reduced(gradient, LABEL)
+    return results

@@ -1,0 +1,1 @@
+"""Top-k gradients: selection as ops, the density of a step, residuals and velocities."""

@@ -1,0 +1,112 @@
+"""`density="auto"`: the density of each window of steps follows from how much the gradients' norm has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.compression.density import Auto
+from hvd_ext.tensorflow import ops
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+
+_LOG = logging.getLogger("hvd_ext")
+
+_NAMES = ("auto density", "auto norm", "auto sum", "auto steps")
+
+
+class AutoDensity:
+    """What is seen of the gradients, and the density that follows; all ranks have the same.
+
+    Args:
+        label: whose gradients they are, for messages.
+        job: the runtime of the ranks that take part.
+        process_set: theirs; None for all ranks.
+    """
+
+    def __init__(self, label: str, job: Runtime, process_set: Any) -> None:
+        self._label, self._job, self._process_set = label, job, process_set
+        self._rule = Auto()
+        starts = (self._rule.densities[0], -1.0, 0.0, 0.0)
+        self._density, self._norm, self._sum, self._steps = self._variables = [
+            tf.Variable(start, dtype=tf.float64, trainable=False, name="hvd_ext_topk_auto") for start in starts
+        ]
+
+    def density(self) -> tf.Tensor:
+        """Give the density of the next step: float64."""
+        return self._density.read_value()
+
+    def seen(self, reduced: Sequence[tf.Tensor], rates: Sequence[Any], ok: tf.Tensor) -> None:
+        """Take note of a step.
+
+        Args:
+            reduced: its gradients.
+            rates: the learning rate in each of them, which says nothing about the gradients; 0: left out.
+            ok: whether they are all finite; a step that is not is not looked at.
+        """
+        # the shares of several threads may be added up in another order on another rank: the end of a window decides by
+        # the average of all ranks' sums, which is the same bit for bit
+        squares = [
+            tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(one)), tf.float64), tf.cast(rate, tf.float64) ** 2)
+            for one, rate in zip(reduced, rates, strict=True)
+        ]
+        total = tf.add_n(squares) if squares else tf.constant(0.0, tf.float64)
+        steps = self._steps.assign_add(tf.cast(ok, tf.float64))
+        summed = self._sum.assign_add(tf.where(ok, total, 0.0))
+        with tf.control_dependencies([steps, summed]):
+            if tf.executing_eagerly():
+                if float(steps) >= self._rule.window_steps:
+                    self._decide()
+                return
+            full = self._steps.read_value() >= float(self._rule.window_steps)
+            tf.cond(tf.logical_and(full, ok), self._decide, lambda: tf.constant(True))
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Copy what a checkpoint needs."""
+        return {name: variable.numpy() for name, variable in zip(_NAMES, self._variables, strict=True)}
+
+    def load(self, saved: dict[str, np.ndarray]) -> None:
+        """Go on from what `save` gave; what is not there stays as it is."""
+        for name, variable in zip(_NAMES, self._variables, strict=True):
+            if name in saved:
+                variable.assign(saved[name])
+
+    @ops.plain
+    def _decide(self) -> tf.Tensor:
+        from hvd_ext.tensorflow.collectives.single import allreduce
+
+        rule, old, before = self._rule, self._norm.read_value(), self._density.read_value()
+        name = f"{self._label}: density"
+        mean = allreduce(self._sum.read_value(), name=name, process_set=self._process_set) / rule.window_steps
+        new = tf.sqrt(mean)
+        critical = tf.logical_or(old < 0, tf.abs(old - new) >= rule.change * old)
+        chosen = tf.where(critical, *[tf.constant(one, tf.float64) for one in rule.densities])
+        with tf.control_dependencies([old, before, chosen]):
+            done = [self._density.assign(chosen), self._norm.assign(new), self._sum.assign(0), self._steps.assign(0)]
+        if self._job.engine.rank != 0:
+            with tf.control_dependencies(done):
+                return tf.constant(True)
+        with tf.control_dependencies(done):
+            if tf.executing_eagerly():
+                return tf.constant(self._log(before, chosen, old, new))
+            return tf.py_function(self._log, [before, chosen, old, new], tf.bool)
+
+    def _log(self, before: tf.Tensor, chosen: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> bool:
+        if float(before) != float(chosen):
+            _LOG.info(
+                "%s: density %g from now on, it was %g: the norm of the gradients over %d steps was %.3g, and %.3g "
+                "before; a change of %g is much",
+                self._label,
+                float(chosen),
+                float(before),
+                self._rule.window_steps,
+                float(new),
+                float(old),
+                self._rule.change,
+            )
+        return True

@@ -1,0 +1,220 @@
+"""Selecting the k elements of greatest magnitude: `mstopk`, and with error feedback `topk_error_feedback`.
+
+Neither needs `hvd_ext.init()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.compression import selectors
+from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import dtypes
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+_INDEX_DTYPES = (tf.int32, tf.int64)
+
+
+@ops.plain
+def mstopk(
+    x: Any,
+    k: int | Sequence[int] | tf.Tensor,
+    *,
+    mode: selectors.Mode = "exact",
+    segments: Sequence[int] | tf.Tensor | None = None,
+    index_dtype: tf.DType = tf.int32,
+    samplings: int = 30,
+    seed: int | tf.Tensor = 0,
+    threshold: float = 0.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Select the k elements of greatest magnitude.
+
+    The default gives the unique answer: elements are ordered by their bits without the sign (0 = -0 < denormals <
+    normals < infinity < NaN), and of equal ones those of lowest index are taken, on any number of threads and with any
+    instructions. CommLib (MLSys 2021), section 3.1, is `mode="mstopk"`. The values are differentiable by x.
+
+    Args:
+        x: a tensor of any shape, float32, float64, float16 or bfloat16; it is read flat.
+        k: how many, from 0 to the number of elements; with segments one for each. Numbers or an integer tensor.
+        mode: a name of `hvd_ext.compression.selectors`; "dgc" and "threshold" may give fewer than k.
+        segments: the numbers of elements of the parts that are selected from separately; they add up to x's.
+        index_dtype: tf.int32, or tf.int64 for 2**31 elements and more.
+        samplings: the N of "mstopk".
+        seed: for "mstopk", "dgc" and "random": a number or an integer scalar tensor, at least 0.
+        threshold: the magnitude of "threshold", at least 0.
+
+    Returns:
+        Values and indices, both of one dimension, ascending by index, one segment after the other. Indices are
+        positions in the flat x.
+
+    Raises:
+        InvalidError: an argument breaks its rule; in a running graph TensorFlow's InvalidArgumentError.
+    """
+    chosen = selectors.find(mode)
+    if samplings < 0:
+        raise InvalidError(f"samplings ({samplings}): must be at least 0")
+    if not threshold >= 0:
+        raise InvalidError(f"threshold ({threshold}): must be at least 0")
+    tensor = dtypes.converted("mstopk", x, DTYPES)
+    dtype = _index_dtype(index_dtype)
+    picks, offsets = _parts(tensor, k, segments)
+    if chosen.number is None:
+        return _by_tensorflow(tensor, picks, offsets, dtype)
+    with ops.translated():
+        values, indices, counts = ops.library().hvd_ext_top_k(
+            tensor,
+            picks,
+            offsets,
+            tf.cast(seed, tf.int64) if tf.is_tensor(seed) else tf.constant(seed, tf.int64),
+            Tindices=dtype,
+            selector=chosen.number,
+            samplings=samplings,
+            threshold=threshold,
+        )
+    if chosen.fills:
+        return values, indices
+    used = _used(picks, counts)
+    return tf.boolean_mask(values, used), tf.boolean_mask(indices, used)
+
+
+@ops.plain
+def topk_error_feedback(
+    residual: Any,
+    gradient: Any,
+    k: int | Sequence[int] | tf.Tensor,
+    *,
+    segments: Sequence[int] | tf.Tensor | None = None,
+    index_dtype: tf.DType = tf.int32,
+) -> tuple[tf.Tensor, ...]:
+    """Add a gradient to what was left, select from the sum, and keep what was not selected, in one pass over memory.
+
+    Nothing is lost: values at their indices plus the new residual are the old residual plus the gradient, bit for bit.
+
+    Args:
+        residual: a float32 `tf.Variable`, which is updated, or a tensor.
+        gradient: float32, of the same shape.
+        k: as for `mstopk`.
+        segments: as for `mstopk`.
+        index_dtype: as for `mstopk`.
+
+    Returns:
+        Values and indices as `mstopk` gives them; for a tensor also the new residual, as the third.
+
+    Raises:
+        InvalidError: an argument breaks its rule; in a running graph TensorFlow's InvalidArgumentError.
+    """
+    added = dtypes.converted("topk_error_feedback", gradient, ("float32",))
+    dtype = _index_dtype(index_dtype)
+    picks, offsets = _parts(added, k, segments)
+    # a variable of Keras holds one of TensorFlow
+    variable = residual if hasattr(residual, "handle") else getattr(residual, "value", residual)
+    library = ops.library()
+    with ops.translated():
+        if hasattr(variable, "handle"):
+            values, indices, _ = library.hvd_ext_resource_top_k_error_feedback(
+                variable.handle, added, picks, offsets, Tindices=dtype
+            )
+            return values, indices
+        left = dtypes.converted("topk_error_feedback", residual, ("float32",))
+        left, values, indices, _ = library.hvd_ext_top_k_error_feedback(left, added, picks, offsets, Tindices=dtype)
+    return values, indices, left
+
+
+def _index_dtype(dtype: Any) -> tf.DType:
+    found = tf.as_dtype(dtype)
+    if found not in _INDEX_DTYPES:
+        raise InvalidError(f"index_dtype ({found.name}): must be int32 or int64")
+    return found
+
+
+def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Give k and the offsets of the segments as int64 vectors; what is known costs no op, an op costs as a small x."""
+    picks = _whole("k", k)
+    if segments is None:
+        if _length(picks) not in (None, 1):
+            raise InvalidError(f"k ({_length(picks)} numbers): must be one number where there are no segments")
+        known = x.shape.num_elements()
+        if known is not None:
+            return _tensor(picks), tf.constant([0, known], tf.int64)
+        return _tensor(picks), tf.stack([tf.zeros([], tf.int64), tf.size(x, out_type=tf.int64)])
+    lengths = _whole("segments", segments)
+    numbers = _length(picks), _length(lengths)
+    if None not in numbers and numbers[0] != numbers[1]:
+        raise InvalidError(f"k ({numbers[0]} numbers): must be one for each segment; there are {numbers[1]}")
+    if isinstance(lengths, np.ndarray):
+        return _tensor(picks), tf.constant(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    return _tensor(picks), tf.concat([tf.zeros([1], tf.int64), tf.cumsum(lengths)], 0)
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Give whole numbers as an int64 vector: of NumPy where they are known now, else a tensor."""
+    if tf.is_tensor(value):
+        if not value.dtype.is_integer:
+            raise InvalidError(f"{name} ({value.dtype.name}): must be whole numbers")
+        if not (tf.executing_eagerly() and hasattr(value, "numpy")):
+            return tf.reshape(tf.cast(value, tf.int64), [-1])
+        value = value.numpy()
+    try:
+        numbers = np.asarray(value)
+    except ValueError as error:
+        raise InvalidError(f"{name} ({value!r}): must be whole numbers") from error
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise InvalidError(f"{name} ({value!r}): must be whole numbers")
+    return numbers.astype(np.int64).reshape(-1)
+
+
+def _length(numbers: Any) -> int | None:
+    return numbers.size if isinstance(numbers, np.ndarray) else numbers.shape.num_elements()
+
+
+def _tensor(numbers: Any) -> tf.Tensor:
+    return tf.constant(numbers) if isinstance(numbers, np.ndarray) else numbers
+
+
+def _used(picks: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Say of every place whether a pick stands there."""
+    begins = tf.cumsum(picks, exclusive=True)
+    places = tf.range(tf.reduce_sum(picks))
+    return places < tf.repeat(begins + counts, picks)
+
+
+def _by_tensorflow(x: tf.Tensor, picks: tf.Tensor, offsets: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    if picks.shape.num_elements() is None:
+        raise InvalidError('mode ("tf"): the number of segments must be known when the function is traced')
+    flat = tf.reshape(x, [-1])
+    if tf.executing_eagerly():
+        lengths = np.diff(offsets)
+        if np.any(picks < 0) or np.any(picks > lengths) or lengths.min(initial=0) < 0 or sum(lengths) != len(flat):
+            words = "must be from 0 to the number of elements, and segments add up to x's"
+            raise InvalidError(f"k ({picks.numpy()}): {words}")
+    found: list[tf.Tensor] = []
+    for segment in range(picks.shape.num_elements()):
+        part = tf.abs(flat[offsets[segment] : offsets[segment + 1]])
+        _, places = tf.math.top_k(part, tf.cast(picks[segment], tf.int32), sorted=False)
+        found.append(tf.sort(tf.cast(places, dtype)) + tf.cast(offsets[segment], dtype))
+    indices = tf.concat(found, 0) if found else tf.zeros([0], dtype)
+    return tf.gather(flat, indices), indices
+
+
+@tf.RegisterGradient("HvdExt>TopK")
+def _to_the_picks(op: Any, values: tf.Tensor, *_: Any) -> list[Any]:
+    x, indices = op.inputs[0], tf.cast(op.outputs[1], tf.int64)
+    used = indices >= 0
+    size = tf.size(x, out_type=tf.int64)
+    places = tf.where(used, indices, size)[:, tf.newaxis]  # one more place takes what belongs to none
+    flat = tf.scatter_nd(places, values, [size + 1])[:-1]
+    return [tf.reshape(flat, tf.shape(x)), None, None, None]
+
+
+@tf.RegisterGradient("HvdExt>TopKErrorFeedback")
+@tf.RegisterGradient("HvdExt>ResourceTopKErrorFeedback")
+def _refuse(op: Any, *_: Any) -> Sequence[Any]:
+    raise InvalidError(
+        "topk_error_feedback: it changes its residual, and has no gradient; differentiate hvd_ext.mstopk, or stop the "
+        "gradient before it: tf.stop_gradient"
+    )

@@ -1,0 +1,198 @@
+"""What sparse steps leave on a rank, as arrays by tensor and place: for checkpoints, and for other shapes of a job.
+
+A rank keeps, for each bucket of which a part is sent, a residual of its own share of the bucket, and with momentum
+correction a velocity. Buckets and shares depend on options and on the cluster; tensors and places in them do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+    from hvd_ext.tensorflow.gradients.channel import Channel
+
+Arrays = dict[str, np.ndarray]
+
+RESIDUAL, VELOCITY = "residual", "velocity"
+_WHICH = {RESIDUAL: 0, VELOCITY: 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A run of elements of one tensor that a rank keeps.
+
+    Args:
+        which: `RESIDUAL` or `VELOCITY`.
+        tensor: the tensor's index in its list of variables.
+        offset: the first element in the tensor.
+        count: how many.
+        name: of the tensor, for readers.
+        bucket: of the channel; 0 where it does not matter.
+        place: of the first element in the rank's share of the bucket.
+    """
+
+    which: str
+    tensor: int
+    offset: int
+    count: int
+    name: str
+    bucket: int = 0
+    place: int = 0
+
+    @property
+    def key(self) -> str:
+        """What it is called in a file: which, tensor, offset, and the tensor's name."""
+        return f"{self.which}/{self.tensor}/{self.offset}/{self.name}"
+
+    @property
+    def where(self) -> tuple[str, int, int, int]:
+        """What must be equal for a piece to be the same in two jobs."""
+        return self.which, self.tensor, self.offset, self.count
+
+
+def pieces(channel: Channel, engine: Engine) -> list[Piece]:
+    """List what this rank keeps of a channel.
+
+    Args:
+        channel: an open one.
+        engine: its engine.
+
+    Returns:
+        The pieces in the order of buckets and places.
+    """
+    found = []
+    for bucket, (tensors, spec) in enumerate(zip(channel.buckets, channel.sparse, strict=True)):
+        if spec is None:
+            continue
+        first, elements, has_velocity = engine.state(channel.handle, bucket)
+        begin = 0
+        for tensor in tensors:
+            of = channel.specs[tensor]
+            low, high = max(begin, first), min(begin + of.elements, first + elements)
+            if low < high:
+                found += [
+                    Piece(which, tensor, low - begin, high - low, of.name, bucket, low - first)
+                    for which in ((RESIDUAL, VELOCITY) if has_velocity else (RESIDUAL,))
+                ]
+            begin += of.elements
+    return found
+
+
+def read(channel: Channel, engine: Engine) -> Arrays:
+    """Copy what this rank keeps of a channel, between two steps.
+
+    Args:
+        channel: an open one.
+        engine: its engine.
+
+    Returns:
+        float32, by the pieces' keys.
+    """
+    found = pieces(channel, engine)
+    shares = {
+        (piece.bucket, piece.which): np.zeros(engine.state(channel.handle, piece.bucket)[1], np.float32)
+        for piece in found
+    }
+    for (bucket, which), share in shares.items():
+        engine.read_state(channel.handle, bucket, _WHICH[which], share)
+    return {
+        piece.key: shares[piece.bucket, piece.which][piece.place : piece.place + piece.count].copy() for piece in found
+    }
+
+
+def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
+    """Set what this rank keeps of a channel, between two steps; what is not among the arrays becomes 0.
+
+    Args:
+        channel: an open one.
+        engine: its engine.
+        arrays: float32, by the keys of this channel's pieces.
+    """
+    by_where = {parsed(key, array).where: array for key, array in arrays.items()}
+    shares: dict[tuple[int, str], np.ndarray] = {}
+    for piece in pieces(channel, engine):
+        share = shares.setdefault(
+            (piece.bucket, piece.which), np.zeros(engine.state(channel.handle, piece.bucket)[1], np.float32)
+        )
+        if piece.where in by_where:
+            share[piece.place : piece.place + piece.count] = by_where[piece.where]
+    for (bucket, which), share in shares.items():
+        engine.write_state(channel.handle, bucket, _WHICH[which], share)
+
+
+def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
+    """Multiply this rank's velocities of a channel, between two steps.
+
+    Args:
+        channel: an open one.
+        engine: its engine.
+        factor: by which.
+    """
+    for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
+        share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
+        engine.read_state(channel.handle, bucket, _WHICH[VELOCITY], share)
+        share *= np.float32(factor)
+        engine.write_state(channel.handle, bucket, _WHICH[VELOCITY], share)
+
+
+def parsed(key: str, array: np.ndarray) -> Piece:
+    """Read a key of a file.
+
+    Args:
+        key: from `Piece.key`.
+        array: that it belongs to.
+    """
+    which, tensor, offset, name = key.split("/", 3)
+    return Piece(which, int(tensor), int(offset), int(array.size), name)
+
+
+def claims(wanted: Sequence[Sequence[tuple[str, int, int, int]]], rank: int) -> list[np.ndarray]:
+    """Tell which elements a rank is the first to keep: hosts keep the same elements, and a sum goes to one of them.
+
+    Args:
+        wanted: for each rank the `where` of its pieces.
+        rank: one of them.
+
+    Returns:
+        A mask for each of the rank's pieces.
+    """
+    masks = []
+    for which, tensor, offset, count in wanted[rank]:
+        mask = np.ones(count, bool)
+        for earlier in wanted[:rank]:
+            for other, of, begin, length in earlier:
+                if (other, of) == (which, tensor):
+                    mask[max(0, begin - offset) : max(0, begin + length - offset)] = False
+        masks.append(mask)
+    return masks
+
+
+def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
+    """Add up, for the elements of this rank, what all ranks of an earlier job have kept.
+
+    Args:
+        own: this rank's pieces.
+        masks: which of their elements are this rank's, from `claims`.
+        states: what each rank of the earlier job has saved, from `read`; taken one after the other.
+        scale: every sum is multiplied by it.
+
+    Returns:
+        float32, by the keys of the pieces; each sum is taken in float64 and rounded once.
+    """
+    totals = [np.zeros(piece.count, np.float64) for piece in own]
+    for state in states:
+        saved = [(parsed(key, array), array) for key, array in state.items()]
+        for piece, total in zip(own, totals, strict=True):
+            for one, array in saved:
+                low, high = max(one.offset, piece.offset), min(one.offset + one.count, piece.offset + piece.count)
+                if (one.which, one.tensor) == (piece.which, piece.tensor) and low < high:
+                    total[low - piece.offset : high - piece.offset] += array[low - one.offset : high - one.offset]
+    return {
+        piece.key: np.where(mask, total * scale, 0).astype(np.float32)
+        for piece, mask, total in zip(own, masks, totals, strict=True)
+    }
