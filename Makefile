@@ -69,7 +69,7 @@ format: $(stamps)/packages ## rewrites the code in the house format
 	$(VENV)/bin/clang-format -i $(cxx_files)
 
 docs: $(stamps)/packages ## rewrites the tables of the pages that come from the code and from benchmarks/results
-	$(python) -m hvd_ext.build.tables
+	$(python) docs/tables.py
 	$(python) -m hvd_ext.bench.page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md
 
 clean: ## removes what was built; .venv stays

@@ -57,7 +57,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.devices": ("pin_gpu",),
     "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
-    "hvd_ext.job.recording": ("start_trace", "stop_trace"),
+    "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
     "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer",),
     "hvd_ext.keras.optimizers.partial": ("PartialDistributedOptimizer",),
     "hvd_ext.keras.checkpoint.load_model": ("load_model",),
@@ -76,7 +76,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.keras.optimizers.flushing": ("flush",),
     "hvd_ext.runner": ("run",),
     "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
-    "hvd_ext.options.unsupported": ("Adasum", "join", "elastic", "start_timeline", "stop_timeline"),
+    "hvd_ext.options.unsupported": ("Adasum", "join", "elastic"),
 }
 
 # public name -> the module that has it; an empty name in a pair (module, "") stands for the module itself
@@ -129,7 +129,12 @@ if TYPE_CHECKING:
         global_process_set as global_process_set,
         remove_process_set as remove_process_set,
     )
-    from hvd_ext.job.recording import start_trace as start_trace, stop_trace as stop_trace
+    from hvd_ext.job.recording import (
+        start_timeline as start_timeline,
+        start_trace as start_trace,
+        stop_timeline as stop_timeline,
+        stop_trace as stop_trace,
+    )
     from hvd_ext.keras import callbacks as callbacks
     from hvd_ext.keras.callbacks import (
         BestModelCheckpoint as BestModelCheckpoint,
@@ -158,8 +163,6 @@ if TYPE_CHECKING:
         Adasum as Adasum,
         elastic as elastic,
         join as join,
-        start_timeline as start_timeline,
-        stop_timeline as stop_timeline,
     )
     from hvd_ext.runner import run as run
     from hvd_ext.tensorflow.collectives.grouped import (

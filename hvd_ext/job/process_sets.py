@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.engine.engine import start_set
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, rank_lists, runtime
+from hvd_ext.options import SetOfRanks
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
 
 
-class ProcessSet:
+class ProcessSet(SetOfRanks):
     """Some ranks of the job, which run collectives among themselves once the set has been added.
 
     Args:

@@ -1,4 +1,4 @@
-"""Recording on this rank: `start_trace`, `stop_trace`, and the file that is left."""
+"""Recording a trace on this rank: `start_trace`, `stop_trace`, Horovod's names for them, and the file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.engine import specs
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
+from hvd_ext.options import unsupported
 from hvd_ext.trace import events, records
 
 if TYPE_CHECKING:
@@ -72,6 +73,36 @@ def stop_trace() -> Path:
         )
     owner = runtime.current()
     return _written(owner, *_taken())
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin a trace under Horovod's name for it; all ranks call it. See `hvd_ext.start_trace`.
+
+    Horovod writes one file, on rank 0. Here each rank leaves one in a folder; `python -m hvd_ext trace` merges them.
+
+    Args:
+        file_path: names the folder: without the suffix .json, if it has that.
+        mark_cycles: must be False; the engine has no cycles.
+
+    Raises:
+        InvalidError: mark_cycles, or what `start_trace` refuses.
+    """
+    if mark_cycles:
+        raise InvalidError(f"start_timeline: mark_cycles ({mark_cycles!r}): {unsupported.INSTEAD['mark_cycles']}")
+    path = Path(file_path)
+    start_trace(path.with_suffix("") if path.suffix == ".json" else path)
+
+
+def stop_timeline() -> Path:
+    """End the trace that `start_timeline` began; waits for no other rank.
+
+    Returns:
+        The file that this rank has written.
+
+    Raises:
+        InvalidError: no trace is being recorded.
+    """
+    return stop_trace()
 
 
 def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:

@@ -43,6 +43,10 @@ class ReduceOp(enum.IntEnum):
     Product = 4
 
 
+class SetOfRanks:
+    """What `hvd_ext.ProcessSet` is to the options, which cannot import it: the sets of Horovod are not such."""
+
+
 class Compression(enum.Enum):
     """How float32 travels; the values are its dtype on the way, "" for its own.
 

@@ -112,35 +112,3 @@ def pairs() -> tuple[Pair, ...]:
         Pair(first, second, words(first, second), refused if words(first, second) else _TEST)
         for first, second in itertools.combinations(FEATURES, 2)
     )
-
-
-def table() -> str:
-    """Give the table as Markdown: each feature, how it is asked for, and what it does not go with.
-
-    Returns:
-        The table, and below it the words for each refused pair.
-    """
-    from hvd_ext.build.tables import markdown
-
-    rows, notes = [], []
-    for feature, how in FEATURES.items():
-        against = [other for other in FEATURES if words(feature, other) and "XLA" not in (feature, other)]
-        rows.append([feature, how, "all" if feature == "XLA" else ", ".join([*against, "XLA"])])
-    for pair in pairs():
-        if pair.words and "XLA" not in (pair.first, pair.second):
-            notes.append(f"- {pair.first} and {pair.second}: {_NOTES.get(pair.words, pair.words)}.")
-    notes += [f"- XLA and anything: {XLA}.", "", *REMARKS]
-    return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
-
-
-# what stands in the table where the error has only a few words to look for
-_NOTES = {
-    REFUSED[frozenset({"compression", "top-k"})]: (
-        "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
-    ),
-    "a tape adds nothing up": (
-        "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
-    ),
-    "gradient_accumulation_steps": "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step",
-    "Only one of `clipnorm`, `clipvalue`": "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
-}

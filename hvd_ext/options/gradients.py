@@ -10,7 +10,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hvd_ext.compression import topk
 from hvd_ext.compression.topk import TopK
@@ -21,6 +21,7 @@ from hvd_ext.options import (
     Compression,
     Options,
     ReduceOp,
+    SetOfRanks,
     SparseAlgorithm,
     Sum,
     check_compression,
@@ -257,14 +258,12 @@ def _checked_set(process_set: Any) -> ProcessSet | None:
     # Horovod's own global set has the number 0 as well
     if process_set is None or getattr(process_set, "process_set_id", None) == 0:
         return None
-    from hvd_ext.job.process_sets import ProcessSet
-
-    if not isinstance(process_set, ProcessSet):
+    if not isinstance(process_set, SetOfRanks):
         raise InvalidError(
             f"process_set ({process_set!r}): must be a hvd_ext.ProcessSet that was added, or None for all ranks; the "
             "sets of Horovod are its own"
         )
-    return process_set
+    return cast("ProcessSet", process_set)
 
 
 def _name(variable: Any) -> str:

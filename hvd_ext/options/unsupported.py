@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hvd_ext.errors import InvalidError
@@ -87,40 +85,6 @@ class Elastic:
 
 
 elastic = Elastic()
-
-
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin a trace under Horovod's name for it; all ranks call it. See `hvd_ext.start_trace`.
-
-    Horovod writes one file, on rank 0. Here each rank leaves one in a folder; `python -m hvd_ext trace` merges them.
-
-    Args:
-        file_path: names the folder: without the suffix .json, if it has that.
-        mark_cycles: must be False; the engine has no cycles.
-
-    Raises:
-        InvalidError: mark_cycles, or what `start_trace` refuses.
-    """
-    if mark_cycles:
-        raise InvalidError(f"start_timeline: mark_cycles ({mark_cycles!r}): {INSTEAD['mark_cycles']}")
-    from hvd_ext.job import recording
-
-    path = Path(file_path)
-    recording.start_trace(path.with_suffix("") if path.suffix == ".json" else path)
-
-
-def stop_timeline() -> Path:
-    """End the trace that `start_timeline` began; waits for no other rank.
-
-    Returns:
-        The file that this rank has written.
-
-    Raises:
-        InvalidError: no trace is being recorded.
-    """
-    from hvd_ext.job import recording
-
-    return recording.stop_trace()
 
 
 # Words of an exception that is not ours -> what to do about it.

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from docs import tables
 from hvd_ext import options
 from hvd_ext.__main__ import app
 from hvd_ext.bench.cli import app as bench
-from hvd_ext.build import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docker/*.md")])

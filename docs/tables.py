@@ -1,4 +1,4 @@
-"""The tables of the pages that come from the code; `python -m hvd_ext.build.tables` rewrites them."""
+"""The tables of the pages that come from the code; `python docs/tables.py` rewrites them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-DEMO = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "demo.json"
+DEMO = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "demo.json"
+# words of an error -> what the page says, where the error has only a few words to look for
+LONGER = {
+    "must be one of Compression.none, Compression.fp16, Compression.bf16; there are no others, but hvd_ext.TopK": (
+        "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
+    ),
+    "a tape adds nothing up": (
+        "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
+    ),
+    "gradient_accumulation_steps": "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step",
+    "Only one of `clipnorm`, `clipvalue`": "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
+}
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -43,10 +54,19 @@ def migration() -> str:
 
 
 def pairs() -> str:
-    """Gives the table of options that work together, from `hvd_ext.options.compatibility`."""
-    from hvd_ext.options import compatibility as features
+    """Gives the table of features, what each does not go with, and below it the words for each refused pair."""
+    from hvd_ext.options import compatibility
 
-    return features.table()
+    rows, notes = [], []
+    for feature, how in compatibility.FEATURES.items():
+        against = [other for other in compatibility.FEATURES if compatibility.words(feature, other)]
+        beside_xla = [other for other in against if "XLA" not in (feature, other)]
+        rows.append([feature, how, "all" if feature == "XLA" else ", ".join([*beside_xla, "XLA"])])
+    for pair in compatibility.pairs():
+        if pair.words and "XLA" not in (pair.first, pair.second):
+            notes.append(f"- {pair.first} and {pair.second}: {LONGER.get(pair.words, pair.words)}.")
+    notes += [f"- XLA and anything: {compatibility.XLA}.", "", *compatibility.REMARKS]
+    return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
 
 
 def topology() -> str:
