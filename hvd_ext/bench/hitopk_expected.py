@@ -9,10 +9,10 @@ from typing import Any
 from hvd_ext.bench.expected import Cluster
 from hvd_ext.bench.hitopk_names import WIRES, Name
 from hvd_ext.cluster.spec import MTU, payload_share
-from hvd_ext.engine.specs import DTYPES
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost.simulate import simulate
 from hvd_ext.planning.cost.sparse import Sparsity
+from hvd_ext.planning.tensors import DTYPES
 from hvd_ext.topology.tree import SHARED_MEMORY
 
 ELEMENT_NBYTES = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve
 from hvd_ext.bench.worker import topology_text
 
 if TYPE_CHECKING:
-    from hvd_ext.engine.specs import SparseBucket
+    from hvd_ext.planning.layout import Bucket
+    from hvd_ext.planning.tensors import Tensor
 
 # Of the trace that is kept for a step: a sparse plan is one segment of some 20 rounds.
 RECORDS = 1 << 12
@@ -64,43 +66,42 @@ class Sums:
         return Watched(name.text, "engine", call, facts["plan"], facts["segment_bytes"], reset=reset, mass=mass)
 
     def _dense(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
-        from hvd_ext.engine.specs import BucketSpec, TensorSpec
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
+        from hvd_ext.planning.layout import layout
 
         job = runtime.current()
-        prepared = job.allreduce(result.nbytes, name.algorithm)
-        bucket = BucketSpec("float32", Sum, prepared.plan, prepared.segment_nbytes, (0,), name.wire_dtype)
-        tensors = [TensorSpec("gradient", result.size, "float32")]
-        channel = job.engine.open_channel(f"bench {name.text}", tensors, [bucket])
+        laid_out = layout(job.tree, [_tensor(result)], Sum, algorithm=name.algorithm, wire=name.wire_dtype)
+        (bucket,) = laid_out.buckets
+        channel = job.open(f"bench {name.text}", laid_out)
         self._close.append(lambda: job.engine.close_channel(channel))
 
         def call() -> NDArray[np.float32]:
             job.engine.reduce(channel, [gradient.values], [result])
             return result
 
-        facts = {"plan": prepared.algorithm, "segment_bytes": prepared.segment_nbytes}
+        facts = {"plan": bucket.plan.algorithm, "segment_bytes": bucket.segment_nbytes}
         return call, Mass(gradient, exact=name.wire_dtype is None, facts=facts)
 
     def _sparse(self, name: Name, gradient: Gradient, result: NDArray[np.float32]) -> tuple[Callable[[], Any], Mass]:
-        from hvd_ext.engine.specs import BucketSpec, SparseBucket, TensorSpec
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
+        from hvd_ext.planning import grain, planner
+        from hvd_ext.planning.layout import Bucket, Layout, Selection
         from hvd_ext.trace.events import levels_of
 
         job, density = runtime.current(), name.density
         assert density is not None
         engine, size = job.engine, result.size
-        prepared = job.sparse_allreduce(result.nbytes, name.algorithm, density)
-        plan = prepared.sparse
-        bucket = BucketSpec("float32", Sum, plan.plan, plan.segment_nbytes, (0,))
-        sparse = SparseBucket(
-            dense_plan=prepared.dense.plan, dense_above=NEVER_DENSE, value_wire=name.wire_dtype or "float32"
+        choice = planner.sparse_plan(job.tree, name.algorithm, result.nbytes, density, 4)
+        segment_nbytes = grain.segment_nbytes(choice.plan, result.nbytes, job.tree)
+        selection = Selection(dense_above=NEVER_DENSE, value_wire=name.wire_dtype or "float32")
+        bucket = Bucket(
+            "float32", (0,), Sum, choice.plan, segment_nbytes, selection=selection, dense=choice.dense, choice=choice
         )
-        tensors = [TensorSpec("gradient", size, "float32")]
-        channel = engine.open_channel(f"bench {name.text}", tensors, [bucket], sparse=[sparse])
+        channel = job.open(f"bench {name.text}", Layout((_tensor(result),), (bucket,)))
         self._close.append(lambda: engine.close_channel(channel))
-        levels = levels_of(job.plans[plan.plan])
+        levels = levels_of(choice.plan)
 
         def call() -> NDArray[np.float32]:
             engine.begin_sparse_step(channel, density)
@@ -132,32 +133,30 @@ class Sums:
         def residual() -> float:
             return float(np.sum(engine.read_state(channel, 0), dtype=np.float64))
 
-        facts = {"plan": plan.algorithm, "segment_bytes": plan.segment_nbytes, "dense_above": prepared.dense_above}
+        facts = {"plan": choice.plan.algorithm, "segment_bytes": segment_nbytes, "dense_above": choice.dense_above}
         if name.algorithm == "hitopk":
-            facts["entry_bytes"] = _entry_nbytes(name, sparse, gradient, result)
+            facts["entry_bytes"] = _entry_nbytes(name, bucket, gradient, result)
         hosts = len(job.tree.hosts())
         picks = {"hitopk": size if hosts == 1 else hosts * (int(density * size) + 1)}
         most = picks.get(name.algorithm, engine.size * (int(density * size) + 1))
         return call, Mass(gradient, most=most, residual=residual, sent=sent, trace=trace, facts=facts)
 
 
-def _entry_nbytes(name: Name, sparse: SparseBucket, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
+def _entry_nbytes(name: Name, bucket: Bucket, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
     """Do one step in which only selected elements travel as entries, and give the bytes of one.
 
     Where the hosts' last step sends entries too, which are sums, the counters do not tell the two apart.
     """
-    from hvd_ext.engine.specs import BucketSpec, TensorSpec
     from hvd_ext.job import runtime
-    from hvd_ext.options import Sum
+    from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.schedules import hitopk
 
     job = runtime.current()
     engine, density = job.engine, name.density
     assert density is not None
-    plan = job.prepare(hitopk.build(job.tree, gather="dense"))
-    bucket = BucketSpec("float32", Sum, plan, max(result.nbytes, 1), (0,))
-    tensors = [TensorSpec("gradient", result.size, "float32")]
-    channel = engine.open_channel(f"bench {name.text}, bytes", tensors, [bucket], sparse=[sparse])
+    plan = hitopk.build(job.tree, gather="dense")
+    alone = dataclasses.replace(bucket, plan=plan, segment_nbytes=max(result.nbytes, 1))
+    channel = job.open(f"bench {name.text}, bytes", Layout((_tensor(result),), (alone,)))
     engine.begin_sparse_step(channel, density)
     engine.reduce(channel, [gradient.values], [result])
     engine.end_step(channel, True)
@@ -176,6 +175,12 @@ def _mpi(name: Name, gradient: Gradient, result: NDArray[np.float32]) -> Watched
         return result
 
     return Watched(name.text, "engine", call, reset=lambda: result.fill(np.nan), mass=Mass(gradient))
+
+
+def _tensor(result: NDArray[np.float32]) -> Tensor:
+    from hvd_ext.planning.tensors import Tensor
+
+    return Tensor("gradient", (result.size,), "float32")
 
 
 def main(text: str) -> None:

@@ -256,7 +256,8 @@ def main(text: str) -> None:
 
     def chosen(learner: Learner) -> str:
         (channel,) = channels(learner.optimizer)
-        return channel.chosen.algorithm if channel.chosen else ""
+        largest = channel.layout.largest
+        return largest.choice.algorithm if largest is not None and largest.choice is not None else ""
 
     serve(task, make, chosen)
     hvd.shutdown()

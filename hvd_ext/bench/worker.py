@@ -66,15 +66,15 @@ class Buffers:
             self._close.pop()()
 
     def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
-        from hvd_ext.engine.specs import BucketSpec, TensorSpec
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
+        from hvd_ext.planning.layout import layout
+        from hvd_ext.planning.tensors import Tensor
 
         job = runtime.current()
-        prepared = job.allreduce(buffer.nbytes, algorithm)
-        bucket = BucketSpec("float32", Sum, prepared.plan, prepared.segment_nbytes, (0,))
-        tensors = [TensorSpec("buffer", buffer.size, "float32")]
-        channel = job.engine.open_channel(f"bench {algorithm}", tensors, [bucket])
+        laid_out = layout(job.tree, [Tensor("buffer", (buffer.size,), "float32")], Sum, algorithm=algorithm)
+        (bucket,) = laid_out.buckets
+        channel = job.open(f"bench {algorithm}", laid_out)
         self._close.append(lambda: job.engine.close_channel(channel))
 
         def call() -> NDArray[np.float32]:
@@ -82,25 +82,23 @@ class Buffers:
             return result
 
         reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning
-        return Contestant(algorithm, "engine", call, prepared.algorithm, prepared.segment_nbytes, reset=reset)
+        return Contestant(algorithm, "engine", call, bucket.plan.algorithm, bucket.segment_nbytes, reset=reset)
 
     def _graph(self, tensor: Any, algorithm: str) -> Contestant:
         import tensorflow as tf
 
         import hvd_ext as hvd
-        from hvd_ext.job import runtime
+        from hvd_ext.planning.tensors import Tensor
         from hvd_ext.tensorflow.gradients import registration
 
         elements = int(tensor.shape[0])
         options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
-        specs = [registration.GradientSpec("buffer", (elements,), "float32")]
-        channel = registration.open(f"bench {algorithm}", specs, options)
+        channel = registration.open(f"bench {algorithm}", [Tensor("buffer", (elements,), "float32")], options)
         self._close.append(channel.close)
-        prepared = runtime.current().allreduce(4 * elements, algorithm)
         step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
         traced = step.get_concrete_function(tensor)
-        chosen = channel.chosen.algorithm if channel.chosen else ""
-        return Contestant(algorithm, "graph", lambda: traced(tensor), chosen, prepared.segment_nbytes)
+        (bucket,) = channel.layout.buckets
+        return Contestant(algorithm, "graph", lambda: traced(tensor), bucket.plan.algorithm, bucket.segment_nbytes)
 
 
 def _tensor(buffer: NDArray[np.float32]) -> Any:

@@ -18,9 +18,10 @@ from hvd_ext import options
 from hvd_ext.build.child import MARK
 from hvd_ext.doctor.job_facts import mapped
 from hvd_ext.engine import libraries
-from hvd_ext.engine.specs import BucketSpec, TensorSpec
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus, process, runtime
+from hvd_ext.planning.layout import layout
+from hvd_ext.planning.tensors import Tensor
 
 ELEMENTS = 1 << 20  # 4 MiB of float32: long enough that the time is that of the network, short enough for slow ones
 TIMES = 5
@@ -45,9 +46,8 @@ def timed_allreduce() -> dict[str, Any]:
         "nbytes" of the buffer, "seconds", "algorithm", and "wrong": the number of wrong elements.
     """
     job = runtime.current()
-    prepared = job.allreduce(4 * ELEMENTS)
-    bucket = BucketSpec("float32", options.Sum, prepared.plan, prepared.segment_nbytes, (0,))
-    channel = job.engine.open_channel("doctor", [TensorSpec("doctor", ELEMENTS, "float32")], [bucket])
+    laid_out = layout(job.tree, [Tensor("doctor", (ELEMENTS,), "float32")], options.Sum)
+    channel = job.open("doctor", laid_out)
     pattern = np.arange(ELEMENTS, dtype=np.float32) % 251
     size, seconds, wrong = job.engine.size, [], 0
     for _ in range(TIMES):
@@ -57,7 +57,12 @@ def timed_allreduce() -> dict[str, Any]:
         seconds.append(time.monotonic() - begin_s)
         wrong += int(np.count_nonzero(result[0] != size * pattern + size * (size - 1) / 2))
     job.engine.close_channel(channel)
-    return {"nbytes": 4 * ELEMENTS, "seconds": min(seconds), "algorithm": prepared.algorithm, "wrong": wrong}
+    return {
+        "nbytes": 4 * ELEMENTS,
+        "seconds": min(seconds),
+        "algorithm": laid_out.buckets[0].plan.algorithm,
+        "wrong": wrong,
+    }
 
 
 def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:

@@ -3,49 +3,56 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hvd_ext.engine import native
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.specs import DTYPES, BucketSpec, ChannelSpec, KeptShard, SparseBucket, SparseStatistics, TensorSpec
+from hvd_ext.engine.reports import KeptShard, SparseStatistics
 from hvd_ext.errors import InvalidError
+from hvd_ext.planning.tensors import DTYPES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from hvd_ext.planning.layout import Bucket, Layout
+    from hvd_ext.planning.model import LogicalPlan
+
 RESIDUAL, VELOCITY = 0, 1  # what a sparse bucket keeps
+
+
+class OpenChannel(NamedTuple):
+    """What a channel was opened with."""
+
+    name: str
+    layout: Layout
 
 
 class Channels:
     """The part of `hvd_ext.engine.engine.Engine` that is about channels."""
 
     generation: int
-    channels: dict[int, ChannelSpec]
+    channels: dict[int, OpenChannel]
 
-    def open_channel(
-        self,
-        name: str,
-        tensors: Sequence[TensorSpec],
-        buckets: Sequence[BucketSpec],
-        sparse: Sequence[SparseBucket | None] | None = None,
-    ) -> int:
+    def open_channel(self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> int:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
         Args:
             name: for messages.
-            tensors: the channel's tensors.
-            buckets: every tensor is in exactly one.
-            sparse: for each bucket, what makes it a sparse one or None; None: none is.
+            layout: of a step. The tensors that are in a bucket are the channel's tensors 0, 1, ... in their order.
+            handle_of: gives the engine's handle of a plan, from `Engine.add_plan`.
 
         Returns:
             The channel's handle.
 
         Raises:
-            InvalidError: a tensor in no bucket or in two, an unknown plan, and so on.
+            InvalidError: a tensor in two buckets, an unknown plan, and so on.
         """
+        buckets, places = layout.buckets, layout.travelling
+        number = {place: tensor for tensor, place in enumerate(places)}
+        tensors = [layout.tensors[place] for place in places]
         names = (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors])
         handle = ctypes.c_int64()
         _call(
@@ -57,16 +64,16 @@ class Channels:
             native.int64s([tensor.elements for tensor in tensors]),
             len(buckets),
             native.int64s([len(bucket.tensors) for bucket in buckets]),
-            native.int64s([tensor for bucket in buckets for tensor in bucket.tensors]),
+            native.int64s([number[place] for bucket in buckets for place in bucket.tensors]),
             native.int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
             native.int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
             native.int32s([int(bucket.op) for bucket in buckets]),
-            native.int64s([bucket.plan for bucket in buckets]),
+            native.int64s([handle_of(bucket.plan) for bucket in buckets]),
             native.int64s([bucket.segment_nbytes for bucket in buckets]),
-            None if sparse is None else _sparse_buckets(name, sparse, len(buckets)),
+            _selections(buckets, handle_of) if any(bucket.selection for bucket in buckets) else None,
             ctypes.byref(handle),
         )
-        self.channels[1 + (handle.value & 0xFFFFFFFF)] = ChannelSpec(name, tuple(tensors), tuple(buckets))
+        self.channels[1 + (handle.value & 0xFFFFFFFF)] = OpenChannel(name, layout)
         return handle.value
 
     def close_channel(self, channel: int) -> None:
@@ -107,17 +114,18 @@ class Channels:
             InvalidError: an array that is not contiguous, or not as its tensor was declared.
             CommunicationError: the step has failed on some rank.
         """
-        spec = self.channels[1 + (channel & 0xFFFFFFFF)]
-        if not len(inputs) == len(outputs) == len(spec.tensors):
+        name, layout = self.channels[1 + (channel & 0xFFFFFFFF)]
+        tensors = [layout.tensors[place] for place in layout.travelling]
+        if not len(inputs) == len(outputs) == len(tensors):
             raise InvalidError(
-                f"reduce of {spec.name!r}: it takes {len(spec.tensors)} inputs and as many outputs, got {len(inputs)} "
+                f"reduce of {name!r}: it takes {len(tensors)} inputs and as many outputs, got {len(inputs)} "
                 f"and {len(outputs)}"
             )
-        for tensor, *arrays in zip(spec.tensors, inputs, outputs, strict=True):
+        for tensor, *arrays in zip(tensors, inputs, outputs, strict=True):
             for array in arrays:
                 if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
                     raise InvalidError(
-                        f"reduce of {spec.name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
+                        f"reduce of {name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
                         f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
                     )
         memories = ctypes.c_void_p * len(inputs)
@@ -235,20 +243,19 @@ def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ct
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
-def _sparse_buckets(name: str, sparse: Sequence[SparseBucket | None], buckets: int) -> ctypes.Array[native.Sparse]:
-    if len(sparse) != buckets:
-        raise InvalidError(
-            f"channel {name!r}: sparse must have an entry for each of the {buckets} buckets, it has {len(sparse)}"
-        )
-    array = (native.Sparse * buckets)()
-    for struct, bucket in zip(array, sparse, strict=True):
-        if bucket is None:
+def _selections(buckets: Sequence[Bucket], handle_of: Callable[[LogicalPlan], int]) -> ctypes.Array[native.Sparse]:
+    array = (native.Sparse * len(buckets))()
+    for struct, bucket in zip(array, buckets, strict=True):
+        selection = bucket.selection
+        if selection is None:
             continue
+        assert bucket.dense is not None
         struct.enabled = 1
-        struct.selector, struct.samplings, struct.seed = bucket.selector, bucket.samplings, bucket.seed
-        struct.threshold, struct.indices, struct.per_tensor = bucket.threshold, bucket.indices, bucket.per_tensor
-        struct.dense_plan, struct.dense_above = bucket.dense_plan, bucket.dense_above
-        struct.has_momentum, struct.momentum = bucket.momentum is not None, bucket.momentum or 0.0
-        struct.nesterov, struct.masks = bucket.nesterov, bucket.masks
-        struct.value_wire = -1 if bucket.value_wire is None else DTYPES[bucket.value_wire].code
+        struct.selector, struct.samplings, struct.seed = selection.selector, selection.samplings, selection.seed
+        struct.threshold, struct.indices = selection.threshold, selection.indices
+        struct.per_tensor = selection.per_tensor
+        struct.dense_plan, struct.dense_above = handle_of(bucket.dense), selection.dense_above
+        struct.has_momentum, struct.momentum = selection.momentum is not None, selection.momentum or 0.0
+        struct.nesterov, struct.masks = selection.nesterov, selection.masks
+        struct.value_wire = -1 if selection.value_wire is None else DTYPES[selection.value_wire].code
     return array

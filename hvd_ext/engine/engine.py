@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ext.engine import native
-from hvd_ext.engine.channels import Channels
+from hvd_ext.engine.channels import Channels, OpenChannel
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.specs import ChannelSpec, Statistics
+from hvd_ext.engine.reports import Statistics
 from hvd_ext.options import Options
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Engine(Channels):
         self.rank = rank
         self.ranks = tuple(ranks)  # the job's numbers for its ranks 0, 1, ...
         self.size = len(self.ranks)
-        self.channels: dict[int, ChannelSpec] = {}  # by lane, for the trace; those that are closed too
+        self.channels: dict[int, OpenChannel] = {}  # by lane, for the trace; those that are closed too
 
     def stop(self, together: bool = False) -> bool:
         """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.

@@ -14,7 +14,7 @@ from hvd_ext.job.log import logger
 if TYPE_CHECKING:
     from hvd_ext.compression.topk import TopK
     from hvd_ext.job.runtime import Runtime
-    from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.planning.layout import Layout
 
 MOST_HOSTS = 4
 _said: set[str] = set()  # by this process; init() after shutdown() says it no second time
@@ -37,26 +37,27 @@ def job_line(hosts: Sequence[str]) -> str:
     )
 
 
-def optimizer_line(channel: Channel, topk: TopK | None) -> str:
+def optimizer_line(name: str, layout: Layout, topk: TopK | None) -> str:
     """Say how the gradients of an optimizer travel, and why so.
 
     Args:
-        channel: of its gradients.
-        topk: the options of what is sent in part; None for nothing.
+        name: the optimizer's channel.
+        layout: of its steps.
+        topk: how a part of the gradients is selected; None for nothing.
 
     Returns:
         A line with the number of buckets, the algorithms, the reason of the largest bucket's, and TopK.
     """
-    if not channel.buckets:
-        return f"{channel.name}: no rank has a gradient to reduce"
-    text = f"{channel.name}: {_many(len(channel.buckets), 'bucket')}, {sum(channel.nbytes) / 1e6:.3g} MB of gradients"
-    counts = Counter(choice.algorithm for choice in channel.choices if choice is not None)
-    if channel.chosen is not None:
-        names = [name if len(counts) == 1 else f"{name} ({count})" for name, count in counts.most_common()]
-        text += f"; algorithm {', '.join(names)}: {channel.chosen.why}"
+    if layout.largest is None:
+        return f"{name}: no rank has a gradient to reduce"
+    text = f"{name}: {_many(len(layout.buckets), 'bucket')}, {sum(layout.nbytes) / 1e6:.3g} MB of gradients"
+    counts = Counter(bucket.choice.algorithm for bucket in layout.buckets if bucket.choice is not None)
+    if layout.largest.choice is not None:
+        names = [one if len(counts) == 1 else f"{one} ({count})" for one, count in counts.most_common()]
+        text += f"; algorithm {', '.join(names)}: {layout.largest.choice.why}"
     if topk is not None:
-        part = sum(bucket is not None and bucket.dense_above > 0 for bucket in channel.sparse)
-        text += f"; TopK(density={topk.density!r}) in {_many(part, 'bucket')}"
+        selecting = sum(one.selection is not None and one.selection.dense_above > 0 for one in layout.buckets)
+        text += f"; TopK(density={topk.density!r}) in {_many(selecting, 'bucket')}"
     return text
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.engine import specs
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
 from hvd_ext.options import unsupported
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 VERSION = 1
 # 15 MB of memory: 10 buckets with plans of 10 rounds make about 140 records in a step, so 900 steps.
 CAPACITY = 1 << 17
-UNKNOWN = events.Levels("", (), ())  # a plan that was given to the engine directly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,10 +207,8 @@ def _book(owner: Runtime, zero_ns: int) -> events.Book:
     channels = {}
     for lane, channel in owner.engine.channels.items():
         buckets = []
-        for bucket in channel.buckets:
-            tensors = [channel.tensors[index] for index in bucket.tensors]
-            nbytes = sum(tensor.elements for tensor in tensors) * specs.DTYPES[bucket.dtype].nbytes
-            names = tuple(tensor.name for tensor in tensors)
-            buckets.append(events.Bucket(plans.get(bucket.plan, UNKNOWN), names, nbytes, bucket.dtype))
+        for bucket, nbytes in zip(channel.layout.buckets, channel.layout.nbytes, strict=True):
+            names = tuple(channel.layout.tensors[place].name for place in bucket.tensors)
+            buckets.append(events.Bucket(events.levels_of(bucket.plan), names, nbytes, bucket.dtype))
         channels[lane] = events.Channel(channel.name, tuple(buckets))
     return events.Book(owner.engine.rank, owner.hosts[owner.engine.rank], zero_ns, channels, plans)

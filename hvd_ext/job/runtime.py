@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
 from hvd_ext.errors import NotInitializedError
-from hvd_ext.job.prepared import Prepared, PreparedSparse
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.options import Options
+    from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.model import LogicalPlan
-    from hvd_ext.planning.planner import Chosen
     from hvd_ext.topology.tree import Tree
 
 KIB = 1 << 10
@@ -25,6 +25,23 @@ SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB,
 
 # Larger plans are proven by the tests only: the verifier looks at all ranks at once.
 MAX_PROVEN_RANKS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A plan that the engine holds.
+
+    Args:
+        plan: the engine's handle.
+        digest: of the plan, equal on all ranks.
+        segment_nbytes: the grain of pipelining for the size it was prepared for.
+        algorithm: its name.
+    """
+
+    plan: int
+    digest: int
+    segment_nbytes: int
+    algorithm: str
 
 
 class Runtime:
@@ -48,7 +65,6 @@ class Runtime:
         self.last_process_set = 0  # the id of the newest
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
-        self._sparse: dict[tuple[object, ...], PreparedSparse] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
@@ -103,6 +119,22 @@ class Runtime:
                 self.plans[handle] = plan
             return self._handles[digest]
 
+    def open(self, name: str, layout: Layout) -> int:
+        """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
+
+        Args:
+            name: for messages.
+            layout: of a step; its plans are handed to the engine.
+
+        Returns:
+            The channel's handle.
+
+        Raises:
+            PlanError: a plan does not compute its collective.
+            InvalidError: what the engine refuses.
+        """
+        return self.engine.open_channel(name, layout, self.prepare)
+
     def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
         """Prepare an allreduce.
 
@@ -111,7 +143,7 @@ class Runtime:
             algorithm: a name or "auto"; None for the options'.
 
         Returns:
-            The prepared plan with the planner's choice.
+            The prepared plan.
 
         Raises:
             PlanError: an unknown algorithm, or one that cannot run on the topology.
@@ -123,41 +155,8 @@ class Runtime:
             key = ("allreduce", algorithm, nbytes)
             if key not in self._prepared:
                 chosen = planner.allreduce_plan(self.tree, algorithm, nbytes=nbytes)
-                self._prepared[key] = self._made(chosen.plan, nbytes, chosen)
+                self._prepared[key] = self._made(chosen.plan, nbytes)
             return self._prepared[key]
-
-    def sparse_allreduce(
-        self,
-        nbytes: int,
-        algorithm: str = "hitopk",
-        density: float = 0.01,
-        entry_nbytes: float = 4,
-        height: int | None = 1,
-    ) -> PreparedSparse:
-        """Prepare an allreduce that sends selected elements.
-
-        Args:
-            nbytes: the size of the buffer, float32.
-            algorithm: the name of a sparse schedule.
-            density: the usual part of the elements that is selected, in (0, 1].
-            entry_nbytes: of a value and its index on the way, in the mean.
-            height: as for `planner.sparse_plan`.
-
-        Returns:
-            The prepared plans with the planner's choice.
-
-        Raises:
-            PlanError: an unknown algorithm, one that cannot run on the topology, or a density out of its range.
-        """
-        from hvd_ext.planning import planner
-
-        with self._lock:
-            key = (nbytes, algorithm, density, entry_nbytes, height)
-            if key not in self._sparse:
-                chosen = planner.sparse_plan(self.tree, algorithm, nbytes, density, entry_nbytes, height=height)
-                sparse, dense = (self._made(plan, nbytes) for plan in (chosen.plan, chosen.dense))
-                self._sparse[key] = PreparedSparse(sparse, dense, chosen.dense_above, chosen)
-            return self._sparse[key]
 
     def all_gather(self, nbytes: int) -> Prepared:
         """Prepare an all-gather.
@@ -231,11 +230,11 @@ class Runtime:
                 self._prepared[key] = self._made(planner.all_to_all_plan(self.tree), nbytes)
             return self._prepared[key]
 
-    def _made(self, plan: LogicalPlan, nbytes: int, chosen: Chosen | None = None) -> Prepared:
+    def _made(self, plan: LogicalPlan, nbytes: int) -> Prepared:
         from hvd_ext.planning import grain, ir
 
         segment_nbytes = grain.segment_nbytes(plan, nbytes, self.tree)
-        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm, chosen)
+        return Prepared(self.prepare(plan), ir.digest(plan), segment_nbytes, plan.algorithm)
 
 
 _current: Runtime | None = None

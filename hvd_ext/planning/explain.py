@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_ext.planning import planner, registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import allreduce_bound_s, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.lower import rounds_of, rounds_of_level
@@ -203,7 +204,7 @@ def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float
 
 
 def _verdict(
-    tree: Tree, chosen: planner.Chosen, name: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int
+    tree: Tree, chosen: Choice, name: str, prices: dict[str, float], parts: dict[str, _Parts], size_class: int
 ) -> str:
     winner = chosen.algorithm
     if name == winner:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import planner, registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Sparsity, traffic
 from hvd_ext.planning.cost.commlib import inter_host_nbytes
 from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES
@@ -16,7 +17,6 @@ from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import (
     LEAST_NBYTES,
-    SparseChosen,
     best_variant,
     break_even,
     sparse_plan,
@@ -89,7 +89,7 @@ def explain(
     algorithm: str = "hitopk",
     entry_nbytes: float = ENTRY_NBYTES,
     height: int | None = 1,
-) -> tuple[SparseExplanation, SparseChosen]:
+) -> tuple[SparseExplanation, Choice]:
     """Prices every sparse algorithm as the runtime does.
 
     Args:
@@ -112,6 +112,7 @@ def explain(
     sparsity = Sparsity(density, entry_nbytes)
     chosen = sparse_plan(tree, algorithm, nbytes, density, entry_nbytes, height=height)
     best = planner.allreduce_plan(tree, "auto", nbytes)
+    assert chosen.dense is not None
     plans, refused = {DENSE: best.plan, DENSE_STEP: chosen.dense}, []
     chosen_for = max(size_class(nbytes), LEAST_NBYTES)
     for name in registry.sparse_names():

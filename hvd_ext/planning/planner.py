@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Profile, Simulation, bottleneck, level_profile, profile, simulate, traffic
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.sparse_planner import SparseChosen, sparse_plan
+from hvd_ext.planning.sparse_planner import sparse_plan
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Node, Tree
 
 __all__ = [
     "MOST_RANKS",
     "MOST_SIMULATED",
-    "Chosen",
-    "SparseChosen",
+    "Choice",
     "all_gather_plan",
     "all_to_all_plan",
     "allreduce_plan",
@@ -45,25 +44,7 @@ TIE = 0.01
 MOST_NAMED = 3  # losers in the line that explains a choice
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A plan and how it was found.
-
-    Args:
-        plan: of an allreduce.
-        algorithm: its schedule.
-        why: one line.
-        candidates: for every schedule its name and its price in seconds, or the reason why it does not apply; empty
-            where the schedule was asked for by name.
-    """
-
-    plan: LogicalPlan
-    algorithm: str
-    why: str
-    candidates: tuple[tuple[str, float | str], ...] = ()
-
-
-def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NBYTES) -> Chosen:
+def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NBYTES) -> Choice:
     """Chooses the plan of an allreduce.
 
     Args:
@@ -83,16 +64,16 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
 
 
 @lru_cache(maxsize=64)
-def _named(tree: Tree, name: str) -> Chosen:
+def _named(tree: Tree, name: str) -> Choice:
     reason = registry.get(name).supports(tree)
     if reason is not None:
         raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")
     plan = _built(tree, name)
-    return Chosen(plan, name, "asked for by name" + (f"; {plan.note}" if plan.note else ""))
+    return Choice(plan, name, "asked for by name" + (f"; {plan.note}" if plan.note else ""))
 
 
 @lru_cache(maxsize=256)
-def _cheapest(tree: Tree, nbytes: int) -> Chosen:
+def _cheapest(tree: Tree, nbytes: int) -> Choice:
     reasons = {name: registry.get(name).supports(tree) for name in registry.names()}
     prices = {name: _profile_s(tree, name, nbytes) for name, reason in reasons.items() if reason is None}
     near = [name for name, price_s in prices.items() if price_s <= min(prices.values()) * WORTH_SIMULATING]
@@ -110,10 +91,10 @@ def _cheapest(tree: Tree, nbytes: int) -> Chosen:
     words = [f"{listed}; {stands_for(nbytes)}"]
     words += [f"a tie within {TIE:.0%} with {', '.join(names)}: {name} {reason}" for reason, names in ties.items()]
     why = f"cheapest for {nbytes} bytes on {tree.describe()}: " + "; ".join([*words, *filter(None, [plan.note])])
-    return Chosen(plan, name, why, tuple((other, prices.get(other, reason or "")) for other, reason in reasons.items()))
+    return Choice(plan, name, why, tuple((other, prices.get(other, reason or "")) for other, reason in reasons.items()))
 
 
-def preference(tree: Tree, chosen: Chosen, other: str) -> str:
+def preference(tree: Tree, chosen: Choice, other: str) -> str:
     """Says why a choice was made where another algorithm takes nearly as long.
 
     Args:

@@ -4,11 +4,12 @@ which."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, level_profile, profile, simulate
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
@@ -24,33 +25,6 @@ _PRECISION = 1.01
 LEAST_NBYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class SparseChosen:
-    """Two plans for one buffer, and how they were found.
-
-    Args:
-        plan: of the selected elements.
-        dense: of a step in which nothing is selected; its residuals are those of `plan`.
-        dense_above: from this density on `dense` is the cheaper one, in (0, 1].
-        algorithm: its schedule.
-        why: one line.
-        candidates: for every sparse schedule its name and its price in seconds, or the reason why it does not apply;
-            last "dense", the price of `dense`.
-    """
-
-    plan: LogicalPlan
-    dense: LogicalPlan
-    dense_above: float
-    algorithm: str
-    why: str
-    candidates: tuple[tuple[str, float | str], ...] = ()
-
-    @property
-    def selects(self) -> bool:
-        """Whether `plan` selects at all; on one host there is nothing to leave out."""
-        return any(call.kind == "select" for level in self.plan.levels for call in level.calls)
-
-
 def sparse_plan(
     tree: Tree,
     algorithm: str = "hitopk",
@@ -60,7 +34,7 @@ def sparse_plan(
     *,
     select_s_per_element: float = SELECT_S_PER_ELEMENT,
     height: int | None = 1,
-) -> SparseChosen:
+) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
 
     Of a schedule's variants (hitopk can gather whole shards or only what is not 0) the price at this size and density
@@ -94,7 +68,7 @@ def sparse_plan(
 
 
 @lru_cache(maxsize=256)
-def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> SparseChosen:
+def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height: int | None) -> Choice:
     found = {name: best_variant(tree, name, nbytes, sparsity, height) for name in registry.sparse_names()}
     best = found[algorithm]
     assert not isinstance(best, str)
@@ -110,7 +84,7 @@ def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height:
         f"{dense_s * 1e3:.3g} ms; dense {since}; {stands_for(nbytes, LEAST_NBYTES)}"
         + (f"; {plan.note}" if plan.note else "")
     )
-    return SparseChosen(plan, dense, above, algorithm, why, (*candidates, ("dense", dense_s)))
+    return Choice(plan, algorithm, why, (*candidates, ("dense", dense_s)), dense, above)
 
 
 def best_variant(

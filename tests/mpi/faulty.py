@@ -28,15 +28,14 @@ import os, pathlib, sys
 import numpy as np
 from hvd_ext import process, runtime
 from hvd_ext.options import Sum
-from hvd_ext.engine.specs import BucketSpec, TensorSpec
+from hvd_ext.planning.layout import layout
+from hvd_ext.planning.tensors import Tensor
 
 elements = int(sys.argv[1])
 folder = pathlib.Path(os.environ["HVD_EXT_TEST_OUTPUT"])
 process.init()
 job, rank, size = runtime.current(), process.rank(), process.size()
-prepared = job.allreduce(4 * elements, "auto")
-bucket = BucketSpec("float32", Sum, prepared.plan, prepared.segment_nbytes, (0,))
-channel = job.engine.open_channel("sums", [TensorSpec("x", elements, "float32")], [bucket])
+channel = job.open("sums", layout(job.tree, [Tensor("x", (elements,), "float32")], Sum))
 places = np.arange(elements) % 97
 step, told = 0, 0
 while not told:

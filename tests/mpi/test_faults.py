@@ -128,10 +128,10 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     import tensorflow as tf
     from hvd_ext.options import Options
     from hvd_ext.tensorflow import ops, registration
-    from hvd_ext.tensorflow.gradients.registration import GradientSpec
+    from hvd_ext.planning.tensors import Tensor
 
     names = ("kernel", "bias")
-    channel = registration.open("Adam", [GradientSpec(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
+    channel = registration.open("Adam", [Tensor(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
     if hvd.rank() == 1:
         # As a step does it whose second gradient comes late.
         handle = channel._handle
@@ -175,13 +175,12 @@ def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) ->
     import hvd_ext as hvd
     from hvd_ext import runtime
     from hvd_ext.errors import HvdExtError
-    from hvd_ext.engine.specs import BucketSpec, TensorSpec
+    from hvd_ext.planning.layout import layout
+    from hvd_ext.planning.tensors import Tensor
 
     hvd.init()
     job = runtime.current()
-    prepared = job.allreduce(4000)
-    bucket = BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (0,))
-    channel = job.engine.open_channel("fork", [TensorSpec("x", 1000, "float32")], [bucket])
+    channel = job.open("fork", layout(job.tree, [Tensor("x", (1000,), "float32")], hvd.Sum))
     data = np.full(1000, hvd.rank() + 1, np.float32)
     job.engine.reduce(channel, [data], [data])
     child = os.fork()

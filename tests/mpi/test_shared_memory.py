@@ -22,7 +22,8 @@ SUMS = """
 
     import hvd_ext as hvd
     from hvd_ext import runtime
-    from hvd_ext.engine.specs import BucketSpec, TensorSpec
+    from hvd_ext.planning.layout import layout
+    from hvd_ext.planning.tensors import Tensor
 
     def arenas():
         lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
@@ -32,9 +33,7 @@ SUMS = """
         hvd.init()
         job = runtime.current()
         for n in (1, 30, 5_000, 300_001):
-            prepared = job.allreduce(4 * n)
-            bucket = BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (0,))
-            channel = job.engine.open_channel("sums", [TensorSpec("x", n, "float32")], [bucket])
+            channel = job.open("sums", layout(job.tree, [Tensor("x", (n,), "float32")], hvd.Sum))
             data = np.arange(n, dtype=np.float32) % 1000 * (hvd.rank() + 1)
             job.engine.reduce(channel, [data], [data])
             expected = np.arange(n, dtype=np.float32) % 1000 * sum(range(1, hvd.size() + 1))

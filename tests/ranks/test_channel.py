@@ -10,15 +10,16 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import runtime
 from hvd_ext.options import Options
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import Channel, GradientSpec
+from hvd_ext.tensorflow.gradients.registration import Channel
 from tests.ranks.numbers import total, values
 
 SHAPES = {"kernel": (7, 5), "bias": (5,), "scalar": (), "empty": (0, 2), "large": (40_009,)}
 
 
-def specs(dtype: str = "float32") -> list[GradientSpec]:
-    return [GradientSpec(name, shape, dtype) for name, shape in SHAPES.items()]
+def specs(dtype: str = "float32") -> list[Tensor]:
+    return [Tensor(name, shape, dtype) for name, shape in SHAPES.items()]
 
 
 def opened(name: str = "test", **choices: object) -> Channel:
@@ -47,17 +48,18 @@ def test_every_step_gives_the_sums(bucket_nbytes: int, traced: bool, rank: int, 
 
 def test_buckets_hold_each_gradient_once_and_say_why_they_take_their_algorithm() -> None:
     channel = opened(bucket_nbytes=400)
-    assert sorted(index for bucket in channel.buckets for index in bucket) == list(range(len(SHAPES)))
-    assert len(channel.buckets) == len(channel.choices) > 1
-    assert channel.chosen is not None
-    assert channel.chosen.algorithm
-    assert channel.chosen.why
+    assert channel.layout.travelling == tuple(range(len(SHAPES)))
+    assert len(channel.layout.buckets) > 1
+    for bucket in channel.layout.buckets:
+        assert bucket.choice is not None
+        assert bucket.choice.algorithm
+        assert bucket.choice.why
     channel.close()
 
 
 def test_dtypes_may_be_mixed_and_averages_are_taken(rank: int, size: int) -> None:
     dtypes = ["float32", "bfloat16", "float64", "float16", "float32", "int32"]
-    channel = registration.open("mixed", [GradientSpec(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
+    channel = registration.open("mixed", [Tensor(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
     results = channel.reduce([tf.cast(values(rank, (9,), i) * size, d) for i, d in enumerate(dtypes)])
     for index, (result, dtype) in enumerate(zip(results, dtypes, strict=True)):
         assert result is not None
@@ -71,9 +73,9 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
 ) -> None:
     has = {"everywhere": True, "last rank": rank == size - 1, "nowhere": False}
     channel = registration.open(
-        "presence", [GradientSpec(name, (4,), "float32", here) for name, here in has.items()], Options(op=hvd.Sum)
+        "presence", [Tensor(name, (4,), "float32", here) for name, here in has.items()], Options(op=hvd.Sum)
     )
-    assert [spec.present for spec in channel.specs] == [True, True, False]
+    assert channel.kinds == "dd-"
     own = [tf.constant(values(rank, (4,), i), tf.float32) if here else None for i, here in enumerate(has.values())]
     everywhere, last, nowhere = channel.reduce(own)
     np.testing.assert_array_equal(everywhere, total(size, (4,)))
@@ -86,9 +88,9 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
 
 @pytest.mark.parametrize("present", [False, True])
 def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
-    channel = registration.open("nothing", [GradientSpec("g", (2,), "float32", False)] if present else [])
+    channel = registration.open("nothing", [Tensor("g", (2,), "float32", False)] if present else [])
     assert channel.reduce([None] * present) == [None] * present
-    assert channel.chosen is None
+    assert channel.layout.largest is None
     channel.close()
 
 
@@ -227,7 +229,7 @@ def test_steady_steps_move_the_bytes_that_the_plan_says(rank: int, size: int) ->
     channel.reduce(gradients(rank))
     after = engine.statistics()
     nbytes = 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
-    assert after.buckets - before.buckets == len(channel.buckets)
+    assert after.buckets - before.buckets == len(channel.layout.buckets)
     ring = 2 * (size - 1) / size * nbytes
     assert abs(after.bytes_sent - before.bytes_sent - ring) <= 0.02 * ring + 64
     channel.close()

@@ -13,8 +13,8 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning import registry
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 WAYS = {"eager": lambda function: function, "traced": tf.function}
@@ -138,14 +138,14 @@ def test_ranks_that_differ_are_told_both_values_and_the_next_call_works(rank: in
         ):
             hvd.allreduce(np.ones(3, np.float32), name="differ", compression=mine)
         with pytest.raises(MismatchError, match=rf"compression must be the same.*rank {size - 1} has 'bf16'.*'none'"):
-            registration.open("differ", [GradientSpec("g", (3,), "float32")], Options(compression=mine))
+            registration.open("differ", [Tensor("g", (3,), "float32")], Options(compression=mine))
     assert hvd.allreduce(np.ones(1, np.float32), op=hvd.Sum)[0] == size
     with pytest.raises(InvalidError, match=r"compression \('fp16'\): must be one of"):
         hvd.allreduce(np.ones(1, np.float32), compression="fp16")
 
 
 def test_a_channel_compresses_its_float32_buckets_only(rank: int, size: int) -> None:
-    specs = [GradientSpec("single", (ELEMENTS,), "float32"), GradientSpec("double", (ELEMENTS,), "float64")]
+    specs = [Tensor("single", (ELEMENTS,), "float32"), Tensor("double", (ELEMENTS,), "float64")]
     channel = registration.open("compressed", specs, Options(op=hvd.Sum, compression=hvd.Compression.fp16))
     single, double = channel.reduce([tf.constant(thirds(rank)), tf.constant(thirds(rank), tf.float64)])
     exact = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)

@@ -10,8 +10,8 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, NotInitializedError, TopologyError
 from hvd_ext.job import runtime
 from hvd_ext.options import Options
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 
@@ -46,7 +46,7 @@ def test_shutdown_and_init_again_give_a_working_job(rank: int, size: int) -> Non
 def test_functions_and_channels_of_an_earlier_life_are_refused_in_words(rank: int, size: int) -> None:
     step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
     x = tf.constant(values(rank, (3,)), tf.float32)
-    channel = registration.open("old", [GradientSpec("g", (3,), "float32")], Options(op=hvd.Sum))
+    channel = registration.open("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
     reduce = tf.function(channel.reduce)
     np.testing.assert_array_equal(step(x), total(size, (3,)))
     np.testing.assert_array_equal(reduce([x])[0], total(size, (3,)))
@@ -60,7 +60,7 @@ def test_functions_and_channels_of_an_earlier_life_are_refused_in_words(rank: in
     with pytest.raises(NotInitializedError, match="'old': hvd_ext was shut down after it was opened"):
         channel.reduce([x])
     channel.close()
-    again = registration.open("old", [GradientSpec("g", (3,), "float32")], Options(op=hvd.Sum))
+    again = registration.open("old", [Tensor("g", (3,), "float32")], Options(op=hvd.Sum))
     np.testing.assert_array_equal(again.reduce([x])[0], total(size, (3,)))
     again.close()
 
@@ -71,10 +71,9 @@ def test_options_of_init_are_used(size: int, tmp_path: object) -> None:
     with pytest.raises(TopologyError, match="no_such_file"):
         hvd.init(Options(topology=f"{tmp_path}/no_such_file.yaml"))
     hvd.init(Options(algorithm="ring", bucket_nbytes=64, op=hvd.Sum))
-    channel = registration.open("small", [GradientSpec(f"g{i}", (16,), "float32") for i in range(3)])
-    assert len(channel.buckets) == 3
-    assert channel.chosen is not None
-    assert channel.chosen.algorithm == "ring"
+    channel = registration.open("small", [Tensor(f"g{i}", (16,), "float32") for i in range(3)])
+    assert len(channel.layout.buckets) == 3
+    assert channel.layout.buckets[0].plan.algorithm == "ring"
     assert float(channel.reduce([tf.ones(16)] * 3)[0][0]) == size
     hvd.barrier()
     hvd.shutdown()

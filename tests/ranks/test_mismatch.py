@@ -14,8 +14,8 @@ import hvd_ext as hvd
 from hvd_ext import options
 from hvd_ext.errors import CommunicationError, HvdExtError, InvalidError, MismatchError, PlanError, TopologyError
 from hvd_ext.job import process, runtime
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from tests.ranks.numbers import total, values
 
 
@@ -128,24 +128,24 @@ def test_variables_to_broadcast(odd: bool, rank: int, alike: Callable[..., str])
     assert float(same[0]) == rank
 
 
-def opening(specs: list[GradientSpec], **choices: object) -> Callable[[], object]:
+def opening(specs: list[Tensor], **choices: object) -> Callable[[], object]:
     return lambda: registration.open("Adam", specs, options.Options().replace(**choices))
 
 
 def test_shapes_dtypes_names_and_number_of_a_channels_tensors(odd: bool, alike: Callable[..., str]) -> None:
-    first = GradientSpec("kernel", (2, 3), "float32")
-    shape = GradientSpec("bias", (4,) if odd else (3,), "float32")
+    first = Tensor("kernel", (2, 3), "float32")
+    shape = Tensor("bias", (4,) if odd else (3,), "float32")
     alike(opening([first, shape]), "'Adam'", "'bias'", "float32[4]", "float32[3]")
-    dtype = GradientSpec("bias", (3,), "float64" if odd else "float32")
+    dtype = Tensor("bias", (3,), "float64" if odd else "float32")
     alike(opening([first, dtype]), "'bias'", "float64[3]", "float32[3]")
-    name = GradientSpec("gamma" if odd else "bias", (3,), "float32")
+    name = Tensor("gamma" if odd else "bias", (3,), "float32")
     alike(opening([first, name]), "tensor 1", "'gamma'", "'bias'")
-    second = GradientSpec("bias", (3,), "float32")
+    second = Tensor("bias", (3,), "float32")
     alike(opening([first, second] if odd else [first]), "has 2", "has 1", "'bias'")
 
 
 def test_options_of_a_channel(odd: bool, alike: Callable[..., str]) -> None:
-    specs = [GradientSpec("kernel", (2, 3), "float32")]
+    specs = [Tensor("kernel", (2, 3), "float32")]
     alike(opening(specs, op=hvd.Sum if odd else hvd.Average), "op", "'Sum'", "'Average'")
     alike(opening(specs, algorithm="ring" if odd else "auto"), "algorithm", "'ring'", "'auto'")
     alike(opening(specs, bucket_nbytes=7 if odd else 8), "bucket_nbytes", "7", "8")
@@ -161,17 +161,17 @@ def test_plans_of_a_channel(odd: bool, alike: Callable[..., str], monkeypatch: p
     with monkeypatch.context():
         words = []
         with pytest.raises(MismatchError) as caught:
-            opening([GradientSpec("kernel", (2, 3), "float32")])()
+            opening([Tensor("kernel", (2, 3), "float32")])()
         words.append(str(caught.value))
     monkeypatch.undo()
     runtime.current()._prepared.clear()
-    alike(opening([GradientSpec("bias", (4 if odd else 3,), "float32")]), "'bias'")
+    alike(opening([Tensor("bias", (4 if odd else 3,), "float32")]), "'bias'")
     assert "bucket 0" in words[0]
     assert "plan " in words[0]
 
 
 def test_a_dtype_that_one_rank_cannot_reduce_is_an_error_on_all(odd: bool, alike: Callable[..., str]) -> None:
-    specs = [GradientSpec("kernel", (2,), "complex64" if odd else "float32")]
+    specs = [Tensor("kernel", (2,), "complex64" if odd else "float32")]
     alike(opening(specs), "'kernel'", "complex64", kind=InvalidError)
 
 

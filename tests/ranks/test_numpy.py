@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext.engine.specs import BucketSpec, TensorSpec
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
+from hvd_ext.planning import planner
+from hvd_ext.planning.layout import Bucket, Layout
+from hvd_ext.planning.tensors import Tensor
 from tests.ranks.numbers import total, values
 
 SIZES = {"first": 7, "empty": 0, "large": 30_011}
@@ -17,13 +19,10 @@ SIZES = {"first": 7, "empty": 0, "large": 30_011}
 @pytest.fixture
 def channel() -> int:
     job = runtime.current()
-    prepared = job.allreduce(4 * sum(SIZES.values()))
-    tensors = [TensorSpec(name, elements, "float32") for name, elements in SIZES.items()]
-    buckets = [
-        BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (1, 0)),
-        BucketSpec("float32", hvd.Sum, prepared.plan, prepared.segment_nbytes, (2,)),
-    ]
-    handle = job.engine.open_channel("numpy", tensors, buckets)
+    plan = planner.allreduce_plan(job.tree, nbytes=4 * sum(SIZES.values())).plan
+    tensors = tuple(Tensor(name, (elements,), "float32") for name, elements in SIZES.items())
+    buckets = tuple(Bucket("float32", places, hvd.Sum, plan, 1 << 16) for places in ((1, 0), (2,)))
+    handle = job.open("numpy", Layout(tensors, buckets))
     yield handle
     job.engine.close_channel(handle)
 

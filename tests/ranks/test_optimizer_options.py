@@ -42,7 +42,7 @@ def test_groups_are_buckets_one_for_each_of_their_dtypes_and_names_may_repeat() 
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), groups=given)
         optimizer.apply([tf.cast(gradient, variable.dtype) for variable in ours], ours)
         (channel,) = channels(optimizer)
-        assert {tuple(sorted(bucket, reverse=True)) for bucket in channel.buckets} == buckets
+        assert {tuple(sorted(bucket.tensors, reverse=True)) for bucket in channel.layout.buckets} == buckets
         for got, wanted in zip(values(ours), expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
 

@@ -15,8 +15,9 @@ from hvd_ext.errors import CommunicationError, InvalidError, MismatchError, NotI
 from hvd_ext.job import process_sets, runtime
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Options
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import Channel, GradientSpec
+from hvd_ext.tensorflow.gradients.registration import Channel
 from tests.ranks.numbers import values
 
 SHAPES = ((7, 5), (), (3001,))
@@ -54,7 +55,7 @@ def added() -> Iterator[Callable[[Sequence[Sequence[int]]], list[ProcessSet]]]:
 
 def opened(process_set: ProcessSet) -> Channel:
     """A channel of a set that this rank is in."""
-    specs = [GradientSpec(f"g{index}", shape, "float32") for index, shape in enumerate(SHAPES)]
+    specs = [Tensor(f"g{index}", shape, "float32") for index, shape in enumerate(SHAPES)]
     owner = process_sets.member(process_set, "test")
     return registration.open(f"of {process_set.ranks}", specs, Options(op=hvd.Sum), owner=owner)
 
@@ -105,7 +106,7 @@ def test_sets_work_at_once_in_another_order_on_each_rank(
 ) -> None:
     sets = [process_set for process_set in added(lists(size)) if process_set.included()]
     channels = [opened(process_set) for process_set in sets]
-    everyone = registration.open("all", [GradientSpec("g", (11,), "float32")], Options(op=hvd.Sum))
+    everyone = registration.open("all", [Tensor("g", (11,), "float32")], Options(op=hvd.Sum))
     order = list(range(len(sets)))
     random.Random(rank).shuffle(order)
 
@@ -295,7 +296,7 @@ def test_ranks_of_a_set_are_named_by_their_numbers_in_the_job(rank: int, size: i
     leaves = threading.Thread(target=lambda: process_sets.member(process_set, "test").engine.stop())
     if size > 2 and process_set.included():
         engine = process_sets.member(process_set, "test").engine
-        specs = [GradientSpec("g", (1 + rank // (size - 1),), "float32")]
+        specs = [Tensor("g", (1 + rank // (size - 1),), "float32")]
         words = rf"rank {size - 1} has float32\[2\], rank {size - 2} has float32\[1\]"
         with pytest.raises(MismatchError, match=words):
             registration.open("x", specs, owner=process_sets.member(process_set, "test"))

@@ -9,9 +9,12 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.engine.specs import BucketSpec, SparseBucket, SparseStatistics, TensorSpec
+from hvd_ext.engine.reports import SparseStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
+from hvd_ext.planning import planner
+from hvd_ext.planning.layout import Bucket, Layout, Selection
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow import ops
 
 ELEMENTS = 1000
@@ -20,16 +23,14 @@ DENSITY = 0.01
 
 def open_channel(momentum: float | None = None) -> int:
     job = runtime.current()
-    prepared = job.sparse_allreduce(4 * ELEMENTS, "naive_allgather", DENSITY)
-    return job.engine.open_channel(
-        "sparse",
-        [TensorSpec("dense", 3, "float32"), TensorSpec("x", ELEMENTS, "float32")],
-        [
-            BucketSpec("float32", hvd.Sum, job.allreduce(12).plan, 64, (0,)),
-            BucketSpec("float32", hvd.Sum, prepared.sparse.plan, 64, (1,)),
-        ],
-        [None, SparseBucket(prepared.dense.plan, dense_above=1.0, momentum=momentum, value_wire="float16")],
+    whole = planner.allreduce_plan(job.tree, nbytes=12).plan
+    choice = planner.sparse_plan(job.tree, "naive_allgather", 4 * ELEMENTS, DENSITY)
+    selection = Selection(dense_above=1.0, momentum=momentum, value_wire="float16")
+    buckets = (
+        Bucket("float32", (0,), hvd.Sum, whole, 64),
+        Bucket("float32", (1,), hvd.Sum, choice.plan, 64, selection=selection, dense=choice.dense),
     )
+    return job.open("sparse", Layout((Tensor("dense", (3,), "float32"), Tensor("x", (ELEMENTS,), "float32")), buckets))
 
 
 @pytest.fixture
@@ -102,9 +103,6 @@ def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
     with pytest.raises(InvalidError, match="a step is under way"):
         engine.read_state(channel, 1)
     engine.end_step(channel, False)
-    spec = BucketSpec("float32", hvd.Sum, runtime.current().allreduce(12).plan, 64, (0,))
-    with pytest.raises(InvalidError, match="entry for each of the 1 buckets, it has 2"):
-        engine.open_channel("wrong", [TensorSpec("x", 3, "float32")], [spec], [None, None])
 
 
 def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(rank: int, size: int) -> None:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext.engine.specs import BucketSpec, SparseBucket, TensorSpec
 from hvd_ext.job import runtime
 from hvd_ext.planning import registry
+from hvd_ext.planning.layout import Bucket, Layout, Selection
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree, from_hosts
 from tests.unit.planning.sparse_interpreter import Floats, Ranks
 from tests.unit.planning.test_sparse_plans import data_of
@@ -46,13 +47,9 @@ def test_results_and_residuals_are_those_of_the_rows(name: str, rank: int, size:
         data = data_of(size, ELEMENTS)
         for plan in schedule.variants(tree):
             dense = schedule.dense(tree)
-            handles = [job.prepare(plan), job.prepare(dense)]
-            channel = job.engine.open_channel(
-                f"{name} {plan.note}",
-                [TensorSpec("x", ELEMENTS, "float32")],
-                [BucketSpec("float32", hvd.Sum, handles[0], 4 * ELEMENTS, (0,))],
-                [SparseBucket(handles[1], dense_above=0.9)],
-            )
+            selection = Selection(dense_above=0.9)
+            bucket = Bucket("float32", (0,), hvd.Sum, plan, 4 * ELEMENTS, selection=selection, dense=dense)
+            channel = job.open(f"{name} {plan.note}", Layout((Tensor("x", (ELEMENTS,), "float32"),), (bucket,)))
             for step, ranks in enumerate(wanted([plan, dense], data)):
                 x = (data[rank] * (step + 1)).astype(np.float32)
                 job.engine.begin_sparse_step(channel, DENSITIES[step])

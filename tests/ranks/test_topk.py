@@ -61,9 +61,10 @@ def test_sparse_steps_are_those_of_the_model_and_nothing_is_lost(wire: str) -> N
     optimizer, expected, weights = trained(options, 0.125)
     (channel,) = channels(optimizer)
     # the vector of 7 elements travels whole, in a bucket of its own
-    assert sorted(map(sorted, channel.buckets)) == [[0, 2], [1]]
-    assert [spec is None for spec in channel.sparse] == [len(bucket) == 1 for bucket in channel.buckets]
-    assert hvd.size() == 1 or max(spec.dense_above for spec in channel.sparse if spec) > 0.125
+    assert sorted(sorted(bucket.tensors) for bucket in channel.layout.buckets) == [[0, 2], [1]]
+    assert all((bucket.selection is None) == (len(bucket.tensors) == 1) for bucket in channel.layout.buckets)
+    selections = [bucket.selection for bucket in channel.layout.buckets if bucket.selection is not None]
+    assert hvd.size() == 1 or max(one.dense_above for one in selections) > 0.125
     # what was applied and what waits are what was given
     applied = -sum(weight.astype(np.float64).sum() for weight in values(weights)) * hvd.size()
     given = sum(total.astype(np.float64).sum() for total in expected.sums)

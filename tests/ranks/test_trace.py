@@ -13,8 +13,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError, NotInitializedError
 from hvd_ext.options import Options
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.tensorflow.gradients.registration import GradientSpec
 from hvd_ext.trace import merge, summary
 from tests.ranks.numbers import total, values
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def train(name: str, rank: int, size: int) -> None:
     """Steps of a channel of several buckets; the sums are checked."""
-    specs = [GradientSpec(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
+    specs = [Tensor(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
     channel = registration.open(name, specs, Options(bucket_nbytes=16_000, op=hvd.Sum))
     reduce = tf.function(channel.reduce)
     for step in range(STEPS):

@@ -56,8 +56,8 @@ def test_gradient_accumulation_communicates_on_update_steps_only() -> None:
     from hvd_ext.keras.optimizers.optimizer import channels
 
     (channel,) = channels(wrapped)
-    assert len(channel.buckets) > 1
-    assert buckets_sent() - before == 2 * len(channel.buckets)
+    assert len(channel.layout.buckets) > 1
+    assert buckets_sent() - before == 2 * len(channel.layout.buckets)
     assert_trained_alike(ours, trained_on_joined_batches(optimizer()))
 
 

@@ -72,8 +72,8 @@ class Expected:
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, hosts: Sequence[int], **model: object) -> None:
-        self._channel = channels(optimizer)[-1]
-        sizes = [sum(self._channel.specs[index].elements for index in bucket) for bucket in self._channel.buckets]
+        layout = self._layout = channels(optimizer)[-1].layout
+        sizes = [sum(layout.tensors[place].elements for place in bucket.tensors) for bucket in layout.buckets]
         self.models = [Model(hosts, size, **model) for size in sizes]
         self.weights = [np.zeros(shape, np.float32) for shape in SHAPES]
         self.sums = [np.zeros(shape, np.float32) for shape in SHAPES]
@@ -81,13 +81,13 @@ class Expected:
 
     def step(self, of_ranks: Sequence[Sequence[np.ndarray]], density: float) -> None:
         """Take a step with the gradients of each rank."""
-        buckets = zip(self._channel.buckets, self._channel.sparse, self.models, strict=True)
-        for bucket, spec, model in buckets:
-            joined = [np.concatenate([own[index].reshape(-1) for index in bucket]) for own in of_ranks]
-            whole = spec is None or density >= spec.dense_above or len(model.hosts) == 1
+        for bucket, model in zip(self._layout.buckets, self.models, strict=True):
+            joined = [np.concatenate([own[index].reshape(-1) for index in bucket.tensors]) for own in of_ranks]
+            selection = bucket.selection
+            whole = selection is None or density >= selection.dense_above or len(model.hosts) == 1
             result = model.step(joined, density, dense=whole) / np.float32(self._size)
-            for index in bucket:
-                count = self._channel.specs[index].elements
+            for index in bucket.tensors:
+                count = self._layout.tensors[index].elements
                 self.weights[index] -= result[:count].reshape(SHAPES[index])
                 result = result[count:]
         for own in of_ranks:

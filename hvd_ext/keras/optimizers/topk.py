@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.keras.optimizers import reduction, same_weights
@@ -18,7 +19,6 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback
-from hvd_ext.tensorflow.topk.in_part import Momentum
 
 
 def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:

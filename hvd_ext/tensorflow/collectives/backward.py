@@ -22,8 +22,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets, runtime
-from hvd_ext.job.prepared import Prepared
-from hvd_ext.job.runtime import Runtime
+from hvd_ext.job.runtime import Prepared, Runtime
 from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.tensorflow import ops
 

@@ -7,60 +7,18 @@ gradient").
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from hvd_ext.engine.specs import DTYPES
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import runtime
-from hvd_ext.options import Options
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 
 if TYPE_CHECKING:
-    from hvd_ext.engine.specs import SparseBucket
-    from hvd_ext.planning.planner import Chosen
-    from hvd_ext.planning.sparse_planner import SparseChosen
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientSpec:
-    """One gradient of a channel.
-
-    Args:
-        name: the variable's path; it should be the same on all ranks and is compared.
-        shape: the gradient's shape, fully known.
-        dtype: NumPy's name of its dtype ("float32", "bfloat16", ...).
-        present: whether this rank has the gradient (its variable is used by the loss).
-        sparse: whether it has it as `tf.IndexedSlices`; such gradients are agreed with the others, but travel apart
-            (`hvd_ext.tensorflow.collectives.sparse`) where no rank has a dense one.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    present: bool = True
-    sparse: bool = False
-
-    @property
-    def kind(self) -> str:
-        """What this rank has: "-" nothing, "d" a dense gradient, "s" a sparse one."""
-        return ("s" if self.sparse else "d") if self.present else "-"
-
-    @property
-    def text(self) -> str:
-        """Dtype and shape, for messages."""
-        return f"{self.dtype}{list(self.shape)}"
-
-    @property
-    def elements(self) -> int:
-        """The number of elements."""
-        product = 1
-        for dimension in self.shape:
-            product *= dimension
-        return product
+    from hvd_ext.planning.layout import Layout
 
 
 class Channel:
@@ -68,46 +26,20 @@ class Channel:
 
     Attributes:
         name: the channel's name, for messages.
-        specs: the agreed gradients; `present` now says whether any rank has it, and `sparse` that no rank has a dense
-            one.
-        options: the options it was opened with.
-        buckets: which gradients travel together: tuples of indices into `specs`, in the order in which they travel.
-        choices: for each bucket the chosen plan with its algorithm and the reason (`planning.planner.Chosen`).
-        sparse: for each bucket what the engine was told about sending a part of it; None: it is sent whole.
+        kinds: what the ranks together have of each gradient, one letter each (`registration.joint`).
+        layout: how its steps are reduced. The dense gradients are in its buckets; slices travel apart
+            (`hvd_ext.tensorflow.collectives.sparse`).
     """
 
-    def __init__(
-        self,
-        name: str,
-        specs: tuple[GradientSpec, ...],
-        options: Options,
-        owner: runtime.Runtime,
-        handle: int,
-        buckets: tuple[tuple[int, ...], ...],
-        choices: tuple[Chosen | SparseChosen | None, ...],
-        sparse: tuple[SparseBucket | None, ...] = (),
-    ) -> None:
+    def __init__(self, name: str, kinds: str, layout: Layout, owner: runtime.Runtime, handle: int) -> None:
         """Use `registration.open`."""
         self.name = name
-        self.specs = specs
-        self.options = options
-        self.buckets = buckets
-        self.choices = choices
-        self.sparse = sparse or (None,) * len(buckets)
+        self.kinds = kinds
+        self.layout = layout
         self._owner = owner
         self._handle: int | None = handle
-        included = sorted(index for bucket in buckets for index in bucket)
-        self._tensor_of = {index: tensor for tensor, index in enumerate(included)}
-
-    @property
-    def chosen(self) -> Chosen | SparseChosen | None:
-        """The choice for the largest bucket (algorithm, why); None where no rank has any gradient."""
-        return self.choices[self.nbytes.index(max(self.nbytes))] if self.choices else None
-
-    @property
-    def nbytes(self) -> tuple[int, ...]:
-        """The size of each bucket in memory."""
-        return tuple(sum(_nbytes(self.specs[index]) for index in bucket) for bucket in self.buckets)
+        self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's
+        self._order = [place for bucket in layout.buckets for place in bucket.tensors]
 
     @property
     def is_open(self) -> bool:
@@ -115,17 +47,9 @@ class Channel:
         return self._handle is not None and _runs(self._owner)
 
     @property
-    def has_state(self) -> bool:
+    def selects(self) -> bool:
         """Whether a part of its gradients waits on the ranks between steps: each step then ends with `end_step`."""
-        return any(bucket is not None for bucket in self.sparse)
-
-    @property
-    def with_momentum(self) -> frozenset[int]:
-        """The indices of the gradients that go through a momentum before they are sent."""
-        buckets = zip(self.buckets, self.sparse, strict=True)
-        return frozenset(
-            index for bucket, spec in buckets if spec is not None and spec.momentum is not None for index in bucket
-        )
+        return bool(self.layout.selected)
 
     @ops.plain
     def reduce(self, gradients: Sequence[tf.Tensor | None], density: tf.Tensor | None = None) -> list[tf.Tensor | None]:
@@ -135,8 +59,8 @@ class Channel:
         takes the results for constants: use `hvd_ext.allreduce` for what shall be differentiated.
 
         Args:
-            gradients: one dense tensor or None per spec, of the spec's shape and dtype.
-            density: float64, the same on all ranks: the part that is sent, where a part is.
+            gradients: one dense tensor or None for each of the layout's tensors, of its shape and dtype.
+            density: float64, the same on all ranks: the part that is sent; needed where the channel `selects`.
 
         Returns:
             The sums or averages, bit-identical on all ranks; None where no rank has the gradient.
@@ -147,42 +71,43 @@ class Channel:
             NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
             CommunicationError: a peer is gone or stayed away. In a running `tf.function`: `tf.errors.UnknownError`.
         """
-        handle = self._checked_handle()
-        if len(gradients) != len(self.specs):
+        handle, tensors = self.handle, self.layout.tensors
+        if len(gradients) != len(tensors):
             raise InvalidError(
-                f"channel {self.name!r}: reduce takes one gradient or None for each of its {len(self.specs)} tensors; "
+                f"channel {self.name!r}: reduce takes one gradient or None for each of its {len(tensors)} tensors; "
                 f"got {len(gradients)}"
             )
-        tensors = {index: self._ready(index, gradient) for index, gradient in enumerate(gradients)}
-        order = [index for bucket in self.buckets for index in bucket]
-        reduced: list[tf.Tensor | None] = [None] * len(self.specs)
+        ready = [self._ready(place, gradient) for place, gradient in enumerate(gradients)]
+        order = self._order
+        reduced: list[tf.Tensor | None] = [None] * len(tensors)
         if not order:
             return reduced
         with ops.translated(), tf.name_scope("hvd_ext_reduce"):
             # Two steps in one graph: the second begins after the first, which nothing else would order.
             last = ops.memory_of_graph().setdefault(("last step", handle), [])
             with tf.control_dependencies(list(last)):
-                if self.has_state:
+                if self.selects:
                     assert density is not None
                     begin = ops.begin_sparse_step(density, channel=handle)
                 else:
                     begin = ops.begin_step(channel=handle)
             with tf.control_dependencies([begin] if begin is not None else []):
-                tickets = [ops.submit(tensors[index], channel=handle, tensor=self._tensor_of[index]) for index in order]
-            for index, ticket in zip(order, tickets, strict=True):
-                spec = self.specs[index]
-                reduced[index] = ops.collect(
-                    ticket, spec.dtype, shape=spec.shape, channel=handle, tensor=self._tensor_of[index]
+                tickets = [ops.submit(ready[place], channel=handle, tensor=self._number[place]) for place in order]
+            for place, ticket in zip(order, tickets, strict=True):
+                about = tensors[place]
+                reduced[place] = ops.collect(
+                    ticket, about.dtype, shape=about.shape, channel=handle, tensor=self._number[place]
                 )
-            last[:] = [reduced[index] for index in order]
+            last[:] = [reduced[place] for place in order]
         return reduced
 
     @ops.plain
     def end_step(self, ok: tf.Tensor) -> tf.Operation | None:
-        """End a step of a channel that `has_state`; all ranks call it alike.
+        """End a step of a channel that `selects`; all ranks call it alike.
 
         Args:
-            ok: a boolean that depends on all that `reduce` gave; False: what the ranks keep is as before the step.
+            ok: a boolean that depends on all that `reduce` gave; False: residuals and velocities are as before the
+                step.
 
         Returns:
             The operation, in a graph.
@@ -190,7 +115,7 @@ class Channel:
         Raises:
             NotInitializedError: as `reduce`.
         """
-        handle = self._checked_handle()
+        handle = self.handle
         with ops.translated():
             ended = ops.end_step(ok, channel=handle)
         if ended is not None:
@@ -211,9 +136,6 @@ class Channel:
         Raises:
             NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
         """
-        return self._checked_handle()
-
-    def _checked_handle(self) -> int:
         if self._handle is None:
             raise NotInitializedError(f"channel {self.name!r}: it is closed; open it again")
         if not self.is_open:
@@ -222,24 +144,24 @@ class Channel:
             )
         return self._handle
 
-    def _ready(self, index: int, gradient: tf.Tensor | None) -> tf.Tensor | None:
-        spec = self.specs[index]
+    def _ready(self, place: int, gradient: tf.Tensor | None) -> tf.Tensor | None:
+        about, kind = self.layout.tensors[place], self.kinds[place]
         if gradient is None:
-            return tf.zeros(spec.shape, spec.dtype) if index in self._tensor_of else None
-        if not spec.present:
+            return tf.zeros(about.shape, about.dtype) if place in self._number else None
+        if kind == gradient_kinds.NONE:
             raise InvalidError(
-                f"gradient of {spec.name!r}: no rank had it when channel {self.name!r} was opened, and now there is "
+                f"gradient of {about.name!r}: no rank had it when channel {self.name!r} was opened, and now there is "
                 "one; open the channel again on all ranks"
             )
-        if isinstance(gradient, tf.IndexedSlices) or spec.sparse:
+        if isinstance(gradient, tf.IndexedSlices) or kind == gradient_kinds.SPARSE:
             raise InvalidError(
-                f"gradient of {spec.name!r}: it is an IndexedSlices, or was registered as one, and channels take dense "
-                "gradients; make it dense: tf.convert_to_tensor(gradient)"
+                f"gradient of {about.name!r}: it is an IndexedSlices, or was registered as one, and channels take "
+                "dense gradients; make it dense: tf.convert_to_tensor(gradient)"
             )
-        if gradient.dtype.name != spec.dtype or not gradient.shape.is_compatible_with(spec.shape):
+        if gradient.dtype.name != about.dtype or not gradient.shape.is_compatible_with(about.shape):
             raise InvalidError(
-                f"gradient of {spec.name!r}: it is {gradient.dtype.name}{list(gradient.shape)}, "
-                f"but it was registered as {spec.text}"
+                f"gradient of {about.name!r}: it is {gradient.dtype.name}{list(gradient.shape)}, "
+                f"but it was registered as {about.text}"
             )
         return gradient
 
@@ -248,7 +170,3 @@ def _runs(owner: runtime.Runtime) -> bool:
     """Whether it is the job's runtime, or that of a process set which is still there."""
     job = runtime.current_or_none()
     return job is not None and (job is owner or any(one._runtime is owner for one in job.process_sets.values()))
-
-
-def _nbytes(spec: GradientSpec) -> int:
-    return spec.elements * DTYPES[spec.dtype].nbytes

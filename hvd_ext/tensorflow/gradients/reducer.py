@@ -7,27 +7,77 @@ parts of a model in turn has one for each list of variables.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import sparse
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.channel import Channel
-from hvd_ext.tensorflow.gradients.gradient_set import GradientSet
+from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
-from hvd_ext.tensorflow.gradients.step import Step
-from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
-from hvd_ext.tensorflow.topk.in_part import InPart, Momentum
+from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
 
 Facts = Callable[[], dict[str, Any]]
 _LOG = logging.getLogger("hvd_ext")
+
+
+@dataclasses.dataclass
+class Slot:
+    """One variable of a step, and its gradient.
+
+    Args:
+        variable: of the model.
+        kind: what the ranks have agreed on (`kinds`).
+        gradient: what was given to the caller; None where no rank has one.
+        place: in the list that the ranks have agreed on; None of a local variable, and outside of the process set.
+    """
+
+    variable: Any
+    kind: str
+    gradient: Any
+    place: int | None
+
+
+@dataclasses.dataclass
+class Step:
+    """A step under way: what the ranks have agreed on for it.
+
+    Args:
+        slots: one for each variable, in their order.
+        job: the runtime of the ranks that take part; None where this rank does not.
+        channel: for the dense gradients; None where this rank does not take part.
+        feedback: of a step that selects; else None.
+        name: of the calls for slices.
+
+    Attributes:
+        reduced: whether the gradients were reduced.
+        compared: in a graph, the comparison of the weights that comes before the reduction; None where there is none.
+        finite: whether all that was reduced is finite; None where nobody asks.
+    """
+
+    slots: list[Slot]
+    job: Runtime | None = None
+    channel: Channel | None = None
+    feedback: Feedback | None = None
+    name: str = ""
+    reduced: bool = False
+    compared: tf.Operation | None = None
+    finite: tf.Tensor | None = None
+
+    @property
+    def present(self) -> list[Slot]:
+        """The slots that have a gradient."""
+        return [slot for slot in self.slots if slot.gradient is not None]
 
 
 class Reducer:
@@ -58,7 +108,6 @@ class Reducer:
         self.label = label
         self.options = options
         self.momentum = momentum
-        self._in_part = None if options.topk is None else InPart(options.topk, options.sparse_algorithm, momentum)
         self._first_step = first_step
         self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
         self._flushing = False
@@ -83,13 +132,12 @@ class Reducer:
         """
         self._restored = dict(states)
         for place, one in enumerate(self.sets):
-            if place in self._restored:
-                one.load(*self._restored.pop(place))
+            self._load(place, one)
 
     @property
     def pending(self) -> dict[int, tuple[Arrays | None, Everyone]]:
         """What `restore` was given for lists that have had no step since, by their places."""
-        return {**self._restored, **{place: one.restored for place, one in enumerate(self.sets) if one.restored}}
+        return dict(self._restored)
 
     def save_first(self) -> Arrays:
         """Copy what waits on this rank of a tape's only list."""
@@ -189,13 +237,14 @@ class Reducer:
             )
         job = process_sets.runtime_of(self.options.process_set)
         if job is None:
-            begun = Step(None, None, None, kinds.OUTSIDE * len(variables), (), list(gradients), variables, "")
+            pairs = zip(variables, gradients, strict=True)
+            begun = Step([Slot(variable, kinds.OUTSIDE, gradient, None) for variable, gradient in pairs])
         else:
             dense = dense or self.options.sparse_as_dense
             begun = self._begun(job, gradients, variables, facts, dense, communicates, weights)
         outer, self._under_way = self._under_way, begun
         try:
-            yield begun.ready
+            yield [slot.gradient for slot in begun.slots]
         finally:
             self._under_way = outer
 
@@ -209,7 +258,7 @@ class Reducer:
     def local_now(self) -> list[bool]:
         """Which of the gradients that `step` gave, without those that were None, are local."""
         step = self._under_way
-        return [] if step is None else [step.kinds[index] == kinds.LOCAL for index in step.present]
+        return [] if step is None else [slot.kind == kinds.LOCAL for slot in step.present]
 
     @property
     def finite(self) -> tf.Tensor:
@@ -223,7 +272,8 @@ class Reducer:
         step = self._under_way
         if step is None or step.channel is None:
             return frozenset()
-        return frozenset(kinds.key(step.variables[step.shared[index]]) for index in step.channel.with_momentum)
+        places = step.channel.layout.with_momentum
+        return frozenset(kinds.key(slot.variable) for slot in step.slots if slot.place in places)
 
     def reduce_step(self, gradients: Sequence[Any], after: tf.Variable | None = None) -> list[Any]:
         """Reduce the gradients of the step under way.
@@ -253,9 +303,9 @@ class Reducer:
         first = [] if step.compared is None else [step.compared]
         if tf.executing_eagerly():
             with tf.control_dependencies(first):
-                return step.reduced_now(gradients, self.options, self._in_part)
+                return self._reduced(step, gradients)
         with tf.control_dependencies([*first, *([] if after is None else [after.read_value()])]):
-            reduced = step.reduced_now(gradients, self.options, self._in_part)
+            reduced = self._reduced(step, gradients)
         with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
             if after is not None:
                 after.assign_add(tf.zeros((), after.dtype), read_value=False)
@@ -279,8 +329,9 @@ class Reducer:
     ) -> Step:
         local = self.local_keys
         keys = [kinds.key(variable) for variable in variables]
-        shared = tuple(index for index, key in enumerate(keys) if key not in local)
-        every = self._set(job, tuple(keys[index] for index in shared), [variables[index] for index in shared])
+        shared = [index for index, key in enumerate(keys) if key not in local]
+        place_of = {index: place for place, index in enumerate(shared)}
+        number, every = self._set(job, tuple(keys[index] for index in shared), [variables[index] for index in shared])
 
         def checked() -> dict[str, Any]:
             for index in shared:
@@ -296,34 +347,79 @@ class Reducer:
             unsure = Weights.here([(name, weight) for name, weight in pairs if hasattr(weight, "assign")])
         with tf.init_scope():  # exchanges are eager, and Keras reads the learning rate for the facts
             channel, joint = every.agree(own, checked, traced=traced, communicates=communicates, weights=unsure)
+            self._load(number, every)
         compared = None if every.start is None or unsure is None else every.start.again(unsure)
-        agreed = [kinds.LOCAL] * len(variables)
-        for index, kind in zip(shared, joint, strict=True):
-            agreed[index] = kind
         divisor = job.engine.size if self.options.scale_local_gradients else 1
-        ready = [
-            kinds.ready(self.label, gradient, variable, kind, divisor)
-            for gradient, variable, kind in zip(gradients, variables, agreed, strict=True)
-        ]
+        slots = []
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            place = place_of.get(index)
+            kind = kinds.LOCAL if place is None else joint[place]
+            slots.append(Slot(variable, kind, kinds.ready(self.label, gradient, variable, kind, divisor), place))
         if self._flushing and every.feedback is not None:
             every.feedback.flush()
         self._flushing = False
-        return Step(
-            job, channel, every.feedback, "".join(agreed), shared, ready, variables, every.name, compared=compared
-        )
+        return Step(slots, job, channel, every.feedback, every.name, compared=compared)
 
-    def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> GradientSet:
+    def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
+        """Reduce the gradients of the slots that have one; what went through a momentum has the learning rate in it."""
+        assert step.job is not None
+        assert step.channel is not None
+        options, topk, channel = self.options, self.options.topk, step.channel
+        factor = options.gradient_predivide_factor
+        slots = {slot.place: slot for slot in step.present if slot.place is not None}
+        pairs = zip(step.present, gradients, strict=True)
+        results = {slot.place: gradient for slot, gradient in pairs if slot.place is not None}
+        if topk is not None and topk.clip is not None:
+            clipped = _clipped(list(results.values()), topk.clip / step.job.engine.size**0.5)
+            results = dict(zip(results, clipped, strict=True))
+        rates: dict[int, tf.Tensor] = {}
+        if topk is not None and self.momentum is not None:
+            rate = tf.cast(self.momentum.rate(), tf.float32)
+            rates = dict.fromkeys(channel.layout.with_momentum, rate)
+            results |= {place: results[place] * rate for place in rates}
+        dense = [
+            results[place] if place in slots and slots[place].kind == kinds.DENSE else None
+            for place in range(len(channel.layout.tensors))
+        ]
+        scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
+        density = None if step.feedback is None else step.feedback.density(channel)
+        for place, (own, reduced) in enumerate(zip(dense, channel.reduce(scaled, density), strict=True)):
+            if own is not None:
+                results[place] = kinds.scaled(reduced, factor)
+        for place, slot in slots.items():
+            if slot.kind == kinds.SPARSE:
+                results[place] = sparse.reduce(
+                    step.job,
+                    f"{step.name}/{kinds.name(slot.variable)}#{place}",
+                    results[place],
+                    options,
+                    shape=tuple(slot.variable.shape),
+                    dtype=kinds.dtype(slot.variable),
+                )
+        if step.feedback is not None:
+            each = [rates.get(place, 1.0) for place in results]
+            ended, step.finite = step.feedback.ended(channel, list(results.values()), each)
+            results = dict(zip(results, ended, strict=True))
+        return [
+            gradient if slot.place is None else results[slot.place]
+            for slot, gradient in zip(step.present, gradients, strict=True)
+        ]
+
+    def _load(self, number: int, every: GradientSet) -> None:
+        """Give a list what was restored for it, once it has a channel."""
+        if number in self._restored and every.feedback is not None:
+            every.load(*self._restored.pop(number))
+
+    def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
+        """Give the list of these variables and its number, in the order of the lists' first steps."""
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
             if every is not None and every.feedback is not None:
                 _LOG.warning("%s: hvd_ext was shut down: what TopK had not sent yet is lost; flush first", self.label)
-            place = len(self._sets) if every is None else list(self._sets).index(keys)
             start = self._start(job)
-            every = GradientSet(self.label, self.options, job, variables, self._in_part, self._first_step, start)
-            if place in self._restored:
-                every.load(*self._restored.pop(place))
+            every = GradientSet(self.label, self.options, job, variables, self.momentum, self._first_step, start)
             self._sets[keys] = every
-        return every
+        return list(self._sets).index(keys), every
 
     def _start(self, job: Runtime) -> SameStart | None:
         if not self.options.check_start or job.engine.size == 1:
@@ -331,3 +427,17 @@ class Reducer:
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return None  # a graph of TensorFlow 1 has values in its sessions only
         return SameStart(self.label, job, after_first=self._after_first, waits=lambda: self.broadcast_follows)
+
+
+def _clipped(gradients: Sequence[Any], limit: float) -> list[Any]:
+    """Scale gradients down to a norm over all of them, in float32; of slices the rows count as they are."""
+    values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+    squares = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
+    norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
+    # a norm that is not finite makes gradients that are not: the step is left out on all ranks
+    factor = tf.where(tf.math.is_finite(norm), tf.where(norm > limit, limit / norm, 1.0), float("nan"))
+    scaled = [one * tf.cast(factor, one.dtype) for one in values]
+    return [
+        tf.IndexedSlices(value, one.indices, one.dense_shape) if isinstance(one, tf.IndexedSlices) else value
+        for one, value in zip(gradients, scaled, strict=True)
+    ]

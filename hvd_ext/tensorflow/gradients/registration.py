@@ -1,58 +1,73 @@
-"""Registration: the ranks agree on the gradients of a channel, once, and then reduce them without negotiation.
+"""Registration: the ranks agree on a list of gradients, once, and then reduce them without negotiation.
 
-A channel is opened by all ranks together. What must agree (names, shapes, dtypes, options, plans) is compared then; a
-difference is the same `MismatchError` on all ranks and leaves nothing behind.
+`open` opens a channel on all ranks together. What must agree (names, shapes, dtypes, options, plans) is compared then;
+a difference is the same `MismatchError` on all ranks and leaves nothing behind.
+
+A `GradientSet` is one list of variables with its channels. Ranks may have different gradients: a variable that a rank's
+loss does not use has none there. Eagerly the ranks tell each other at every step what they have. A traced function has
+the same gradients at every step, so its ranks tell each other once, when a rank's own pattern is new; all ranks must
+then come to a new pattern together.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvd_ext.engine.specs import DTYPES, BucketSpec, TensorSpec
+from hvd_ext.compression.momentum import Momentum
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import consensus, runtime
+from hvd_ext.job import banner, consensus, runtime
 from hvd_ext.options import Options
-from hvd_ext.planning import buckets as bucketing
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.planning.layout import Groups, Layout, layout
+from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients.channel import Channel, GradientSpec
+from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
+from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
-from hvd_ext.tensorflow.topk.in_part import InPart
-
-__all__ = ["Channel", "GradientSpec", "open", "wire_of"]
+from hvd_ext.tensorflow.topk import residuals
+from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
 
 # One name for all channels: ranks that come with different ones meet, and hear what differs.
 EXCHANGE = "agreement on gradients"
 
-Groups = int | Sequence[Sequence[int]] | None
+_LOG = logging.getLogger("hvd_ext")
+_LIST = "the list of variables"
+_DENSE = gradient_kinds.DENSE
 
 
 @ops.plain
 def open(
     name: str,
-    specs: Sequence[GradientSpec],
+    tensors: Sequence[Tensor],
     options: Options | None = None,
     *,
+    kinds: str | None = None,
     owner: runtime.Runtime | None = None,
     groups: Groups = None,
-    in_part: InPart | None = None,
+    topk: TopK | None = None,
+    sparse_algorithm: str = "hitopk",
+    momentum: Momentum | None = None,
     facts: Callable[[], dict[str, Any]] | None = None,
     start: SameStart | None = None,
     weights: Weights | None = None,
 ) -> Channel:
-    """Open a channel; all ranks call it, with equal arguments except for `present` and `sparse`.
+    """Open a channel; all ranks call it, with equal arguments except for `kinds`.
 
     It runs eagerly, also while a function is traced.
 
     Args:
         name: for messages ("Adam"); several channels may have one name.
-        specs: the gradients, in the same order on all ranks.
+        tensors: the gradients, in the same order on all ranks.
         options: algorithm, bucket_nbytes, op and compression; None for those of the owner.
+        kinds: what this rank has of each gradient, one letter each (`gradients.kinds.kind`); None: all are dense.
         owner: the runtime of the ranks that take part; None for that of all ranks.
-        groups: a number of groups, or lists of indices into the specs: what travels together
-            (`planning.buckets.by_groups`); None: buckets of bucket_nbytes.
-        in_part: how a part of the gradients is sent; None: they are sent whole.
+        groups: as `planning.layout.layout` takes them, of places in `tensors`.
+        topk: how a part of the gradients is selected; None: they are sent whole.
+        sparse_algorithm: of the buckets from which a part is selected.
+        momentum: what gradients go through before they are selected.
         facts: gives what else must be the same on all ranks, by name; what it raises is raised on all ranks.
         start: compares the weights before the first update; None where nobody asks for that.
         weights: what it compares.
@@ -69,13 +84,16 @@ def open(
     """
     owner = runtime.current() if owner is None else owner
     options = owner.options if options is None else options
+    own = _DENSE * len(tensors) if kinds is None else kinds
     where = f"channel {name!r}"
 
     def mine() -> dict[str, Any]:
         given = facts() if facts is not None else {}
-        given |= {} if in_part is None else in_part.described()
+        if topk is not None:
+            given["momentum taken over"] = None if momentum is None else [momentum.value, momentum.nesterov]
         sums = None if start is None or weights is None else start.described(weights)
-        return {"name": name, "facts": given, "weights": sums, **_described(where, specs, options, groups)}
+        described = _described(where, tensors, options, groups)
+        return {"name": name, "facts": given, "weights": sums, **described, "kinds": own}
 
     values = consensus.exchange(owner.engine, EXCHANGE, mine)
     check_facts(values, owner.engine.ranks)
@@ -84,23 +102,30 @@ def open(
     consensus.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
     if start is not None and weights is not None:
         start.registered([value["weights"] for value in values])
-    kinds = joint([value["kinds"] for value in values])
-    agreed = tuple(
-        dataclasses.replace(spec, present=kind != "-", sparse=kind == "s")
-        for spec, kind in zip(specs, kinds, strict=True)
-    )
-    prepared = None
+    agreed = joint([value["kinds"] for value in values])
+    made: list[Layout] = []
 
-    def prepare() -> dict[str, Any]:
-        nonlocal prepared
-        prepared = _Prepared(name, agreed, options, owner, groups, in_part)
-        return prepared.described()
+    def lay_out() -> dict[str, Any]:
+        made.append(
+            layout(
+                owner.tree,
+                tensors,
+                options.op,
+                algorithm=options.algorithm,
+                bucket_nbytes=options.bucket_nbytes,
+                wire=options.compression.value or None,
+                groups=groups,
+                places=[place for place, kind in enumerate(agreed) if kind == _DENSE],
+                topk=topk,
+                sparse_algorithm=sparse_algorithm,
+                momentum=momentum,
+            )
+        )
+        return made[0].described()
 
-    plans = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", prepare)
-    consensus.check_same(where, plans, owner.engine.ranks)
-    assert prepared is not None
-    handle = prepared.open(owner)
-    return Channel(name, agreed, options, owner, handle, prepared.buckets, prepared.choices, prepared.sparse)
+    layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", lay_out)
+    consensus.check_same(where, layouts, owner.engine.ranks)
+    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]))
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -120,7 +145,7 @@ def joint(ranks: Sequence[str]) -> str:
     """Give what the ranks have together of each gradient.
 
     Args:
-        ranks: for each rank one letter per gradient, `GradientSpec.kind`.
+        ranks: for each rank one letter per gradient, from `kinds.kind`.
 
     Returns:
         Per gradient "-" where no rank has it, "s" where all that have it have it sparse, else "d".
@@ -128,108 +153,15 @@ def joint(ranks: Sequence[str]) -> str:
     return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
 
-class _Prepared:
-    """The buckets of a channel and their plans, before it is opened."""
-
-    def __init__(
-        self,
-        name: str,
-        specs: tuple[GradientSpec, ...],
-        options: Options,
-        owner: runtime.Runtime,
-        groups: Groups,
-        in_part: InPart | None,
-    ) -> None:
-        self.included = tuple(index for index, spec in enumerate(specs) if spec.kind == "d")
-        self._name = name
-        self._specs = specs
-        self._options = options
-        reduced = self._reduced()
-        takes = None if in_part is None else in_part.options.takes
-        some = [takes is not None and takes(spec.shape, spec.dtype) for spec in reduced]
-        self._buckets = self._planned(groups, None if in_part is None else some)
-        self.buckets = tuple(tuple(self.included[tensor] for tensor in bucket.tensors) for bucket in self._buckets)
-        self._in_part = [
-            None if in_part is None else in_part.planned(owner, bucket, some[bucket.tensors[0]])
-            for bucket in self._buckets
-        ]
-        # a sum that was rounded for the way would lose what error feedback is to keep
-        self._wires = [
-            wire_of(bucket.dtype, options) if planned is None else None
-            for bucket, planned in zip(self._buckets, self._in_part, strict=True)
-        ]
-        self._plans = [
-            owner.allreduce(bucket.nbytes // 2 if wire else bucket.nbytes, options.algorithm)
-            if planned is None
-            else planned.plan
-            for bucket, wire, planned in zip(self._buckets, self._wires, self._in_part, strict=True)
-        ]
-        self.choices = tuple(
-            plan.chosen if planned is None else planned.prepared.chosen
-            for plan, planned in zip(self._plans, self._in_part, strict=True)
-        )
-        self.sparse = tuple(None if planned is None else planned.spec for planned in self._in_part)
-
-    def described(self) -> dict[str, Any]:
-        return {
-            f"bucket {index}": [
-                list(bucket),
-                plan.algorithm,
-                f"plan {plan.digest:016x}",
-                plan.segment_nbytes,
-                *([] if planned is None else planned.described()),
-            ]
-            for index, (bucket, plan, planned) in enumerate(zip(self.buckets, self._plans, self._in_part, strict=True))
-        }
-
-    def open(self, owner: runtime.Runtime) -> int:
-        return owner.engine.open_channel(
-            self._name,
-            [TensorSpec(spec.name, spec.elements, spec.dtype) for spec in self._reduced()],
-            [
-                BucketSpec(bucket.dtype, self._options.op, plan.plan, plan.segment_nbytes, tuple(bucket.tensors), wire)
-                for bucket, plan, wire in zip(self._buckets, self._plans, self._wires, strict=True)
-            ],
-            **({} if not any(self.sparse) else {"sparse": self.sparse}),
-        )
-
-    def _planned(self, groups: Groups, some: list[bool] | None) -> tuple[bucketing.Bucket, ...]:
-        infos = [bucketing.TensorInfo(spec.name, spec.elements, spec.dtype) for spec in self._reduced()]
-        if not infos:
-            return ()
-        if groups is not None and not isinstance(groups, int):
-            place = {index: tensor for tensor, index in enumerate(self.included)}
-            groups = [[place[index] for index in group if index in place] for group in groups]
-        if some is not None:
-            sparse = [index for index, one in enumerate(some) if one]
-            return bucketing.apart(infos, sparse, groups, self._options.bucket_nbytes).buckets
-        if groups is None:
-            return bucketing.by_size(infos, self._options.bucket_nbytes).buckets
-        return bucketing.by_groups(infos, groups, self._options.bucket_nbytes).buckets
-
-    def _reduced(self) -> list[GradientSpec]:
-        return [self._specs[index] for index in self.included]
-
-
-def wire_of(dtype: str, options: Options) -> str | None:
-    """Give the dtype in which a bucket travels; None for its own: only float32 is compressed.
-
-    Args:
-        dtype: of the bucket.
-        options: its compression counts.
-    """
-    return options.compression.value or None if dtype == "float32" else None
-
-
-def _described(where: str, specs: Sequence[GradientSpec], options: Options, groups: Groups) -> dict[str, Any]:
-    for spec in specs:
-        if spec.dtype not in DTYPES:
+def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: Groups) -> dict[str, Any]:
+    for tensor in tensors:
+        if tensor.dtype not in DTYPES:
             raise InvalidError(
-                f"{where}, {spec.name!r}: gradients of dtype {spec.dtype} cannot be reduced; "
+                f"{where}, {tensor.name!r}: gradients of dtype {tensor.dtype} cannot be reduced; "
                 f"the dtypes are {', '.join(DTYPES)}"
             )
-        if not all(isinstance(dimension, int) and dimension >= 0 for dimension in spec.shape):
-            raise InvalidError(f"{where}, {spec.name!r}: the shape {spec.shape} must be known")
+        if not all(isinstance(dimension, int) and dimension >= 0 for dimension in tensor.shape):
+            raise InvalidError(f"{where}, {tensor.name!r}: the shape {tensor.shape} must be known")
     return {
         "options": {
             "algorithm": options.algorithm,
@@ -238,6 +170,222 @@ def _described(where: str, specs: Sequence[GradientSpec], options: Options, grou
             "compression": options.compression.name,
             "groups": groups if isinstance(groups, int) or groups is None else [list(group) for group in groups],
         },
-        "tensors": [[spec.name, spec.text] for spec in specs],
-        "kinds": "".join(spec.kind for spec in specs),
+        "tensors": [[tensor.name, tensor.text] for tensor in tensors],
     }
+
+
+class GradientSet:
+    """The variables of one list, agreed with the ranks of one runtime.
+
+    Attributes:
+        job: the runtime of the ranks that take part.
+        channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
+        name: the same on all ranks; once it is open, unlike that of any other set of the job.
+        feedback: of the steps that select; None before the first, and where all is sent.
+        start: the comparison of the weights before the first update; None where nobody asks for it.
+
+    Args:
+        label: whose gradients they are, for messages.
+        options: how they become one.
+        job: the runtime of the ranks that take part.
+        variables: the list, without local variables.
+        momentum: what gradients go through before they are selected; None for nothing.
+        first_step: gives the number of update steps before the first; rank 0's counts.
+        start: compares the weights before the first update; None where nobody asks for that.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        options: GradientOptions,
+        job: runtime.Runtime,
+        variables: Sequence[Any],
+        momentum: Momentum | None = None,
+        first_step: Callable[[], int] = lambda: 0,
+        start: SameStart | None = None,
+    ) -> None:
+        self.start = start
+        self.job = job
+        self.channels: list[Channel] = []
+        self.name = label
+        self.feedback: Feedback | None = None
+        self._label = label
+        self._options = options
+        self._momentum = momentum
+        self._first_step = first_step
+        self._tensors = [
+            Tensor(gradient_kinds.name(variable), tuple(variable.shape), gradient_kinds.dtype(variable).name)
+            for variable in variables
+        ]
+        self._groups = _groups(options.groups, [gradient_kinds.key(variable) for variable in variables])
+        self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
+        self._number = -1
+        self._last = ""
+        self._since_update = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can reduce; before its first channel it can not be used by a step."""
+        return all(channel.is_open for channel in self.channels)
+
+    def agree(
+        self,
+        own: str,
+        checked: Callable[[], dict[str, Any]],
+        *,
+        traced: bool,
+        communicates: bool = True,
+        weights: Weights | None = None,
+    ) -> tuple[Channel, str]:
+        """Agree with the ranks on the gradients of a step.
+
+        Args:
+            own: this rank's kinds (`kinds.kind`), one letter for each variable.
+            checked: gives what must be the same on all ranks, or raises what all shall hear; asked when a channel is
+                opened.
+            traced: a function is being traced.
+            communicates: False: gradients are only added up in this eager call, nothing is asked.
+            weights: what `start` compares.
+
+        Returns:
+            A channel for all dense gradients, and the ranks' kinds.
+
+        Raises:
+            MismatchError: the ranks' variables, options or first weights differ.
+            HvdExtError: what `checked` raised on some rank.
+        """
+        if not self.channels:
+            channel = self._open(own, lambda: {_LIST: "new", **checked()}, self.start, weights)
+            # counted when it is open on all ranks: one that was refused is not counted by anybody
+            self._number = self.job.count("gradient set")
+            self.name = f"{self._label}.{self._number}"
+            banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options.topk))
+            if self.start is not None:
+                self.start.name = self.name
+            found = channel.kinds
+        elif traced:
+            found = self._traced.get(own) or self._exchanged(own, checked)
+        else:
+            own = joint([own, self._since_update]) if self._since_update else own
+            if not communicates:
+                self._since_update = own
+                return self.channels[-1], self._with_waiting(joint([own, self._last]), self.channels[-1])
+            found = self._exchanged(own, checked)
+        if traced:
+            self._traced[own] = found
+        else:
+            self._since_update = "" if communicates else own
+        self._last = found
+        channel = self._channel(found)
+        return channel, self._with_waiting(found, channel)
+
+    def save(self) -> Arrays:
+        """Copy the residuals and velocities of this rank; nothing before the first step."""
+        if self.feedback is None:
+            return {}
+        return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
+
+    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+        """Go on from what `save` gave, after the first channel was opened; all ranks call it alike.
+
+        Args:
+            own: as `Feedback.load` takes it.
+            everyone: as there.
+        """
+        assert self.feedback is not None
+        for channel in self.channels[:-1]:
+            self.feedback.clear(channel)
+        self.feedback.load(self.channels[-1], own, everyone)
+
+    def scale_momentum(self, factor: float) -> None:
+        """Multiply the momentum that this rank has taken over, between two steps; all ranks call it alike."""
+        for channel in self.channels:
+            if channel.is_open:
+                residuals.scale_velocities(channel, self.job.engine, factor)
+
+    def close(self) -> None:
+        """Close its channels."""
+        for channel in self.channels:
+            channel.close()
+
+    def _with_waiting(self, found: str, channel: Channel) -> str:
+        """Take zeros for the gradients that nobody has now: what waits for them travels and is applied."""
+        selected = channel.layout.selected
+        return "".join(_DENSE if place in selected else kind for place, kind in enumerate(found))
+
+    def _exchanged(self, own: str, checked: Callable[[], dict[str, Any]]) -> str:
+        def mine() -> dict[str, Any]:
+            checked()
+            return {"name": self._label, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
+
+        values = consensus.exchange(self.job.engine, EXCHANGE, mine)
+        check_facts(values, self.job.engine.ranks)
+        return joint([value["kinds"] for value in values])
+
+    def _channel(self, found: str) -> Channel:
+        # what waits on the ranks is with the newest
+        for channel in self.channels if self._options.topk is None else reversed(self.channels):
+            if all(kind == _DENSE for kind, wanted in zip(channel.kinds, found, strict=True) if wanted == _DENSE):
+                return channel
+        opened = [channel.kinds for channel in self.channels]
+        return self._open(joint([found, *opened]), lambda: {_LIST: f"number {self._number}, with more dense gradients"})
+
+    def _open(
+        self,
+        own: str,
+        facts: Callable[[], dict[str, Any]],
+        start: SameStart | None = None,
+        weights: Weights | None = None,
+    ) -> Channel:
+        topk = self._options.topk
+        channel = open(
+            self._label,
+            self._tensors,
+            self._options.for_channel(self.job.options),
+            kinds=own,
+            owner=self.job,
+            groups=self._groups,
+            topk=topk,
+            sparse_algorithm=self._options.sparse_algorithm,
+            momentum=self._momentum,
+            facts=facts,
+            start=start,
+            weights=weights,
+        )
+        if topk is not None:
+            self._feed(channel)
+            self._tell_of_one_host(channel.layout)
+        self.channels.append(channel)
+        return channel
+
+    def _feed(self, channel: Channel) -> None:
+        """Give a channel that was opened what waits on the ranks."""
+        if self.feedback is not None:
+            self.feedback.opened(channel)
+            self.feedback.move(self.channels[-1], channel)
+            return
+        steps = consensus.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
+        self.feedback = Feedback(self._label, self._options, self.job, steps[0])
+        self.feedback.opened(channel)
+
+    def _tell_of_one_host(self, laid_out: Layout) -> None:
+        """Say once, on the first rank, that `TopK` has nothing to leave out."""
+        choices = [bucket.choice for bucket in laid_out.buckets if bucket.selection is not None]
+        if self.job.engine.rank or not choices or any(choice and choice.selects for choice in choices):
+            return
+        if self.job.count("top-k without a selection") == 0:
+            _LOG.warning(
+                "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
+                "one host (%d %s); they travel whole, as without TopK",
+                self._label,
+                self.job.engine.size,
+                "rank" if self.job.engine.size == 1 else "ranks",
+            )
+
+
+def _groups(groups: int | Sequence[Sequence[Any]] | None, keys: Sequence[Any]) -> Groups:
+    if groups is None or isinstance(groups, int):
+        return groups
+    place = {key: index for index, key in enumerate(keys)}
+    wanted = [[place.get(gradient_kinds.key(variable)) for variable in group] for group in groups]
+    return [[index for index in group if index is not None] for group in wanted]

@@ -104,7 +104,7 @@ class Feedback:
         finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
         ok = tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
         flushing = self._flushing[channel]
-        ended = [channel.end_step(ok)] if channel.has_state else []
+        ended = [channel.end_step(ok)] if channel.selects else []
         after = [one for one in ended if one is not None]
         with tf.control_dependencies(after), tf.device("CPU:0"):
             counted = [

@@ -66,17 +66,17 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
         The pieces in the order of buckets and places.
     """
     found = []
-    for bucket, (tensors, spec) in enumerate(zip(channel.buckets, channel.sparse, strict=True)):
-        if spec is None:
+    for number, bucket in enumerate(channel.layout.buckets):
+        if bucket.selection is None:
             continue
-        first, elements, has_velocity = engine.state(channel.handle, bucket)
+        first, elements, has_velocity = engine.state(channel.handle, number)
         begin = 0
-        for tensor in tensors:
-            of = channel.specs[tensor]
+        for tensor in bucket.tensors:
+            of = channel.layout.tensors[tensor]
             low, high = max(begin, first), min(begin + of.elements, first + elements)
             if low < high:
                 found += [
-                    Piece(which, tensor, low - begin, high - low, of.name, bucket, low - first)
+                    Piece(which, tensor, low - begin, high - low, of.name, number, low - first)
                     for which in ((RESIDUAL, VELOCITY) if has_velocity else (RESIDUAL,))
                 ]
             begin += of.elements

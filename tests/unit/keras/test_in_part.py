@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
+from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.topk import momentum_of
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.tensorflow.topk.in_part import Momentum
 
 CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
 

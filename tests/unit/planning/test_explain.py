@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from hvd_ext.commands.plan import app, cluster_of, links_line, size_of
 from hvd_ext.planning import planner, registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.explain import LinkKind, as_json, draw, explain, kinds, links
-from hvd_ext.planning.planner import Chosen
 from hvd_ext.topology.read import parse
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, from_hosts
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree
@@ -75,7 +75,7 @@ def test_a_choice_for_near_sizes_says_so_where_another_is_cheaper(monkeypatch: p
     cheapest = planner.allreduce_plan(tree, "auto", nbytes)
     assert next(e.verdict for e in explain(tree, nbytes).entries if e.name == cheapest.algorithm).startswith("chosen")
     worst = planner.allreduce_plan(tree, "recursive_doubling")
-    taken = Chosen(worst.plan, worst.algorithm, "", cheapest.candidates)
+    taken = Choice(worst.plan, worst.algorithm, "", cheapest.candidates)
     monkeypatch.setattr(planner, "allreduce_plan", lambda *_: taken)
     entries = {entry.name: entry.verdict for entry in explain(tree, nbytes).entries}
     assert entries["recursive_doubling"] == "chosen: cheapest for 131072 bytes, which stand for all near sizes"

@@ -13,12 +13,12 @@ import hvd_ext.planning
 import hvd_ext.topology
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import planner, registry
+from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import level_profile, profile, simulate
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.planning.planner import Chosen
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Tree, from_hosts
 from tests.unit.planning.clusters import even_tree, large_tree, one_host, uneven_hosts
 
@@ -137,7 +137,7 @@ def test_a_tie_of_plans_with_the_same_load_is_explained_too() -> None:
     assert chosen.algorithm == "blueconnect"
     assert chosen.why.count("a tie within 1% with ") == 1
     assert "a tie within 1% with flexreduce, torus2d: blueconnect comes first by name" in chosen.why
-    same = Chosen(chosen.plan, "blueconnect", "", (("blueconnect", 1.0), ("torus2d", 1.001)))
+    same = Choice(chosen.plan, "blueconnect", "", (("blueconnect", 1.0), ("torus2d", 1.001)))
     assert planner.preference(tree, same, "torus2d") == "is the cheaper one of equal load"
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError, PlanError
 from hvd_ext.job import runtime
-from hvd_ext.options import Options
+from hvd_ext.options import Options, Sum
 from hvd_ext.planning import ir, planner, registry, sparse_planner
 from hvd_ext.planning.cost import Sparsity
 from hvd_ext.planning.explain import draw
 from hvd_ext.planning.explain_sparse import as_json, explain
+from hvd_ext.planning.layout import Layout, layout
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import gtopk, hitopk, naive_allgather
 from hvd_ext.planning.sparse_planner import LEAST_DENSITY, sparse_plan, sparse_price
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import even_tree, one_host
 from tests.unit.planning.test_explain import command
@@ -161,21 +165,26 @@ class FakeEngine:
         self.added.append((rows, units))
         return len(self.added)
 
+    def open_channel(self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> int:
+        self.opened = [handle_of(plan) for one in layout.buckets for plan in (one.plan, one.dense) if plan is not None]
+        return 0
+
 
 def test_the_runtime_prepares_both_plans_once() -> None:
     engine = FakeEngine(3)
     job = runtime.Runtime(cast(Any, engine), TREE, Options(), tuple("aabbb"))
-    prepared = job.sparse_allreduce(1 << 22, "hitopk", 0.01)
+    tensors = [Tensor("x", (1 << 10, 1 << 10), "float32")]
+    (bucket,) = layout(TREE, tensors, Sum, topk=TopK(0.01)).buckets
     chosen = sparse_plan(TREE, "hitopk", 1 << 22, 0.01)
-    assert prepared is job.sparse_allreduce(1 << 22, "hitopk", 0.01)
-    assert (prepared.chosen, prepared.dense_above) == (chosen, chosen.dense_above)
-    assert [job.plans[one.plan] for one in (prepared.sparse, prepared.dense)] == [chosen.plan, chosen.dense]
-    assert (prepared.sparse.digest, prepared.dense.digest) == (ir.digest(chosen.plan), ir.digest(chosen.dense))
-    assert prepared.sparse.segment_nbytes == prepared.dense.segment_nbytes == 1 << 22
-    assert prepared.sparse.algorithm == "hitopk"
-    assert len(engine.added) == 2
+    assert (bucket.plan, bucket.dense) == (chosen.plan, chosen.dense)
+    assert bucket.selection is not None
+    assert bucket.selection.dense_above == chosen.dense_above
+    assert bucket.segment_nbytes == 1 << 22
+    assert bucket.plan.algorithm == "hitopk"
+    job.open("x", Layout(tuple(tensors), (bucket,)))
+    assert [job.plans[handle] for handle in engine.opened] == [chosen.plan, chosen.dense]
     # Another density that takes the same plans adds none.
-    assert job.sparse_allreduce(1 << 22, "hitopk", 0.02).sparse.plan == prepared.sparse.plan
+    job.open("x", layout(TREE, tensors, Sum, topk=TopK(0.02)))
     assert len(engine.added) == 2
 
 

@@ -13,6 +13,11 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.job import banner, log
 from hvd_ext.options import Options
+from hvd_ext.planning import planner
+from hvd_ext.planning.choice import Choice
+from hvd_ext.planning.layout import Bucket, Layout, Selection
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology.tree import from_hosts
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +39,14 @@ def job(rank: int = 0, size: int = 2, **settings: Any) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(rank=rank, size=size), options=Options(**settings))
 
 
-def channel(choices: list[tuple[str, str]], nbytes: list[int], sparse: list[Any] | None = None) -> Any:
-    chosen = [SimpleNamespace(algorithm=name, why=why) for name, why in choices]
-    return SimpleNamespace(
-        name="Adam",
-        buckets=[(index,) for index in range(len(nbytes))],
-        nbytes=nbytes,
-        choices=chosen,
-        chosen=chosen[nbytes.index(max(nbytes))] if nbytes else None,
-        sparse=sparse or [None] * len(nbytes),
+def laid_out(choices: list[tuple[str, str]], nbytes: list[int], selections: list[Any] | None = None) -> Layout:
+    plan = planner.allreduce_plan(from_hosts(["a", "b"]), "ring").plan
+    buckets = [
+        Bucket("int8", (place,), hvd.Sum, plan, 64, selection=selection, choice=Choice(plan, name, why))
+        for place, ((name, why), selection) in enumerate(zip(choices, selections or [None] * len(choices), strict=True))
+    ]
+    return Layout(
+        tuple(Tensor(f"v{place}", (size // 2,), "float16") for place, size in enumerate(nbytes)), tuple(buckets)
     )
 
 
@@ -53,16 +57,18 @@ def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
 
 
 def test_the_optimizers_line_has_buckets_algorithms_the_reason_and_topk() -> None:
-    line = banner.optimizer_line(channel([("ring", "cheapest")], [4_000_000]), None)
+    line = banner.optimizer_line("Adam", laid_out([("ring", "cheapest")], [4_000_000]), None)
     assert line == "Adam: 1 bucket, 4 MB of gradients; algorithm ring: cheapest"
     two = [("tree", "it is small"), ("hitopk", "cheapest at 0.02"), ("hitopk", "cheapest at 0.02")]
-    in_part, whole = SimpleNamespace(dense_above=0.3), SimpleNamespace(dense_above=0.0)
-    line = banner.optimizer_line(channel(two, [10, 500_000, 400_000], [None, in_part, whole]), hvd.TopK(0.02))
+    selecting, whole = Selection(dense_above=0.3), Selection(dense_above=0.0)
+    line = banner.optimizer_line(
+        "Adam", laid_out(two, [10, 500_000, 400_000], [None, selecting, whole]), hvd.TopK(0.02)
+    )
     assert line == (
         "Adam: 3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; "
         "TopK(density=0.02) in 1 bucket"
     )
-    assert banner.optimizer_line(channel([], []), None) == "Adam: no rank has a gradient to reduce"
+    assert banner.optimizer_line("Adam", laid_out([], []), None) == "Adam: no rank has a gradient to reduce"
 
 
 def test_the_first_of_several_ranks_says_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:

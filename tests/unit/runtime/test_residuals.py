@@ -11,6 +11,8 @@ import pytest
 from hvd_ext import state
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.buckets import TensorInfo, apart
+from hvd_ext.planning.layout import Selection
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.topk import residuals
 
 SIZES = (10, 4, 7)
@@ -43,9 +45,10 @@ class Engine:
 
 
 def channel(*buckets: tuple[int, ...], whole: tuple[int, ...] = ()) -> Any:
-    specs = [SimpleNamespace(name=f"layer/v{index}", elements=size) for index, size in enumerate(SIZES)]
-    sparse = [None if index in whole else object() for index in range(len(buckets))]
-    return SimpleNamespace(specs=specs, buckets=buckets, sparse=sparse, handle=0)
+    tensors = [Tensor(f"layer/v{index}", (size,), "float32") for index, size in enumerate(SIZES)]
+    selections = [None if index in whole else Selection() for index in range(len(buckets))]
+    laid_out = [SimpleNamespace(tensors=places, selection=one) for places, one in zip(buckets, selections, strict=True)]
+    return SimpleNamespace(layout=SimpleNamespace(tensors=tensors, buckets=laid_out), handle=0)
 
 
 def test_a_share_is_cut_at_the_borders_of_its_tensors() -> None:

@@ -1,0 +1,267 @@
+"""How a step is reduced, as one value: which tensors travel together, by which plan, in which form.
+
+A layout knows no engine and no TensorFlow. `hvd_ext.job.runtime` hands its plans to the engine and opens a lane for it;
+the ranks compare what `described` gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.compression import density, selectors
+from hvd_ext.compression.momentum import Momentum
+from hvd_ext.compression.topk import INDICES, WIRES, TopK
+from hvd_ext.planning import buckets, grain, ir, planner
+from hvd_ext.planning.choice import Choice
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.topology.tree import Tree
+
+if TYPE_CHECKING:
+    from hvd_ext.options import ReduceOp
+
+Groups = int | Sequence[Sequence[int]] | None
+
+# of a place on the way, in the mean: two bytes of a delta at densities around 0.001, less above
+_INDEX_NBYTES = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """How the engine selects from a bucket: a part of each sum is sent, and the rest waits in the residual.
+
+    What a rank keeps, the residual and the velocity, is of the units that its plan selects (SELECT or FOLD of
+    tf_ops/plan/ir.def), and in the units of their sums there.
+
+    Args:
+        dense_above: steps of this density and above use the bucket's dense plan; 0: all do.
+        selector: its number in the native code (hvd_ext/compression/selectors.py).
+        samplings: of MSTopK, at least 1.
+        seed: of what is random.
+        threshold: the magnitude from which the threshold selector takes elements.
+        momentum: of the velocity that gradients go through first, in [0, 1); None: there is no velocity.
+        nesterov: the velocity is Nesterov's.
+        masks: the velocity of what was sent becomes 0.
+        value_wire: dtype of selected values on their way, "float32", "float16" or "bfloat16"; None: float32. float16
+            is bounded by 65504, and what rounding takes stays in the residual.
+        indices: how positions travel: 0 the shortest, 1 as int32, 2 as gaps, 3 as a bitmap.
+        per_tensor: each tensor's part of the units gets its share of k; else all of them have one k.
+    """
+
+    dense_above: float = 1.0
+    selector: int = 0
+    samplings: int = 30
+    seed: int = 0
+    threshold: float = 0.0
+    momentum: float | None = None
+    nesterov: bool = False
+    masks: bool = True
+    value_wire: str | None = None
+    indices: int = 0
+    per_tensor: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """Tensors that are reduced together, and how.
+
+    Args:
+        dtype: of all its tensors, a key of `DTYPES`.
+        tensors: places in the layout's tensors, in their order in the buffer.
+        op: `Sum` or `Average`.
+        plan: of its ordinary steps.
+        segment_nbytes: the grain of pipelining in bytes sent, at least 1.
+        wire: float32 travels as "float16" or "bfloat16"; None: as it is.
+        selection: how a part of its elements is selected; None: all of them are sent.
+        dense: the plan of a step in which nothing is selected; None where nothing ever is.
+        choice: why it has this plan; None where a plan was given.
+    """
+
+    dtype: str
+    tensors: tuple[int, ...]
+    op: ReduceOp
+    plan: LogicalPlan
+    segment_nbytes: int
+    wire: str | None = None
+    selection: Selection | None = None
+    dense: LogicalPlan | None = None
+    choice: Choice | None = None
+
+    def described(self) -> list[Any]:
+        """Give what must be the same on all ranks."""
+        common = [list(self.tensors), self.plan.algorithm, f"plan {ir.digest(self.plan):016x}", self.segment_nbytes]
+        if self.selection is None or self.dense is None:
+            return common
+        return [*common, f"dense plan {ir.digest(self.dense):016x}", f"dense from {self.selection.dense_above!r}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the gradients of a step are reduced; the same on all ranks.
+
+    Args:
+        tensors: of the step, in the order of the model's layers. Tensors that are in no bucket do not travel.
+        buckets: in the order in which they start; a tensor is in one at most.
+    """
+
+    tensors: tuple[Tensor, ...]
+    buckets: tuple[Bucket, ...]
+
+    @functools.cached_property
+    def travelling(self) -> tuple[int, ...]:
+        """The places of the tensors that are in a bucket, ascending: the engine numbers them from 0 in this order."""
+        return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
+
+    @functools.cached_property
+    def nbytes(self) -> tuple[int, ...]:
+        """The size of each bucket in memory."""
+        return tuple(sum(self.tensors[place].nbytes for place in bucket.tensors) for bucket in self.buckets)
+
+    @functools.cached_property
+    def largest(self) -> Bucket | None:
+        """The bucket with the most bytes; None where nothing travels."""
+        return self.buckets[self.nbytes.index(max(self.nbytes))] if self.buckets else None
+
+    @functools.cached_property
+    def selected(self) -> frozenset[int]:
+        """The places of the tensors of which a part may wait on the ranks between two steps."""
+        return frozenset(place for bucket in self.buckets if bucket.selection for place in bucket.tensors)
+
+    @functools.cached_property
+    def with_momentum(self) -> frozenset[int]:
+        """The places of the tensors whose gradients go through a momentum before they are sent."""
+        return frozenset(
+            place
+            for bucket in self.buckets
+            if bucket.selection is not None and bucket.selection.momentum is not None
+            for place in bucket.tensors
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Give what must be the same on all ranks, bucket by bucket."""
+        return {f"bucket {number}": bucket.described() for number, bucket in enumerate(self.buckets)}
+
+    @functools.cached_property
+    def digest(self) -> int:
+        """64 bits that differ where two layouts of the same tensors do."""
+        text = json.dumps([[tensor.text for tensor in self.tensors], self.described()])
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    def __str__(self) -> str:
+        lines = []
+        for number, (bucket, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
+            form = bucket.dtype if bucket.wire is None else f"{bucket.dtype} as {bucket.wire}"
+            words = [f"bucket {number}: {len(bucket.tensors)} tensors, {nbytes} bytes of {form}", bucket.plan.algorithm]
+            if bucket.selection is not None and bucket.selection.dense_above > 0:
+                words.append(f"dense from a density of {bucket.selection.dense_above:.3g}")
+            lines.append(f"{', '.join(words)}, in segments of {bucket.segment_nbytes} bytes")
+        return "\n".join(lines) or "nothing travels"
+
+
+def layout(
+    tree: Tree,
+    tensors: Sequence[Tensor],
+    op: ReduceOp,
+    *,
+    algorithm: str = "auto",
+    bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
+    wire: str | None = None,
+    groups: Groups = None,
+    places: Sequence[int] | None = None,
+    topk: TopK | None = None,
+    sparse_algorithm: str = "hitopk",
+    momentum: Momentum | None = None,
+) -> Layout:
+    """Lay out a step: divide its tensors into buckets, and choose a plan for each.
+
+    Args:
+        tree: the cluster.
+        tensors: of the step, in the order of the model's layers, of dtypes of `DTYPES`.
+        op: `Sum` or `Average`.
+        algorithm: of the buckets that are sent whole: a schedule's name or "auto".
+        bucket_nbytes: the size that a bucket should have.
+        wire: the dtype in which float32 travels in these buckets; None: its own.
+        groups: a number of groups, or lists of places: what travels together (`planning.buckets.by_groups`); None:
+            buckets of bucket_nbytes.
+        places: of the tensors that travel; None: all.
+        topk: how a part of the gradients is selected; None: all are sent.
+        sparse_algorithm: of the buckets from which a part is selected.
+        momentum: what the gradients of these go through first; with it every bucket of float32 does.
+
+    Returns:
+        The layout.
+
+    Raises:
+        PlanError: an algorithm that there is not, or that cannot run on the cluster.
+    """
+    travelling = range(len(tensors)) if places is None else places
+    planned: list[Bucket] = []
+    for dtype, members in _divided(tensors, travelling, groups, bucket_nbytes, topk):
+        nbytes = sum(tensors[place].nbytes for place in members)
+        first = tensors[members[0]]
+        selects = topk is not None and topk.takes(first.shape, first.dtype)
+        if topk is not None and dtype == "float32" and (selects or momentum is not None):
+            choice = _sparse_choice(tree, nbytes, topk, sparse_algorithm)
+            assert choice.dense is not None
+            plan = choice.plan if selects else choice.dense
+            selection = _selection(topk, momentum, choice.dense_above if selects else 0.0)
+            segment = grain.segment_nbytes(plan, nbytes, tree)
+            # no wire: a sum that was rounded for the way would lose what error feedback is to keep
+            planned.append(Bucket(dtype, members, op, plan, segment, None, selection, choice.dense, choice))
+        else:
+            halved = wire if dtype == "float32" else None
+            sent = nbytes // 2 if halved else nbytes
+            choice = planner.allreduce_plan(tree, algorithm, nbytes=sent)
+            segment = grain.segment_nbytes(choice.plan, sent, tree)
+            planned.append(Bucket(dtype, members, op, choice.plan, segment, halved, choice=choice))
+    return Layout(tuple(tensors), tuple(planned))
+
+
+def _divided(
+    tensors: Sequence[Tensor], places: Sequence[int], groups: Groups, bucket_nbytes: int, topk: TopK | None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Divide the tensors that travel into buckets: their dtypes, and the places of their tensors."""
+    some = [tensors[place] for place in places]
+    if not some:
+        return []
+    if groups is not None and not isinstance(groups, int):
+        number = {place: index for index, place in enumerate(places)}
+        groups = [[number[place] for place in group if place in number] for group in groups]
+    if topk is not None:
+        taken = [index for index, tensor in enumerate(some) if topk.takes(tensor.shape, tensor.dtype)]
+        found = buckets.apart(some, taken, groups, bucket_nbytes)
+    elif groups is None:
+        found = buckets.by_size(some, bucket_nbytes)
+    else:
+        found = buckets.by_groups(some, groups, bucket_nbytes)
+    return [(bucket.dtype, tuple(places[index] for index in bucket.tensors)) for bucket in found.buckets]
+
+
+def _sparse_choice(tree: Tree, nbytes: int, topk: TopK, algorithm: str) -> Choice:
+    usual = density.schedule(topk).densities[-1]
+    entry_nbytes = DTYPES[WIRES[topk.wire]].nbytes + _INDEX_NBYTES
+    return planner.sparse_plan(tree, algorithm, nbytes, usual, entry_nbytes, height=topk.height)
+
+
+def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Selection:
+    """Turn a user's options into what the engine selects by."""
+    wire, selector = WIRES[topk.wire], selectors.find(topk.selector).number
+    assert selector is not None  # TopK takes the native selectors only
+    return Selection(
+        dense_above=dense_above,
+        selector=selector,
+        samplings=topk.samplings,
+        seed=topk.seed,
+        threshold=topk.threshold,
+        momentum=None if momentum is None else momentum.value,
+        nesterov=momentum is not None and momentum.nesterov,
+        masks=topk.masks,
+        value_wire=None if wire == "float32" else wire,
+        indices=INDICES.index(topk.indices),
+        per_tensor=topk.per_tensor,
+    )
