@@ -72,9 +72,8 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
     rank: int, size: int
 ) -> None:
     has = {"everywhere": True, "last rank": rank == size - 1, "nowhere": False}
-    channel = registration.open(
-        "presence", [Tensor(name, (4,), "float32", here) for name, here in has.items()], Options(op=hvd.Sum)
-    )
+    tensors, kinds = [Tensor(name, (4,), "float32") for name in has], "".join("-d"[here] for here in has.values())
+    channel = registration.open("presence", tensors, Options(op=hvd.Sum), kinds=kinds)
     assert channel.kinds == "dd-"
     own = [tf.constant(values(rank, (4,), i), tf.float32) if here else None for i, here in enumerate(has.values())]
     everywhere, last, nowhere = channel.reduce(own)
@@ -88,7 +87,7 @@ def test_a_gradient_that_some_ranks_lack_counts_as_zero_there_and_one_that_all_l
 
 @pytest.mark.parametrize("present", [False, True])
 def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
-    channel = registration.open("nothing", [Tensor("g", (2,), "float32", False)] if present else [])
+    channel = registration.open("nothing", [Tensor("g", (2,), "float32")] * present, kinds="-" * present)
     assert channel.reduce([None] * present) == [None] * present
     assert channel.layout.largest is None
     channel.close()

@@ -188,13 +188,14 @@ def test_the_runtime_prepares_both_plans_once() -> None:
     assert len(engine.added) == 2
 
 
-def test_the_runtime_adds_up_to_the_height_that_is_asked_for() -> None:
-    tree = racks(SHARED_MEMORY)
-    job = runtime.Runtime(cast(Any, FakeEngine(3)), tree, Options(), tuple("aabbccdd"))
-    in_hosts, in_racks, best = (job.sparse_allreduce(1 << 22, height=height) for height in (1, 2, None))
-    assert in_racks.chosen == sparse_plan(tree, "hitopk", 1 << 22, 0.01, height=2)
-    assert in_racks.chosen.plan != in_hosts.chosen.plan
-    assert best.chosen == sparse_plan(tree, "hitopk", 1 << 22, 0.01, height=None)
+def test_a_layout_adds_up_to_the_height_that_is_asked_for() -> None:
+    tree, tensors = racks(SHARED_MEMORY), [Tensor("x", (1 << 10, 1 << 10), "float32")]
+    layouts = [layout(tree, tensors, Sum, topk=TopK(0.01, height=height)) for height in (1, 2, None)]
+    in_hosts, in_racks, best = (one.buckets[0].choice for one in layouts)
+    assert in_hosts is not None
+    assert in_racks == sparse_plan(tree, "hitopk", 1 << 22, 0.01, height=2)
+    assert in_racks.plan != in_hosts.plan
+    assert best == sparse_plan(tree, "hitopk", 1 << 22, 0.01, height=None)
 
 
 def test_digests_tell_sparse_plans_apart() -> None:
