@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvd_ext.compression import density, selectors
 from hvd_ext.compression.momentum import Momentum
@@ -21,9 +20,6 @@ from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.topology.tree import Tree
-
-if TYPE_CHECKING:
-    from hvd_ext.options import ReduceOp
 
 Groups = int | Sequence[Sequence[int]] | None
 
@@ -73,7 +69,7 @@ class Bucket:
     Args:
         dtype: of all its tensors, a key of `DTYPES`.
         tensors: places in the layout's tensors, in their order in the buffer.
-        op: `Sum` or `Average`.
+        op: the number of `Sum` or `Average` (tf_ops/kernels/reduce.h).
         plan: of its ordinary steps.
         segment_nbytes: the grain of pipelining in bytes sent, at least 1.
         wire: float32 travels as "float16" or "bfloat16"; None: as it is.
@@ -84,7 +80,7 @@ class Bucket:
 
     dtype: str
     tensors: tuple[int, ...]
-    op: ReduceOp
+    op: int
     plan: LogicalPlan
     segment_nbytes: int
     wire: str | None = None
@@ -149,7 +145,7 @@ class Layout:
     @functools.cached_property
     def digest(self) -> int:
         """64 bits that differ where two layouts of the same tensors do."""
-        text = json.dumps([[tensor.text for tensor in self.tensors], self.described()])
+        text = repr([[tensor.text for tensor in self.tensors], self.described()])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
     def __str__(self) -> str:
@@ -166,7 +162,7 @@ class Layout:
 def layout(
     tree: Tree,
     tensors: Sequence[Tensor],
-    op: ReduceOp,
+    op: int,
     *,
     algorithm: str = "auto",
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
@@ -182,7 +178,7 @@ def layout(
     Args:
         tree: the cluster.
         tensors: of the step, in the order of the model's layers, of dtypes of `DTYPES`.
-        op: `Sum` or `Average`.
+        op: the number of `Sum` or `Average`.
         algorithm: of the buckets that are sent whole: a schedule's name or "auto".
         bucket_nbytes: the size that a bucket should have.
         wire: the dtype in which float32 travels in these buckets; None: its own.

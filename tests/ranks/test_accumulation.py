@@ -47,7 +47,7 @@ def test_passes_are_added_up_reduced_once_and_then_clipped(keywords: dict[str, o
         for got, wanted in zip(values(ours), expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=0.02 if "compression" in keywords else 2e-5, atol=2e-3)
     assert_same_bits_on_all_ranks(ours)
-    assert buckets_sent() - before == 2 * len(channels(optimizer)[0].buckets)
+    assert buckets_sent() - before == 2 * len(channels(optimizer)[0].layout.buckets)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])

@@ -79,7 +79,7 @@ def test_algorithm_and_buckets_change_no_result(algorithm: str, bucket_nbytes: i
 def test_variables_of_other_dtypes_are_reduced_in_their_own(dtype: str, rtol: float) -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
     assert_equals_plain_training(optimizer, keras.optimizers.SGD(0.5), dtype, rtol)
-    assert {spec.dtype for spec in channels(optimizer)[0].specs} == {dtype}
+    assert {tensor.dtype for tensor in channels(optimizer)[0].layout.tensors} == {dtype}
 
 
 def test_sum_adds_the_gradients() -> None:
@@ -94,7 +94,7 @@ def test_gradients_in_another_floating_dtype_are_cast_to_the_variables() -> None
     ours = variables()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.apply([tf.cast(gradient, tf.float64) for gradient in gradients(hvd.rank(), 0)], ours)
-    assert {spec.dtype for spec in channels(optimizer)[0].specs} == {"float32"}
+    assert {tensor.dtype for tensor in channels(optimizer)[0].layout.tensors} == {"float32"}
     assert_same_bits_on_all_ranks(ours)
 
 
