@@ -45,7 +45,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "barrier",
     ),
     "hvd_ext.tensorflow.collectives.grouped": ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
-    "hvd_ext.tensorflow.collectives.places": (
+    "hvd_ext.tensorflow.collectives.rank_ops": (
         "rank_op",
         "size_op",
         "local_rank_op",
@@ -174,7 +174,7 @@ if TYPE_CHECKING:
         allgather_object as allgather_object,
         broadcast_object as broadcast_object,
     )
-    from hvd_ext.tensorflow.collectives.places import (
+    from hvd_ext.tensorflow.collectives.rank_ops import (
         local_rank_op as local_rank_op,
         local_size_op as local_size_op,
         process_set_included_op as process_set_included_op,

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.tensorflow.gradients import kept
+from hvd_ext.tensorflow.gradients import tape_reducers
 from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model
 
 ROWS, BATCH = 12, 4
@@ -91,7 +91,7 @@ def test_gradients_that_only_some_ranks_have_count_as_zeros(traced: bool) -> Non
 def test_a_persistent_tape_gives_gradients_of_other_sources_and_keeps_what_it_opened() -> None:
     first, second = scalars(2)
     gc.collect()
-    before = len(kept._kept)
+    before = len(tape_reducers._reducers)
     for step in range(3):
         with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
             loss = tf.reduce_sum(first * second * (hvd.rank() + step + 0.0))
@@ -104,12 +104,12 @@ def test_a_persistent_tape_gives_gradients_of_other_sources_and_keeps_what_it_op
         # jacobians are this rank's own
         assert np.allclose(tape.jacobian(loss, second), first * (hvd.rank() + step + 0.0))
         assert len(tape.watched_variables()) == 2
-    assert len(kept._kept) - before == 3
-    channels = [channel for one in list(kept._kept.values())[before:] for channel in one.reducer.channels]
+    assert len(tape_reducers._reducers) - before == 3
+    channels = [channel for one in list(tape_reducers._reducers.values())[before:] for channel in one.reducer.channels]
     assert len(channels) == 3
     del first, second, both, alone, generic, tape, loss
     gc.collect()
-    assert len(kept._kept) == before
+    assert len(tape_reducers._reducers) == before
     assert not any(channel.is_open for channel in channels)
 
 

@@ -91,7 +91,7 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
         raise InvalidError(f"{kind}: {error}") from None
 
 
-def terms(label: str, *lines: Any) -> Any:
+def signature(label: str, *lines: Any) -> Any:
     """Write down what must be the same on all ranks, beyond what the engine compares.
 
     Args:
@@ -126,15 +126,15 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
     return tf.strings.join([name, "[", joined, "]"])
 
 
-def agree(call: Call, terms: Any) -> tf.Operation | None:
+def agree(call: Call, signature: Any) -> tf.Operation | None:
     """Wait for all ranks, and compare what has no tensor to go with.
 
     Args:
         call: from `preparing`.
-        terms: from `terms`, or "".
+        signature: from `signature`, or "".
 
     Returns:
         The operation while a graph is built, else None.
     """
     with ops.translated():
-        return ops.barrier(call.name, terms, counted=call.counted, engine=call.job.engine.generation)
+        return ops.barrier(call.name, signature, counted=call.counted, engine=call.job.engine.generation)

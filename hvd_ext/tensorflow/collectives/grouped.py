@@ -67,7 +67,7 @@ def grouped_allreduce(
     with calls.preparing(kind, name, process_set) as call:
         request = Reduction.of(call, op, average, compression, prescale_factor, postscale_factor)
         members = _members(kind, tensors, lambda one: _dense_or_sparse(one, request.op))
-        terms = request.all_terms(kind, *_lines(members, [_described(one) for one in members]))
+        signature = request.full_signature(kind, *_lines(members, [_described(one) for one in members]))
     results: list[Any] = [None] * len(members)
     by_dtype: dict[str, list[int]] = {}
     for index, one in enumerate(members):
@@ -76,11 +76,11 @@ def grouped_allreduce(
     before: list[Any] = []
     agreed = not by_dtype or any(isinstance(one, tf.IndexedSlices) for one in members)
     if agreed:
-        before = _agree(call, terms)
+        before = _agree(call, signature)
     for dtype, indices in by_dtype.items():
         part = dataclasses.replace(request, call=_part(call, dtype) if agreed else call)
         with tf.control_dependencies(before):
-            reduced = _joined(part, [members[i] for i in indices], kind if agreed else terms)
+            reduced = _joined(part, [members[i] for i in indices], kind if agreed else signature)
         before, agreed = before or reduced[:1], True
         for index, result in zip(indices, reduced, strict=True):
             results[index] = result
@@ -120,8 +120,8 @@ def grouped_allgather(
         members = _members(
             kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, MOVED), "joined")
         )
-        terms = calls.terms(kind, *_lines(members, [calls.described(one, free=True) for one in members]))
-    return _each(call, members, terms, single.gathered)
+        signature = calls.signature(kind, *_lines(members, [calls.described(one, free=True) for one in members]))
+    return _each(call, members, signature, single.gathered)
 
 
 @plain
@@ -164,11 +164,11 @@ def grouped_reducescatter(
         members = _members(
             kind, tensors, lambda one: dtypes.with_rows(kind, dtypes.converted(kind, one, REDUCED), "divided")
         )
-        terms = request.all_terms(kind, *_lines(members, [calls.described(one) for one in members]))
+        signature = request.full_signature(kind, *_lines(members, [calls.described(one) for one in members]))
     return _each(
         call,
         members,
-        terms,
+        signature,
         lambda part, one, words: dataclasses.replace(request, call=part).scattered(one, words),
     )
 
@@ -204,26 +204,28 @@ def _part(call: Call, suffix: str) -> Call:
     return dataclasses.replace(call, name=f"{call.name}/{suffix}")
 
 
-def _agree(call: Call, terms: Any) -> list[Any]:
-    """Compare a group whose first tensor cannot carry its terms; what this gives must come first."""
-    done = calls.agree(call, terms)
+def _agree(call: Call, signature: Any) -> list[Any]:
+    """Compare a group whose first tensor cannot carry its signature; what this gives must come first."""
+    done = calls.agree(call, signature)
     return [] if done is None else [done]
 
 
-def _each(call: Call, members: list[Any], terms: Any, run: Callable[[Call, Any, Any], tf.Tensor]) -> list[tf.Tensor]:
+def _each(
+    call: Call, members: list[Any], signature: Any, run: Callable[[Call, Any, Any], tf.Tensor]
+) -> list[tf.Tensor]:
     if not members:
-        _agree(call, terms)
+        _agree(call, signature)
         return []
-    first = run(call, members[0], terms)
+    first = run(call, members[0], signature)
     with tf.control_dependencies([first]):
         return [first, *(run(_part(call, str(i)), one, call.kind) for i, one in enumerate(members[1:], 1))]
 
 
-def _joined(request: Reduction, members: list[tf.Tensor], terms: Any) -> list[tf.Tensor]:
+def _joined(request: Reduction, members: list[tf.Tensor], signature: Any) -> list[tf.Tensor]:
     """Allreduce dense tensors of one dtype as one."""
     if len(members) == 1:
-        return [request.allreduced(members[0], terms=terms)]
-    flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), terms=terms)
+        return [request.allreduced(members[0], signature=signature)]
+    flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), signature=signature)
     sizes = [one.shape.num_elements() for one in members]
     if None in sizes:
         parts = tf.split(flat, tf.stack([tf.size(one) for one in members]), num=len(members))

@@ -56,31 +56,33 @@ class Reduction:
             dtypes.factor(call.kind, "postscale_factor", postscale_factor),
         )
 
-    def terms(self, label: str, *lines: Any) -> Any:
-        """Write down what must agree; see `calls.terms`.
+    def signature(self, label: str, *lines: Any) -> Any:
+        """Write down what must agree; see `calls.signature`.
 
         Args:
             label: what the user has called.
             *lines: more agreements.
         """
-        return calls.terms(label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines)
+        return calls.signature(
+            label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines
+        )
 
-    def all_terms(self, label: str, *lines: Any) -> Any:
+    def full_signature(self, label: str, *lines: Any) -> Any:
         """Write down what must agree where the engine does not see op and compression.
 
         Args:
             label: what the user has called.
             *lines: more agreements.
         """
-        return self.terms(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
+        return self.signature(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
 
-    def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, terms: Any = None) -> tf.Tensor:
+    def allreduced(self, tensor: tf.Tensor, algorithm: str | None = None, signature: Any = None) -> tf.Tensor:
         """Allreduce a tensor.
 
         Args:
             tensor: of a dtype of `dtypes.ALLREDUCED`.
             algorithm: None for the options'.
-            terms: what must agree; None for the factors.
+            signature: what must agree; None for the factors.
 
         Returns:
             The reduced tensor.
@@ -95,18 +97,18 @@ class Reduction:
                 op,
                 algorithm,
                 self.compression.value,
-                terms=self.terms("allreduce") if terms is None else terms,
+                signature=self.signature("allreduce") if signature is None else signature,
                 dtype=dtype,
                 counted=self.call.counted,
             )
         return dtypes.narrowed(str(self.call), dtypes.scaled(result, after), tensor.dtype)
 
-    def scattered(self, tensor: tf.Tensor, terms: Any = None) -> tf.Tensor:
+    def scattered(self, tensor: tf.Tensor, signature: Any = None) -> tf.Tensor:
         """Reduce a tensor, and keep this rank's rows.
 
         Args:
             tensor: of a dtype of `dtypes.REDUCED`.
-            terms: what must agree; None for the factors.
+            signature: what must agree; None for the factors.
 
         Returns:
             This rank's rows.
@@ -119,7 +121,7 @@ class Reduction:
                 dtypes.scaled(tensor, self.prescale),
                 op=int(op),
                 wire=self.compression.value,
-                terms=self.terms("reducescatter") if terms is None else terms,
+                signature=self.signature("reducescatter") if signature is None else signature,
                 counted=self.call.counted,
                 **classes,
             )

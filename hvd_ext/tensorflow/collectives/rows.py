@@ -59,7 +59,7 @@ def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices
         MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
     """
     values = calls.described(slices.values, free=True)
-    done = calls.agree(request.call, request.all_terms("allreduce of IndexedSlices", values))
+    done = calls.agree(request.call, request.full_signature("allreduce of IndexedSlices", values))
     with tf.control_dependencies([] if done is None else [done]):
         return gathered(request, slices, "rows")
 

@@ -114,13 +114,13 @@ def allgather(
     return gathered(call, tensor)
 
 
-def gathered(call: Call, tensor: tf.Tensor, terms: Any = "") -> tf.Tensor:
+def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
     """Join the parts of a checked call.
 
     Args:
         call: from `calls.preparing`.
         tensor: of a dtype of `MOVED`.
-        terms: from `calls.terms`.
+        signature: from `calls.signature`.
 
     Returns:
         The joined parts.
@@ -128,7 +128,7 @@ def gathered(call: Call, tensor: tf.Tensor, terms: Any = "") -> tf.Tensor:
     carrier, dtype = dtypes.carried(tensor)
     classes = backward.gather_classes(call.job)
     with ops.translated():
-        result = ops.allgather(call.name, carrier, terms, dtype=dtype, counted=call.counted, **classes)
+        result = ops.allgather(call.name, carrier, signature, dtype=dtype, counted=call.counted, **classes)
     return dtypes.unpacked(result, tensor.dtype)
 
 

@@ -15,7 +15,7 @@ from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlg
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
-from hvd_ext.tensorflow.gradients.kept import kept_for
+from hvd_ext.tensorflow.gradients.tape_reducers import reducer_for
 
 LABEL = "DistributedGradientTape"
 _NONE = tf.UnconnectedGradients.NONE
@@ -302,7 +302,7 @@ def _is_recorded() -> bool:
 def _reduced(
     options: GradientOptions, gradients: Sequence[Any], sources: Sequence[Any], local: tuple[int, ...], generic: bool
 ) -> list[Any]:
-    kept = kept_for(LABEL, options, sources, local, generic)
+    shared = reducer_for(LABEL, options, sources, local, generic)
     dense = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
     results: list[Any] = []
     own = set(local)  # what is not reduced: on a rank outside of the process set, nothing is
@@ -311,7 +311,7 @@ def _reduced(
         given = list(gradients)
         for place, tensor in zip(dense, tensors, strict=True):
             given[place] = tensor
-        results[:] = kept.reduce(given, sources)
+        results[:] = shared.reduce(given, sources)
         own.update(place for place, result in enumerate(results) if result is given[place])
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
@@ -325,7 +325,7 @@ def _reduced(
             back: list[Any] = [None] * len(gradients)
             for place, gradient in zip(tensors_out, upstream, strict=True):
                 back[place] = gradient
-            back = kept.reduce(back, sources)
+            back = shared.reduce(back, sources)
             return [tf.cast(back[place], gradients[place].dtype) for place in dense]
 
         return [results[place] for place in tensors_out], backward

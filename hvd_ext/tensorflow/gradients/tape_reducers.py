@@ -36,7 +36,7 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class TapeReducer:
     """What is opened once for some options and sources.
 
     Args:
@@ -66,10 +66,12 @@ class Kept:
             return [None if gradient is None else next(results) for gradient in ready]
 
 
-_kept: dict[tuple[Any, ...], Kept] = {}
+_reducers: dict[tuple[Any, ...], TapeReducer] = {}
 
 
-def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local: Sequence[int], generic: bool) -> Kept:
+def reducer_for(
+    label: str, options: GradientOptions, sources: Sequence[Any], local: Sequence[int], generic: bool
+) -> TapeReducer:
     """Give what tapes with these options and sources share; made at the first call.
 
     Args:
@@ -100,7 +102,7 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
         generic,
         tuple(map(_same, range(len(own)), sources, own)),
     )
-    if key not in _kept:
+    if key not in _reducers:
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
         reducer = Reducer(label, dataclasses.replace(options, groups=groups), after_first=True)
@@ -112,12 +114,12 @@ def kept_for(label: str, options: GradientOptions, sources: Sequence[Any], local
         if not in_session:
             with tf.init_scope():
                 steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_tape_steps")
-        _kept[key] = Kept(reducer, own, steps)
+        _reducers[key] = TapeReducer(reducer, own, steps)
         for source in sources:
             owner = _owner(source)
             if owner is not None:
                 weakref.finalize(owner, _forget, key).atexit = False
-    return _kept[key]
+    return _reducers[key]
 
 
 def _register(reducer: Reducer) -> None:
@@ -174,6 +176,6 @@ def _identity(options: GradientOptions) -> tuple[Any, ...]:
 
 
 def _forget(key: tuple[Any, ...]) -> None:
-    kept = _kept.pop(key, None)
-    if kept is not None:
-        kept.reducer.close()
+    shared = _reducers.pop(key, None)
+    if shared is not None:
+        shared.reducer.close()
