@@ -11,7 +11,7 @@ import keras
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 from hvd_ext.job.process_sets import global_process_set
-from hvd_ext.keras.optimizers.distributed import Distributed
+from hvd_ext.keras.optimizers import models
 
 
 class Callback(keras.callbacks.Callback):
@@ -33,22 +33,6 @@ class Callback(keras.callbacks.Callback):
 
     def _implements_predict_batch_hooks(self) -> bool:
         return False
-
-
-def optimizers(model: Any) -> list[Any]:
-    """List the model's optimizers: the compiled one, and those that a training step of one's own keeps as attributes.
-
-    Args:
-        model: of Keras 3 or Keras 2.
-
-    Returns:
-        Each optimizer once.
-    """
-    found: dict[int, Any] = {}
-    for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        if _is_optimizer(value):
-            found.setdefault(id(value), value)
-    return list(found.values())
 
 
 def variables(optimizer: Any) -> list[Any]:
@@ -120,7 +104,8 @@ def trains_together(model: Any) -> bool:
         Whether it is; False where nobody can know, and where only some ranks train together.
     """
     return _trains_by_itself(model) and any(
-        one._hvd_ext_reducer.options.process_set in (None, global_process_set) for one in _wrapped(model)
+        one._hvd_ext_reducer.options.process_set in (None, global_process_set)
+        for one in models.wrapped(model.optimizer)
     )
 
 
@@ -136,7 +121,7 @@ def refuse_plain(model: Any) -> None:
         InvalidError: the optimizer is not wrapped, and there are several ranks.
     """
     frozen = model.built and not model.trainable_variables
-    if size() > 1 and _trains_by_itself(model) and not _wrapped(model) and not frozen:
+    if size() > 1 and _trains_by_itself(model) and not models.wrapped(model.optimizer) and not frozen:
         raise InvalidError(
             f"optimizer {model.optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned "
             "and copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
@@ -160,19 +145,7 @@ def check_rank(root_rank: Any) -> int:
     return root_rank
 
 
-def _is_optimizer(value: Any) -> bool:
-    if isinstance(value, keras.optimizers.Optimizer):
-        return True
-    return type(value).__module__.startswith(("tf_keras", "keras.")) and hasattr(value, "apply_gradients")
-
-
 def _trains_by_itself(model: Any) -> bool:
     """Tell whether a model has an optimizer and the training step that Keras gave it."""
     theirs = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
     return getattr(model, "optimizer", None) is not None and type(model).train_step in theirs
-
-
-def _wrapped(model: Any) -> list[Distributed]:
-    optimizer = model.optimizer
-    candidates = (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
-    return [candidate for candidate in candidates if isinstance(candidate, Distributed)]

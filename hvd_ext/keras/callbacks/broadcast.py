@@ -9,6 +9,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
+from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -67,7 +68,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         if self.root_rank >= size():
             raise InvalidError(f"root_rank ({self.root_rank}): must be below the number of ranks, {size()}")
         base.refuse_plain(self.model)
-        optimizers = base.optimizers(self.model)
+        optimizers = models.optimizers(self.model)
         self._announce(not self._done)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
@@ -95,7 +96,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         self._announce(False)
         late = [weight for weight in self._weights() if id(weight) not in self._sent]
         self._send(late)
-        for optimizer in base.optimizers(self.model):
+        for optimizer in models.optimizers(self.model):
             slots = self._slots(optimizer)
             # slots that the first step made from unequal weights may be unequal too
             if late or any(id(variable) not in self._sent for variable in slots):
@@ -103,7 +104,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
     def _announce(self, follows: bool) -> None:
         """Tell the optimizers whether the weights may still be unequal, and are equal after the batch that comes."""
-        for optimizer in base.optimizers(self.model):
+        for optimizer in models.optimizers(self.model):
             reducer = getattr(optimizer, "_hvd_ext_reducer", None)
             if isinstance(reducer, Reducer):
                 reducer.broadcast_follows = follows

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank, size
-from hvd_ext.keras.callbacks import base, momentum
+from hvd_ext.keras.callbacks import base, velocities
 from hvd_ext.keras.optimizers.learning_rate import check_settable
 
 
@@ -59,13 +59,13 @@ class LearningRateScheduleCallback(base.Callback):
         self.steps_per_epoch = steps_per_epoch
         self.multiplier = multiplier if callable(multiplier) else _powers(float(multiplier), start_epoch)
         self._epoch = 0
-        self._velocities: momentum.Velocities | None = None
+        self._velocities: velocities.Velocities | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See that the ranks train together, that the rate can be set, and how many steps an epoch has."""
         base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
-        self._velocities = momentum.Velocities(optimizer) if self.momentum_correction else None
+        self._velocities = velocities.Velocities(optimizer) if self.momentum_correction else None
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.tensorflow.collectives import single
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
@@ -23,15 +24,6 @@ try:  # the generator of `keras.random` where no seed is given; Keras has no pub
     from keras.src.random import seed_generator as _seed_generator
 except ImportError:
     _global_state = _seed_generator = None
-
-
-def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Give the model's optimizers: the compiled one, and those that a model with its own training step has."""
-    found: dict[int, keras.optimizers.Optimizer] = {}
-    for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        if isinstance(value, keras.optimizers.Optimizer):
-            found.setdefault(id(value), value)
-    return list(found.values())
 
 
 def ready(model: keras.Model) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from hvd_ext import state
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
-from hvd_ext.keras.checkpoint.model_state import optimizers
-from hvd_ext.keras.optimizers import topk
+from hvd_ext.keras.optimizers.models import optimizers
+from hvd_ext.keras.optimizers.momentum import MomentumTaken
 from hvd_ext.state import arrays, manifest
 from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -97,7 +97,7 @@ def restore(
         elif restored:
             _tell_of_dropped(optimizer, restored.values())
         one = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(one, topk.Corrected):
+        if isinstance(one, MomentumTaken):
             one.end_momentum()
     # a tape claims what waited at its first step
     return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))

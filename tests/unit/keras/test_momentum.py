@@ -8,7 +8,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizers.topk import momentum_of
+from hvd_ext.keras.optimizers.momentum import momentum_of
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.topk.in_part import Momentum
 
