@@ -1,6 +1,6 @@
-"""Callbacks for `fit`: Horovod's, on Keras 3, and what makes Keras' own right on several ranks.
+"""Callbacks for `fit` on several ranks: those of Horovod, checkpoints, and what keeps Keras' own callbacks in step.
 
-`synchronized([...])` makes a whole list right; docs/training.md tells which faults it prevents.
+`synchronized([...])` prepares a whole list of callbacks; docs/training.md tells which faults it prevents.
 """
 
 from __future__ import annotations
