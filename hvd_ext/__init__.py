@@ -58,8 +58,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
-    "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer",),
-    "hvd_ext.keras.optimizers.partial": ("PartialDistributedOptimizer",),
+    "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "flush"),
     "hvd_ext.keras.checkpoint.load_model": ("load_model",),
     "hvd_ext.keras.sync_batch_norm": ("SyncBatchNormalization",),
     "hvd_ext.keras.optimizers.learning_rate": ("scale_learning_rate",),
@@ -73,7 +72,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
     ),
     "hvd_ext.data": ("shard",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
-    "hvd_ext.keras.optimizers.flushing": ("flush",),
     "hvd_ext.runner": ("run",),
     "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
     "hvd_ext.options.unsupported": ("Adasum", "join", "elastic"),
@@ -145,10 +143,12 @@ if TYPE_CHECKING:
         verbose as verbose,
     )
     from hvd_ext.keras.checkpoint.load_model import load_model as load_model
-    from hvd_ext.keras.optimizers.flushing import flush as flush
     from hvd_ext.keras.optimizers.learning_rate import scale_learning_rate as scale_learning_rate
-    from hvd_ext.keras.optimizers.optimizer import DistributedOptimizer as DistributedOptimizer
-    from hvd_ext.keras.optimizers.partial import PartialDistributedOptimizer as PartialDistributedOptimizer
+    from hvd_ext.keras.optimizers.optimizer import (
+        DistributedOptimizer as DistributedOptimizer,
+        PartialDistributedOptimizer as PartialDistributedOptimizer,
+        flush as flush,
+    )
     from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
     from hvd_ext.options import (
         Average as Average,

@@ -1,4 +1,4 @@
-"""Data for several ranks: every rank its part, and all ranks equally many training steps."""
+"""`shard`: every rank gets its part of the data, and all ranks equally many training steps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 Remainder = Literal["drop", "repeat", "uneven"]
 REMAINDERS = get_args(Remainder)
-# Elements that a data set of unknown size is mixed in, with shuffle=True: a few batches, also of large pictures.
+# The number of elements that shuffle=True holds for a data set: a few batches, small enough for large pictures.
 BUFFER = 1024
 
-# what the data are, for messages
+# kinds of data, as messages name them
 _ARRAYS, _DATA_SET, _PY_DATASET, _GENERATOR = "arrays", "tf.data.Dataset", "PyDataset", "generator"
 _OWN_BATCHES = ("batch_size", None, "its items are batches already, and whole ones are divided; leave it out")
 _ITS_SIZES = ("drop_remainder", False, "its batches have the sizes that it gives them")
-# kind -> settings that it has not: name, default, what to do
-_WORDS: dict[str, tuple[tuple[str, Any, str], ...]] = {
+# kind -> the settings that do not go with it: name, default, what to do
+_REFUSED: dict[str, tuple[tuple[str, Any, str], ...]] = {
     _PY_DATASET: (
         _OWN_BATCHES,
         _ITS_SIZES,
@@ -54,48 +54,48 @@ def shard(
     drop_remainder: bool = False,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Make this rank's part of the data, such that all ranks have equally many steps; all ranks call it alike.
+    """Give this rank its part of the data, such that all ranks have equally many steps; all ranks call it alike.
 
-    Element i goes to rank i % size: the ranks' batches of one step together are `size * batch_size` elements that
-    follow each other. With remainder="drop" or "repeat" the ranks' batches of a step have the same number of elements,
-    so that the average of their gradients is the gradient of the joined batch.
+    Element i goes to rank i % size, so the joined batch of one step is `size * batch_size` elements that follow each
+    other. With remainder="drop" or "repeat" the batches of all ranks in a step have the same number of elements, so the
+    average of the ranks' gradients is the gradient of the joined batch.
 
-    The data must be the same on all ranks, in the same order (seed a shuffle in front), unless own=True. A data set of
-    unknown length is read by all ranks and needs no counting: elements are taken in groups of one for each rank.
+    The data must be the same on all ranks, in the same order (a shuffle before this needs a seed), unless own=True. A
+    data set of unknown length is not counted: all ranks read it, in groups of one element for each rank.
 
-    Data that come in batches are divided by batches: batch i goes to rank i % size, and batch_size is left out. A
-    batch that is smaller than the others then meets whole ones in its step.
+    Data that come in batches are divided by batches: batch i goes to rank i % size, and batch_size is left out. If one
+    batch is smaller than the others, the batches of its step are of unequal size.
 
     Args:
         data: arrays (one, or tuples, lists or dictionaries of them, equal in their first dimension), or a
             `tf.data.Dataset` of single elements; or, in batches, a `tf.data.Dataset`, a `keras.utils.PyDataset`
-            (`Sequence`), or a generator. A `PyDataset` keeps its workers, and hears of the ends of epochs: if it mixes
-            its batches there, it must do so alike on all ranks. A generator is read by all ranks, and must give the
-            same on all; with one that never ends `fit` needs steps_per_epoch.
+            (`Sequence`), or a generator. A `PyDataset` keeps its workers and its hooks for the ends of epochs: if it
+            shuffles its batches there, it must do so alike on all ranks. All ranks read a generator, which must give
+            the same items on all; with one that never ends `fit` needs steps_per_epoch.
         batch_size: elements in a batch of one rank; None: the data come in batches; 0: the elements of a data set are
             divided as they are, for batches of your own (`padded_batch`).
-        shuffle: mix this rank's part anew in every epoch. Arrays are mixed over all ranks once, before they are
-            divided. For data sets, a number says how many elements are held for it; True: 1024.
+        shuffle: shuffle this rank's part anew in every epoch. Arrays are also shuffled as a whole once, before they are
+            divided. For data sets, the number of elements in the shuffle's buffer; True: 1024.
         seed: of shuffle; the same on all ranks.
         remainder: what happens to the elements that are left when all ranks have equally many. "drop": nobody sees
             them. "repeat": elements from the beginning fill up. "uneven": the first ranks have one more, for
             validation only: every element is seen once, and `MetricAverageCallback(exact=True)` and
             `hvd_ext.callbacks.joined_metrics` count it once.
-        own: the data are this rank's part already, such as its own files. They are not divided; the ranks agree on the
-            smallest number of elements, or with "repeat" on the largest. A data set of unknown length is read once to
-            be counted, and must have as many elements in every epoch.
-        steps: training steps in an epoch, all with full batches: each rank begins at its first element in every epoch,
-            and again when it has seen its last. Needs no counting.
-        drop_remainder: leave out a last, smaller batch (it has equally many elements on all ranks, except "uneven").
+        own: the data are this rank's part already, such as its own files, and are not divided. Every rank uses as many
+            elements as the rank with the fewest has, or with "repeat" as the rank with the most. A data set of unknown
+            length is read once to be counted, and must have as many elements in every epoch.
+        steps: the number of training steps in an epoch, all with full batches. Each rank begins at its first element in
+            every epoch, and again after its last. Nothing is counted.
+        drop_remainder: drop a last, smaller batch (it has equally many elements on all ranks, except with "uneven").
         process_set: the ranks that share the data; None: all.
 
     Returns:
-        A `tf.data.Dataset` that says how long it is wherever that is known; of a `PyDataset` a `PyDataset`, of a
+        A `tf.data.Dataset`, with its cardinality wherever that is known; for a `PyDataset` a `PyDataset`, for a
         generator a generator.
 
     Raises:
         InvalidError: an argument breaks its rule or does not go with such data, or there are fewer elements than ranks.
-        MismatchError: the ranks have other arguments or, without own=True, other data; on all ranks.
+        MismatchError: the ranks have different arguments or, without own=True, different data; on all ranks.
         NotInitializedError: before `init()`.
     """
     job = process_sets.member(process_set, "shard").engine
@@ -116,7 +116,7 @@ def shard(
         _check_kind(kind, data, settings)
         return {"settings": {"data": kind, **settings}, "elements": _length(data, count=own and steps is None)}
 
-    # also where lengths are not needed: ranks that divide other data train on other data
+    # compared even where no lengths are needed: ranks that divide different data would train on different data
     ranks = consensus.exchange(job, "shard", mine)
     consensus.check_same("shard", [each["settings"] for each in ranks])
     lengths = [each["elements"] for each in ranks]
@@ -131,7 +131,7 @@ def shard(
         part, length = _divided(data, lengths[0], job.rank, job.size, settings)
     else:
         part, length = _evened(data, lengths, job.rank, settings)
-    return _batches(part, length, settings, _mixing(data, length, job.rank, settings))
+    return _batches(part, length, settings, _shuffling(data, length, job.rank, settings))
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _check(settings: dict[str, Any]) -> None:
 
 
 def _kind(data: Any) -> tuple[str, Any]:
-    """Tell what the data are, and give them with arrays in tuples and dictionaries."""
+    """Give the kind of the data, and the data, with lists of arrays made tuples."""
     import tensorflow as tf
 
     if isinstance(data, tf.data.Dataset):
@@ -170,7 +170,7 @@ def _kind(data: Any) -> tuple[str, Any]:
 
 
 def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
-    """Refuse what does not go with such data."""
+    """Refuse settings that do not go with this kind of data."""
     batch_size = settings["batch_size"]
     if kind == _ARRAYS and not batch_size:
         raise InvalidError(
@@ -192,7 +192,7 @@ def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
         return
     if kind == _GENERATOR and settings["remainder"] == "repeat":
         raise InvalidError("shard: remainder ('repeat'): a generator cannot begin anew; use 'drop' or 'uneven'")
-    for name, default, instead in _WORDS.get(kind, ()):
+    for name, default, instead in _REFUSED.get(kind, ()):
         if settings[name] != default:
             raise InvalidError(f"shard: {name} ({settings[name]!r}): does not go with a {kind}; {instead}")
 
@@ -220,14 +220,14 @@ def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) ->
 
 
 def _evened_length(finite: list[int], remainder: str) -> int:
-    """Give the number that all ranks have of their own, -1 where each of them has infinitely many."""
+    """Give the number of its own elements that each rank uses; -1 where all have infinitely many."""
     if not finite:
         return -1
     return min(finite) if remainder == "drop" else max(finite)
 
 
 def _length(data: Any, count: bool) -> int | None:
-    """Give the number of elements: None where it is not known, -1 for infinitely many."""
+    """Give the number of elements: None where it is unknown, -1 for infinitely many."""
     import tensorflow as tf
 
     if is_py_dataset(data):
@@ -253,7 +253,7 @@ def _length(data: Any, count: bool) -> int | None:
 def _divided(
     data: Any, length: int | None, rank: int, size: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Give this rank's elements and their number, None where nobody knows, -1 for infinitely many."""
+    """Give this rank's elements and their number: None where it is unknown, -1 for infinitely many."""
     import numpy as np
     import tensorflow as tf
 
@@ -264,10 +264,10 @@ def _divided(
         assert length is not None
         order = np.random.default_rng(settings["seed"]).permutation(length) if settings["shuffle"] else None
         total = _total(length, size, remainder)
-        places = np.arange(rank, total, size) % max(length, 1)
-        places = places if order is None else order[places]
-        part = tf.nest.map_structure(lambda array: np.asarray(array)[places], data)
-        return tf.data.Dataset.from_tensor_slices(part), len(places)
+        rows = np.arange(rank, total, size) % max(length, 1)
+        rows = rows if order is None else order[rows]
+        part = tf.nest.map_structure(lambda array: np.asarray(array)[rows], data)
+        return tf.data.Dataset.from_tensor_slices(part), len(rows)
     if length is None:
         return _groups(data, rank, size, remainder), None
     if length < 0:
@@ -283,7 +283,7 @@ def _total(length: int, size: int, remainder: str) -> int:
 
 
 def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
-    """Divide a data set of unknown length: whole groups of one element for each rank."""
+    """Divide a data set of unknown length by groups of one for each rank; "drop" drops a smaller last group."""
     import tensorflow as tf
 
     if remainder == "uneven":
@@ -305,7 +305,7 @@ def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.d
 def _evened(
     data: Any, lengths: list[int | None], rank: int, settings: dict[str, Any]
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Give as many of this rank's own elements as the others have."""
+    """Give this rank's own elements, as many as the others use, and their number."""
     import tensorflow as tf
 
     part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
@@ -320,14 +320,14 @@ def _evened(
     return part.repeat().take(total), total
 
 
-def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], mixing: dict[str, int]) -> Any:
+def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
     import tensorflow as tf
 
     batch_size, steps = settings["batch_size"], settings["steps"]
-    if mixing:
-        part = part.shuffle(**mixing)
+    if shuffling:
+        part = part.shuffle(**shuffling)
     if steps is not None:
-        part = part.repeat()  # before the batches, which are then full ones in every step of every rank
+        part = part.repeat()  # before `batch`, so that all batches are full
     if batch_size is not None:
         part = part.batch(batch_size, drop_remainder=settings["drop_remainder"])
     if steps is not None:
@@ -342,8 +342,8 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
     return part.prefetch(tf.data.AUTOTUNE)
 
 
-def _mixing(data: Any, length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
-    """Give the arguments of a data set's shuffle; arrays are mixed as a whole."""
+def _shuffling(data: Any, length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
+    """Give the arguments of a data set's shuffle; the buffer holds all elements of arrays."""
     import tensorflow as tf
 
     shuffle = settings["shuffle"]
@@ -356,7 +356,7 @@ def _mixing(data: Any, length: int | None, rank: int, settings: dict[str, Any]) 
 
 
 def _tuples(data: Any) -> Any:
-    """Make lists of arrays tuples, and lists of numbers arrays: to TensorFlow each list is one array."""
+    """Make lists of arrays tuples, and lists of numbers arrays: TensorFlow takes each list for one array."""
     import numpy as np
     import tensorflow as tf
 
@@ -366,7 +366,7 @@ def _tuples(data: Any) -> Any:
         return data
     if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
         return np.asarray(data)
-    while data and data[-1] is None:  # as fit takes (x, y, None): no weights
+    while data and data[-1] is None:  # fit takes (x, y, None) for data without weights
         data = data[:-1]
     return tuple(map(_tuples, data))
 

@@ -1,4 +1,4 @@
-"""Data that come in batches: a rank's part of a `PyDataset` or a generator, and whether a `tf.data.Dataset` is one."""
+"""Data that come in batches: a rank's part of a `PyDataset` or a generator, and which data sets are in batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ _SINGLE = ("RangeDataset", "TensorSliceDataset")
 
 
 def is_batched(data: tf.data.Dataset) -> bool | None:
-    """Tell whether the elements of a data set are batches.
-
-    Args:
-        data: a data set; how it was made tells, or an element without dimensions.
+    """Tell whether the elements of a data set are batches, by how it was made, and by the shapes of its elements.
 
     Returns:
-        None where nobody can know, as behind `from_generator`.
+        None where neither tells, as after `from_generator`.
     """
     found = _made_of_batches(data)
     if found is None and any(spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if _has_rank(spec)):
@@ -41,36 +38,37 @@ def number_of_batches(data: Any) -> int:
 
 
 def part_of(data: Any, first: int, stride: int, number: int) -> Any:
-    """Give every so manieth batch of a `PyDataset` or `Sequence`, as one.
+    """Give a part of a `PyDataset` or `Sequence`: the batches first, first + stride, first + 2 * stride and so on.
 
     Args:
         data: the whole.
-        first: the place of the part's first batch.
-        stride: from one of its batches to the next.
-        number: of its batches in an epoch, -1 for infinitely many; the whole begins anew where it ends before.
+        first: the index of the part's first batch.
+        stride: the distance from one of its batches to the next.
+        number: the number of its batches in an epoch, -1 for infinitely many. After the last batch of the whole comes
+            its first again.
 
     Returns:
-        Of the same kind, with the same workers; the whole hears of the beginnings and ends of epochs.
+        An object of the same kind, with the same workers, which passes begins and ends of epochs on to the whole.
     """
     if isinstance(data, keras.utils.PyDataset):
         return PyDatasetPart(data, first, stride, number)
     return _sequence_part()(data, first, stride, number)
 
 
-def every(items: Iterator[Any], place: int, size: int, whole: bool) -> Iterator[Any]:
-    """Give one of each `size` items of a generator.
+def every(items: Iterator[Any], index: int, size: int, whole: bool) -> Iterator[Any]:
+    """Yield one of each group of items.
 
     Args:
-        items: read to its end.
-        place: of that one, from 0.
-        size: of a group.
-        whole: leave out the items that are no whole group, so that all ranks get equally many.
+        items: a generator, read to its end.
+        index: which item of a group, from 0.
+        size: the number of items in a group.
+        whole: drop the items of a last, smaller group, so that all ranks get equally many.
     """
     if not whole:
-        yield from itertools.islice(items, place, None, size)
+        yield from itertools.islice(items, index, None, size)
         return
     while len(group := list(itertools.islice(items, size))) == size:
-        yield group[place]
+        yield group[index]
 
 
 class _Part:
@@ -84,22 +82,15 @@ class _Part:
         return self._number
 
     def __getitem__(self, index: int) -> Any:
-        place = self._first + index * self._stride
-        return self._data[place if self._whole < 0 else place % self._whole]
+        index = self._first + index * self._stride
+        return self._data[index if self._whole < 0 else index % self._whole]
 
     def on_epoch_end(self) -> None:
         self._data.on_epoch_end()
 
 
 class PyDatasetPart(_Part, keras.utils.PyDataset):
-    """A rank's part of a `keras.utils.PyDataset`.
-
-    Args:
-        data: the whole.
-        first: as of `part_of`.
-        stride: as of `part_of`.
-        number: as of `part_of`.
-    """
+    """A rank's part of a `keras.utils.PyDataset`; the arguments are those of `part_of`."""
 
     def __init__(self, data: keras.utils.PyDataset, first: int, stride: int, number: int) -> None:
         super().__init__(
@@ -108,7 +99,7 @@ class PyDatasetPart(_Part, keras.utils.PyDataset):
         self._take(data, first, stride, number)
 
     def on_epoch_begin(self) -> None:
-        """Tell the whole."""
+        """Pass the begin of an epoch on to the whole."""
         self._data.on_epoch_begin()
 
     @property

@@ -16,11 +16,11 @@ from hvd_ext.tensorflow.collectives.single import allreduce
 
 @keras.saving.register_keras_serializable("hvd_ext")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """Normalizes with the mean and the variance of all ranks' batches together; all ranks train the layer in step.
+    """Normalizes with the mean and the variance of the joined batch of all ranks, which train the layer in step.
 
-    Each training step sums count, mean and mean of squares over the ranks, in one small allreduce per layer, and one
-    more in back-propagation. They travel and are joined in double precision, so that the result is that of the joined
-    batch also where a mean is large beside its deviation; ranks may have batches of unequal size, or masks. Moving
+    Each training step sums the count, the values and their squares over the ranks, in one small allreduce for each
+    layer, and one more in back-propagation. The sums are in double precision, so that the result is that of the joined
+    batch even where a mean is large beside its deviation; ranks may have batches of unequal size, or masks. Moving
     statistics are equal on all ranks. Inference does not communicate.
 
     A saved model loads with `import hvd_ext`; without it, as a plain layer of the same name (Keras finds a layer's
@@ -59,14 +59,14 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return config
 
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        # Keras' hook in every version of Keras 3: the moments of a training batch, [features] each
+        # every version of Keras 3 asks this method for the moments of a training batch, [features] each
         group = self._group()
         if process_sets.member(group, "SyncBatchNormalization").engine.size == 1:
             return super()._moments(inputs, mask)
         if inputs.dtype in (tf.float16, tf.bfloat16):
             inputs = tf.cast(inputs, tf.float32)
         own = _sums(inputs, mask, self._reduction_axes)
-        # named by the layer: default names count calls, and ranks may trace a layer at different times
+        # named after the layer: default names count calls, and ranks may trace a layer at different times
         everyone = allreduce(own, op=Sum, name=f"SyncBatchNormalization {self.moving_mean.path}", process_set=group)
         count = tf.maximum(everyone[2], 1.0)
         mean = everyone[0] / count
@@ -77,7 +77,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         given = self.process_set
         if given is None or isinstance(given, ProcessSet):
             return given
-        wanted = ProcessSet(given)  # the list of a configuration: the set of these ranks that has been added
+        wanted = ProcessSet(given)  # a list of ranks from a configuration: find the set of these ranks
         sets = [process_sets.global_process_set, *runtime.current().process_sets.values()]
         return next((one for one in sets if one.ranks == wanted.ranks), wanted)
 

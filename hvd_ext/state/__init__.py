@@ -1,8 +1,8 @@
-"""State that a rank keeps for itself between steps: who has some says so here, and checkpoints hold it.
+"""A register of the state that each rank has for itself between steps, so that checkpoints save it.
 
-What belongs to one rank alone - residuals, momenta of a compressor, the place of a reader - is never put among the
-optimizer's variables: those are equal on all ranks, and plain Keras must be able to read them.
-`hvd_ext.callbacks.Checkpoint` writes what is registered here into each rank's own file.
+State of one rank - residuals, velocities, the position of a reader - is never put among the optimizer's variables:
+those are equal on all ranks, and plain Keras must be able to read them. `hvd_ext.callbacks.Checkpoint` writes what is
+registered here into each rank's own file.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ Load = Callable[[dict[str, np.ndarray]], None]
 Everyone = Callable[[], Iterable[dict[str, np.ndarray]]]
 LoadAll = Callable[[dict[str, np.ndarray] | None, Everyone], None]
 
-# owner -> how to get its state and how to set it; each a function that gives the function, or None when it is gone
+# owner -> how to find its function `save` and its function `load`: each gives the function, or None when it is gone
 _owners: dict[str, tuple[Callable[[], Save | None], Callable[[], Load | LoadAll | None]]] = {}
-# those whose second function is a LoadAll
+# the owners whose second function is a LoadAll
 _of_all: set[str] = set()
-# what was restored before its owner was there: its own, or None, and what all ranks had
+# owner -> state that was restored before the owner was registered: this rank's, or None, and that of all ranks
 _waiting: dict[str, tuple[dict[str, np.ndarray] | None, Everyone]] = {}
 
 
 def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: LoadAll | None = None) -> None:
     """Make the state of an owner part of every checkpoint from now on.
 
-    An owner that registers after a checkpoint was restored gets its part of it at once, by `load`. Methods of an object
-    do not keep it alive: when the object is gone, so is its entry.
+    If a checkpoint was restored before, the owner gets its part of it at once, by `load`. Methods of an object do not
+    keep it alive: when the object is gone, so is its entry.
 
     Args:
         owner_key: names the owner; the same in the job that resumes.
-        save: gives a copy of the state, arrays of numbers, booleans or text by name.
+        save: gives a copy of the state: arrays of numbers, booleans or text by name.
         load: takes what `save` gave in an earlier job of as many ranks.
-        load_all: in place of load, for state that can be divided among another number of ranks: takes this rank's own
-            (None where there was no such rank), and a function that gives what every rank of the earlier job saved, by
-            rank, which raises a `CheckpointError` where that cannot be read. All ranks call it at the same time.
+        load_all: in place of load, for state that can be divided among another number of ranks. It takes this rank's
+            state (None where the earlier job had no such rank), and a function that gives the states of all ranks of
+            the earlier job, by rank, and raises a `CheckpointError` if they cannot be read. All ranks call it at the
+            same time.
 
     Raises:
         InvalidError: the key is no text or is taken, or `save` or `load` cannot be called.
@@ -73,13 +74,13 @@ def unregister(owner_key: str) -> None:
 
 
 def collect() -> dict[str, dict[str, np.ndarray]]:
-    """Take the state of all owners that are alive.
+    """Copy the state of all owners that are alive.
 
     Returns:
         The arrays by owner and name.
 
     Raises:
-        InvalidError: an owner gave something other than arrays by name; the message says which.
+        InvalidError: an owner's `save` gave something other than arrays by name; the message names the owner.
     """
     collected = {}
     for owner in list(_owners):
@@ -93,15 +94,16 @@ def restore(
     states: Mapping[str, dict[str, np.ndarray]],
     saved: Mapping[str, Everyone] | None = None,
 ) -> tuple[str, ...]:
-    """Give all owners their state; what belongs to nobody yet waits for its owner's `register`.
+    """Give all owners their state; the state of an owner that is not registered yet waits until it is.
+
+    State that still waits from an earlier call is dropped.
 
     Args:
-        states: from `collect`, this rank's own; nothing where the job had another number of ranks. What waited before
-            is forgotten.
-        saved: for each owner of any rank what gives all ranks' states; None where there is no such thing.
+        states: what `collect` gave on this rank; empty where the job had another number of ranks.
+        saved: by owner, a function that gives the states of all ranks; None for no such functions.
 
     Returns:
-        The owners that got nothing: they are not there yet, or cannot do with the states of another number of ranks.
+        The owners that got nothing: they are not registered yet, or have no load_all for another number of ranks.
     """
     _waiting.clear()
     left = []
@@ -117,16 +119,16 @@ def restore(
 
 
 def unclaimed() -> dict[str, tuple[str, ...]]:
-    """Tell what was restored and still waits for its owner.
+    """List the state that was restored and still waits for its owner.
 
     Returns:
-        The names of the arrays, by owner; none where only other ranks' states are known.
+        The names of the arrays, by owner; no names where only other ranks have saved arrays for it.
     """
     return {owner: tuple(own or ()) for owner, (own, _) in _waiting.items()}
 
 
 def forget_unclaimed() -> None:
-    """Drop what was restored and still waits for its owner."""
+    """Drop the state that was restored and still waits for its owner."""
     _waiting.clear()
 
 

@@ -1,4 +1,4 @@
-"""Arrays by section and name in one file, without pickle: reading a file runs nothing that is in it."""
+"""Arrays by section and name in one file, without pickle: reading a file runs no code from it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvd_ext.errors import CheckpointError
 
 Sections = dict[str, dict[str, np.ndarray]]
 
-# The entry that says what the others are: [section, name, dtype, shape] for "0", "1", ...
+# The entry that describes the entries "0", "1", ...: [section, name, dtype, shape] for each.
 _INDEX = "index"
 
 
 def write(file: BinaryIO, sections: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Write arrays into a file, as the bytes that they are: every dtype comes back, bfloat16 too.
+    """Write arrays into a file as their bytes, so that every dtype comes back, bfloat16 too.
 
     Args:
         file: open for writing.
@@ -46,20 +46,20 @@ def read(file: BinaryIO) -> Sections:
         The arrays by section and name, writable.
 
     Raises:
-        CheckpointError: it is no such file.
+        CheckpointError: the file was not written by `write`, or is damaged.
     """
     try:
         with np.load(file, allow_pickle=False) as entries:
             index = json.loads(entries[_INDEX].tobytes())
             sections: Sections = {section: {} for section in index["sections"]}
-            for place, (section, name, dtype, shape) in enumerate(index["arrays"]):
-                flat = np.frombuffer(bytearray(entries[str(place)].tobytes()), np.dtype(dtype))
+            for number, (section, name, dtype, shape) in enumerate(index["arrays"]):
+                flat = np.frombuffer(bytearray(entries[str(number)].tobytes()), np.dtype(dtype))
                 sections[section][name] = flat.reshape(shape)
-    except Exception as error:  # NumPy, zip and JSON each have their own for a file that is not theirs
+    except Exception as error:  # NumPy, zip and JSON raise different ones for a file that is not theirs
         raise CheckpointError(f"no file of a rank's state: {type(error).__name__}: {error}") from error
     return sections
 
 
 def _dtype_text(dtype: np.dtype) -> str:
-    # NumPy shows dtypes that others have added (bfloat16) as raw bytes; their names bring them back
+    # NumPy's code for a dtype that another library has added (bfloat16) means raw bytes; its name means the dtype
     return dtype.name if dtype.kind == "V" else dtype.str

@@ -1,10 +1,11 @@
-"""The folders of checkpoints: written under another name, renamed when whole, old ones removed after that.
+"""The folders of checkpoints.
 
-    <directory>/checkpoint-000007/    complete
-    <directory>/.writing-...          being written, or left by a job that died meanwhile
+    <directory>/checkpoint-000007/    a complete checkpoint
+    <directory>/.writing-...          one that is being written, or was when its job died
     <directory>/newest.txt            the name of the newest, for people and scripts
 
-A rename is atomic within a file system, so that a folder of the first kind is there whole or not at all.
+A checkpoint is written into a folder of the second kind, and renamed when it is complete; then old ones are removed. A
+rename is atomic within a file system, so a folder of the first kind is complete or not there.
 """
 
 from __future__ import annotations
@@ -28,20 +29,18 @@ _MARK = ".disk-"
 
 
 def path_of(directory: Path, serial: int) -> Path:
-    """Give the folder of a checkpoint.
-
-    Args:
-        directory: of all checkpoints of a job.
-        serial: the checkpoint's number.
-    """
+    """Give the folder of the checkpoint with this number."""
     return directory / f"checkpoint-{serial:06d}"
 
 
 def serials(directory: Path) -> list[int]:
-    """List the numbers of the checkpoints in a directory, the newest first; whether they are whole is not looked at.
+    """List the numbers of the checkpoints in a directory, the newest first, without checking that they are complete.
+
+    Returns:
+        The numbers; none where there is no such directory.
 
     Raises:
-        OSError: the directory cannot be read; one that is not there has none.
+        OSError: the directory cannot be read.
     """
     try:
         names = os.listdir(directory)
@@ -51,7 +50,7 @@ def serials(directory: Path) -> list[int]:
 
 
 def newest(directory: str | os.PathLike[str]) -> Path | None:
-    """Find the newest checkpoint whose model is whole; it needs no other rank, and may run in any program.
+    """Find the newest checkpoint whose model's file is complete; any program may call it, without other ranks.
 
     The folder has `model.keras` for `keras.models.load_model`, or `model.weights.h5` for `model.load_weights`.
 
@@ -59,7 +58,7 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
         directory: as given to `hvd_ext.callbacks.Checkpoint`.
 
     Returns:
-        Its folder; None where there is none.
+        The checkpoint's folder, or None.
 
     Raises:
         OSError: the directory cannot be read.
@@ -76,7 +75,7 @@ def newest(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def prepare(directory: Path, mark: str) -> None:
-    """Make the directory, and put a mark into it by which ranks see that they share it.
+    """Make the directory, and an empty file in it by which other ranks see that they share it.
 
     Raises:
         OSError: it cannot be made or written to.
@@ -96,25 +95,25 @@ def unmark(directory: Path, mark: str) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Remove what jobs that died while they wrote have left."""
+    """Remove the folders of jobs that died while they wrote."""
     for path in directory.glob(_WRITING + "*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def writing(directory: Path, serial: int, id: str) -> Path:
-    """Give the folder in which a checkpoint is written; it is not made."""
+    """Name the folder into which a checkpoint is written."""
     return directory / f"{_WRITING}{serial:06d}-{id}"
 
 
 def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
-    """Write a file, to the disk; then read it again.
+    """Write a file, flush it to the disk, and read it again.
 
     Args:
         path: the file.
         writer: writes into the open file.
 
     Returns:
-        Its description.
+        What was read: its name, size and digest.
 
     Raises:
         OSError: the disk is full, or does not work.
@@ -125,7 +124,7 @@ def write(path: Path, writer: Callable[[BinaryIO], None]) -> File:
 
 
 def settle(path: Path) -> File:
-    """See that a file has reached the disk; then read it again and describe it.
+    """Flush a file to the disk, and read it again; see `write`.
 
     Raises:
         OSError: the disk does not work.
@@ -139,13 +138,13 @@ def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> 
 
     Args:
         directory: of all checkpoints.
-        written: from `begin`.
-        serial: its number.
-        manifest: what is in it.
+        written: the folder that `writing` has named.
+        serial: the checkpoint's number.
+        manifest: names its files.
 
     Raises:
         OSError: the disk is full, or does not work.
-        CheckpointError: what was written cannot be read again.
+        CheckpointError: the manifest cannot be read again.
     """
     (written / manifests.FILE).write_text(manifest.text(), encoding="utf-8")
     _sync(written / manifests.FILE)
@@ -166,21 +165,21 @@ def prune(directory: Path, keep: int) -> None:
 
     Args:
         directory: of all checkpoints.
-        keep: so many of those that have a manifest stay, the newest.
+        keep: the number of checkpoints with a manifest that stay, the newest.
 
     Raises:
         OSError: one cannot be removed.
     """
-    kept = 0
+    seen = 0
     for serial in serials(directory):
         folder = path_of(directory, serial)
-        if kept >= keep:
-            # without its name first: a removal that is cut short leaves no torn checkpoint behind
+        if seen >= keep:
+            # renamed first: if the removal is cut short, no incomplete checkpoint is left
             doomed = directory / f"{_WRITING}old-{serial:06d}"
             folder.rename(doomed)
             shutil.rmtree(doomed)
         else:
-            kept += (folder / manifests.FILE).exists()
+            seen += (folder / manifests.FILE).exists()
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: where training stood, and what files there must be, with sizes and digests."""
+"""The manifest of a checkpoint: how far training was, and which files there must be, with sizes and digests."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Manifest(BaseModel):
         reason: why it was saved.
         created: date and time, ISO 8601, UTC.
         epoch: the epoch to go on with, from 0.
-        step: how many batches of it are done.
+        step: the number of its batches that are done.
         ranks: the number of ranks.
         hosts: the number of ranks on each host, in the order of the hosts' first ranks.
         versions: of hvd_ext, Python, NumPy, TensorFlow and Keras.
         variables: path, dtype and shape of the variables of the model and of its optimizers.
-        own: the paths of those that some rank has otherwise than rank 0.
+        own: the paths of those variables of which some rank has other values than rank 0.
         states: the owners in `hvd_ext.state`, of all ranks.
         model: the name of the model's file.
-        files: every file, of all ranks; a rank's disk need not have those of the others.
+        files: the files of all ranks; a rank's disk need not have those of the others.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -75,14 +75,14 @@ def rank_file(rank: int) -> str:
 
 
 def parse(text: str, subject: str) -> Manifest:
-    """Read a manifest's text.
+    """Read a manifest from JSON.
 
     Args:
-        text: JSON.
+        text: the JSON.
         subject: begins the message of an error.
 
     Raises:
-        CheckpointError: it is not a manifest, or one of a later version.
+        CheckpointError: the text is no manifest, or one of a later version.
     """
     try:
         return Manifest.model_validate_json(text)
@@ -96,7 +96,7 @@ def read(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint's folder.
 
     Raises:
-        CheckpointError: it is not there, or not whole.
+        CheckpointError: it is missing or damaged.
     """
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
@@ -124,12 +124,12 @@ def check(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """Read files of a checkpoint, and compare them with the manifest.
 
     Args:
-        folder: the checkpoint's.
-        manifest: what must be there.
-        names: the files to read.
+        folder: of the checkpoint.
+        manifest: of the checkpoint.
+        names: of the files to read.
 
     Raises:
-        CheckpointError: one is missing, or differs from what was written.
+        CheckpointError: a file is missing, or differs from what was written.
     """
     entries = {entry.name: entry for entry in manifest.files}
     for name in names:

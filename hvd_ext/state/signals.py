@@ -1,4 +1,4 @@
-"""Signals that ask a job to end: noted, so that training can save at the next step's end and stop by itself."""
+"""Signals that ask a job to end: a handler notes them, so that training can save after the step and stop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,10 @@ from hvd_ext.errors import InvalidError
 
 
 def check(names: Sequence[str]) -> tuple[str, ...]:
-    """Check the names of signals.
-
-    Args:
-        names: such as "SIGTERM".
-
-    Returns:
-        The names.
+    """Check names of signals, such as "SIGTERM", and give them back.
 
     Raises:
-        InvalidError: it is no such name, or a signal that no program can take.
+        InvalidError: a name is not that of a signal, or of one that no program can take.
     """
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InvalidError(f"signals ({names!r}): must be a sequence of names, such as ('SIGTERM', 'SIGUSR1')")
@@ -35,15 +29,15 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Watch:
-    """Notes signals from `start` to `stop`."""
+    """Notes signals between `start` and `stop`."""
 
     def __init__(self, names: Sequence[str], running: Callable[[FrameType | None], bool]) -> None:
-        """Watch these signals from `start` on.
+        """Take the names of the signals.
 
         Args:
             names: of the signals.
-            running: tells, from the frame in which a signal came, whether what looks at `seen` still runs. Training
-                that has ended by an exception has not called `stop`, and a signal must then end the process.
+            running: tells, from the frame in which a signal came, whether the code that looks at `seen` still runs.
+                Training that has ended by an exception has not called `stop`, and a signal must then end the process.
         """
         self.names = tuple(names)
         self.seen: str | None = None
@@ -51,10 +45,10 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def start(self) -> bool:
-        """Begin to note.
+        """Begin to note the signals.
 
         Returns:
-            Whether it could: Python lets only the main thread take signals.
+            False where it cannot, because Python lets only the main thread take signals.
         """
         self.seen = None
         if threading.current_thread() is not threading.main_thread():
@@ -66,15 +60,15 @@ class Watch:
         return True
 
     def stop(self) -> None:
-        """Let signals do again what they did before."""
+        """Give the signals their former handlers back."""
         for number in list(self._before):
             before = self._before.pop(number)
-            # None: a handler that was not made in Python, which Python cannot put back
+            # None stands for a handler that was not made in Python, and that Python cannot restore
             signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._running(frame):
-            # a launcher and a scheduler may both send it: the second says nothing new
+            # a launcher and a scheduler may both send it; the first one counts
             self.seen = self.seen or signal.Signals(number).name
         else:
             self.stop()

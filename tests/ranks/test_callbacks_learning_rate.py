@@ -122,7 +122,7 @@ def test_velocities_are_scaled_in_place(optimizer: Any, slots: str) -> None:
         slot.assign(value)
     others = [value for value in ours.variables if not any(value is slot for slot in getattr(ours, slots))]
     kept = values(others)
-    from hvd_ext.keras.callbacks.momentum import Velocities
+    from hvd_ext.keras.callbacks.velocities import Velocities
 
     velocities = Velocities(ours)
     for ratio in (0.5, 4.0):

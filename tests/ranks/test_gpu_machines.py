@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.keras.optimizers import jit
+from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow import devices
 
 
@@ -71,10 +71,10 @@ def test_jit_compile_that_a_user_asks_for_is_refused_in_words_and_the_next_step_
 
 
 def test_watching_twice_changes_nothing(gpu: None) -> None:
-    jit.watch()
-    jit.watch()
+    models.watch(keras.Model)
+    models.watch(keras.Model)
     assert not compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))).jit_compile
-    assert not jit.communicates(None) and not jit.communicates(keras.optimizers.SGD(0.1))
+    assert not models.wrapped(None) and not models.wrapped(keras.optimizers.SGD(0.1))
 
 
 def test_without_gpus_there_is_nothing_to_pin() -> None:

@@ -318,7 +318,7 @@ def test_a_script_that_resumes_from_checkpoints_of_rank_0(
 
 @pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])
 def test_velocities_of_legacy_optimizers_follow_the_learning_rate(kind: Any) -> None:
-    from hvd_ext.keras.callbacks.momentum import Velocities
+    from hvd_ext.keras.callbacks.velocities import Velocities
 
     variable, other = tf.Variable([8.0]), tf.Variable([8.0, 4.0])
     optimizer = hvd.DistributedOptimizer(kind(0.5, momentum=0.5))

@@ -1,17 +1,17 @@
-"""Callbacks for `fit`: Horovod's, on Keras 3, and what makes Keras' own right on several ranks.
+"""Callbacks for `fit` on several ranks: those of Horovod, checkpoints, and what keeps Keras' own callbacks in step.
 
-`synchronized([...])` makes a whole list right; docs/training.md tells which faults it prevents.
+`synchronized([...])` prepares a whole list of callbacks; docs/training.md tells which faults it prevents.
 """
 
 from __future__ import annotations
 
 from hvd_ext.keras.callbacks.best import BestModelCheckpoint
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.callback_list import synchronized
 from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metrics
 from hvd_ext.keras.callbacks.progress import verbose
 from hvd_ext.keras.callbacks.stopping import StopTogether
-from hvd_ext.keras.callbacks.together import synchronized
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the callbacks share: a base class that Keras 2 takes too, the model's optimizers, and two refusals."""
+"""What the callbacks share: a base class that Keras 2 takes too, the slots of both Keras, and two refusals."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import keras
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 from hvd_ext.job.process_sets import global_process_set
-from hvd_ext.keras.optimizers.distributed import Distributed
+from hvd_ext.keras.optimizers import models
 
 
 class Callback(keras.callbacks.Callback):
     """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well.
 
     Attributes:
-        works_on_batches: whether it has something to do before or after a training step.
+        works_on_batches: whether it does something before or after a training step.
     """
 
     works_on_batches = False
 
-    # The three questions that a list of callbacks asks each of its members in Keras 2.
+    # Keras 2 asks these three questions of each callback in its list.
 
     def _implements_train_batch_hooks(self) -> bool:
         return self.works_on_batches
@@ -35,44 +35,14 @@ class Callback(keras.callbacks.Callback):
         return False
 
 
-def optimizers(model: Any) -> list[Any]:
-    """List the model's optimizers: the compiled one, and those that a training step of one's own keeps as attributes.
-
-    Args:
-        model: of Keras 3 or Keras 2.
-
-    Returns:
-        Each optimizer once.
-    """
-    found: dict[int, Any] = {}
-    for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        if _is_optimizer(value):
-            found.setdefault(id(value), value)
-    return list(found.values())
-
-
 def variables(optimizer: Any) -> list[Any]:
-    """List an optimizer's variables; in Keras 2 some have a method for it.
-
-    Args:
-        optimizer: of Keras 3 or Keras 2.
-
-    Returns:
-        Its variables, in the optimizer's order.
-    """
+    """List the variables of an optimizer of Keras 3 or Keras 2; some of Keras 2 have a method for it."""
     own = optimizer.variables
     return list(own() if callable(own) and not isinstance(own, list) else own)
 
 
 def is_built(optimizer: Any) -> bool:
-    """Tell whether an optimizer has its slots.
-
-    Args:
-        optimizer: of Keras 3 or Keras 2.
-
-    Returns:
-        Whether it has.
-    """
+    """Tell whether an optimizer of Keras 3 or Keras 2 has its slots."""
     if _is_legacy(optimizer):
         return bool(getattr(optimizer, "inner_optimizer", optimizer)._hypers_created)
     built = getattr(optimizer, "built", None)
@@ -80,12 +50,7 @@ def is_built(optimizer: Any) -> bool:
 
 
 def build(optimizer: Any, trained: Any) -> None:
-    """Give an optimizer its slots.
-
-    Args:
-        optimizer: of Keras 3 or Keras 2.
-        trained: the variables that it will train.
-    """
+    """Give an optimizer of Keras 3 or Keras 2 its slots, for the variables that it will train."""
     if _is_legacy(optimizer):
         optimizer._create_all_weights(trained)
     else:
@@ -97,46 +62,35 @@ def _is_legacy(optimizer: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value of the logs can be averaged.
-
-    Args:
-        value: anything that a training step returns.
-
-    Returns:
-        Whether it is a real number, or a tensor or array without dimensions.
-    """
+    """Tell whether a value of the logs can be averaged: a real number, or a tensor or array without dimensions."""
     if isinstance(value, numbers.Number):
         return not isinstance(value, complex)
     return getattr(value, "shape", None) == () and hasattr(value, "dtype")
 
 
 def trains_together(model: Any) -> bool:
-    """Tell whether each of the model's steps is one step of all ranks: Keras' own training step, a wrapped optimizer.
-
-    Args:
-        model: with the optimizer that it trains with.
+    """Tell whether each step of a compiled model is one step of all ranks.
 
     Returns:
-        Whether it is; False where nobody can know, and where only some ranks train together.
+        True for Keras' own training step with an optimizer that is wrapped for all ranks. False where a training step
+        of the user's own may do anything, and where only some ranks train together.
     """
     return _trains_by_itself(model) and any(
-        one._hvd_ext_reducer.options.process_set in (None, global_process_set) for one in _wrapped(model)
+        one._hvd_ext_reducer.options.process_set in (None, global_process_set)
+        for one in models.wrapped(model.optimizer)
     )
 
 
 def refuse_plain(model: Any) -> None:
-    """Refuse Keras' own training step with an optimizer that is not wrapped: each rank would train alone.
+    """Refuse a compiled model that has Keras' own training step and a plain optimizer: each rank would train alone.
 
     A model whose weights are all frozen trains nothing, and is not refused.
-
-    Args:
-        model: with the optimizer that it will train with.
 
     Raises:
         InvalidError: the optimizer is not wrapped, and there are several ranks.
     """
     frozen = model.built and not model.trainable_variables
-    if size() > 1 and _trains_by_itself(model) and not _wrapped(model) and not frozen:
+    if size() > 1 and _trains_by_itself(model) and not models.wrapped(model.optimizer) and not frozen:
         raise InvalidError(
             f"optimizer {model.optimizer.name!r}: it is not wrapped, so each rank would train alone; loaded, cloned "
             "and copied models have plain optimizers: model.optimizer = hvd_ext.DistributedOptimizer(model.optimizer)"
@@ -144,13 +98,7 @@ def refuse_plain(model: Any) -> None:
 
 
 def check_rank(root_rank: Any) -> int:
-    """Check that an argument may be a rank.
-
-    Args:
-        root_rank: what the user gave.
-
-    Returns:
-        The same number.
+    """Check the argument root_rank, and give it back.
 
     Raises:
         InvalidError: it is no whole number from 0.
@@ -160,19 +108,7 @@ def check_rank(root_rank: Any) -> int:
     return root_rank
 
 
-def _is_optimizer(value: Any) -> bool:
-    if isinstance(value, keras.optimizers.Optimizer):
-        return True
-    return type(value).__module__.startswith(("tf_keras", "keras.")) and hasattr(value, "apply_gradients")
-
-
 def _trains_by_itself(model: Any) -> bool:
-    """Tell whether a model has an optimizer and the training step that Keras gave it."""
+    """Tell whether a model has an optimizer, and Keras' own training step."""
     theirs = [module.Model.train_step for module in (keras, sys.modules.get("tf_keras")) if module is not None]
     return getattr(model, "optimizer", None) is not None and type(model).train_step in theirs
-
-
-def _wrapped(model: Any) -> list[Distributed]:
-    optimizer = model.optimizer
-    candidates = (optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ()))
-    return [candidate for candidate in candidates if isinstance(candidate, Distributed)]

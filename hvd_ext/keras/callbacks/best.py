@@ -1,4 +1,4 @@
-"""The best model so far, saved once."""
+"""`BestModelCheckpoint`: rank 0 saves the best model so far."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hvd_ext.keras.callbacks import base
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the model whenever a metric is better than ever, on rank 0 only.
+    """Saves the model on rank 0 whenever a metric is better than ever before.
 
     Put it behind `MetricAverageCallback`, so that the metric is that of all ranks.
 
     Args:
         monitor: the metric's name in the logs.
-        verbose: 1 to say when the model is saved.
-        save_weights_only: the weights instead of the model.
+        verbose: 1: print a line when the model is saved.
+        save_weights_only: save the weights, not the model.
         mode: "min", "max" or "auto".
         save_freq: "epoch", or a number of batches.
-        filepath: a file ending in ".keras", or ".weights.h5" with save_weights_only. Horovod's has no such argument: as
-            there, the attribute `filepath` may be set before `fit` instead.
+        filepath: a file ending in ".keras", or ".weights.h5" with save_weights_only. In Horovod there is no such
+            argument: there and here the attribute `filepath` may be set before `fit`.
 
     Raises:
         InvalidError: when `fit` begins, there is no file path.
@@ -40,7 +40,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         *,
         filepath: str | os.PathLike[str] | None = None,
     ) -> None:
-        # Keras checks the path when it makes the callback, Horovod's users set it later
+        # Keras checks the path here, and users of Horovod set it later
         placeholder = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(
             placeholder if filepath is None else filepath,
@@ -55,7 +55,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             self.filepath: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See that the ranks train together, and that there is a path."""
+        """Check that the ranks train together, and that there is a path."""
         base.refuse_plain(self.model)
         if self.filepath is None:
             raise InvalidError(
@@ -65,11 +65,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save on rank 0, where save_freq says so."""
+        """Save on rank 0, if save_freq says so."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save on rank 0, where the metric is better than ever."""
+        """Save on rank 0, if the metric is better than before."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)

@@ -1,4 +1,4 @@
-"""Equal variables at the start of `fit`."""
+"""Equal variables on all ranks when `fit` begins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
+from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -19,18 +20,18 @@ _NAME = "BroadcastGlobalVariablesCallback"
 class BroadcastGlobalVariablesCallback(base.Callback):
     """Gives all ranks the variables of one rank when `fit` begins: the model's weights and the optimizers' variables.
 
-    What exists when training begins is sent before the first step; what the first batch builds is sent after it. Seed
-    generators keep their own state, so that dropout differs from rank to rank; metrics are not sent. Where Keras shows
-    a progress bar without being asked for `verbose=2`, only rank 0 keeps it.
+    Variables that exist when training begins are sent before the first step; those that the first batch makes are sent
+    after it. Seed generators keep their own state, so that dropout differs from rank to rank; metrics are not sent.
+    Unless `fit` is called with verbose=2, only rank 0 shows a progress bar.
 
     Args:
         root_rank: the rank whose values all get.
         device: accepted for Horovod's sake; it changes nothing.
-        local_variables: a variable, or several, that each rank keeps to itself; their slots in the optimizer too.
+        local_variables: one variable or several that are not sent, and neither are their slots in the optimizer.
 
     Raises:
         InvalidError: there is no such rank; local_variables are no variables; or, when `fit` begins, the ranks have
-            unequal numbers of steps in an epoch, so that some would wait for the others for ever.
+            unequal numbers of steps in an epoch, so that some would wait for ever.
     """
 
     works_on_batches = True
@@ -45,7 +46,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             self.register_local_var(variable)
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep a variable out of the broadcast: each rank has its own.
+        """Keep a variable out of the broadcast.
 
         Args:
             variable: of Keras or TensorFlow.
@@ -55,19 +56,19 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         """
         if not hasattr(variable, "assign"):
             raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
-        self._local[id(variable)] = variable  # kept: an id is only good while its object lives
+        self._local[id(variable)] = variable  # the object too: its id is good only as long as it lives
 
     def set_params(self, params: dict[str, Any] | None) -> None:
-        """Take the parameters of `fit`; on ranks other than 0 its bar is switched off in them."""
+        """Take the parameters of `fit`; on ranks other than 0, switch its bar off in them."""
         one_bar(params)
         super().set_params(params)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Send what exists on all ranks."""
+        """Send the variables that all ranks have."""
         if self.root_rank >= size():
             raise InvalidError(f"root_rank ({self.root_rank}): must be below the number of ranks, {size()}")
         base.refuse_plain(self.model)
-        optimizers = base.optimizers(self.model)
+        optimizers = models.optimizers(self.model)
         self._announce(not self._done)
         weights = self._weights()
         steps = self.params.get("steps") if base.trains_together(self.model) else None
@@ -77,7 +78,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         if self._done:
             return
         if any((count, len(built)) != (len(weights), len(optimizers)) for count, built, _ in ranks):
-            return  # some rank has built or loaded the model and another has not: after the first batch all have
+            return  # some ranks have not built the model yet; after the first batch all have
         self._send(weights)
         for optimizer, *built in zip(optimizers, *(flags for _, flags, _ in ranks), strict=True):
             if built[self.root_rank][0] and optimizer is self.model.optimizer:
@@ -88,22 +89,22 @@ class BroadcastGlobalVariablesCallback(base.Callback):
                 self._send(self._slots(optimizer))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """After the first batch, send what it has built."""
+        """After the first batch, send the variables that it has made."""
         if self._done:
             return
         self._done = True
         self._announce(False)
         late = [weight for weight in self._weights() if id(weight) not in self._sent]
         self._send(late)
-        for optimizer in base.optimizers(self.model):
+        for optimizer in models.optimizers(self.model):
             slots = self._slots(optimizer)
-            # slots that the first step made from unequal weights may be unequal too
+            # slots that the first step has made from unequal weights may be unequal too
             if late or any(id(variable) not in self._sent for variable in slots):
                 self._send(slots)
 
     def _announce(self, follows: bool) -> None:
-        """Tell the optimizers whether the weights may still be unequal, and are equal after the batch that comes."""
-        for optimizer in base.optimizers(self.model):
+        """Tell the optimizers whether a broadcast follows the coming batch: until then the weights may be unequal."""
+        for optimizer in models.optimizers(self.model):
             reducer = getattr(optimizer, "_hvd_ext_reducer", None)
             if isinstance(reducer, Reducer):
                 reducer.broadcast_follows = follows
@@ -120,14 +121,14 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         ids = {id(variable) for variable in own}
         trained = list(getattr(optimizer, "_trainable_variables", ()))
         local = {index for index, variable in enumerate(trained) if id(variable) in self._local}
-        # what a rank has added up since the last update is its own, and is averaged in the next
+        # gradients that a rank has accumulated since the last update are its own: the next update averages them
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        kept = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
-        # an optimizer keeps its slots in lists, in the order of the variables it trains
+        own_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+        # an optimizer has its slots in lists, in the order of the variables that it trains
         for slots in vars(optimizer).values() if local else ():
             if isinstance(slots, list) and len(slots) == len(trained):
-                kept |= {id(slots[index]) for index in local} & ids
-        return [variable for variable in own if id(variable) not in kept]
+                own_slots |= {id(slots[index]) for index in local} & ids
+        return [variable for variable in own if id(variable) not in own_slots]
 
     def _send(self, variables: list[Any]) -> None:
         if variables:
@@ -136,10 +137,10 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
 
 def check_steps(ranks: list[int | None]) -> None:
-    """Check that all ranks that know their number of steps have the same.
+    """Check that all ranks have the same number of steps, as far as they know it.
 
     Args:
-        ranks: steps in an epoch, by rank; None where a rank cannot know.
+        ranks: steps in an epoch, by rank; None where a rank does not know.
 
     Raises:
         InvalidError: two ranks differ; the message names them.

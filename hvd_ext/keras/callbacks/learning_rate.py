@@ -7,12 +7,12 @@ from typing import Any
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank, size
-from hvd_ext.keras.callbacks import base, momentum
+from hvd_ext.keras.callbacks import base, velocities
 from hvd_ext.keras.optimizers.learning_rate import check_settable
 
 
 class LearningRateScheduleCallback(base.Callback):
-    """Sets the learning rate to `initial_lr * multiplier(epoch)` from one epoch to another.
+    """Sets the learning rate to `initial_lr * multiplier(epoch)`, between two epochs.
 
     With steps_per_execution above 1, a rate holds for that many steps. Each epoch's logs get the rate as `lr`.
 
@@ -20,11 +20,11 @@ class LearningRateScheduleCallback(base.Callback):
         initial_lr: the rate that the multiplier is applied to.
         multiplier: a function of the epoch; or a number m, for m ** (epoch - start_epoch).
         start_epoch: the first epoch in which the rate is set, from 0.
-        end_epoch: the epoch before which that ends; None: never.
-        staircase: True: once in an epoch, and the multiplier gets whole numbers; False: before every step, and it gets
-            epoch + batch / steps_per_epoch.
-        momentum_correction: with SGD's and RMSprop's momentum, whose velocities contain the rates of steps gone by,
-            scale the velocities by new rate / old rate (Goyal et al. 2017, section 3, remark 2).
+        end_epoch: the first epoch in which the rate is no longer set; None: there is none.
+        staircase: True: the rate is set once in an epoch, and the multiplier gets whole numbers; False: it is set
+            before every step, and the multiplier gets epoch + batch / steps_per_epoch.
+        momentum_correction: scale the velocities of SGD and RMSprop, which contain the rates of earlier steps, by new
+            rate / old rate (Goyal et al. 2017, section 3, remark 2).
         steps_per_epoch: training steps of one rank in an epoch; None: as Keras knows it. Needed with staircase=False.
 
     Raises:
@@ -59,13 +59,13 @@ class LearningRateScheduleCallback(base.Callback):
         self.steps_per_epoch = steps_per_epoch
         self.multiplier = multiplier if callable(multiplier) else _powers(float(multiplier), start_epoch)
         self._epoch = 0
-        self._velocities: momentum.Velocities | None = None
+        self._velocities: velocities.Velocities | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """See that the ranks train together, that the rate can be set, and how many steps an epoch has."""
         base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
-        self._velocities = momentum.Velocities(optimizer) if self.momentum_correction else None
+        self._velocities = velocities.Velocities(optimizer) if self.momentum_correction else None
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -79,7 +79,7 @@ class LearningRateScheduleCallback(base.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set the rate, where it is time to."""
+        """Set the rate, if it is time to."""
         if self._epoch < self.start_epoch or (self.end_epoch is not None and self._epoch >= self.end_epoch):
             return
         if not self.staircase:
@@ -112,10 +112,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     Args:
         initial_lr: the rate at the end of the warm-up: usually that of one rank times the number of ranks, see
             `hvd_ext.scale_learning_rate`.
-        warmup_epochs: over so many epochs; 0: none.
+        warmup_epochs: the length of the warm-up; 0: none.
         momentum_correction: see `LearningRateScheduleCallback`.
         steps_per_epoch: see `LearningRateScheduleCallback`.
-        verbose: 1 to say on rank 0 when the warm-up has ended.
+        verbose: 1: rank 0 prints a line when the warm-up has ended.
 
     Raises:
         InvalidError: see `LearningRateScheduleCallback`.

@@ -21,10 +21,11 @@ class MetricAverageCallback(base.Callback):
     Put it in front of callbacks that read metrics (checkpoints, early stopping), so that all ranks see the same numbers
     and take the same decisions. A metric that some ranks do not have (validation on one rank only) is left alone.
 
-    An average of averages is wrong where ranks have unequal numbers of samples, and it never was the AUC or the
-    precision of all samples. With exact=True the sums that Keras' metrics keep are added over the ranks, and each
-    metric is computed from them: the numbers of one process that has seen the data of all ranks. Ranks without a metric
-    then get it from the others. Metrics that do not add up (of your own making) are still averaged.
+    The average of the ranks' averages is wrong where the ranks have unequal numbers of samples, and the average of the
+    ranks' AUCs or precisions is never that of all samples. With exact=True the sums that Keras' metrics keep are added
+    over the ranks, and each metric is computed from them: these are the numbers of one process that has seen the data
+    of all ranks. Ranks without a metric then get it from the others. Metrics of your own that are no sums are still
+    averaged.
 
     Args:
         device: accepted for Horovod's sake; it changes nothing.
@@ -42,7 +43,7 @@ class MetricAverageCallback(base.Callback):
         base.refuse_plain(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forget the epoch before."""
+        """Forget the sums of the epoch before."""
         self._trained, self._fitting = None, True
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -66,12 +67,12 @@ class MetricAverageCallback(base.Callback):
         if self.exact and all(shapes == ranks[0][2] for _, _, shapes in ranks):
             for prefix in ("", "val_"):
                 behind = [sums.get(prefix) for metrics, sums, _ in ranks if _has(metrics, prefix)]
-                if behind and all(behind):  # a rank with numbers but without their sums would be missing in the total
+                if behind and all(behind):  # the total would lack a rank that has numbers but not their sums
                     exact = _results(self.model, _total(behind))
                     logs.update({prefix + name: value for name, value in exact.items() if prefix + name in logs})
 
     def _sums(self, own: dict[str, float]) -> dict[str, State | None]:
-        """Give the sums behind this rank's numbers; None where they are not what the numbers come from."""
+        """Give the sums from which this rank's numbers were computed; None where those sums are gone."""
         last = _state(self.model)
         if not _has(own, "val_"):
             return {"": _checked(self.model, own, "", last)}
@@ -81,15 +82,15 @@ class MetricAverageCallback(base.Callback):
 def joined_metrics(model: keras.Model) -> dict[str, float]:
     """Compute the model's metrics over what all ranks have evaluated; all ranks call it, after `model.evaluate`.
 
-    Each rank evaluates its own part, of any length and without communication
-    (`hvd_ext.shard(..., remainder="uneven")`), and this adds up the sums that Keras' metrics keep.
+    Each rank evaluates its own part of the data, of any length and without communication
+    (`hvd_ext.shard(..., remainder="uneven")`); `joined_metrics` adds up the sums that Keras' metrics keep.
 
     Args:
         model: a compiled model of Keras 3 that has just evaluated its part.
 
     Returns:
         The metrics by name, equal on all ranks: those of one process that has evaluated all parts. Metrics of your own
-        making that do not add up are averaged.
+        that are no sums are averaged.
 
     Raises:
         MismatchError: the ranks' models have different metrics, or a rank has evaluated nothing since it was compiled.
@@ -126,7 +127,7 @@ def _total(states: list[State]) -> State:
 
 
 def _results(model: keras.Model, state: State) -> dict[str, float]:
-    """Compute the metrics that add up from other sums than the model's own, which are put back."""
+    """Compute the metrics that are sums from the given state; the model keeps its own."""
     own = _state(model)
     try:
         _assign(model, state)
@@ -143,7 +144,7 @@ def _assign(model: keras.Model, state: State) -> None:
 
 
 def _checked(model: keras.Model, own: dict[str, float], prefix: str, state: State | None) -> State | None:
-    """Give the sums if they are those of the numbers in the logs; a callback may have used the metrics in between."""
+    """Give the sums if the logs' numbers come from them: a callback may have used the metrics since."""
     if not state:
         return None
     try:
@@ -156,7 +157,7 @@ def _checked(model: keras.Model, own: dict[str, float], prefix: str, state: Stat
 
 
 def _that_add_up(model: keras.Model) -> set[str]:
-    """Name the metrics whose variables are sums over samples: all of Keras' own, and means of your own functions."""
+    """Name the metrics whose variables are sums over samples: all of Keras' own, and means of a user's functions."""
     flat: list[Any] = []
     for metric in model.metrics:
         flat += [metric, *getattr(metric, "metrics", ())]

@@ -1,4 +1,4 @@
-"""One progress bar for a job: the other ranks' `fit` is silent."""
+"""One progress bar for a job: `fit` is silent on all ranks but 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvd_ext.job.process import rank
 
 Verbosity = Literal["auto", 0, 1, 2]
 
-# What `fit` prints by itself, from every rank alike: the default, and a bar that somebody asked for.
+# The values of `verbose` with which `fit` shows a bar: the default, and the one that asks for it.
 _BARS = ("auto", 1)
 
 
@@ -28,13 +28,13 @@ def verbose(level: Verbosity = "auto") -> Verbosity:
 
 
 def one_bar(params: dict[str, Any] | None) -> None:
-    """Silence Keras' bar on all ranks but 0; for `set_params` of a callback in the list of `fit`.
+    """Silence Keras' bar on all ranks but 0, from `set_params` of a callback in the list of `fit`.
 
-    Keras hands one dictionary to all callbacks of a list, and its own bar, which is the last of them, looks into it for
-    `verbose`. verbose=2 is left alone: nobody gets it without asking.
+    Keras hands one dictionary to all callbacks of a list. Its own bar is the last of them, and takes `verbose` from
+    that dictionary. verbose=2 is left alone: nobody gets it without asking.
 
     Args:
-        params: what Keras gives to `set_params`; it is changed.
+        params: the dictionary, which is changed.
     """
     if params and params.get("verbose") in _BARS and rank() != 0:
         params["verbose"] = 0

@@ -1,4 +1,4 @@
-"""Stopping together: a rank that leaves `fit` alone leaves the others waiting for its gradients."""
+"""All ranks stop after the same step: a rank that left `fit` alone would leave the others waiting for its gradients."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _NAME = "fit"
 
 
 class StopTogether(base.Callback):
-    """Makes all ranks stop as soon as one rank's callbacks want to (`model.stop_training`), after the same step.
+    """Makes all ranks stop after the same step, as soon as a callback of one rank sets `model.stop_training`.
 
-    Put it behind all callbacks that may stop. At the end of each epoch the ranks agree, in one small exchange. A wish
-    to stop within an epoch is held back until the ranks agree next.
-    All ranks need the callback in their lists.
+    Put it behind all callbacks that may stop, in the lists of all ranks. At the end of each epoch the ranks agree, in
+    one small exchange. A rank that sets `stop_training` within an epoch trains on until they agree next.
 
     Args:
-        every: also agree after every so many steps; None: at the ends of epochs only. The smallest of all ranks counts.
-        restored: whether rank 0 may begin with a later epoch (`keras.callbacks.BackupAndRestore`), which the others
-            then take over.
+        every: the number of steps after which the ranks agree too; None: at the ends of epochs only. The smallest
+            number of all ranks counts.
+        restored: whether rank 0 may begin with a later epoch (`keras.callbacks.BackupAndRestore`); the others then
+            begin with that epoch too.
 
     Raises:
         InvalidError: `every` is no number of steps; or, when `fit` begins, the ranks have unequal numbers of steps or
             epochs.
-        MismatchError: the ranks have made unequal numbers of steps: they had unequal data; on all ranks.
+        MismatchError: the ranks have made unequal numbers of steps, because they had unequal data; on all ranks.
     """
 
     works_on_batches = True
@@ -65,14 +65,14 @@ class StopTogether(base.Callback):
         self._epoch, self._steps = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Hold a wish to stop back, and agree where it is time to."""
+        """Hold `stop_training` back, and agree if it is time to."""
         self._steps += 1
         self._hold_back()
         if self._every and self._steps % self._every == 0:
             self._agree("is after")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Agree."""
+        """Agree on whether to stop."""
         self._hold_back()
         self._agree("has ended with")
 

@@ -1,1 +1,1 @@
-"""Checkpoints of a job: what each rank keeps, and how a training goes on from it."""
+"""Checkpoints of a job, from which training goes on bit for bit, and models from files."""

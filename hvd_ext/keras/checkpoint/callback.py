@@ -1,4 +1,4 @@
-"""`Checkpoint`: a callback that saves training so that it goes on bit for bit, also when a signal ends the job."""
+"""`Checkpoint`: a callback that saves training, so that another job goes on with it bit for bit."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ __all__ = ["Checkpoint", "newest"]
 
 _LOG = logging.getLogger("hvd_ext")
 
-# The ranks ask each other for signals about so often, seconds: Open MPI kills a second after SIGTERM if nobody tells it
-# to wait longer, and an exchange takes about a thousandth of this.
+# The ranks ask each other for signals about so often, in seconds. Open MPI kills a job one second after SIGTERM, unless
+# told to wait longer. An exchange takes about a thousandth of this time.
 _ASK_S = 0.25
 
 
 class Checkpoint(keras.callbacks.Callback):
     """Saves a job's training in a directory, and goes on from the newest complete checkpoint when `fit` begins.
 
-    All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, as plain Keras reads it; every
-    rank writes what it has for itself: variables that differ from rank 0's (moving statistics, local variables), states
-    of seed generators and random generators, what Keras' callbacks in its list know (EarlyStopping, ReduceLROnPlateau,
-    ModelCheckpoint), and what is registered in `hvd_ext.state`. A checkpoint is in its place
-    when all of it has reached the disk, and older ones are removed after that. With the same number of ranks training
-    goes on bit for bit, in the middle of an epoch too, if the data come in the same order; with another number every
-    rank gets rank 0's model, and a line of the log tells what was left behind.
+    All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, in a file that plain Keras reads.
+    Every rank writes its own state: variables that differ from rank 0's (moving statistics, local variables), states of
+    seed generators and random generators, the state of Keras' callbacks in its list (EarlyStopping, ReduceLROnPlateau,
+    ModelCheckpoint), and what is registered in `hvd_ext.state`. A checkpoint gets its name when all of it has reached
+    the disk; only then are older ones removed. With the same number of ranks training goes on bit for bit, even in the
+    middle of an epoch, if the data come in the same order. With another number every rank gets rank 0's model, and a
+    line of the log says what was dropped.
 
     A directory is for one `fit`; a second `fit` with the same callback saves too, and does not restore.
 
@@ -50,12 +50,12 @@ class Checkpoint(keras.callbacks.Callback):
 
     Args:
         directory: a directory for this job alone; on a disk that ranks share, or on one of each host.
-        every: save after so many epochs; None: not at their ends.
-        every_steps: save after so many batches too; None: not in the middle of an epoch.
-        keep: so many checkpoints stay.
+        every: save after every so many epochs; None: not at the ends of epochs.
+        every_steps: save after every so many batches too; None: not in the middle of an epoch.
+        keep: the number of checkpoints that stay.
         resume: "auto" goes on from a checkpoint if there is one; True must find one; False begins afresh.
-        signals: names of signals upon which, if one rank gets one, all ranks save after the same batch and training
-            stops: within a quarter of a second, or one batch. They are noted while `fit` runs.
+        signals: names of signals that stop training. When one rank gets one while `fit` runs, all ranks save after the
+            same batch and stop: within a quarter of a second, or one batch.
         on_signal: "stop" ends `fit`, so that the script goes on (`stopped_by` tells why); "exit" ends the program with
             the status 128 + the signal's number.
 
@@ -102,10 +102,10 @@ class Checkpoint(keras.callbacks.Callback):
         self._skipping: Skipping | None = None
         self._epoch = self._step = self._first_step = 0
         self._unsaved = 0
-        # the callbacks of `fit`, and the random generators when its epoch began
+        # the callbacks of `fit`, and the state of the random generators when its epoch began
         self._beside: list[Any] = []
         self._began: dict[str, np.ndarray] = {}
-        # after how many more batches to ask, after how many it was, and when that was
+        # ask for signals after so many more batches; so many lay between the last two times; and when the last one was
         self._next_ask = self._interval = 1
         self._asked_s = 0.0
 
@@ -118,7 +118,8 @@ class Checkpoint(keras.callbacks.Callback):
         """Go on from the newest checkpoint that is complete on all ranks; all ranks call it.
 
         Returns:
-            The epoch to go on with, from 0, and how many of its batches are done; (0, 0) where training begins afresh.
+            The epoch to go on with, from 0, and the number of its batches that are done; (0, 0) where training begins
+            afresh.
 
         Raises:
             CheckpointError: there is none and resume=True, or it was saved from another model; on all ranks.
@@ -134,11 +135,12 @@ class Checkpoint(keras.callbacks.Callback):
 
         Args:
             epoch: the epoch to go on with, from 0.
-            step: how many of its batches are done.
+            step: the number of its batches that are done.
             reason: for the log and the manifest.
 
         Raises:
-            CheckpointError: the disk is full or does not work, on some rank; older checkpoints are as they were.
+            CheckpointError: the disk of some rank is full or does not work; on all ranks. Older checkpoints are as they
+                were.
         """
         if self._store is None:
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
@@ -149,7 +151,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._stop(asked)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restore, and begin to note signals."""
+        """Restore, and begin to watch for signals."""
         from hvd_ext.keras.callbacks import base  # the package has this class too
 
         if not isinstance(self.model, keras.Model):
@@ -161,22 +163,22 @@ class Checkpoint(keras.callbacks.Callback):
         if self._store is None:
             self._epoch, self._first_step = self.restore()
             stopped = self._was_stopped()
-        else:  # this model has been trained under this callback: it is further than any checkpoint
+        else:  # this model has trained with this callback before: it is further than any checkpoint
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
             self._epoch = self._first_step = 0
         self._step, self._unsaved = self._first_step, 0
         self._next_ask = self._interval = 1
         if (self._epoch, self._first_step) != (0, 0):
-            # as Keras' own BackupAndRestore does; `fit` reads it after this
+            # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
             self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
         if not self._watch.start():
             _LOG.warning("Checkpoint: signals are not noted: `fit` does not run in the main thread")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Leave out what is done of the first epoch."""
+        """Skip the batches of the first epoch that are done."""
         self.model._initial_epoch = None  # a later `fit` begins where it is told to
         if self._store is not None:
-            # callbacks that broadcast rank 0's variables may have come after this one
+            # after this callback's on_train_begin another one may have broadcast rank 0's variables
             self._store.restore_own()
             self._store.restore_callbacks(self._beside)
             if epoch == self._epoch and self._first_step:
@@ -189,12 +191,12 @@ class Checkpoint(keras.callbacks.Callback):
         self._asked_s = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save when it is time, or when a signal has come."""
+        """Save if it is time, or if a rank has got a signal."""
         done, self._step = batch + 1 - self._step, batch + 1
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None
-                if self._store is not None:  # callbacks have seen the batches that were left out
+                if self._store is not None:  # callbacks have counted the batches that were skipped
                     self._store.restore_callbacks(self._beside)
             return
         if self._unsaved == 0:
@@ -206,23 +208,23 @@ class Checkpoint(keras.callbacks.Callback):
             self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Save after the epoch, if it is time."""
+        """Save if it is time."""
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
         if self._store is not None:
-            self._store.forget()  # or the next epoch would begin with what the checkpoint held
+            self._store.forget()  # or the next epoch would begin with the checkpoint's state
         if self.stopped_by is None and self.every and (epoch + 1) % self.every == 0:
             self.save(epoch + 1, 0, "end of epoch")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Let signals do again what they did before."""
+        """Give signals their former handlers back."""
         self.model._initial_epoch = None
         self._beside, self._began = [], {}
         self._watch.stop()
 
     def _was_stopped(self) -> bool:
-        """Give the callbacks their state, and tell whether one of any rank had ended training."""
+        """Give the callbacks their state, and tell whether a callback of any rank had ended training."""
         store = self._store
         if store is None or (self._epoch, self._first_step) == (0, 0):
             return False
@@ -241,7 +243,7 @@ class Checkpoint(keras.callbacks.Callback):
         return stopped
 
     def _ask(self) -> str | None:
-        """Ask all ranks whether a signal has come, and agree when to ask again."""
+        """Exchange with all ranks whether a signal has come, and agree on when to ask again."""
         now_s = time.monotonic()
         pace_s = (now_s - self._asked_s) / self._interval
         self._asked_s = now_s
@@ -271,7 +273,7 @@ class Checkpoint(keras.callbacks.Callback):
         return {name: repr(getattr(self, name)) for name in names}
 
     def _fits(self, frame: FrameType | None) -> bool:
-        """Tell whether `fit` of our model is among the callers of a frame."""
+        """Tell whether a frame was called by `fit` of our model."""
         while frame is not None:
             if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is self.model:
                 return True

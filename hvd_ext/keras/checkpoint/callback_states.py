@@ -1,7 +1,7 @@
-"""What Keras' callbacks know from one epoch to the next, as arrays for a checkpoint.
+"""What Keras' callbacks remember from one epoch to the next, as arrays for a checkpoint.
 
-Keras restarts early stopping and the reduction of learning rates when `fit` begins. Training that goes on bit for bit
-needs what they knew.
+When `fit` begins, Keras resets early stopping and the reduction of learning rates. Training that goes on bit for bit
+needs their state.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-# class -> the attributes that change while it works; what a user chooses (patience, factor) is not among them
-_KEPT: dict[type, tuple[str, ...]] = {
+# class -> the attributes that change during training; those that a user chooses (patience, factor) are not among them
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
     keras.callbacks.ReduceLROnPlateau: ("best", "cooldown_counter", "wait"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
@@ -25,10 +25,10 @@ States = dict[str, dict[str, np.ndarray]]
 
 
 def beside(callback: keras.callbacks.Callback) -> list[Any]:
-    """List the callbacks that `fit` calls together with one of them; Keras tells a callback nothing about the others.
+    """List the callbacks of `fit`, looking through the frames of the callers: Keras does not tell a callback.
 
     Args:
-        callback: in one of whose hooks this is called.
+        callback: one of them, whose hook calls this.
 
     Returns:
         The list of `fit`, in its order; empty where there is no such list among the callers.
@@ -43,26 +43,22 @@ def beside(callback: keras.callbacks.Callback) -> list[Any]:
 
 
 def collect(callbacks: Iterable[Any]) -> States:
-    """Take the state of Keras' callbacks.
+    """Copy the state of Keras' callbacks.
 
     Args:
         callbacks: the list of `fit`.
 
     Returns:
-        Arrays by callback (its class, and its place among those of this class) and attribute.
+        Arrays by callback ("EarlyStopping 0" for the first of its class) and attribute.
     """
     return {key: dict(_arrays(one, attributes)) for key, one, attributes in _known(callbacks)}
 
 
 def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, ...]:
-    """Give callbacks the state that `collect` took.
-
-    Args:
-        callbacks: the list of `fit`.
-        states: from `collect`.
+    """Give the callbacks of `fit` the state that `collect` has copied.
 
     Returns:
-        Those of the states for which there is no callback.
+        The keys of the states for which there is no callback.
     """
     left = dict(states)
     for key, callback, attributes in _known(callbacks):
@@ -74,22 +70,22 @@ def restore(callbacks: Iterable[Any], states: Mapping[str, Mapping[str, np.ndarr
 
 
 def _known(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """Yield the callbacks that have something to keep, each with its key and the names of its attributes."""
-    numbers = dict.fromkeys(_KEPT, 0)
+    """Yield the callbacks that have a state, each with its key and the names of its attributes."""
+    numbers = dict.fromkeys(_ATTRIBUTES, 0)
     for callback in callbacks:
-        for kind, attributes in _KEPT.items():
+        for kind, attributes in _ATTRIBUTES.items():
             if isinstance(callback, kind):
                 yield f"{kind.__name__} {numbers[kind]}", callback, attributes
                 numbers[kind] += 1
 
 
 def _arrays(callback: Any, attributes: tuple[str, ...]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield attributes as arrays; one that is None is left out, and a list has an array for each of its members."""
+    """Yield attributes as arrays: none for an attribute that is None, one for each member of a list."""
     for attribute in attributes:
         value = getattr(callback, attribute, None)
         if isinstance(value, list):
-            for place, member in enumerate(value):
-                yield f"{attribute}/{place}", np.array(member)
+            for index, member in enumerate(value):
+                yield f"{attribute}/{index}", np.array(member)
         elif value is not None:
             yield attribute, np.array(value)
 
@@ -98,4 +94,4 @@ def _value(attribute: str, saved: Mapping[str, np.ndarray]) -> Any:
     if attribute in saved:
         return saved[attribute].item()
     members = [name for name in saved if name.startswith(f"{attribute}/")]
-    return [saved[f"{attribute}/{place}"] for place in range(len(members))] or None
+    return [saved[f"{attribute}/{index}"] for index in range(len(members))] or None

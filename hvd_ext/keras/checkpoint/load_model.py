@@ -1,4 +1,4 @@
-"""`load_model`: a model from a file, its optimizer wrapped again; also for ranks that have no such file."""
+"""`load_model`: a model from a file, with its optimizer wrapped; ranks without the file get it from another rank."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
 _LOG = logging.getLogger("hvd_ext")
 
-# A file goes from one rank to those that lack it in pieces of so many bytes.
+# A file is sent to the ranks that lack it in pieces of so many bytes.
 _PIECE_NBYTES = 32 << 20
-# Stands for the digest of a folder, which each rank reads by itself.
+# In place of a digest: each rank reads a folder by itself.
 _FOLDER = "a folder"
 
 
@@ -63,33 +63,33 @@ def load_model(
 
     The model is one of Keras 3, or of tf_keras where the environment variable TF_USE_LEGACY_KERAS makes tf.keras that.
 
-    Each rank that calls it reads its own file and tells nobody, so that rank 0 alone may load a model, as scripts for
-    Horovod do; a broadcast of its variables then goes before the first step. With `root_rank` all ranks call it, and
-    get the file of that rank.
+    Without `root_rank` each rank that calls it reads its own file, and does not communicate. So rank 0 alone may load a
+    model, as scripts for Horovod do; its variables must then be broadcast before the first step. With `root_rank` all
+    ranks call it, and get the file of that rank.
 
-    Slots, iterations, loss scale and averages of weights are those of the file. What ranks had for themselves is not in
-    it: states of seed generators, and the gradients that the others have added up since their last update
-    (`hvd_ext.callbacks.Checkpoint` keeps all of that).
+    Slots, iterations, loss scale and averages of weights come from the file. It has no states of seed generators, and
+    of the gradients that were accumulated since the last update only those of the rank that saved it
+    (`hvd_ext.callbacks.Checkpoint` saves all of them).
 
     Args:
-        filepath: a `.keras` or `.h5` file; with root_rank, on ranks where that file lies elsewhere or not at all, any
-            path.
+        filepath: a `.keras` or `.h5` file; with root_rank, any path on ranks that do not have the file.
         custom_optimizers: classes of optimizers of your own.
         custom_objects: classes and functions of your own, by name, as `keras.models.load_model` takes them.
         compile: False gives the model without optimizer and loss; it cannot be trained before `compile`.
         safe_mode: as `keras.models.load_model` takes it.
-        root_rank: the rank whose file all get, sent to those that have not the same bytes; None: every rank its own.
+        root_rank: the rank whose file all get; it is sent to ranks that do not have the same bytes. None: every rank
+            reads its own file.
         legacy_opts: must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing, since
             the file says what its optimizer is.
         name: the optimizer's name in messages; None for its class's name.
         op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
-        The model. One that was saved without an optimizer comes without one: wrap the one that you give to `compile`.
+        The model. If it was saved without an optimizer it has none: wrap the one that you give to `compile`.
 
     Raises:
         CheckpointError: there is no such file, or it cannot be read; with root_rank on all ranks.
-        MismatchError: the ranks name different roots.
+        MismatchError: the ranks have different values of root_rank.
         InvalidError: there are options for an optimizer, and the file has none; or the optimizer cannot be wrapped.
     """
     if legacy_opts and _library() is keras:
@@ -173,7 +173,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
                 try:
                     target = target or stack.enter_context(copy.open("wb", buffering=0))
                     target.write(piece)
-                except OSError as error:  # the others go on sending: they hear of it at the end
+                except OSError as error:  # the root goes on sending, and hears of it at the end
                     failed = error
 
     def outcome() -> None:
@@ -185,7 +185,7 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
 
 
 def _pieces(path: Path) -> Iterator[bytes | str]:
-    """Yield a file's bytes in pieces, and the words of an error instead of the rest."""
+    """Yield a file's bytes in pieces; after an error, its message in place of the rest."""
     try:
         with path.open("rb") as source:
             while piece := source.read(_PIECE_NBYTES):
@@ -213,14 +213,14 @@ def _accumulates(model: keras.Model) -> bool:
 
 
 def _library() -> Any:
-    """Give the Keras whose models are loaded: that of tf.keras, which is tf_keras where TF_USE_LEGACY_KERAS says so."""
+    """Give the Keras whose models are loaded: tf_keras where TF_USE_LEGACY_KERAS makes tf.keras that, else Keras 3."""
     return tf.keras if tf.keras.__version__.startswith("2.") else keras
 
 
 def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:
     try:
         model = _library().models.load_model(path, custom_objects=objects, compile=compile, safe_mode=safe_mode)
-    except Exception as error:  # Keras, zip and HDF5 each have their own for a file that is not theirs
+    except Exception as error:  # Keras, zip and HDF5 raise different ones for a file that is not theirs
         raise CheckpointError(f"{where}: Keras cannot load it: {type(error).__name__}: {error}") from error
     if (
         isinstance(model, keras.Model)
@@ -232,7 +232,7 @@ def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool,
 
 
 def _mend_slots(model: keras.Model, path: Path) -> None:
-    """Give the optimizer of an HDF5 file its slots: Keras 3 writes them there, and builds it without variables."""
+    """Give the optimizer of an HDF5 file its slots: Keras 3 writes them into the file, and does not read them."""
     import h5py
 
     plain = type(model.optimizer).from_config(model.optimizer.get_config())

@@ -1,4 +1,4 @@
-"""What of a model is saved: its variables in one order on all ranks, and the state of random generators."""
+"""What a checkpoint has of a model: its variables, in one order on all ranks, and the states of random generators."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import CheckpointError, InvalidError
+from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.tensorflow.collectives import single
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
@@ -25,20 +26,11 @@ except ImportError:
     _global_state = _seed_generator = None
 
 
-def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Give the model's optimizers: the compiled one, and those that a model with its own training step has."""
-    found: dict[int, keras.optimizers.Optimizer] = {}
-    for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        if isinstance(value, keras.optimizers.Optimizer):
-            found.setdefault(id(value), value)
-    return list(found.values())
-
-
 def ready(model: keras.Model) -> None:
-    """See that the model and its optimizers have their variables.
+    """Make sure that the model and its optimizers have their variables.
 
     Raises:
-        InvalidError: they do not, and only the user can make them.
+        InvalidError: variables are missing that only the user can make.
     """
     if not model.built:
         raise InvalidError(
@@ -55,10 +47,11 @@ def ready(model: keras.Model) -> None:
 
 
 def variables(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """List the variables of a model and of its optimizers, in an order that depends on how the model is made only.
+    """List the variables of a model and of its optimizers, in an order that depends only on how the model is made.
 
     Returns:
-        Those that the model's file has (weights and optimizers), and those that it lacks (states of seed generators).
+        The variables that the model's file has (of weights and optimizers), and those that it lacks (states of seed
+        generators).
     """
     written: dict[int, keras.Variable] = {}
     for variable in (*model.weights, *(variable for one in optimizers(model) for variable in one.variables)):
@@ -72,11 +65,11 @@ def described(listed: Sequence[keras.Variable]) -> list[str]:
 
 
 def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) -> None:
-    """Check that a checkpoint is one of such a model; names of layers may differ.
+    """Check that a checkpoint was saved from such a model; names of layers may differ.
 
     Args:
-        saved: from `described`, when it was saved.
-        listed: the variables now.
+        saved: what `described` gave for the saved model.
+        listed: the variables of this model.
         subject: begins the message.
 
     Raises:
@@ -101,39 +94,31 @@ def digests(listed: Sequence[keras.Variable]) -> list[str]:
     return [hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest() for array in map(_values, listed)]
 
 
-def arrays(listed: Sequence[keras.Variable], places: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """Copy variables.
-
-    Args:
-        listed: the variables.
-        places: of those to copy; None for all.
+def arrays(listed: Sequence[keras.Variable], indices: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """Copy the variables at these indices of a list, or all of them.
 
     Returns:
-        Their values by place, as text.
+        Their values by index, as text.
     """
-    places = range(len(listed)) if places is None else places
-    return {str(place): _values(listed[place]) for place in places}
+    indices = range(len(listed)) if indices is None else indices
+    return {str(index): _values(listed[index]) for index in indices}
 
 
 def assign(listed: Sequence[keras.Variable], values: dict[str, np.ndarray], subject: str) -> None:
     """Set variables to what `arrays` gave.
 
     Raises:
-        CheckpointError: there is no such variable, or it has another dtype or shape.
+        CheckpointError: there is no such variable, or it has another shape.
     """
-    for place, value in values.items():
-        variable = listed[int(place)] if int(place) < len(listed) else None
+    for index, value in values.items():
+        variable = listed[int(index)] if int(index) < len(listed) else None
         if variable is None or tuple(variable.shape) != value.shape:
-            raise CheckpointError(f"{subject}: saved from another model: no variable {place} of shape {value.shape}")
+            raise CheckpointError(f"{subject}: saved from another model: no variable {index} of shape {value.shape}")
         variable.assign(value)
 
 
 def save(model: keras.Model, folder: Path) -> str:
-    """Write a model with its optimizers, so that plain Keras reads it.
-
-    Args:
-        model: a model that has variables.
-        folder: gets the file.
+    """Write a model with its optimizers into a folder, in a file that plain Keras reads.
 
     Returns:
         The file's name: model.keras, or model.weights.h5 where the model cannot be described by a configuration.
@@ -144,7 +129,7 @@ def save(model: keras.Model, folder: Path) -> str:
     try:
         model.save(folder / "model.keras")
     except (NotImplementedError, TypeError):
-        # a class that does not say how it is made: its weights and those of its optimizers can be saved all the same
+        # a class without a configuration: its weights and its optimizers' variables can still be saved
         (folder / "model.keras").unlink(missing_ok=True)
         model.save_weights(folder / "model.weights.h5")
         return "model.weights.h5"
@@ -164,10 +149,10 @@ def send(listed: Sequence[keras.Variable]) -> None:
 
 
 def random_state() -> dict[str, np.ndarray]:
-    """Take the state of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras.
+    """Copy the states of the random generators of Python, NumPy, TensorFlow (tf.random.Generator) and Keras.
 
-    Looking changes nothing: a generator that nobody has used yet is not made here, since Keras would draw its seed from
-    Python's, and the numbers that come after would be others than without a checkpoint.
+    A generator that nobody has used yet is not made here: Keras would draw its seed from Python's generator, so that
+    the numbers that follow would not be those of a job without a checkpoint.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state()
     state = {
@@ -183,13 +168,13 @@ def random_state() -> dict[str, np.ndarray]:
 
 
 def set_random_state(state: Mapping[str, np.ndarray]) -> None:
-    """Put the random generators back to what `random_state` has seen; one that the state lacks is left alone."""
+    """Set the random generators to a state from `random_state`; a generator that the state lacks is left alone."""
     if "tensorflow" in state:
         generator = tf.random.get_global_generator()
         if generator.state.shape == state["tensorflow"].shape:
             generator.state.assign(state["tensorflow"])
     if "keras" in state and _global_state is not None:
-        _keras_generator().state.assign(state["keras"])  # where it is made now, it draws from Python's
+        _keras_generator().state.assign(state["keras"])  # if this makes it, it draws from Python's
     if "python" in state:
         version, internal, gauss = json.loads(state["python"].tobytes())
         random.setstate((version, tuple(internal), gauss))
@@ -199,11 +184,7 @@ def set_random_state(state: Mapping[str, np.ndarray]) -> None:
 
 
 def not_drawn_from(since: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Leave out of a state the generators that have been drawn from.
-
-    Args:
-        since: what `random_state` has seen.
-        state: another one, from `random_state`.
+    """Leave out of a state the generators that have been used since an earlier one; both come from `random_state`.
 
     Returns:
         The part of `state` whose generators are now as they were in `since`.
@@ -214,7 +195,7 @@ def not_drawn_from(since: Mapping[str, np.ndarray], state: Mapping[str, np.ndarr
 
 
 def _keras_has_generator() -> bool:
-    """Whether `keras.random` has been asked for a number without a seed, so that its own generator is there."""
+    """Whether Keras has made its own generator: for the first number from `keras.random` without a seed."""
     if _global_state is None:
         return False
     return _global_state.get_global_attribute(_seed_generator.GLOBAL_SEED_GENERATOR) is not None

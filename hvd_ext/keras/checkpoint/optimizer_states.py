@@ -1,4 +1,4 @@
-"""What sparse steps have left with the optimizers of a model, for checkpoints, by the optimizer's place in it."""
+"""The residuals and velocities of a model's optimizers with `TopK`, as arrays for a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 from hvd_ext import state
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
-from hvd_ext.keras.checkpoint.model_state import optimizers
-from hvd_ext.keras.optimizers import topk
+from hvd_ext.keras.optimizers.models import optimizers
+from hvd_ext.keras.optimizers.momentum import MomentumTaken
 from hvd_ext.state import arrays, manifest
 from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -29,23 +29,21 @@ _NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
 
 
 def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
-    """Copy what waits on this rank.
-
-    Args:
-        model: its optimizers count, in their order.
+    """Copy the residuals and velocities of this rank.
 
     Returns:
-        Arrays by owner and name, as of `hvd_ext.state.collect`; an owner is a list of variables of an optimizer.
+        Arrays by owner and name, like those of `hvd_ext.state.collect`. An owner is a list of variables that one of the
+        model's optimizers was applied to; its name has the optimizer's index in the model and the list's index.
     """
     found = {}
-    for place, reducer in _reducers(model):
+    for index, reducer in _reducers(model):
         for number, one in enumerate(reducer.sets):
             saved = one.save()
             if saved:
-                found[f"top-k: optimizer {place}, variables {number}"] = saved
+                found[f"top-k: optimizer {index}, variables {number}"] = saved
         for number, (own, _) in reducer.pending.items():
             if own is not None:
-                found[f"top-k: optimizer {place}, variables {number}"] = dict(own)
+                found[f"top-k: optimizer {index}, variables {number}"] = dict(own)
             elif runtime.current().engine.rank == 0:
                 _LOG.warning(
                     "%s: saved before its first step on another number of ranks: what sparse steps have left is not in "
@@ -58,20 +56,20 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
 def restore(
     model: keras.Model, states: Mapping[str, dict[str, np.ndarray]], path: Path, found: Manifest, prefix: str
 ) -> tuple[str, ...]:
-    """Give the optimizers, and all owners of `hvd_ext.state`, what a checkpoint has for them; all ranks call it.
+    """Give the optimizers, and all owners of `hvd_ext.state`, their part of a checkpoint; all ranks call it.
 
-    An optimizer gets what waited on the ranks now, or at its first step. Where only one of the two jobs has sent a part
-    of its gradients, rank 0 warns of what cannot go on.
+    An optimizer gets its residuals and velocities now, or at its first step. If only one of the two jobs has `TopK` or
+    its momentum correction, rank 0 warns of what is lost.
 
     Args:
-        model: as in `collect`, with the weights and slots of the checkpoint.
-        states: this rank's own, by owner; nothing where the job had another number of ranks.
+        model: has the weights and slots of the checkpoint already.
+        states: this rank's arrays, by owner; empty where the job had another number of ranks.
         path: the checkpoint's folder.
         found: its manifest.
-        prefix: of owners' sections in the ranks' files.
+        prefix: begins the owners' sections in the ranks' files.
 
     Returns:
-        The owners that cannot get anything.
+        The owners whose part of the checkpoint is dropped.
     """
     saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in found.states}
     left = [
@@ -80,36 +78,36 @@ def restore(
             {owner: everyone for owner, everyone in saved.items() if not _NAME.fullmatch(owner)},
         )
     ]
-    by_place: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
+    by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
     reducers = dict(_reducers(model))
     for owner in sorted(saved):
         match = _NAME.fullmatch(owner)
         if match is None:
             continue
-        place, number = int(match[1]), int(match[2])
-        by_place.setdefault(place, {})[number] = states.get(owner), saved[owner]
-        if place not in reducers:
+        index, number = int(match[1]), int(match[2])
+        by_optimizer.setdefault(index, {})[number] = states.get(owner), saved[owner]
+        if index not in reducers:
             left.append(owner)
-    for place, optimizer in enumerate(optimizers(model)):
-        restored, reducer = by_place.get(place, {}), reducers.get(place)
+    for index, optimizer in enumerate(optimizers(model)):
+        restored, reducer = by_optimizer.get(index, {}), reducers.get(index)
         if restored and reducer is not None:
             reducer.restore(restored)
         elif restored:
             _tell_of_dropped(optimizer, restored.values())
         one = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(one, topk.Corrected):
+        if isinstance(one, MomentumTaken):
             one.end_momentum()
-    # a tape claims what waited at its first step
+    # a tape claims its part at its first step
     return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
 
 
 def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
-    """Warn of what sparse steps have left for an optimizer that sends its gradients whole now."""
+    """Warn of the residuals and velocities of an optimizer that has no `TopK` now."""
     if runtime.current().engine.rank != 0:
         return
     found: list[Arrays] = []
     for own, everyone in restored:
-        with contextlib.suppress(HvdExtError, OSError, StopIteration):  # it is named among what is dropped
+        with contextlib.suppress(HvdExtError, OSError, StopIteration):  # the owner is named as dropped
             found.append(next(iter(everyone())) if own is None else own)
     label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
@@ -119,7 +117,7 @@ def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Eve
 
 
 def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, np.ndarray]]:
-    """Read a section of all ranks' files, one after the other; those of ranks that had none are left out."""
+    """Yield a section of all ranks' files, by rank; ranks whose files lack it are left out."""
     for rank in range(found.ranks):
         name = manifest.rank_file(rank)
         manifest.check(path, found, [name])
@@ -130,5 +128,5 @@ def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, n
 
 
 def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
-    found = [(place, getattr(optimizer, "_hvd_ext_reducer", None)) for place, optimizer in enumerate(optimizers(model))]
-    return [(place, one) for place, one in found if isinstance(one, Reducer) and one.options.topk is not None]
+    found = [(index, getattr(optimizer, "_hvd_ext_reducer", None)) for index, optimizer in enumerate(optimizers(model))]
+    return [(index, one) for index, one in found if isinstance(one, Reducer) and one.options.topk is not None]

@@ -1,4 +1,4 @@
-"""Batches of an epoch that an earlier job has trained on: they are read and left out."""
+"""Skipping the batches of an epoch that an earlier job has trained on: they are read, and nothing is trained."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _LOG = logging.getLogger("hvd_ext")
 
 
 class Skipping:
-    """Stands in for a model's step of training until so many batches have been read."""
+    """Stands in for a model's training step until a number of batches has been read."""
 
     def __init__(self, model: keras.Model, batches: int, then: Callable[[], None]) -> None:
-        """Put it in place.
+        """Replace the training step of a model whose `fit` is about to begin an epoch.
 
         Args:
-            model: whose `fit` is about to begin an epoch.
-            batches: how many to leave out.
-            then: called after the last of them; metrics have their variables then, if they can.
+            model: the model.
+            batches: the number of batches to skip.
+            then: called after the last of them. The metrics have their variables by then, unless a training step of the
+                user's own keeps Keras from making them.
         """
         self._model = model
         self._left = batches
@@ -30,11 +31,11 @@ class Skipping:
 
     @property
     def left(self) -> int:
-        """How many batches are still to be left out."""
+        """The number of batches that are still to be skipped."""
         return self._left
 
     def end(self) -> None:
-        """Train again; said aloud where the epoch has ended before."""
+        """Give the model its training step back; warn if the epoch has ended too early."""
         self._model.train_function = self._step
         if self._left:
             _LOG.warning(
@@ -57,12 +58,12 @@ class Skipping:
 
 
 def _build_metrics(model: keras.Model, batch: Any) -> None:
-    """Make the variables of metrics; Keras does so in its first step only."""
+    """Make the variables of metrics, which Keras itself makes in its first step only."""
     if not any(not metric.variables for metric in model.metrics):
         return
     try:
         model._symbolic_build(data_batch=batch)
-    except Exception as error:  # a training step of one's own may need more than Keras knows
+    except Exception as error:  # a training step of the user's own may need more than Keras knows
         _LOG.info("Checkpoint: the metrics of this epoch begin afresh: %s: %s", type(error).__name__, error)
 
 

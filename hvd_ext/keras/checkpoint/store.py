@@ -1,4 +1,4 @@
-"""Checkpoints of a model on several ranks: who writes what, and from which one all ranks can go on."""
+"""Checkpoints of a model on several ranks: which rank writes which files, and which checkpoint all ranks can read."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from hvd_ext.state.manifest import File, Manifest
 
 _LOG = logging.getLogger("hvd_ext")
 
-# Sections of a rank's file; every owner of hvd_ext.state has one more.
+# Sections of a rank's file; each owner of hvd_ext.state has one, whose name begins with the last of these.
 _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "random", "state:"
-# The random generators when the epoch began, in whose middle the checkpoint was saved; what `fit` knows, and the
-# callbacks, each with a section of its own. Older checkpoints lack them.
+# More sections, which older checkpoints lack: the random generators at the begin of the epoch in whose middle the
+# checkpoint was saved; the state of `fit`; and one for each callback.
 _BEGAN, _FIT, _CALLBACK = "random at the epoch's begin", "fit", "callback:"
 
 _WRITES = "a checkpoint could not be written, older ones are as they were; make room on the disk, or see that it works"
@@ -41,16 +41,16 @@ T = TypeVar("T")
 
 
 class Store:
-    """The checkpoints of one model in one directory, which ranks share, or of which each host has its own."""
+    """The checkpoints of one model in one directory, on a disk that the ranks share or on one of each host."""
 
     def __init__(self, model: keras.Model, directory: Path, keep: int, arguments: dict[str, Any]) -> None:
-        """Look at the directory; all ranks call it.
+        """Make and look at the directory; all ranks call it.
 
         Args:
             model: to be saved and restored.
             directory: of the checkpoints.
-            keep: so many stay.
-            arguments: of the user; compared.
+            keep: the number of checkpoints that stay.
+            arguments: the user's, which must be the same on all ranks.
 
         Raises:
             InvalidError: the model has no variables yet, or the directory cannot be used; on all ranks.
@@ -66,7 +66,7 @@ class Store:
         marks = [answer["mark"] for answer in answers]
         self._newest = [answer["newest"] for answer in answers]
         self._serial = max(self._newest)
-        # one rank for each directory: it makes and renames folders, and removes old ones
+        # the first rank of those that share a directory makes, renames and removes folders in it
         leaders = self._exchange("disks", lambda: next(i for i, m in enumerate(marks) if folder.has_mark(directory, m)))
         self._leads = leaders[self._rank] == self._rank
         with contextlib.suppress(OSError):
@@ -87,14 +87,14 @@ class Store:
 
         Args:
             epoch: the epoch to go on with.
-            step: how many of its batches are done.
+            step: the number of its batches that are done.
             reason: for the log and the manifest.
-            signal: a signal that this rank has seen.
+            signal: a signal that this rank has got, or None.
             callbacks: those of `fit`, whose state is saved.
-            began: the random generators when the epoch began, where batches of it are done.
+            began: the state of the random generators when the epoch began, if batches of it are done.
 
         Returns:
-            A signal that some rank has seen.
+            A signal that some rank has got, or None.
 
         Raises:
             CheckpointError: a rank's disk is full or does not work; on all ranks. Older checkpoints are as they were.
@@ -102,10 +102,10 @@ class Store:
         """
         start_s = time.monotonic()
         written, others = model_state.variables(self._model)
-        place = {"epoch": epoch, "step": step}
-        about = {"place": place, "signal": signal, "id": uuid.uuid4().hex}
+        position = {"epoch": epoch, "step": step}
+        about = {"position": position, "signal": signal, "id": uuid.uuid4().hex}
         answers = self._exchange("save", lambda: {**about, "digests": model_state.digests(written)})
-        consensus.check_same("Checkpoint", [answer["place"] for answer in answers])
+        consensus.check_same("Checkpoint", [answer["position"] for answer in answers])
         first = answers[0]["digests"]
         differing = [[i for i, one in enumerate(answer["digests"]) if one != first[i]] for answer in answers]
         self._serial += 1
@@ -147,13 +147,13 @@ class Store:
         """Restore the newest checkpoint that is complete on all ranks; all ranks call it.
 
         Args:
-            must: there has to be one.
+            must: True: it is an error if there is none.
 
         Returns:
             Its manifest, or None.
 
         Raises:
-            CheckpointError: there is none and must be one, or it was saved from another model; on all ranks.
+            CheckpointError: there is none and must is True, or it was saved from another model; on all ranks.
         """
         waiting = folder.serials(self._directory) if self._rank == 0 else []
         while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
@@ -174,18 +174,15 @@ class Store:
         return None
 
     def restore_own(self) -> None:
-        """Give this rank once more what it has for itself."""
+        """Set the variables and random generators that are this rank's own once more."""
         if self._own:
             self._assign(self._own)
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> tuple[str, ...]:
         """Give the callbacks of `fit` their state.
 
-        Args:
-            callbacks: those of `fit`.
-
         Returns:
-            Those of the saved ones that are not among them.
+            The saved callbacks that are not among them.
         """
         saved = {name.removeprefix(_CALLBACK): own for name, own in self._own.items() if name.startswith(_CALLBACK)}
         return callback_states.restore(callbacks, saved)
@@ -196,14 +193,14 @@ class Store:
         return bool(self._own.get(_FIT, {}).get("stop_training", False))
 
     def replay(self) -> None:
-        """Put the random generators back to the epoch's begin: the batches that are left out are drawn once more."""
+        """Set the random generators to their states at the begin of the epoch: skipped batches are drawn once more."""
         model_state.set_random_state(self._own.get(_BEGAN, {}))
 
     def replayed(self) -> None:
-        """Go on after the batches that were left out: with the metrics, and the generators that they do not draw from.
+        """After the skipped batches, set the metrics, and the random generators that those batches do not draw from.
 
-        The others are where the batches have left them. They are ahead of the checkpoint's place where data is prepared
-        by another thread before it is asked for.
+        The other generators are where the batches have left them. Where another thread prepares data before the step
+        asks for it, they are ahead of their states in the checkpoint.
         """
         if _BEGAN in self._own:
             model_state.set_random_state(model_state.not_drawn_from(self._own[_BEGAN], self._own[_RANDOM]))
@@ -213,7 +210,7 @@ class Store:
             model_state.assign(seen, saved, "Checkpoint")
 
     def forget(self) -> None:
-        """Drop what was restored: training goes on from it."""
+        """Drop the restored state: training has gone on from it."""
         self._own = {}
 
     def _prepared(self, mark: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +271,7 @@ class Store:
             _LOG.warning("Checkpoint: rank %d cannot remove an old checkpoint: %s", self._rank, error)
 
     def _offer(self, waiting: list[int]) -> dict[str, Any] | None:
-        """Rank 0: the next checkpoint whose model is whole."""
+        """Find the next checkpoint whose model's file is whole, on rank 0."""
         while waiting:
             serial = waiting.pop(0)
             path = folder.path_of(self._directory, serial)
@@ -288,7 +285,7 @@ class Store:
         return None
 
     def _fault(self, path: Path, found: Manifest) -> str | None:
-        """Say what this rank's part of a checkpoint lacks."""
+        """Say what is wrong with this rank's part of a checkpoint; None where nothing is."""
         if found.ranks != self._job.engine.size:
             return None
         try:
@@ -336,7 +333,7 @@ class Store:
         model_state.set_random_state(own[_RANDOM])
 
     def _disk(self, rule: str, work: Callable[[], T]) -> T:
-        """Do what needs a disk; every failure is one of the checkpoint, whichever library it comes from."""
+        """Do work on the disk; every failure becomes a `CheckpointError`, whichever library it comes from."""
         try:
             return work()
         except HvdExtError:

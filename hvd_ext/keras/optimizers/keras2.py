@@ -1,29 +1,28 @@
-"""Optimizers of tf_keras (Keras 2) reduce over the ranks: in `fit`, `minimize`, `apply_gradients`, `compute_gradients`.
+"""Optimizers of tf_keras (Keras 2): in `fit`, `minimize`, `apply_gradients` and `compute_gradients` they reduce.
 
-Keras 2 has a place for this: where the replicas of a tf.distribute strategy would add their gradients up, before
-clipping, weight decay and moving averages. A loss-scale optimizer asks there too, before it looks whether the gradients
-are finite, so that all ranks skip a step together. tf_keras is never imported here: an optimizer of it brings it along.
+Keras 2 has a hook for this: where the replicas of a tf.distribute strategy would add up their gradients, before
+clipping, weight decay and moving averages. The optimizer inside of a loss-scale optimizer is asked at the same place,
+before anybody looks whether the gradients are finite, so that all ranks skip a step together. This module never imports
+tf_keras: whoever has an optimizer of it has imported it.
 
 As in Horovod, `compute_gradients` gives reduced gradients. They are marked, so that the `apply_gradients` that follows
-does not reduce them again, whether or not it is told to leave that out.
+does not reduce them again, whether or not the caller asks it to skip the reduction.
 """
 
 from __future__ import annotations
 
-import gc
 import inspect
 import sys
 import types
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizers import compiled, reduction
-from hvd_ext.keras.optimizers.distributed import Distributed, class_of
-from hvd_ext.keras.optimizers.passes import Passes
+from hvd_ext.keras.optimizers import checks, models
+from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
+from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
@@ -36,8 +35,6 @@ _PASSES_AND_SCALE = (
     "backward_passes_per_step: gradients would be added up before the loss-scale optimizer sees whether they are "
     "finite; take one pass and a larger batch, or the policy mixed_bfloat16"
 )
-
-Pairs = Sequence[tuple[Any, Any]]
 
 
 def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
@@ -61,33 +58,44 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
     if options.check_every:
         raise InvalidError(f"check_every ({options.check_every}): there is none for optimizers of tf_keras")
-    compiled.watch(sys.modules["tf_keras"].Model)
-    scaling = hasattr(optimizer, "inner_optimizer")
+    model_class = sys.modules["tf_keras"].Model
+    models.watch(model_class)
+    scaling = _inner(optimizer) is not None
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)
-    front = LossScaling if scaling else Legacy if _is_legacy(optimizer) else Aggregating
     reducer = Reducer(label, options)
-    # past tf_keras' own __setattr__, which tracks what it is given
-    passes = Passes(options) if options.backward_passes_per_step > 1 else None
-    for name, value in (
-        ("_hvd_ext_reducer", reducer),
-        ("_hvd_ext_passes", passes),
-        ("_hvd_ext_inside", False),
-        ("_hvd_ext_computes", False),
-    ):
-        object.__setattr__(optimizer, name, value)
-    object.__setattr__(optimizer, "__class__", class_of(type(optimizer), front))
+    put_in_front(
+        optimizer,
+        Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating,
+        _hvd_ext_reducer=reducer,
+        _hvd_ext_accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
+        _hvd_ext_inside=False,
+        _hvd_ext_computes=False,
+    )
     weakref.finalize(optimizer, reducer.close).atexit = False
-    _drop_traced_steps(optimizer)
+    models.drop_traced_steps(optimizer, model_class)
     return optimizer
 
 
 class Keras2(Distributed):
-    """What stands in front of the class of a wrapped optimizer of Keras 2."""
+    """A wrapped optimizer of Keras 2; a loss-scale optimizer, old or new, whose inner optimizer stays plain."""
 
-    _hvd_ext_passes: Passes | None
+    _hvd_ext_accumulation: Accumulation | None
     _hvd_ext_inside: bool  # an apply_gradients with reduced gradients is under way
     _hvd_ext_computes: bool  # compute_gradients has been called
+
+    def check_local(self) -> None:
+        """Refuse local variables where they would change the reduced gradients, or the decision to skip a step.
+
+        Raises:
+            InvalidError: the optimizer scales losses, or has a global_clipnorm.
+        """
+        if _inner(self) is not None:
+            raise InvalidError(
+                "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
+                "finite, and on no other, so that the ranks would part; use the policy mixed_bfloat16"
+            )
+        super().check_local()
 
     @ops.plain
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Pairs:
@@ -155,16 +163,16 @@ class Keras2(Distributed):
             return plain(pairs, *arguments, **keywords)
         with tf.init_scope():
             steps = self.iterations
-        passes = self._hvd_ext_passes
+        accumulation = self._hvd_ext_accumulation
         if self._is_reduced(pairs) or not _asked(plain, arguments, keywords):
-            if passes is None or not self._hvd_ext_computes:
+            if accumulation is None or not self._hvd_ext_computes:
                 return self._applied(plain, pairs, arguments, keywords)
-            passes.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
+            accumulation.when_due(lambda: self._applied(plain, pairs, arguments, keywords))
             return steps
         pairs = self._unmarked(pairs)
-        if passes is None:
+        if accumulation is None:
             return self._applied(plain, self._reduced(pairs, steps), arguments, keywords)
-        passes.step(pairs, lambda sums: self._applied(plain, self._reduced(sums, steps), arguments, keywords))
+        accumulation.step(pairs, lambda sums: self._applied(plain, self._reduced(sums, steps), arguments, keywords))
         return steps
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -186,9 +194,9 @@ class Keras2(Distributed):
         object.__setattr__(self, "_hvd_ext_computes", True)
         with tf.init_scope():
             steps = self.iterations
-        if self._hvd_ext_passes is None:
+        if self._hvd_ext_accumulation is None:
             return self._marked(self._reduced(pairs, steps))
-        return self._marked(self._hvd_ext_passes.gathered(pairs, lambda sums: self._reduced(sums, steps)))
+        return self._marked(self._hvd_ext_accumulation.gathered(pairs, lambda sums: self._reduced(sums, steps)))
 
     def _aggregated(self, plain: Any, pairs: Any) -> Pairs:
         """Reduce for a loss-scale optimizer around this one, or for a caller who then applies them."""
@@ -196,7 +204,7 @@ class Keras2(Distributed):
         if self._hvd_ext_inside or not pairs:
             return plain(pairs)
         if not self._is_reduced(pairs):
-            if self._hvd_ext_passes is not None:
+            if self._hvd_ext_accumulation is not None:
                 raise InvalidError(_PASSES_AND_SCALE)
             with tf.init_scope():
                 steps = self.iterations
@@ -206,7 +214,7 @@ class Keras2(Distributed):
     def _reduced(self, pairs: Pairs, steps: tf.Variable) -> Pairs:
         gradients, variables = zip(*pairs, strict=True)
         reducer = self._hvd_ext_reducer
-        with reducer.step(list(gradients), list(variables), lambda: _facts(self, reducer.label)) as ready:
+        with reducer.step(list(gradients), list(variables), lambda: _settings(self, reducer.label)) as ready:
             reduced = iter(reducer.reduce_step([one for one in ready if one is not None], steps))
             return [
                 (None if one is None else next(reduced), variable)
@@ -228,7 +236,7 @@ class Keras2(Distributed):
             return pairs
         options = self._hvd_ext_reducer.options
         divided = bool(self._hvd_ext_reducer.local_keys) and options.scale_local_gradients
-        if options.op == Sum or divided or self._hvd_ext_passes is not None:
+        if options.op == Sum or divided or self._hvd_ext_accumulation is not None:
             raise InvalidError(
                 f"optimizer {_name(self)!r}: it cannot tell whether gradients that apply_gradients is given are those "
                 "of its compute_gradients, changed since, which are reduced already; with op=Sum, local variables or "
@@ -258,24 +266,9 @@ class Legacy(Keras2):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # a copy is plain, as one from the configuration
-        for own in (self._hvd_ext_reducer, self._hvd_ext_passes):
+        for own in (self._hvd_ext_reducer, self._hvd_ext_accumulation):
             memo[id(own)] = None
         return super().__deepcopy__(memo)
-
-
-class LossScaling(Keras2):
-    """A loss-scale optimizer, old or new: the one inside of it stays plain."""
-
-    def check_local(self) -> None:
-        """Refuse local variables: a rank whose local gradient is not finite would skip a step alone.
-
-        Raises:
-            InvalidError: always.
-        """
-        raise InvalidError(
-            "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
-            "finite, and on no other, so that the ranks would part; use the policy mixed_bfloat16"
-        )
 
 
 def _applies_at_once(optimizer: Any) -> bool:
@@ -300,21 +293,18 @@ def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
     return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))
 
 
-def _facts(optimizer: Any, label: str) -> dict[str, Any]:
-    if tf.distribute.has_strategy():
-        raise InvalidError(
-            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
-            "start one process per device"
-        )
-    facts: dict[str, Any] = {}
+def _settings(optimizer: Any, label: str) -> dict[str, Any]:
+    """Give what must be the same on all ranks, as `checks.settings` does for Keras 3."""
+    checks.refuse_strategy(label)
+    found: dict[str, Any] = {}
     for whose, one in (("the optimizer's", optimizer), ("the inner optimizer's", _inner(optimizer))):
         if one is None:
             continue
-        facts[f"{whose} class"] = one.__class__.__name__
+        found[f"{whose} class"] = one.__class__.__name__
         with tf.init_scope():  # the configuration reads variables, also while a step is traced
             config = one.get_config()
-        facts |= reduction.comparable(config, whose)
-    return facts
+        found |= checks.comparable(config, whose)
+    return found
 
 
 def _inner(optimizer: Any) -> Any:
@@ -348,11 +338,3 @@ def _check(optimizer: Any) -> None:
 
 def _default_aggregator() -> Any:
     return sys.modules["tf_keras"].optimizers.legacy.SGD().gradient_aggregator
-
-
-def _drop_traced_steps(optimizer: Any) -> None:
-    """Make models that have trained with the plain optimizer trace their step again: the old one sends nothing."""
-    model = sys.modules["tf_keras"].Model
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), model) and getattr(candidate, "optimizer", None) is optimizer:
-            candidate.train_function = None

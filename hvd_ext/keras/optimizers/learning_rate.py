@@ -1,4 +1,4 @@
-"""The learning rate of many ranks, whose batches together are one large batch."""
+"""The learning rate for many ranks, whose joined batches are one large batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scale_learning_rate(optimizer_or_lr: Any, rule: Rule = "linear", ranks: int 
         rule: "linear" multiplies by the number of ranks (Goyal et al. 2017, section 2.1; with a warm-up, see
             `hvd_ext.callbacks.LearningRateWarmupCallback`); "sqrt" by its square root (Krizhevsky 2014, section 5;
             usual for Adam and its kin).
-        ranks: the number of ranks; None for that of this job.
+        ranks: the number of ranks; None: of this job.
 
     Returns:
         The scaled rate; or the same optimizer.
@@ -58,13 +58,13 @@ def check_settable(where: str, optimizer: Any) -> Any:
 
     Args:
         where: begins the message.
-        optimizer: of Keras 3 or Keras 2, or None.
+        optimizer: of Keras 3 or Keras 2; None for a model that has none.
 
     Returns:
         The optimizer that has the rate: the inner one of a loss-scale optimizer, else the optimizer itself.
 
     Raises:
-        InvalidError: there is none, or it has several rates, or its rate comes from a schedule.
+        InvalidError: there is no optimizer, or it has several rates, or its rate comes from a schedule.
     """
     if optimizer is None:
         raise InvalidError(f"{where}: the model has no compiled optimizer, so there is no learning rate to set")

@@ -1,36 +1,34 @@
-"""`DistributedOptimizer`: an optimizer whose update steps see the gradients of all ranks.
-
-Keras 3 calls `apply` -> `_backend_apply_gradients` (gradient accumulation) -> `_clip_gradients` -> the update step. The
-reduction sits in front of the clipping: accumulated steps do not communicate, and a global norm is that of the reduced
-gradient. A loss-scale optimizer reduces in front of its look at the gradients (`keras/loss_scale.py`).
-"""
+"""`DistributedOptimizer` and `PartialDistributedOptimizer`: optimizers that update with the gradients of all ranks."""
 
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from hvd_ext.compression.topk import TopK
+from hvd_ext.engine import versions
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, process_sets
 from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.keras.optimizers import accumulation, compiled, jit, loss_scale, topk
-from hvd_ext.keras.optimizers.distributed import Distributed, Reducing, class_of, refuse_global_norm
+from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
+from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front, refuse_global_norm, updates
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
 from hvd_ext.options.gradients import GradientOptions, groups_of
+from hvd_ext.tensorflow import devices
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 if TYPE_CHECKING:
-    from hvd_ext.keras.optimizers.distributed import WrappedOptimizer
+    from hvd_ext.keras.optimizers.wrapper import WrappedOptimizer
 
-__all__ = ["Distributed", "DistributedOptimizer", "channels"]
+__all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "flush"]
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
@@ -115,6 +113,64 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     return wrap(optimizer, name, options)
 
 
+def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
+    optimizer: Any,
+    name: str | None = None,
+    *,
+    local_layers: Any = None,
+    op: ReduceOp = Average,
+    compression: Compression | TopK | None = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet | None = None,
+    scale_local_gradients: bool = True,
+    algorithm: Algorithm | SparseAlgorithm | None = None,
+    bucket_nbytes: int | None = None,
+    check_every: int = 0,
+    check_start: bool = True,
+    num_groups: int = 0,
+    device_dense: str = "",
+    device_sparse: str = "",
+    use_locking: bool = False,
+) -> WrappedOptimizer:
+    """Make an optimizer reduce its gradients over all ranks, except for those of some layers.
+
+    Args:
+        optimizer: as for `hvd_ext.DistributedOptimizer`.
+        name: its name in messages; None for its class's name.
+        local_layers: a layer or several, whose gradients are not reduced; by default they are divided by the number of
+            ranks (scale_local_gradients). They may differ from rank to rank, and need not be built yet. None for none.
+        op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
+
+    Returns:
+        The wrapped optimizer.
+
+    Raises:
+        InvalidError: something in local_layers is no layer, or the optimizer has a global_clipnorm; and as
+            `hvd_ext.DistributedOptimizer`.
+        PlanError: as `hvd_ext.DistributedOptimizer`.
+    """
+    options = GradientOptions(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        check_every=check_every,
+        check_start=check_start,
+    )
+    return wrap(optimizer, name, options, _layers(local_layers))
+
+
 def wrap(
     optimizer: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any] = ()
 ) -> WrappedOptimizer:
@@ -147,40 +203,6 @@ def wrap(
     return wrapped
 
 
-def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
-    if _is_keras2(optimizer):
-        from hvd_ext.keras.optimizers import keras2
-
-        return keras2.wrap(optimizer, label, options)
-    _check_optimizer(optimizer)
-    jit.watch()
-    compiled.watch(keras.Model)
-    wrapped = loss_scale.scaled(optimizer)
-    scaling = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
-    accumulation.prepare(wrapped.inner_optimizer if scaling else wrapped, options)
-    plain = wrapped.inner_optimizer if scaling else wrapped
-    momentum = topk.momentum_of(plain, options)
-    if scaling and options.topk is not None and plain.gradient_accumulation_steps:
-        raise InvalidError(
-            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
-            "take each for a step: momentum, warm-up and flush would count passes; take mixed_bfloat16, or leave "
-            "accumulation out"
-        )
-    reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(plain)))
-    front: type[Distributed] = loss_scale.LossScaling if scaling else Reducing if options.topk is None else topk.InPart
-    # past Keras' own __setattr__, which tracks what it is given
-    object.__setattr__(wrapped, "_hvd_ext_reducer", reducer)
-    object.__setattr__(wrapped, "__class__", class_of(type(wrapped), front))  # type: ignore[arg-type]
-    if scaling and momentum is not None:
-        object.__setattr__(plain, "_hvd_ext_reducer", reducer)
-        object.__setattr__(plain, "__class__", class_of(type(plain), topk.Inner))  # type: ignore[arg-type]
-    weakref.finalize(wrapped, reducer.close).atexit = False
-    _drop_traced_steps(wrapped)
-    if wrapped is not optimizer:
-        object.__setattr__(optimizer, "_hvd_ext_outer", weakref.ref(wrapped))
-    return wrapped
-
-
 def channels(optimizer: Any) -> tuple[Channel, ...]:
     """Give the channels of a wrapped optimizer: their buckets, and which algorithm was chosen and why.
 
@@ -198,6 +220,70 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
     if not isinstance(reducer, Reducer):
         raise InvalidError(f"optimizer ({optimizer!r}): must come from hvd_ext.DistributedOptimizer")
     return reducer.channels
+
+
+def flush(optimizer: Any) -> None:
+    """Make the next step dense, so that it also sends the residuals that `TopK` has kept; all ranks call it.
+
+    For a file of the model alone: flush, train one more step, save. After that step no gradient is missing from the
+    weights. A momentum that `momentum_correction` has taken over stays with the ranks; only
+    `hvd_ext.callbacks.Checkpoint` saves it. If the next step is skipped because a gradient is not finite, everything
+    stays as it was, and the step after it is dense.
+
+    Args:
+        optimizer: from `hvd_ext.DistributedOptimizer` with compression=hvd_ext.TopK(...). A tape cannot be flushed: no
+            object of the user's lasts from step to step.
+
+    Raises:
+        InvalidError: the optimizer is not wrapped, or has no `TopK`.
+        CommunicationError: another rank has ended, or does not call it in time.
+    """
+    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
+    if not isinstance(reducer, Reducer) or reducer.options.topk is None:
+        raise InvalidError(
+            f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
+            "compression=hvd_ext.TopK(...); others leave nothing behind"
+        )
+    job = process_sets.runtime_of(reducer.options.process_set)
+    if job is not None:
+        # ranks with different densities would run different plans
+        consensus.exchange(job.engine, "flush", lambda: reducer.label)
+        reducer.flush()
+
+
+def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
+    if _is_keras2(optimizer):
+        from hvd_ext.keras.optimizers import keras2
+
+        return keras2.wrap(optimizer, label, options)
+    _check_optimizer(optimizer)
+    versions.check("tensorflow", tf.__version__)
+    versions.check("keras", keras.__version__)
+    devices.warn_of_shared()
+    models.watch(keras.Model)
+    wrapped = _with_loss_scale(optimizer)
+    updating = updates(wrapped)
+    scaling = updating is not wrapped
+    _accumulate(updating, options)
+    momentum = momentum_of(updating, options)
+    if scaling and options.topk is not None and updating.gradient_accumulation_steps:
+        raise InvalidError(
+            f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
+            "take each for a step: momentum, warm-up and flush would count passes; take mixed_bfloat16, or leave "
+            "accumulation out"
+        )
+    reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(updating)))
+    fronts: list[type] = [Wrapper]
+    if momentum is not None and scaling:
+        put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
+    elif momentum is not None:
+        fronts.append(MomentumTaken)
+    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer)
+    weakref.finalize(wrapped, reducer.close).atexit = False
+    models.drop_traced_steps(wrapped, keras.Model)
+    if wrapped is not optimizer:
+        object.__setattr__(optimizer, "_hvd_ext_outer", weakref.ref(wrapped))
+    return wrapped
 
 
 def _wrapped_before(optimizer: Any) -> Any:
@@ -229,14 +315,6 @@ def _steps_of(optimizer: weakref.ref[Any]) -> int:
     return int(found.iterations) if found is not None and found.built else 0
 
 
-def _drop_traced_steps(optimizer: keras.optimizers.Optimizer) -> None:
-    """Make models that have trained with the plain optimizer trace their step again: the old one sends nothing."""
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), keras.Model) and getattr(candidate, "optimizer", None) is optimizer:
-            candidate.train_function = None
-            jit.switch_off(candidate)
-
-
 def _is_keras2(optimizer: Any) -> bool:
     """Tell an optimizer of tf_keras, without importing what the user has not."""
     tf_keras = sys.modules.get("tf_keras")
@@ -264,3 +342,53 @@ def _check_optimizer(optimizer: Any) -> None:
         raise InvalidError(
             f"optimizer {optimizer.name!r}: a MultiOptimizer leaves updates to its inner optimizers; wrap each of them"
         )
+
+
+def _layers(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    layers = list(given) if isinstance(given, Iterable) and not hasattr(given, "trainable_weights") else [given]
+    for layer in layers:
+        if isinstance(layer, type) or not hasattr(layer, "trainable_weights"):
+            raise InvalidError(f"local_layers ({layer!r}): must be a layer of Keras, or several")
+    return layers
+
+
+def _with_loss_scale(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Put a loss-scale optimizer around one where the global policy is mixed_float16, as `compile` would.
+
+    An optimizer with a fixed loss_scale_factor is left as it is: give `compile` auto_scale_loss=False then.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if isinstance(optimizer.inner_optimizer, Distributed):
+            raise InvalidError(
+                f"optimizer {optimizer.name!r}: the optimizer inside of it is wrapped already, and it would be reduced "
+                "twice; wrap the outer one only: "
+                "hvd_ext.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+            )
+        return optimizer
+    if keras.config.dtype_policy().name != "mixed_float16" or optimizer.loss_scale_factor is not None:
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def _accumulate(optimizer: keras.optimizers.Optimizer, options: GradientOptions) -> None:
+    """Make Horovod's backward_passes_per_step Keras' gradient_accumulation_steps; 1 leaves the optimizer as it is.
+
+    Keras adds gradients up in the optimizer's accumulators, which are saved with it, and updates at every N-th apply.
+    """
+    passes, own = options.backward_passes_per_step, optimizer.gradient_accumulation_steps
+    if passes == 1 or own == passes:
+        return
+    if own:
+        raise InvalidError(
+            f"backward_passes_per_step ({passes}): optimizer {optimizer.name!r} has gradient_accumulation_steps={own}, "
+            "which says the same; give one of the two"
+        )
+    if optimizer.built:
+        raise InvalidError(
+            f"backward_passes_per_step ({passes}): optimizer {optimizer.name!r} has its variables already, and there "
+            f"are no accumulators among them; create it with gradient_accumulation_steps={passes}, or wrap it before "
+            "its first step"
+        )
+    optimizer.gradient_accumulation_steps = passes

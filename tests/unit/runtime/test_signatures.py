@@ -16,7 +16,7 @@ import hvd_ext as hvd
 from hvd_ext import options
 from hvd_ext.compression import selectors
 from hvd_ext.keras.checkpoint import load_model
-from hvd_ext.keras.optimizers import optimizer, partial
+from hvd_ext.keras.optimizers import optimizer
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import registry
 from hvd_ext.tensorflow.gradients import tape
@@ -57,7 +57,7 @@ OPEN = {
 # Our functions that take the options of a reduction, their module, and what they are called with.
 FACES = {
     "DistributedOptimizer": (optimizer, lambda: [keras.optimizers.SGD()]),
-    "PartialDistributedOptimizer": (partial, lambda: [keras.optimizers.SGD()]),
+    "PartialDistributedOptimizer": (optimizer, lambda: [keras.optimizers.SGD()]),
     "DistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
     "PartialDistributedGradientTape": (tape, lambda: [tf.GradientTape()]),
     "load_model": (load_model, lambda: ["model.keras"]),

@@ -9,7 +9,7 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizers.topk import momentum_of
+from hvd_ext.keras.optimizers.momentum import momentum_of
 from hvd_ext.options.gradients import GradientOptions
 
 CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))

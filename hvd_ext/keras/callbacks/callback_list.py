@@ -1,4 +1,4 @@
-"""A list of Keras' callbacks, made right for a job of several ranks."""
+"""`synchronized`: a list of Keras' callbacks for a job of several ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 
-# Keras' callbacks that write files or to the screen: on several ranks they would write the same, into one place.
+# Keras' callbacks that write files or to the screen: on several ranks they would write the same to the same place.
 _WRITERS = (
     "ModelCheckpoint",
     "BackupAndRestore",
@@ -35,28 +35,30 @@ def synchronized(
     only_on_root: Iterable[type] = (),
     stop_every: int | Literal["auto"] | None = "auto",
 ) -> list[Any]:
-    """Make a list of callbacks right for several ranks; every rank hands the same ones over and gives `fit` the result.
+    """Prepare a list of callbacks for several ranks; every rank passes the same callbacks, and the result to `fit`.
 
-    First all ranks get one rank's variables, then each epoch's metrics become those of all ranks' data, then come the
-    callbacks, which therefore decide alike (early stopping, learning rates); callbacks that write files are on rank 0
-    only; and all ranks stop as soon as one wants to, after the same step. `BackupAndRestore` restores on rank 0, and
-    the others get weights, optimizer and epoch from it. Only rank 0 has a progress bar.
+    - All ranks begin with one rank's variables.
+    - Each epoch's metrics become those of all ranks' data, so that callbacks decide alike (early stopping, learning
+      rates).
+    - Callbacks that write files stay on rank 0 only, and only rank 0 has a progress bar.
+    - When a callback of one rank stops training, all ranks stop after the same step.
+    - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it.
 
     Args:
         callbacks: those of Keras, of hvd_ext and of your own; a `BroadcastGlobalVariablesCallback`,
             `MetricAverageCallback` or `StopTogether` among them takes the place of the one that would be made.
-        root_rank: whose variables all get; 0 where something is restored.
+        root_rank: the rank whose variables all get; must be 0 with `BackupAndRestore`.
         only_on_root: classes of your own callbacks that belong on rank 0 only, because they write.
-        stop_every: how often the ranks agree on stopping within an epoch, in steps; None: at the ends of epochs only.
-            "auto": after every step where a callback may stop within an epoch (`TerminateOnNaN`, or one of your own
-            that works on batches), else at the ends of epochs. One exchange takes about as long as an allreduce of a
-            few bytes.
+        stop_every: the number of steps after which the ranks agree on stopping; None: at the ends of epochs only.
+            "auto": after every step if a callback may stop within an epoch (`TerminateOnNaN`, or one of your own that
+            works on batches), else at the ends of epochs. One exchange takes about as long as an allreduce of a few
+            bytes.
 
     Returns:
         The list for `fit`.
 
     Raises:
-        InvalidError: the root is no rank, or something restores and the root is not rank 0.
+        InvalidError: root_rank is no rank, or is not 0 with `BackupAndRestore`.
         NotInitializedError: before `init()`.
     """
     given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
@@ -78,18 +80,18 @@ def synchronized(
     stop = _taken(given, StopTogether) or StopTogether(every, restored=bool(restoring))
     stop.restored = stop.restored or bool(restoring)
     writers = tuple(only_on_root)
-    kept = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]
-    for callback in kept:
+    own = [one for one in given if rank() == 0 or not (_is(one, _WRITERS) or isinstance(one, writers))]
+    for callback in own:
         if rank() != 0 and _is_keras(type(callback)) and isinstance(getattr(callback, "verbose", None), int):
             callback.verbose = 0
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
-    # a checkpoint holds what the others have changed, and its ranks have agreed when it stops
-    last = [callback for callback in kept if isinstance(callback, Checkpoint)]
-    return [*first, start, average, *(callback for callback in kept if callback not in last), stop, *last]
+    # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
+    last = [callback for callback in own if isinstance(callback, Checkpoint)]
+    return [*first, start, average, *(callback for callback in own if callback not in last), stop, *last]
 
 
 class _RestoreFirst(base.Callback):
-    """Lets another callback of the list restore before the broadcast, wherever it stands; it restores again then."""
+    """Lets a callback restore before the broadcast; in its own place of the list it restores once more."""
 
     def __init__(self, other: Any) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class _RestoreFirst(base.Callback):
 
 
 def _taken(given: list[Any], kind: type) -> Any:
-    """Take the callback of a kind out of the list."""
+    """Take the first callback of a class out of the list; None if there is none."""
     for index, callback in enumerate(given):
         if isinstance(callback, kind):
             return given.pop(index)
@@ -124,7 +126,7 @@ def _is_keras(kind: type) -> bool:
 
 
 def _is(callback: Any, names: tuple[str, ...]) -> bool:
-    """Tell whether a callback is one of Keras', or derived from one: of Keras 3 or Keras 2."""
+    """Tell whether a callback is one of these classes of Keras 3 or Keras 2, or derived from one."""
     return any(kind.__name__ in names and _is_keras(kind) for kind in type(callback).__mro__)
 
 

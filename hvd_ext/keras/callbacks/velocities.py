@@ -1,8 +1,8 @@
-"""Momentum's velocities when the learning rate changes.
+"""Velocities when the learning rate changes.
 
-SGD's velocity is v = momentum * v - rate * g: a sum of old gradients times *old* rates. The optimizers of Keras 3 trace
-`momentum` into the training step as a constant, so that setting it for one step, as Horovod does, changes nothing; and
-the product momentum * new / old is the same as the velocity scaled by new / old, which is what is done here.
+SGD's velocity is v = momentum * v - rate * g: a sum of old gradients times *old* rates. Horovod corrects this by
+setting momentum to momentum * new / old for one step. The optimizers of Keras 3 trace `momentum` into the training step
+as a constant, so that setting it changes nothing. Scaling the velocity by new / old has the same effect, and works.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
-# Where optimizers keep velocities that contain the learning rate. Muon applies the rate after its momentum: nothing to
-# correct.
+# The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
+# after its momentum.
 _VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": ""}
 
 
 class Velocities:
-    """The velocities of an optimizer, and those that `TopK` has taken over from it.
+    """The velocities of an optimizer: its own, and those that `TopK` has taken over from it.
 
     Args:
         optimizer: of Keras 3 or tf_keras, without a loss-scale optimizer around it.
 
     Raises:
-        InvalidError: it has momentum, but nobody knows where.
+        InvalidError: it has a momentum, and is of an unknown class, whose velocities may be anywhere.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -47,11 +47,7 @@ class Velocities:
         self._slots = known[0]
 
     def scale(self, ratio: float) -> None:
-        """Multiply all velocities.
-
-        Args:
-            ratio: the new learning rate over the old one.
-        """
+        """Multiply all velocities by the ratio of the new learning rate to the old one."""
         slots = self._slots(self._optimizer)
         reducer = getattr(self._optimizer, "_hvd_ext_reducer", None)
         if isinstance(reducer, Reducer):
@@ -68,7 +64,7 @@ def _is_known(kind: type) -> bool:
 
 
 def _slots_of(kind: type) -> Callable[[Any], list[Any]]:
-    if "legacy" in kind.__module__:  # of tf_keras; they have slots by variable and by name
+    if "legacy" in kind.__module__:  # of tf_keras: the slots are by variable and by name
         return lambda optimizer: [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots]
     attribute = _VELOCITIES[kind.__name__]
     return lambda optimizer: list(getattr(optimizer, attribute, ())) if attribute else []

@@ -1,4 +1,4 @@
-"""Several backward passes for one update of an optimizer of Keras 2, which cannot add gradients up itself."""
+"""Gradient accumulation for optimizers of Keras 2, which have none: backward_passes_per_step passes for one update."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hvd_ext.tensorflow.gradients import kinds
 Pairs = Sequence[tuple[Any, Any]]
 
 
-class Passes:
-    """The sums of an optimizer's gradients since its last update, on this rank.
+class Accumulation:
+    """The sums of an optimizer's gradients on this rank since its last update.
 
     Args:
         options: backward_passes_per_step and average_aggregated_gradients count.
@@ -27,26 +27,29 @@ class Passes:
         self._sums: dict[Any, tf.Variable] = {}
 
     def step(self, pairs: Pairs, update: Callable[[Pairs], None]) -> None:
-        """Add one pass's gradients; after every backward_passes_per_step of them the sums are handed on and cleared.
+        """Add the gradients of one pass; after the last pass before an update, hand the sums on and clear them.
 
         Eager, or while a function is traced: then `update` is traced too, as a branch.
 
         Args:
-            pairs: of a gradient (dense, slices or None) and its variable.
-            update: gets the pairs of the sums, dense; None for a variable that has had no gradient yet.
+            pairs: each a gradient (dense, slices or None) and its variable.
+            update: takes pairs of a dense sum and its variable; the sum is None for a variable that has had no gradient
+                yet.
         """
         with tf.control_dependencies(self._add(pairs)):
             self.when_due(lambda: self._cleared(pairs, update(self._totals(pairs))))
 
     def gathered(self, pairs: Pairs, reduce: Callable[[Pairs], Pairs]) -> Pairs:
-        """Add one pass's gradients, and give what is to be applied `when_due`; eager, or while a function is traced.
+        """Add the gradients of one pass, and give what is to be applied `when_due`; eager, or while tracing a function.
 
         Args:
-            pairs: of a gradient (dense, slices or None) and its variable.
-            reduce: makes of the pairs of the sums, as `step` gives them, those of all ranks; called when they are due.
+            pairs: each a gradient (dense, slices or None) and its variable.
+            reduce: takes the pairs that `update` of `step` takes, and gives them reduced over the ranks; called after
+                the last pass before an update.
 
         Returns:
-            What `reduce` gave, where the sums are due, which are cleared; else this rank's sums, to look at.
+            After the last pass before an update what `reduce` gave, and the sums are cleared; after any other pass this
+            rank's sums so far.
         """
         variables = [variable for _, variable in pairs]
         present: list[int] = []
@@ -68,11 +71,7 @@ class Passes:
             return [(next(given) if place in present else None, one) for place, one in enumerate(variables)]
 
     def when_due(self, then: Callable[[], Any]) -> None:
-        """Do something if the last pass added was the last one before an update; in a graph it becomes a branch.
-
-        Args:
-            then: what is to be done.
-        """
+        """Call a function if the newest pass was the last one before an update; a graph gets the call as a branch."""
         due = self._due()
         if tf.executing_eagerly():
             if due:

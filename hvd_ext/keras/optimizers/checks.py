@@ -1,0 +1,156 @@
+"""What the ranks compare of an optimizer: its settings before the first step, its weights after every so many steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, process_sets
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
+
+# These may differ between ranks when the first step begins: Keras numbers the names, and a broadcast or a callback may
+# still set the learning rate, which is a variable.
+_MAY_DIFFER = ("name", "learning_rate")
+
+# The steps of each reducer, for `same_weights`. The optimizers' own iterations cannot stand for them: the check must
+# find ranks that have counted differently, so these must come to it after the same step.
+_applied: weakref.WeakKeyDictionary[Reducer, tf.Variable] = weakref.WeakKeyDictionary()
+
+
+def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any]:
+    """Give what decides an update of an optimizer of Keras 3 and lives in Python, where no broadcast reaches it.
+
+    Args:
+        optimizer: wrapped.
+        label: its name in messages.
+
+    Returns:
+        Plain values by name, which must be equal on all ranks.
+
+    Raises:
+        InvalidError: the optimizer is used inside a distribution strategy, or a loss-scale optimizer that is not
+            wrapped.
+    """
+    refuse_strategy(label)
+    _refuse_loss_scale_around(optimizer, label)
+    return {"the optimizer's class": optimizer.__class__.__name__, **_of_config(optimizer, "the optimizer's")}
+
+
+def comparable(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Give what a configuration says that must be the same on all ranks.
+
+    Args:
+        config: of an optimizer of Keras 3 or tf_keras.
+        whose: begins the names.
+
+    Returns:
+        Plain values by name. A learning rate is left out, but a schedule of it is not: no broadcast reaches that.
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key == "learning_rate" and isinstance(value, Mapping):
+            found[f"{whose} learning rate schedule"] = json.dumps(
+                value, sort_keys=True, default=lambda one: type(one).__name__
+            )
+        elif key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
+            found[f"{whose} {key}"] = value
+    return found
+
+
+def refuse_strategy(label: str) -> None:
+    """Refuse a tf.distribute strategy around a step: it would reduce the gradients as well.
+
+    Raises:
+        InvalidError: the current scope is that of a strategy.
+    """
+    if tf.distribute.has_strategy():
+        raise InvalidError(
+            f"optimizer {label!r}: it cannot run inside a tf.distribute strategy as well; leave the strategy out and "
+            "start one process per device"
+        )
+
+
+def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[Any], passes: int = 1) -> None:
+    """Compare checksums of the weights over the ranks after every `check_every` steps; all ranks call it in each.
+
+    Args:
+        reducer: its options have check_every; its local variables are left out.
+        iterations: of the optimizer; they are compared too.
+        variables: the weights.
+        passes: the number of calls that make a step.
+
+    Raises:
+        MismatchError: naming the first variable that differs, on all ranks. In a graph:
+            `tf.errors.InvalidArgumentError` with these words.
+    """
+    every, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
+    if not every or job is None:
+        return
+    shared = [variable for variable in variables if kinds.key(variable) not in reducer.local_keys]
+    names = ["iterations", *(kinds.name(variable) for variable in shared)]
+    if reducer not in _applied:
+        with tf.init_scope(), tf.device("CPU:0"):
+            _applied[reducer] = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_applied")
+    applied = _applied[reducer]
+
+    def values() -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(variable) for variable in (iterations, *shared)]
+
+    @ops.plain
+    def compare(*own: tf.Tensor) -> bool:
+        sums = checksums(own)
+        answers = consensus.exchange(job.engine, f"{reducer.label}: the same weights", lambda: sums)
+        advice = "broadcast all variables before the first step, and change weights alike on all ranks"
+        refuse(reducer.label, names, answers, job.engine.ranks, advice)
+        return True
+
+    def compared() -> tf.Tensor:
+        # the values are read in the graph, after the step's updates; a read inside of `compare` might come before them
+        return tf.py_function(compare, values(), tf.bool)
+
+    if tf.executing_eagerly():
+        if int(applied.assign_add(1)) % (every * passes) == 0:
+            compare(*values())
+        return
+    due = tf.equal(applied.assign_add(1, read_value=True) % (every * passes), 0)
+    tf.cond(due, compared, lambda: tf.constant(True))
+
+
+def _of_config(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
+    found = comparable(optimizer.get_config(), whose)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        found["the inner optimizer's class"] = inner.__class__.__name__
+        found |= _of_config(inner, "the inner optimizer's")
+    return found
+
+
+def _refuse_loss_scale_around(optimizer: keras.optimizers.Optimizer, label: str) -> None:
+    # compile() wraps the optimizer under a mixed_float16 policy and leaves no mark on it: only the callers know
+    module = keras.optimizers.LossScaleOptimizer.__module__
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # reading f_locals keeps a frame's locals alive, so only Keras' own frames are looked into
+        if frame.f_globals.get("__name__") == module and _inner(frame.f_locals.get("self")) is optimizer:
+            raise InvalidError(
+                f"optimizer {label!r}: it is inside a LossScaleOptimizer (policy mixed_float16) that decides on each "
+                "rank alone whether a step is taken, so that ranks would wait for ever; wrap the outer one: "
+                "hvd_ext.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), and give that to "
+                "compile()"
+            )
+        frame = frame.f_back
+
+
+def _inner(caller: Any) -> Any:
+    return getattr(caller, "inner_optimizer", None)

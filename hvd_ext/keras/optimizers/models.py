@@ -1,0 +1,149 @@
+"""Keras' models around distributed optimizers: which optimizers they have, and what compiling them must not do.
+
+- With a GPU, Keras compiles a model's step with XLA unless told otherwise (`jit_compile="auto"`), and XLA cannot
+  communicate: it is switched off for the model, with one line in the log. A model that was told `jit_compile=True` is
+  left alone; its first training step is refused.
+- A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
+- A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import weakref
+from typing import Any
+
+import keras
+
+from hvd_ext.job import runtime
+from hvd_ext.keras.optimizers.wrapper import Distributed
+
+_LOG = logging.getLogger("hvd_ext")
+
+_RESOLVE = "_resolve_auto_jit_compile"  # of keras.src.trainers.trainer.Trainer, in Keras 3.3 to 3.15
+_said: weakref.WeakSet[Any] = weakref.WeakSet()  # models without XLA: Keras asks more than once
+_distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # models that had a distributed optimizer
+
+
+def watch(model_class: type) -> None:
+    """Look at all models that are compiled from now on; a second call changes nothing.
+
+    A plain optimizer after a distributed one does no harm to `evaluate` and `predict`, so it is a warning and no error;
+    our callbacks refuse it in `fit`.
+
+    Args:
+        model_class: `Model` of Keras 3 or tf_keras.
+    """
+    _replace(model_class, "compile", _watched_compile)
+    if issubclass(model_class, keras.Model):
+        # a Keras that decides in another way: the refusal at the first training step says what to do
+        _replace(model_class, _RESOLVE, _watched_jit)
+
+
+def optimizers(model: Any) -> list[Any]:
+    """List a model's optimizers: the compiled one, and those that a training step of one's own keeps as attributes.
+
+    Args:
+        model: of Keras 3 or Keras 2.
+
+    Returns:
+        Each optimizer once.
+    """
+    found: dict[int, Any] = {}
+    for value in (getattr(model, "optimizer", None), *vars(model).values()):
+        if _is_optimizer(value):
+            found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def wrapped(optimizer: Any) -> list[Distributed]:
+    """List what `DistributedOptimizer` has wrapped: an optimizer, or those inside of it (loss scaling, several parts).
+
+    Args:
+        optimizer: of Keras 3 or Keras 2, or None.
+    """
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    inside = [found for one in inner if one is not None for found in wrapped(one)]
+    return [optimizer, *inside] if isinstance(optimizer, Distributed) else inside
+
+
+def drop_traced_steps(optimizer: Any, model_class: type) -> None:
+    """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped.
+
+    A file does not tell whether its model was compiled with "auto" or with True, so XLA is switched off for both.
+
+    Args:
+        optimizer: wrapped.
+        model_class: as for `watch`.
+    """
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), model_class) and getattr(candidate, "optimizer", None) is optimizer:
+            candidate.train_function = None
+            if isinstance(candidate, keras.Model) and getattr(candidate, "_jit_compile", None):
+                candidate.jit_compile = False
+                _say_without_xla(candidate)
+
+
+def _replace(model_class: type, name: str, watched: Any) -> None:
+    owner = next((kind for kind in model_class.__mro__ if name in vars(kind)), None)
+    if owner is not None and not hasattr(vars(owner)[name], "hvd_ext_plain"):
+        setattr(owner, name, watched(vars(owner)[name]))
+
+
+def _watched_compile(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def compile(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        if wrapped(getattr(model, "optimizer", None)):
+            _distributed.add(model)
+        result = plain(model, *arguments, **keywords)
+        if model in _distributed and not wrapped(getattr(model, "optimizer", None)):
+            _warn_of_plain(model)
+        return result
+
+    compile.hvd_ext_plain = plain  # type: ignore[attr-defined]
+    return compile
+
+
+def _watched_jit(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def resolve(model: keras.Model) -> bool:
+        chosen = plain(model)
+        if not chosen or not wrapped(getattr(model, "optimizer", None)):
+            return bool(chosen)
+        _say_without_xla(model)
+        return False
+
+    resolve.hvd_ext_plain = plain  # type: ignore[attr-defined]
+    return resolve
+
+
+def _warn_of_plain(model: Any) -> None:
+    job = runtime.current_or_none()
+    if job is not None and job.engine.size > 1 and job.engine.rank == 0:
+        _LOG.warning(
+            "model %r: it was compiled with a distributed optimizer before, and now with a plain one (%s): in fit each "
+            "of the %d ranks would train alone; compile it with hvd_ext.DistributedOptimizer(...) again",
+            model.name,
+            type(model.optimizer).__name__,
+            job.engine.size,
+        )
+
+
+def _say_without_xla(model: keras.Model) -> None:
+    job = runtime.current_or_none()
+    if model not in _said and (job is None or job.engine.rank == 0):
+        _said.add(model)
+        # info would not be seen unless the user has set up logging
+        _LOG.warning(
+            "model %r: jit_compile is switched off: its optimizer communicates, and XLA cannot; compile(..., "
+            "jit_compile=False) says the same without this line",
+            model.name,
+        )
+
+
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, keras.optimizers.Optimizer):
+        return True
+    return type(value).__module__.startswith(("tf_keras", "keras.")) and hasattr(value, "apply_gradients")

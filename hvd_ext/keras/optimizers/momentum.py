@@ -1,0 +1,137 @@
+"""The momentum that `TopK` takes over from an optimizer: whose it may be, and an optimizer that has given it away.
+
+It is a class of its own beside the wrapper, because it also stands in front of the optimizer inside of a loss-scale
+optimizer, which reduces nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.compression.momentum import Momentum
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import process_sets
+from hvd_ext.keras.optimizers.wrapper import InFront
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.topk import feedback
+
+
+def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
+    """Give the momentum that `TopK` takes over from an optimizer.
+
+    Args:
+        optimizer: of Keras 3, without a loss-scale optimizer around it.
+        options: momentum_correction of its `TopK` decides.
+
+    Returns:
+        None where none is asked for, or, with "auto", where there is none that could be taken over.
+
+    Raises:
+        InvalidError: momentum_correction is True, and the optimizer has no momentum that could be taken over.
+    """
+    if options.topk is None or not options.topk.momentum_correction:
+        return None
+    if options.topk.momentum_correction == "auto" and not _fits(optimizer, options):
+        return None
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        raise InvalidError(
+            f"TopK, momentum_correction (True): it takes over the momentum of keras.optimizers.SGD; {optimizer.name!r} "
+            f"is {type(optimizer).__name__}, whose step is not a sum of gradients; leave momentum_correction out, or "
+            "take keras.optimizers.SGD(momentum=0.9)"
+        )
+    if not optimizer.momentum:
+        raise InvalidError(
+            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, there is nothing to take "
+            "over; leave momentum_correction out, or give the optimizer a momentum"
+        )
+    if _clips(optimizer):
+        raise InvalidError(
+            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has a clipnorm, clipvalue or "
+            "global_clipnorm, which would look at gradients that have gone through its momentum and its learning rate; "
+            "take TopK(clip=...) in its place, or leave momentum_correction out"
+        )
+    if _has_trained(optimizer):
+        raise InvalidError(
+            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
+            "would stop at once; wrap an optimizer before its first step, or leave momentum_correction out"
+        )
+    rate = functools.partial(_rate_of, weakref.ref(optimizer))
+    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rate)
+
+
+class MomentumTaken(InFront):
+    """An SGD whose gradients have gone through its momentum and its learning rate before they reach it."""
+
+    _hvd_ext_reducer: Reducer
+    # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
+    _hvd_ext_through: frozenset[Any] = frozenset()
+    _hvd_ext_read: frozenset[Any] = frozenset()
+
+    def end_momentum(self) -> None:
+        """Set the slots that no step reads to zero; rank 0 warns where there was a momentum in them.
+
+        A momentum that an earlier job without the correction has left there ends. Were it kept, it would come back in a
+        job without the correction that goes on from this one's file.
+        """
+        unread = self._hvd_ext_through - self._hvd_ext_read
+        if not unread:  # there may be no slots
+            return
+        with tf.init_scope():
+            ended = [
+                slot
+                for variable, slot in zip(self._trainable_variables, self.momentums, strict=True)
+                if kinds.key(variable) in unread and bool(keras.ops.any(slot != 0))
+            ]
+            for slot in ended:
+                slot.assign(keras.ops.zeros_like(slot))
+        job = process_sets.runtime_of(self._hvd_ext_reducer.options.process_set)
+        if ended and job is not None and job.engine.rank == 0:
+            feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
+        through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
+        if key not in through:
+            object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
+            super().update_step(gradient, variable, learning_rate)
+            return
+        if not through <= self._hvd_ext_through:
+            object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
+            self.end_momentum()
+        # changed in Python while the step runs or is traced: configuration and files keep the user's value
+        momentum = self.momentum
+        object.__setattr__(self, "momentum", 0.0)
+        try:
+            super().update_step(gradient, variable, 1.0)
+        finally:
+            object.__setattr__(self, "momentum", momentum)
+
+
+def _rate_of(optimizer: weakref.ref[Any]) -> Any:
+    """Give the learning rate of the step under way; the reducer, which asks, must not keep the optimizer alive."""
+    return optimizer()._get_current_learning_rate()
+
+
+def _fits(optimizer: Any, options: GradientOptions) -> bool:
+    return (
+        isinstance(optimizer, keras.optimizers.SGD)
+        and bool(optimizer.momentum)
+        and not _clips(optimizer)
+        and options.topk.selector != "random"
+        and not _has_trained(optimizer)
+    )
+
+
+def _clips(optimizer: Any) -> bool:
+    return any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
+
+
+def _has_trained(optimizer: Any) -> bool:
+    return optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums)

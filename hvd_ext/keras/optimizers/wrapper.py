@@ -1,0 +1,287 @@
+"""The wrapper of Keras 3's optimizers: the class that `DistributedOptimizer` puts in front of an optimizer's own class.
+
+Keras 3 calls `apply` -> `_backend_apply_gradients` (gradient accumulation) -> `_clip_gradients` -> the update step. The
+wrapper reduces the gradients at one of two places:
+
+- Most optimizers reduce in `_clip_gradients`. Passes that only accumulate do not communicate, and a global norm is that
+  of the reduced gradient.
+- A loss-scale optimizer, and an optimizer with `TopK` that does not accumulate, reduce in front of Keras' `apply`: all
+  ranks must take or skip the step together, and a skipped step must leave no trace. A value that is not finite on one
+  rank is not finite in the reduced gradient, so all ranks see the same and decide alike.
+
+With `TopK` and gradient accumulation the reduction is in `_clip_gradients`, and what is skipped there is the update:
+the accumulated passes are dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.keras.optimizers import checks
+from hvd_ext.options import compatibility
+from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+
+
+class InFront:
+    """A class that `class_of` puts in front of an optimizer's own: a pickled optimizer is a plain one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, arguments = super().__reduce__()
+        return getattr(self.__class__, rebuild.__name__), arguments  # of the plain class, which pickle finds
+
+
+class Distributed(InFront):
+    """An optimizer of Keras 3 or Keras 2 that reduces its gradients; `isinstance` tells a wrapped optimizer."""
+
+    _hvd_ext_reducer: Reducer
+    _hvd_ext_local_layers: tuple[Any, ...]
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keep the gradients of a variable on this rank: they are not reduced.
+
+        By default they are divided by the number of ranks (`scale_local_gradients`), as an average is.
+
+        Args:
+            variable: a trainable variable of the model; ranks may have local variables of different shapes.
+
+        Raises:
+            InvalidError: the optimizer has a global_clipnorm.
+        """
+        self.check_local()
+        self._hvd_ext_reducer.register_local_var(variable)
+
+    def check_local(self) -> None:
+        """Refuse local variables where they would change the reduced gradients.
+
+        Raises:
+            InvalidError: the optimizer has a global_clipnorm.
+        """
+        refuse_global_norm(self)
+
+
+if TYPE_CHECKING:
+
+    class WrappedOptimizer(Distributed, keras.optimizers.Optimizer):
+        """What a type checker sees of a wrapped optimizer; its class at run time is made by `class_of`."""
+
+
+class Wrapper(Distributed):
+    """An optimizer of Keras 3 that reduces its gradients, whole or with `TopK`, with or without a loss scale."""
+
+    _hvd_ext_finite: Any = True  # whether the reduced gradients of an update step with accumulation are finite
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce one step's gradients over the ranks and apply them; see `keras.optimizers.Optimizer.apply`.
+
+        With `TopK` or a loss scale all ranks skip a step in which a gradient of any rank is not finite.
+        """
+        grads = list(grads)
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        plain = super().apply
+        if not grads or (trainable_variables is None and len(grads) != len(variables)):
+            plain(grads, trainable_variables)  # Keras does nothing, or says what is wrong
+            return
+        scaling, first, reducer = _scales_loss(self), _reduces_first(self), self._hvd_ext_reducer
+        if not self.built and first and reducer.options.topk is not None:
+            with tf.init_scope():
+                self.build(variables)
+        elif self.built and not scaling:
+            self._check_variables_are_known(variables)
+        with reducer.step(
+            grads,
+            variables,
+            lambda: checks.settings(self, reducer.label),
+            # slices can be neither accumulated nor divided by a loss scale
+            dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
+            communicates=scaling or _is_update_step(self),
+        ) as ready:
+            if first:
+                reduced = _reduced_first(self, ready)
+                if scaling:  # Keras looks whether they are finite
+                    plain(reduced, variables)
+                else:
+                    only_if(reducer.finite, lambda: plain(reduced, variables))
+            else:
+                plain(ready, variables)
+                # with accumulation, an eager apply that is no update step rightly reduces nothing
+                if not reducer.was_reduced and not self.gradient_accumulation_steps:
+                    raise HvdExtError(
+                        f"optimizer {reducer.label!r}: its apply did not call _clip_gradients, where gradients are "
+                        "reduced: they were applied without the other ranks; derive it from keras.optimizers.Optimizer "
+                        "and leave apply to that class"
+                    )
+        updating = updates(self)
+        passes = updating.gradient_accumulation_steps or 1
+        checks.same_weights(reducer, updating._iterations.value, variables, passes)
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if _reduces_first(self):
+            return super()._clip_gradients(grads)
+        reducer = self._hvd_ext_reducer
+        reduced = reducer.reduce_step(grads, self._iterations.value)
+        if reducer.options.topk is not None:
+            object.__setattr__(self, "_hvd_ext_finite", reducer.finite)
+        return super()._clip_gradients([kinds.scaled(gradient, _factor(reducer)) for gradient in reduced])
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        plain = super()._apply_weight_decay
+        _unless_skipped(self, lambda: plain(variables))
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        plain = super()._backend_update_step
+        _unless_skipped(self, lambda: plain(grads, trainable_variables, learning_rate))
+
+
+@functools.cache
+def class_of(plain: type, *fronts: type[InFront]) -> type:
+    """Make the class of a wrapped optimizer.
+
+    Keras writes `optimizer.__class__` into files: the property answers with the plain class, whatever name that is
+    registered under. What is made from the class (`from_config`) is a plain optimizer too.
+
+    Args:
+        plain: the optimizer's own class.
+        fronts: the classes that stand in front of it.
+
+    Returns:
+        The same class for the same arguments.
+    """
+    return type(
+        plain.__name__,
+        (*fronts, plain),
+        {
+            "__module__": plain.__module__,
+            "__qualname__": plain.__qualname__,
+            "__doc__": plain.__doc__,
+            "__class__": property(lambda self: plain),
+            "__new__": lambda cls, *args, **kwargs: plain(*args, **kwargs),
+        },
+    )
+
+
+def put_in_front(optimizer: Any, *fronts: type[InFront], **attributes: Any) -> None:
+    """Put classes in front of an optimizer's own, in place.
+
+    Args:
+        optimizer: of Keras 3 or Keras 2.
+        fronts: as for `class_of`.
+        attributes: set on the optimizer.
+    """
+    # past the __setattr__ of Keras, which tracks what it is given
+    for name, value in attributes.items():
+        object.__setattr__(optimizer, name, value)
+    object.__setattr__(optimizer, "__class__", class_of(type(optimizer), *fronts))
+
+
+def updates(optimizer: Any) -> Any:
+    """Give the optimizer that updates the variables, in Keras 3: the inner one of a loss-scale optimizer, or itself."""
+    return optimizer.inner_optimizer if _scales_loss(optimizer) else optimizer
+
+
+def refuse_global_norm(optimizer: Any) -> None:
+    """Refuse an optimizer, wrapped or not, whose global norm would count local variables.
+
+    Raises:
+        InvalidError: it, or the optimizer inside of it, has a global_clipnorm.
+    """
+    if getattr(getattr(optimizer, "inner_optimizer", optimizer), "global_clipnorm", None) is not None:
+        raise InvalidError(compatibility.words("local variables", "global_clipnorm"))
+
+
+def only_if(condition: Any, work: Callable[[], None]) -> None:
+    """Do something if a condition holds; eagerly, or in the graph that is being traced.
+
+    Args:
+        condition: a boolean tensor.
+        work: assigns variables.
+    """
+    if tf.executing_eagerly():
+        if bool(condition):
+            work()
+        return
+
+    def worked() -> tf.Tensor:
+        work()
+        return tf.constant(True)
+
+    tf.cond(condition, worked, lambda: tf.constant(False))
+
+
+def _scales_loss(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _reduces_first(optimizer: Any) -> bool:
+    """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
+    topk = optimizer._hvd_ext_reducer.options.topk
+    return _scales_loss(optimizer) or (topk is not None and not optimizer.gradient_accumulation_steps)
+
+
+def _is_update_step(optimizer: Any) -> bool:
+    """Whether the coming apply updates the variables; a graph decides that when it runs."""
+    steps: Any = optimizer.gradient_accumulation_steps
+    return not steps or not tf.executing_eagerly() or (int(optimizer._iterations) + 1) % steps == 0
+
+
+def _factor(reducer: Reducer) -> int:
+    """What Keras' average over accumulated passes is multiplied by: the number of passes gives Horovod's sum."""
+    return 1 if reducer.options.average_aggregated_gradients else reducer.options.backward_passes_per_step
+
+
+def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> list[Any]:
+    """Reduce the gradients of the step under way in front of Keras' `apply`.
+
+    With `TopK` they are divided by the loss scale before, and multiplied by it after the reduction: residual and
+    velocity are in the gradients' own unit, whatever the scale will be in the step that sends them.
+    """
+    reducer = optimizer._hvd_ext_reducer
+    present = [gradient for gradient in ready if gradient is not None]
+    scale: Any = None
+    if reducer.options.topk is not None:
+        scaling = _scales_loss(optimizer)
+        scale = tf.convert_to_tensor(optimizer.dynamic_scale) if scaling else optimizer.loss_scale_factor
+        present = [_divided(gradient, scale) for gradient in present]
+    if _scales_loss(optimizer):
+        present = _told(present, reducer.local_now)
+    reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
+    factor = _factor(reducer)
+    return [None if one is None else _multiplied(kinds.scaled(next(reduced), factor), scale) for one in ready]
+
+
+def _divided(gradient: Any, scale: Any) -> Any:
+    if isinstance(scale, tf.Tensor):
+        return gradient / tf.cast(scale, gradient.dtype)
+    return gradient if scale is None else kinds.scaled(gradient, 1 / scale)
+
+
+def _multiplied(gradient: Any, scale: Any) -> Any:
+    if isinstance(scale, tf.Tensor):
+        return gradient * tf.cast(scale, gradient.dtype)
+    return gradient if scale is None else kinds.scaled(gradient, scale)
+
+
+def _told(gradients: Sequence[tf.Tensor], local: Sequence[bool]) -> list[tf.Tensor]:
+    """Make the first reduced gradient not finite where a local one is not: the other ranks do not see that one."""
+    told = list(gradients)
+    if not any(local) or all(local):
+        return told
+    finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient, own in zip(gradients, local, strict=True) if own]
+    first = list(local).index(False)
+    nothing = tf.where(tf.reduce_all(finite), 0.0, float("nan"))
+    told[first] = gradients[first] + tf.cast(nothing, gradients[first].dtype)
+    return told
+
+
+def _unless_skipped(optimizer: Any, work: Callable[[], None]) -> None:
+    """Do a part of an update step; with `TopK` and accumulation only if the reduced gradients are finite."""
+    if optimizer._hvd_ext_reducer.options.topk is not None and optimizer.gradient_accumulation_steps:
+        only_if(optimizer._hvd_ext_finite, work)
+    else:
+        work()
