@@ -5,8 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
-from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+from hvd_ext.planning.buckets.by_size import by_size
+from hvd_ext.planning.buckets.model import (
+    DEFAULT_BUCKET_NBYTES,
+    NBYTES_OF,
+    Bucket,
+    BucketPlan,
+    Card,
+    Request,
+    TensorInfo,
+)
+
+card = Card(
+    name="by_groups",
+    idea="Each group of the user is a bucket, or one for each of its dtypes; what is in no group goes by size.",
+    source="the option groups of Horovod's DistributedOptimizer",
+)
+
+
+def supports(request: Request) -> str | None:
+    """Says whether a request can be met.
+
+    Args:
+        request: of the user.
+
+    Returns:
+        None if it can, else the reason in words.
+    """
+    if request.groups is None:
+        return "it needs groups"
+    return None if request.sparse is None else "it does not keep sparse tensors apart"
+
+
+def build(request: Request) -> BucketPlan:
+    """Plans a request.
+
+    Args:
+        request: one that it supports.
+
+    Returns:
+        See `by_groups`.
+    """
+    assert request.groups is not None
+    return by_groups(request.tensors, request.groups, request.bucket_nbytes)
 
 
 def by_groups(

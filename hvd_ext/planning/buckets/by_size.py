@@ -5,9 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+from hvd_ext.planning.buckets.model import (
+    DEFAULT_BUCKET_NBYTES,
+    NBYTES_OF,
+    Bucket,
+    BucketPlan,
+    Card,
+    Request,
+    TensorInfo,
+)
 
-DEFAULT_BUCKET_NBYTES = 8 << 20
+card = Card(
+    name="by_size",
+    idea="Tensors fill buckets of a fixed size in the order in which back-propagation makes their gradients.",
+    source="tensor fusion, as Horovod (Sergeev and Del Balso 2018) and PyTorch DDP (Li et al. 2020) have it",
+)
+
+
+def supports(request: Request) -> str | None:
+    """Says whether a request can be met.
+
+    Args:
+        request: of the user.
+
+    Returns:
+        None if it can, else the reason in words.
+    """
+    if request.groups is not None:
+        return "it knows no groups"
+    return None if request.sparse is None else "it does not keep sparse tensors apart"
+
+
+def build(request: Request) -> BucketPlan:
+    """Plans a request.
+
+    Args:
+        request: one that it supports.
+
+    Returns:
+        See `by_size`.
+    """
+    return by_size(request.tensors, request.bucket_nbytes)
 
 
 def by_size(tensors: Sequence[TensorInfo], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:

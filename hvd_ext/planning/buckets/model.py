@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+DEFAULT_BUCKET_NBYTES = 8 << 20
 NBYTES_OF = {
     "float32": 4,
     "float64": 8,
@@ -27,6 +29,39 @@ class TensorInfo:
     name: str
     elements: int
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be put into buckets, and how.
+
+    Args:
+        tensors: in the order of the model's layers.
+        bucket_nbytes: the size that a bucket should have.
+        groups: the user's, as `by_groups` takes them; None where there are none.
+        sparse: the indices of the tensors that may be sparsified, where buckets of the two kinds are kept apart; None
+            where they need not be.
+    """
+
+    tensors: Sequence[TensorInfo]
+    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES
+    groups: int | Sequence[Sequence[int]] | None = None
+    sparse: Collection[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What people read about a bucketer.
+
+    Args:
+        name: the bucketer's, equal to its module's.
+        idea: one sentence.
+        source: paper, section, equations; or what it is like.
+    """
+
+    name: str
+    idea: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
