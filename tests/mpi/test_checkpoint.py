@@ -23,7 +23,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import hvd_ext as hvd
-from hvd_ext.checkpoints import arrays
+from hvd_ext.state import arrays
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 hvd.init()

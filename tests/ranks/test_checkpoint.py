@@ -226,7 +226,7 @@ def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_go
 def test_looking_at_random_generators_makes_none_and_draws_nothing() -> None:
     program = """
 import random
-from hvd_ext.keras import model_state
+from hvd_ext.keras.checkpoint import model_state
 random.seed(3)
 expected = random.Random(3).random()
 state = model_state.random_state()
