@@ -41,7 +41,7 @@ class Cluster:
 
     def refusal(self, algorithm: str) -> str | None:
         """Say why an algorithm does not apply here; None where it does."""
-        return registry.get(algorithm).supports(self.tree) if algorithm in registry.names() else None
+        return registry.supports(registry.get(algorithm), self.tree) if algorithm in registry.names() else None
 
     def bound_seconds(self, algorithm: str, nbytes: int) -> float | None:
         """The time that an algorithm is measured by: that of the bytes on the wire, framing not counted.

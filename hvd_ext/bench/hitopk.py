@@ -135,7 +135,7 @@ def _measure(
             module = registry.sparse(name.algorithm)
         elif name.algorithm in registry.names():
             module = registry.get(name.algorithm)
-        why = module.supports(cluster.tree) if module is not None else None
+        why = registry.supports(module, cluster.tree) if module is not None else None
         if why:
             refused.add(text)
             notes.append(f"{text} does not apply to {cluster.tree.describe()}: {why}")

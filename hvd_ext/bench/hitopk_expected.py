@@ -164,7 +164,7 @@ def simulated(cluster: Cluster, name: Name, elements: int) -> dict[str, Any] | N
     """
     known = registry.names() if name.density is None else registry.sparse_names()
     module: Any = registry.get if name.density is None else registry.sparse
-    if name.algorithm not in known or module(name.algorithm).supports(cluster.tree):
+    if name.algorithm not in known or registry.supports(module(name.algorithm), cluster.tree):
         return None
     found = expected(cluster, name, elements)
     entry = None if name.density is None else value_nbytes(name) + INDEX_NBYTES

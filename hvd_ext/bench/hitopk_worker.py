@@ -17,7 +17,7 @@ from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve
 from hvd_ext.bench.worker import topology_text
 
 if TYPE_CHECKING:
-    from hvd_ext.planning.layout import Bucket
+    from hvd_ext.planning.layout import BucketLayout
     from hvd_ext.planning.tensors import Tensor
 
 # Of the trace that is kept for a step: a sparse plan is one segment of some 20 rounds.
@@ -87,7 +87,7 @@ class Sums:
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
         from hvd_ext.planning import grain, planner
-        from hvd_ext.planning.layout import Bucket, Layout, Selection
+        from hvd_ext.planning.layout import BucketLayout, Layout, Selection
         from hvd_ext.trace.events import levels_of
 
         job, density = runtime.current(), name.density
@@ -96,7 +96,7 @@ class Sums:
         choice = planner.sparse_plan(job.tree, name.algorithm, result.nbytes, density, 4)
         segment_nbytes = grain.segment_nbytes(choice.plan, result.nbytes, job.tree)
         selection = Selection(dense_above=NEVER_DENSE, value_wire=name.wire_dtype or "float32")
-        bucket = Bucket(
+        bucket = BucketLayout(
             "float32", (0,), Sum, choice.plan, segment_nbytes, selection=selection, dense=choice.dense, choice=choice
         )
         channel = job.open(f"bench {name.text}", Layout((_tensor(result),), (bucket,)))
@@ -142,7 +142,7 @@ class Sums:
         return call, Mass(gradient, most=most, residual=residual, sent=sent, trace=trace, facts=facts)
 
 
-def _entry_nbytes(name: Name, bucket: Bucket, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
+def _entry_nbytes(name: Name, bucket: BucketLayout, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
     """Do one step in which only selected elements travel as entries, and give the bytes of one.
 
     Where the hosts' last step sends entries too, which are sums, the counters do not tell the two apart.

@@ -17,7 +17,7 @@ from hvd_ext.planning.tensors import DTYPES
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from hvd_ext.planning.layout import Bucket, Layout
+    from hvd_ext.planning.layout import BucketLayout, Layout
     from hvd_ext.planning.model import LogicalPlan
 
 RESIDUAL, VELOCITY = 0, 1  # what a sparse bucket keeps
@@ -243,7 +243,9 @@ def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ct
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
-def _selections(buckets: Sequence[Bucket], handle_of: Callable[[LogicalPlan], int]) -> ctypes.Array[native.Sparse]:
+def _selections(
+    buckets: Sequence[BucketLayout], handle_of: Callable[[LogicalPlan], int]
+) -> ctypes.Array[native.Sparse]:
     array = (native.Sparse * len(buckets))()
     for struct, bucket in zip(array, buckets, strict=True):
         selection = bucket.selection

@@ -1,4 +1,7 @@
-"""Which features may be used together: every pair works, and a test shows it, or it is refused in words."""
+"""Which features may be used together: a pair works or is refused in words.
+
+A test shows each feature alone, each pair of features that act at one place of a step, and each refused pair.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,41 @@ REMARKS = (
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 
-_TEST = "tests/ranks/test_pairs.py::test_a_pair_that_works_equals_training_on_the_joined_batch"
+# Where in a step a feature acts. Two features that act at one place meet in code, and a test shows that they get along.
+PLACES: dict[str, str] = {
+    "passes": "which applies are reduced, and how the others are added up or left out",
+    "form": "which gradients are dense, which are slices, and which stay on their rank",
+    "factor": "what a gradient is multiplied with, or divided by",
+    "bucket": "which gradients travel together",
+    "wire": "what of a gradient is sent, in which dtype and range",
+    "memory": "what is kept from one step to the next",
+    "update": "what Keras does with the reduced gradients",
+}
+
+# feature -> the places at which code of its own acts
+ACTS_AT: dict[str, tuple[str, ...]] = {
+    "op=Sum": ("factor",),
+    "compression": ("wire",),
+    "top-k": ("passes", "factor", "bucket", "wire", "memory"),
+    "predivide": ("factor", "wire"),
+    "accumulation": ("passes", "memory", "update"),
+    "backward_passes_per_step": ("passes", "factor", "memory"),
+    "groups": ("bucket",),
+    "process_set": ("factor",),
+    "sparse gradients": ("passes", "form", "factor", "bucket", "wire", "update"),
+    "sparse_as_dense": ("form",),
+    "local variables": ("form", "factor", "bucket"),
+    "mixed_float16": ("passes", "factor", "wire", "memory", "update"),
+    "clipping": ("update",),
+    "global_clipnorm": ("update",),
+    "EMA": ("memory", "update"),
+    "XLA": (),  # refused with every other feature
+    "Keras 2": ("passes", "form", "factor", "update"),
+    "tape": ("passes", "form", "factor"),
+    "two optimizers": ("memory",),
+}
+
+_TESTS = "tests/ranks/test_pairs.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +116,20 @@ class Pair:
         first: a feature.
         second: a later one of `FEATURES`.
         words: that refuse them; "" where they work.
-        test: that shows that they work, or that they are refused: file::function.
+        places: of `PLACES`, at which both act: there they might get in each other's way.
+        test: that shows that they work, or that they are refused: file::function; "" where they meet nowhere.
     """
 
     first: str
     second: str
     words: str
+    places: tuple[str, ...]
     test: str
+
+    @property
+    def risky(self) -> bool:
+        """Whether two features that work might get in each other's way."""
+        return bool(self.places) and not self.words
 
 
 def words(first: str, second: str) -> str:
@@ -107,8 +151,11 @@ def pairs() -> tuple[Pair, ...]:
     Returns:
         In the order of `FEATURES`.
     """
-    refused = _TEST.replace("that_works_equals_training_on_the_joined_batch", "that_is_refused_says_so")
-    return tuple(
-        Pair(first, second, words(first, second), refused if words(first, second) else _TEST)
-        for first, second in itertools.combinations(FEATURES, 2)
-    )
+    return tuple(_pair(first, second) for first, second in itertools.combinations(FEATURES, 2))
+
+
+def _pair(first: str, second: str) -> Pair:
+    refused = words(first, second)
+    places = tuple(place for place in PLACES if place in ACTS_AT[first] and place in ACTS_AT[second])
+    test = "test_a_pair_that_is_refused_says_so" if refused else "test_a_risky_pair_equals_training_on_the_joined_batch"
+    return Pair(first, second, refused, places, f"{_TESTS}::{test}" if refused or places else "")

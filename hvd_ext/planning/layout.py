@@ -63,7 +63,7 @@ class Selection:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket:
+class BucketLayout:
     """Tensors that are reduced together, and how.
 
     Args:
@@ -106,7 +106,7 @@ class Layout:
     """
 
     tensors: tuple[Tensor, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketLayout, ...]
 
     @functools.cached_property
     def travelling(self) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Layout:
         return tuple(sum(self.tensors[place].nbytes for place in bucket.tensors) for bucket in self.buckets)
 
     @functools.cached_property
-    def largest(self) -> Bucket | None:
+    def largest(self) -> BucketLayout | None:
         """The bucket with the most bytes; None where nothing travels."""
         return self.buckets[self.nbytes.index(max(self.nbytes))] if self.buckets else None
 
@@ -196,7 +196,7 @@ def layout(
         PlanError: an algorithm that there is not, or that cannot run on the cluster.
     """
     travelling = range(len(tensors)) if places is None else places
-    planned: list[Bucket] = []
+    planned: list[BucketLayout] = []
     for dtype, members in _divided(tensors, travelling, groups, bucket_nbytes, topk):
         nbytes = sum(tensors[place].nbytes for place in members)
         first = tensors[members[0]]
@@ -208,13 +208,13 @@ def layout(
             selection = _selection(topk, momentum, choice.dense_above if selects else 0.0)
             segment = grain.segment_nbytes(plan, nbytes, tree)
             # no wire: a sum that was rounded for the way would lose what error feedback is to keep
-            planned.append(Bucket(dtype, members, op, plan, segment, None, selection, choice.dense, choice))
+            planned.append(BucketLayout(dtype, members, op, plan, segment, None, selection, choice.dense, choice))
         else:
             halved = wire if dtype == "float32" else None
             sent = nbytes // 2 if halved else nbytes
             choice = planner.allreduce_plan(tree, algorithm, nbytes=sent)
             segment = grain.segment_nbytes(choice.plan, sent, tree)
-            planned.append(Bucket(dtype, members, op, choice.plan, segment, halved, choice=choice))
+            planned.append(BucketLayout(dtype, members, op, choice.plan, segment, halved, choice=choice))
     return Layout(tuple(tensors), tuple(planned))
 
 
@@ -228,13 +228,10 @@ def _divided(
     if groups is not None and not isinstance(groups, int):
         number = {place: index for index, place in enumerate(places)}
         groups = [[number[place] for place in group if place in number] for group in groups]
+    selected = None
     if topk is not None:
-        taken = [index for index, tensor in enumerate(some) if topk.takes(tensor.shape, tensor.dtype)]
-        found = buckets.apart(some, taken, groups, bucket_nbytes)
-    elif groups is None:
-        found = buckets.by_size(some, bucket_nbytes)
-    else:
-        found = buckets.by_groups(some, groups, bucket_nbytes)
+        selected = [index for index, tensor in enumerate(some) if topk.takes(tensor.shape, tensor.dtype)]
+    found = buckets.plan(buckets.Request(some, bucket_nbytes, groups, selected))
     return [(bucket.dtype, tuple(places[index] for index in bucket.tensors)) for bucket in found.buckets]
 
 

@@ -65,7 +65,7 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
 
 @lru_cache(maxsize=64)
 def _named(tree: Tree, name: str) -> Choice:
-    reason = registry.get(name).supports(tree)
+    reason = registry.supports(registry.get(name), tree)
     if reason is not None:
         raise PlanError(f"algorithm {name!r} on {tree.describe()}: {reason}; choose another one, or 'auto'")
     plan = _built(tree, name)
@@ -74,7 +74,7 @@ def _named(tree: Tree, name: str) -> Choice:
 
 @lru_cache(maxsize=256)
 def _cheapest(tree: Tree, nbytes: int) -> Choice:
-    reasons = {name: registry.get(name).supports(tree) for name in registry.names()}
+    reasons = {name: registry.supports(registry.get(name), tree) for name in registry.names()}
     prices = {name: _profile_s(tree, name, nbytes) for name, reason in reasons.items() if reason is None}
     near = [name for name, price_s in prices.items() if price_s <= min(prices.values()) * WORTH_SIMULATING]
     prices.update({name: price(tree, name, nbytes).seconds for name in near})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, cast
@@ -44,17 +45,6 @@ class _Described(Protocol):
     @property
     def card(self) -> Card:
         """What people read about it."""
-
-    @staticmethod
-    def supports(tree: Tree, /) -> str | None:
-        """Says whether it can run on a cluster.
-
-        Args:
-            tree: the cluster.
-
-        Returns:
-            None if it can, else the reason in words.
-        """
 
 
 class Schedule(_Described, Protocol):
@@ -214,6 +204,20 @@ def card(name: str) -> Card:
         PlanError: there is none; the text lists the names and the nearest one.
     """
     return _named(name, tuple(_found())).card
+
+
+def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
+    """Says whether a schedule can run on a cluster.
+
+    Args:
+        schedule: one that cannot run everywhere has a function `supports(tree)`, which gives None or the reason.
+        tree: the cluster.
+
+    Returns:
+        None if it can, else the reason in words.
+    """
+    asked: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
+    return None if asked is None else asked(tree)
 
 
 def _named(name: str, known: tuple[str, ...], before: str = "") -> Schedule | SparseSchedule:

@@ -56,7 +56,7 @@ def sparse_plan(
     Raises:
         PlanError: no schedule has that name, it does not support the cluster, or the density is out of its range.
     """
-    reason = registry.sparse(algorithm).supports(tree)
+    reason = registry.supports(registry.sparse(algorithm), tree)
     if reason is not None:
         raise PlanError(f"algorithm {algorithm!r} on {tree.describe()}: {reason}; choose another one")
     if height is not None and height < 0:
@@ -102,7 +102,7 @@ def best_variant(
     Returns:
         The price in seconds, the plan and its height; or why the schedule does not apply.
     """
-    reason = registry.sparse(name).supports(tree)
+    reason = registry.supports(registry.sparse(name), tree)
     if reason is not None:
         return reason
     heights = range(1, max(tree.depth, 2)) if height is None else (height,)

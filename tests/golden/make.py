@@ -34,7 +34,7 @@ def plans() -> Iterator[tuple[str, LogicalPlan]]:
     deep = Tree(Node("c", ETHERNET, (Node("r", ETHERNET, hosts), leaf(3))))
     for name, tree in {"one": one, "even": even, "fig2": fig2, "dealt": dealt, "deep": deep}.items():
         for algorithm in registry.names():
-            if registry.get(algorithm).supports(tree) is None:
+            if registry.supports(registry.get(algorithm), tree) is None:
                 yield f"{algorithm}_{name}", planner.allreduce_plan(tree, algorithm).plan
         for algorithm in registry.sparse_names():
             schedule = registry.sparse(algorithm)

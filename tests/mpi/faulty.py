@@ -26,7 +26,7 @@ LIMIT_S = 240
 SUMS = """
 import os, pathlib, sys
 import numpy as np
-from hvd_ext import process, runtime
+from hvd_ext.job import process, runtime
 from hvd_ext.options import Sum
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor

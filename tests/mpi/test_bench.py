@@ -32,7 +32,7 @@ from hvd_ext.bench import worker
 right = worker.Buffers._engine
 calls = []
 def wrong(self, *arguments):
-    from hvd_ext import process
+    from hvd_ext.job import process
     one = right(self, *arguments)
     def call():
         result = one.call()

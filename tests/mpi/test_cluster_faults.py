@@ -73,7 +73,7 @@ def a_host_is_cut_off_in_training(folder: Path) -> None:
 def a_rank_never_starts(folder: Path) -> None:
     never = """
     import os, time
-    from hvd_ext import process
+    from hvd_ext.job import process
 
     if os.environ["OMPI_COMM_WORLD_RANK"] == "3":
         print("is here", flush=True)

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 QUICK = """
     import os, sys, time
     from hvd_ext.__main__ import app
-    from hvd_ext.install import checks, child
+    from hvd_ext.build import child
+    from hvd_ext.doctor import checks
     from hvd_ext.doctor.checks import Finding, State
 
     for name in ("python", "tensorflow", "keras", "native_library", "native_match"):

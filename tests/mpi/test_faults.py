@@ -127,8 +127,9 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     last = """
     import tensorflow as tf
     from hvd_ext.options import Options
-    from hvd_ext.tensorflow import ops, registration
     from hvd_ext.planning.tensors import Tensor
+    from hvd_ext.tensorflow import ops
+    from hvd_ext.tensorflow.gradients import registration
 
     names = ("kernel", "bias")
     channel = registration.open("Adam", [Tensor(name, (3,), "float32") for name in names], Options(op=hvd.Sum))
@@ -173,7 +174,7 @@ def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) ->
     import os
     import numpy as np
     import hvd_ext as hvd
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
     from hvd_ext.errors import HvdExtError
     from hvd_ext.planning.layout import layout
     from hvd_ext.planning.tensors import Tensor

@@ -113,7 +113,7 @@ def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(variable: str, m
 def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -> None:
     program = """
     import hvd_ext as hvd
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
 
     for life in range(2):
         hvd.init()

@@ -21,7 +21,7 @@ SUMS = """
     os.environ["HVD_EXT_SHARED_MEMORY"] = "1" if int(os.environ["OMPI_COMM_WORLD_RANK"]) in WANTED else "0"
 
     import hvd_ext as hvd
-    from hvd_ext import runtime
+    from hvd_ext.job import runtime
     from hvd_ext.planning.layout import layout
     from hvd_ext.planning.tensors import Tensor
 

@@ -56,7 +56,7 @@ def test_every_algorithm_gives_the_same_sum_or_says_why_not(
     algorithm: str, elements: int, rank: int, size: int
 ) -> None:
     x = values(rank, (elements,)).astype(np.float64)
-    if registry.get(algorithm).supports(runtime.current().tree) is not None:
+    if registry.supports(registry.get(algorithm), runtime.current().tree) is not None:
         with pytest.raises(PlanError, match=algorithm):
             hvd.allreduce(x, op=hvd.Sum, algorithm=algorithm)
         return

@@ -9,7 +9,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.planning import planner
-from hvd_ext.planning.layout import Bucket, Layout
+from hvd_ext.planning.layout import BucketLayout, Layout
 from hvd_ext.planning.tensors import Tensor
 from tests.ranks.numbers import total, values
 
@@ -21,7 +21,7 @@ def channel() -> int:
     job = runtime.current()
     plan = planner.allreduce_plan(job.tree, nbytes=4 * sum(SIZES.values())).plan
     tensors = tuple(Tensor(name, (elements,), "float32") for name, elements in SIZES.items())
-    buckets = tuple(Bucket("float32", places, hvd.Sum, plan, 1 << 16) for places in ((1, 0), (2,)))
+    buckets = tuple(BucketLayout("float32", places, hvd.Sum, plan, 1 << 16) for places in ((1, 0), (2,)))
     handle = job.open("numpy", Layout(tensors, buckets))
     yield handle
     job.engine.close_channel(handle)

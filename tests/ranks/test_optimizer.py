@@ -64,7 +64,7 @@ def test_a_learning_rate_schedule_counts_steps_as_in_plain_training() -> None:
 )
 def test_algorithm_and_buckets_change_no_result(algorithm: str, bucket_nbytes: int | None) -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), algorithm=algorithm, bucket_nbytes=bucket_nbytes)
-    if algorithm != "auto" and registry.get(algorithm).supports(runtime.current().tree) is not None:
+    if algorithm != "auto" and registry.supports(registry.get(algorithm), runtime.current().tree) is not None:
         with pytest.raises(PlanError, match=algorithm):
             optimizer.apply(gradients(hvd.rank(), 0), variables())
         return

@@ -1,4 +1,4 @@
-"""Pairs of features work as on the joined batch, or are refused in the words of `hvd_ext.options.compatibility`."""
+"""Features, and pairs that meet, work as on the joined batch; refused ones in the words of `compatibility`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.options.compatibility import Pair, pairs
+from hvd_ext.options.compatibility import FEATURES, Pair, pairs
 from tests.ranks.pairing import Case
 
 # for training without ours
@@ -36,22 +36,16 @@ def plainly(features: frozenset[str], process_set: hvd.ProcessSet) -> list[np.nd
     return Case(set(features), process_set).plainly()
 
 
-def case(pair: Pair, process_set: hvd.ProcessSet) -> Case:
-    if "Keras 2" in (pair.first, pair.second) and not HAS_KERAS2:
+def case(features: set[str], process_set: hvd.ProcessSet) -> Case:
+    if "Keras 2" in features and not HAS_KERAS2:
         pytest.skip("tf_keras is not installed")
-    if hvd.size() == 1 or (hvd.size() > 2 and "process_set" not in (pair.first, pair.second)):
+    if hvd.size() == 1 or (hvd.size() > 2 and "process_set" not in features):
         pytest.skip("the same on any number of ranks, and shown on two")
-    return Case({pair.first, pair.second}, process_set)
+    return Case(features, process_set)
 
 
-def name(pair: Pair) -> str:
-    return f"{pair.first} and {pair.second}"
-
-
-@pytest.mark.parametrize("pair", [pair for pair in pairs() if not pair.words], ids=name)
-def test_a_pair_that_works_equals_training_on_the_joined_batch(pair: Pair, evens: hvd.ProcessSet) -> None:
-    tried = case(pair, evens)
-    expected = plainly(frozenset(tried.features - CHANGE_NOTHING), evens)
+def equals_training_on_the_joined_batch(tried: Case) -> None:
+    expected = plainly(frozenset(tried.features - CHANGE_NOTHING), tried.process_set)
     # halves have 11 bits
     rtol, atol = (2e-3, 2e-3) if "compression" in tried.features else (2e-5, 2e-6)
     for got in tried.together():
@@ -63,9 +57,23 @@ def test_a_pair_that_works_equals_training_on_the_joined_batch(pair: Pair, evens
         assert {everyone[rank] for rank in tried.members} == {digest}
 
 
+def name(pair: Pair) -> str:
+    return f"{pair.first} and {pair.second}"
+
+
+@pytest.mark.parametrize("feature", [feature for feature in FEATURES if feature != "XLA"])
+def test_a_feature_alone_equals_training_on_the_joined_batch(feature: str, evens: hvd.ProcessSet) -> None:
+    equals_training_on_the_joined_batch(case({feature}, evens))
+
+
+@pytest.mark.parametrize("pair", [pair for pair in pairs() if pair.risky], ids=name)
+def test_a_risky_pair_equals_training_on_the_joined_batch(pair: Pair, evens: hvd.ProcessSet) -> None:
+    equals_training_on_the_joined_batch(case({pair.first, pair.second}, evens))
+
+
 @pytest.mark.parametrize("pair", [pair for pair in pairs() if pair.words], ids=name)
 def test_a_pair_that_is_refused_says_so(pair: Pair, evens: hvd.ProcessSet) -> None:
-    tried = case(pair, evens)
+    tried = case({pair.first, pair.second}, evens)
     with pytest.raises((InvalidError, TypeError, ValueError)) as caught:
         tried.compiled() if "XLA" in tried.features else tried.together()
     assert pair.words in str(caught.value)

@@ -13,7 +13,7 @@ from hvd_ext.engine.reports import SparseStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.planning import planner
-from hvd_ext.planning.layout import Bucket, Layout, Selection
+from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow import ops
 
@@ -27,8 +27,8 @@ def open_channel(momentum: float | None = None) -> int:
     choice = planner.sparse_plan(job.tree, "naive_allgather", 4 * ELEMENTS, DENSITY)
     selection = Selection(dense_above=1.0, momentum=momentum, value_wire="float16")
     buckets = (
-        Bucket("float32", (0,), hvd.Sum, whole, 64),
-        Bucket("float32", (1,), hvd.Sum, choice.plan, 64, selection=selection, dense=choice.dense),
+        BucketLayout("float32", (0,), hvd.Sum, whole, 64),
+        BucketLayout("float32", (1,), hvd.Sum, choice.plan, 64, selection=selection, dense=choice.dense),
     )
     return job.open("sparse", Layout((Tensor("dense", (3,), "float32"), Tensor("x", (ELEMENTS,), "float32")), buckets))
 

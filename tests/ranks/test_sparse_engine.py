@@ -8,7 +8,7 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.job import runtime
 from hvd_ext.planning import registry
-from hvd_ext.planning.layout import Bucket, Layout, Selection
+from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.tensors import Tensor
@@ -48,7 +48,7 @@ def test_results_and_residuals_are_those_of_the_rows(name: str, rank: int, size:
         for plan in schedule.variants(tree):
             dense = schedule.dense(tree)
             selection = Selection(dense_above=0.9)
-            bucket = Bucket("float32", (0,), hvd.Sum, plan, 4 * ELEMENTS, selection=selection, dense=dense)
+            bucket = BucketLayout("float32", (0,), hvd.Sum, plan, 4 * ELEMENTS, selection=selection, dense=dense)
             channel = job.open(f"{name} {plan.note}", Layout((Tensor("x", (ELEMENTS,), "float32"),), (bucket,)))
             for step, ranks in enumerate(wanted([plan, dense], data)):
                 x = (data[rank] * (step + 1)).astype(np.float32)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import hvd_ext as hvd
 from hvd_ext import state
 from tests.ranks.training import assert_same_bits_on_all_ranks
 
@@ -28,9 +26,3 @@ def test_the_examples_run_and_leave_equal_models(tmp_path: Path, monkeypatch: py
     assert names["residual"].numpy().tolist() == [[0.5, -3.0, 2.0], [0.0, 3.0, 0.0]]
     for owner in [name for name in state.collect() if name.startswith("top-k: tape")]:
         state.unregister(owner)
-
-
-def test_the_page_names_every_option() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    fields = [field.name for field in dataclasses.fields(hvd.TopK)]
-    assert [name for name in fields if f"`{name}" not in text and f"{name}=" not in text] == []

@@ -24,8 +24,3 @@ def test_the_examples_run_and_leave_equal_models(tmp_path: Path, monkeypatch: py
     assert_same_bits_on_all_ranks(names["model"].weights)
     assert_same_bits_on_all_ranks(names["normalized"].weights)
     assert (tmp_path / "best.keras").exists() == (hvd.rank() == 0)
-
-
-def test_the_page_names_every_callback() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert [name for name in hvd.callbacks.__all__ if name not in text] == []

@@ -86,12 +86,6 @@ def test_every_target_of_the_makefile_is_in_its_help():
     assert set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)) == phony
 
 
-def test_the_readme_is_read_in_one_go():
-    text = page(ROOT / "README.md")
-    assert len(text.splitlines()) <= 150
-    assert len(re.findall(r"!\[", text)) == 1
-
-
 def test_every_page_of_docs_can_be_found_from_the_readme():
     links = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", page(ROOT / "README.md")))
     assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")} - links == set()

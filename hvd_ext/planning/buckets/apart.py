@@ -1,16 +1,41 @@
-"""Buckets where some tensors may be sent in part and the others may not: the two kinds never share one."""
+"""Buckets where some tensors may be sparsified and the others may not: the two kinds never share one."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from hvd_ext.planning.buckets.by_groups import by_groups
-from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
-from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+from hvd_ext.planning.buckets.by_size import by_size
+from hvd_ext.planning.buckets.model import (
+    DEFAULT_BUCKET_NBYTES,
+    Bucket,
+    BucketPlan,
+    Card,
+    Request,
+)
+from hvd_ext.planning.tensors import DTYPES, Tensor
+
+card = Card(
+    name="apart",
+    idea="Tensors that may be sparsified share no bucket with the others; each kind goes by size, or by groups.",
+    source="biases and scales travel whole beside a top-k gradient, as in Lin et al. 2018 (DGC)",
+)
+
+
+def build(request: Request) -> BucketPlan:
+    """Plans a request.
+
+    Args:
+        request: any.
+
+    Returns:
+        See `apart`.
+    """
+    return apart(request.tensors, request.sparse or (), request.groups, request.bucket_nbytes)
 
 
 def apart(
-    tensors: Sequence[TensorInfo],
+    tensors: Sequence[Tensor],
     sparse: Collection[int],
     groups: int | Sequence[Sequence[int]] | None = None,
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
@@ -44,7 +69,7 @@ def apart(
             for kind in kinds
         ]
         buckets = [
-            Bucket(dtype, part, sum(tensors[index].elements for index in part) * NBYTES_OF[dtype])
+            Bucket(dtype, part, sum(tensors[index].elements for index in part) * DTYPES[dtype].nbytes)
             for dtype, part in parts
             if part
         ]

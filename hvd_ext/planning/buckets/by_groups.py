@@ -5,12 +5,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.by_size import DEFAULT_BUCKET_NBYTES, by_size
-from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+from hvd_ext.planning.buckets.by_size import by_size
+from hvd_ext.planning.buckets.model import (
+    DEFAULT_BUCKET_NBYTES,
+    Bucket,
+    BucketPlan,
+    Card,
+    Request,
+)
+from hvd_ext.planning.tensors import DTYPES, Tensor
+
+card = Card(
+    name="by_groups",
+    idea="Each group of the user is a bucket, or one for each of its dtypes; what is in no group goes by size.",
+    source="the option groups of Horovod's DistributedOptimizer",
+)
+
+
+def supports(request: Request) -> str | None:
+    """Says whether a request can be met.
+
+    Args:
+        request: of the user.
+
+    Returns:
+        None if it can, else the reason in words.
+    """
+    if request.groups is None:
+        return "it needs groups"
+    return None if request.sparse is None else "it does not keep sparse tensors apart"
+
+
+def build(request: Request) -> BucketPlan:
+    """Plans a request.
+
+    Args:
+        request: one that it supports.
+
+    Returns:
+        See `by_groups`.
+    """
+    assert request.groups is not None
+    return by_groups(request.tensors, request.groups, request.bucket_nbytes)
 
 
 def by_groups(
-    tensors: Sequence[TensorInfo],
+    tensors: Sequence[Tensor],
     groups: int | Sequence[Sequence[int]],
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
 ) -> BucketPlan:
@@ -31,7 +71,7 @@ def by_groups(
             refuses.
     """
     by_size(tensors)  # it checks them
-    nbytes = [tensor.elements * NBYTES_OF[tensor.dtype] for tensor in tensors]
+    nbytes = [tensor.elements * DTYPES[tensor.dtype].nbytes for tensor in tensors]
     if isinstance(groups, int):
         if groups < 1:
             raise PlanError(f"groups {groups}: there is at least one group")
@@ -51,12 +91,12 @@ def by_groups(
     return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))
 
 
-def _by_dtype(tensors: Sequence[TensorInfo], group: Sequence[int]) -> list[Bucket]:
+def _by_dtype(tensors: Sequence[Tensor], group: Sequence[int]) -> list[Bucket]:
     found: dict[str, list[int]] = {}
     for index in sorted(group, reverse=True):
         found.setdefault(tensors[index].dtype, []).append(index)
     return [
-        Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * NBYTES_OF[dtype])
+        Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * DTYPES[dtype].nbytes)
         for dtype, indices in found.items()
     ]
 

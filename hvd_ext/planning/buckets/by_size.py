@@ -5,12 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.model import NBYTES_OF, Bucket, BucketPlan, TensorInfo
+from hvd_ext.planning.buckets.model import (
+    DEFAULT_BUCKET_NBYTES,
+    Bucket,
+    BucketPlan,
+    Card,
+    Request,
+)
+from hvd_ext.planning.tensors import DTYPES, Tensor
 
-DEFAULT_BUCKET_NBYTES = 8 << 20
+card = Card(
+    name="by_size",
+    idea="Tensors fill buckets of a fixed size in the order in which back-propagation makes their gradients.",
+    source="tensor fusion, as Horovod (Sergeev and Del Balso 2018) and PyTorch DDP (Li et al. 2020) have it",
+)
 
 
-def by_size(tensors: Sequence[TensorInfo], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
+def supports(request: Request) -> str | None:
+    """Says whether a request can be met.
+
+    Args:
+        request: of the user.
+
+    Returns:
+        None if it can, else the reason in words.
+    """
+    if request.groups is not None:
+        return "it knows no groups"
+    return None if request.sparse is None else "it does not keep sparse tensors apart"
+
+
+def build(request: Request) -> BucketPlan:
+    """Plans a request.
+
+    Args:
+        request: one that it supports.
+
+    Returns:
+        See `by_size`.
+    """
+    return by_size(request.tensors, request.bucket_nbytes)
+
+
+def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
     """Fills buckets of a fixed size with tensors in reverse order, the order in which back-propagation makes gradients.
 
     Args:
@@ -37,11 +74,11 @@ def by_size(tensors: Sequence[TensorInfo], bucket_nbytes: int = DEFAULT_BUCKET_N
 
     for index in reversed(range(len(tensors))):
         tensor = tensors[index]
-        if tensor.dtype not in NBYTES_OF:
-            raise PlanError(f"tensor {tensor.name!r}: its dtype is one of {', '.join(NBYTES_OF)}, got {tensor.dtype!r}")
+        if tensor.dtype not in DTYPES:
+            raise PlanError(f"tensor {tensor.name!r}: its dtype is one of {', '.join(DTYPES)}, got {tensor.dtype!r}")
         if tensor.elements < 0:
             raise PlanError(f"tensor {tensor.name!r}: it has 0 or more elements, got {tensor.elements}")
-        size = tensor.elements * NBYTES_OF[tensor.dtype]
+        size = tensor.elements * DTYPES[tensor.dtype].nbytes
         if tensor.dtype in filling and nbytes[tensor.dtype] + size > bucket_nbytes:
             close(tensor.dtype)
         filling.setdefault(tensor.dtype, []).append(index)

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-NBYTES_OF = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "int64": 8,
-}
+from hvd_ext.planning.tensors import Tensor
+
+DEFAULT_BUCKET_NBYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor to be reduced.
+class Request:
+    """What is to be put into buckets, and how.
 
     Args:
-        name: for messages.
-        elements: 0 or more.
-        dtype: a key of NBYTES_OF.
+        tensors: in the order of the model's layers.
+        bucket_nbytes: the size that a bucket should have.
+        groups: the user's, as `by_groups` takes them; None where there are none.
+        sparse: the indices of the tensors that may be sparsified, where buckets of the two kinds are kept apart; None
+            where they need not be.
+    """
+
+    tensors: Sequence[Tensor]
+    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES
+    groups: int | Sequence[Sequence[int]] | None = None
+    sparse: Collection[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What people read about a bucketer.
+
+    Args:
+        name: the bucketer's, equal to its module's.
+        idea: one sentence.
+        source: paper, section, equations; or what it is like.
     """
 
     name: str
-    elements: int
-    dtype: str
+    idea: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,6 @@ On several hosts: in each host first, then between the hosts' first ranks.""",
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int) -> float:
     """MG-WFBP Table II, row 1, for each level of the tree: its slowest branch.
 

@@ -24,18 +24,6 @@ P = 4 on 2 hosts, |P| = 2 x 2, chunks a b c d:
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can, as a ring where no factorisation follows the topology.
-    """
-    return None
-
-
 def _falls_back(stages: tuple[Stage, ...]) -> bool:
     return any(not stage.follows for stage in stages)
 

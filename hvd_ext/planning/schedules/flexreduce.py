@@ -31,18 +31,6 @@ P = 2 + 3 learners, n = 12 (the paper's Fig. 2); reduce in hosts, then between t
 MOST_UNITS = 1 << 20
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int) -> float:
     """The closed form, FlexReduce Eq. 6: every level waits for the slowest link on its ways.
 

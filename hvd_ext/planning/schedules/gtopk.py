@@ -23,18 +23,6 @@ P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int, density: float) -> float:
     """Latencies and entries up and down the tree, over the slowest link, and the selection.
 

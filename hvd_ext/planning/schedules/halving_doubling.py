@@ -23,18 +23,6 @@ P = 4, chunks a b c d:  round 1, distance 2: 0 sends c d to 2, 1 sends d a to 3,
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int) -> float:
     """MG-WFBP Table II, row 3, with the ports that several messages share on their way between hosts.
 

@@ -29,18 +29,6 @@ P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int, density: float) -> float:
     """CommLib Eq. 7-10, with both halves of an entry, and the cheaper of the two last steps.
 

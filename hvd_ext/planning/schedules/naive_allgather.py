@@ -24,18 +24,6 @@ P = 3:  0: select k     0 -> 1, 2     each rank adds up the
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int, density: float) -> float:
     """CommLib Eq. 3 with both halves of an entry, and the selection.
 

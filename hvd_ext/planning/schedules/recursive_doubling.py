@@ -25,18 +25,6 @@ _WHOLE = (Span(0, 1),)
 _Pairs = list[tuple[int, int]]
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
     """Who folds into whom (from, to), and the pairs of each round: neighbours in the tree come first."""
     ranks, power = tree.ranks, 1 << (tree.size.bit_length() - 1)

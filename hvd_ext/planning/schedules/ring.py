@@ -24,18 +24,6 @@ P = 4, chunks a b c d:          reduce-scatter, 3 rounds        all-gather, 3 ro
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int) -> float:
     """The closed form: 2 T_r(P, n, min W), BlueConnect Eq. 6.
 

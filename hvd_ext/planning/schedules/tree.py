@@ -48,18 +48,6 @@ def _binary(first: int, count: int) -> _Branch:
     return _Branch(first + left, 1 + max((child.height for child in children), default=-1), children)
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can.
-    """
-    return None
-
-
 def _hosts(tree: Tree) -> tuple[tuple[int, ...], ...]:
     """What stands at the places of the two trees: hosts, or ranks where there is one host."""
     hosts = tree.hosts()

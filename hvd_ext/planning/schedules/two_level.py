@@ -22,18 +22,6 @@ P = 4 on 2 hosts, masters 0 and 2:
 )
 
 
-def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
-
-    Args:
-        tree: the cluster.
-
-    Returns:
-        None: it always can; on one host it is a reduce and a broadcast.
-    """
-    return None
-
-
 def cost(tree: Tree, nbytes: int) -> float:
     """The closed form of BlueConnect Eq. 7, with reduce and broadcast as pipelined chains, as we run them.
 

@@ -20,7 +20,7 @@ DTYPES = ("float16", "float32", "float64", "int32", "int64")
 
 
 def supported(algorithm: str, tree: Tree) -> bool:
-    return registry.get(algorithm).supports(tree) is None
+    return registry.supports(registry.get(algorithm), tree) is None
 
 
 @pytest.mark.parametrize("size", range(1, 17))

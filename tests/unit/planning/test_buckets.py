@@ -1,18 +1,22 @@
-"""Fixed-size buckets."""
+"""Bucketers: what all promise, enumerated from the registry, and the order in which buckets of a size fill."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import random
+from typing import Any
 
 import pytest
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
-from hvd_ext.planning.buckets import NBYTES_OF, Bucket, TensorInfo, by_size
+from hvd_ext.planning.buckets import Bucket, Request, apart, by_groups, by_size
+from hvd_ext.planning.tensors import DTYPES, Tensor
 
 
-def tensors(*sizes: int, dtype: str = "float32") -> list[TensorInfo]:
-    return [TensorInfo(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
+def tensors(*sizes: int, dtype: str = "float32") -> list[Tensor]:
+    return [Tensor(f"t{index}", (size,), dtype) for index, size in enumerate(sizes)]
 
 
 def test_buckets_fill_from_the_last_tensor_to_the_first() -> None:
@@ -27,7 +31,7 @@ def test_a_tensor_larger_than_a_bucket_has_its_own() -> None:
 
 def test_each_dtype_has_its_own_buckets_in_the_order_in_which_they_fill() -> None:
     mixed = [
-        TensorInfo(str(index), 1, dtype) for index, dtype in enumerate(["float16", "float32", "float16", "float32"])
+        Tensor(str(index), (1,), dtype) for index, dtype in enumerate(["float16", "float32", "float16", "float32"])
     ]
     assert [(bucket.dtype, bucket.tensors) for bucket in by_size(mixed, 100).buckets] == [
         ("float32", (3, 1)),
@@ -40,19 +44,49 @@ def test_no_tensors_make_no_buckets_and_empty_tensors_travel_along() -> None:
     assert by_size(tensors(0, 0)).buckets == (Bucket("float32", (1, 0), 0),)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_tensor_is_in_exactly_one_bucket_of_its_dtype(seed: int) -> None:
-    rng = random.Random(seed)
-    infos = [TensorInfo(str(i), rng.randint(0, 50), rng.choice(sorted(NBYTES_OF))) for i in range(rng.randint(1, 60))]
-    limit = rng.randint(1, 400)
-    plan = by_size(infos, limit)
+def random_request(rng: random.Random) -> Request:
+    infos = [Tensor(str(i), (rng.randint(0, 50),), rng.choice(sorted(DTYPES))) for i in range(rng.randint(1, 60))]
+    places = list(range(len(infos)))
+    rng.shuffle(places)
+    lists = [places[begin : begin + 3] for begin in range(0, len(places) // 2, 3)]
+    sparse = None if rng.randrange(2) else frozenset(rng.sample(range(len(infos)), rng.randint(0, len(infos))))
+    return Request(infos, rng.randint(1, 400), rng.choice([None, rng.randint(1, 70), lists]), sparse)
+
+
+@pytest.mark.parametrize("name", buckets.names())
+@pytest.mark.parametrize("seed", range(40))
+def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_why_not(name: str, seed: int) -> None:
+    request = random_request(random.Random(seed))
+    reason = buckets.supports(buckets.get(name), request)
+    if reason is not None:
+        with pytest.raises(PlanError, match=f"bucketer '{name}': {reason}; choose another one"):
+            buckets.plan(request, name)
+        return
+    plan, infos = buckets.plan(request, name), request.tensors
+    assert plan == buckets.plan(request, name)
     assert sorted(index for bucket in plan.buckets for index in bucket.tensors) == list(range(len(infos)))
     for bucket in plan.buckets:
         assert {infos[index].dtype for index in bucket.tensors} == {bucket.dtype}
-        assert bucket.nbytes == sum(infos[index].elements * NBYTES_OF[bucket.dtype] for index in bucket.tensors)
-        assert bucket.nbytes <= limit or len([index for index in bucket.tensors if infos[index].elements]) == 1
-    full = [bucket.tensors[-1] for bucket in plan.buckets]
-    assert full == sorted(full, reverse=True)
+        assert bucket.nbytes == sum(infos[index].elements * DTYPES[bucket.dtype].nbytes for index in bucket.tensors)
+        if request.groups is None:
+            full = bucket.nbytes <= request.bucket_nbytes
+            assert full or len([index for index in bucket.tensors if infos[index].elements]) == 1
+        if request.sparse is not None:
+            assert len({index in request.sparse for index in bucket.tensors}) == 1
+    ready = [min(bucket.tensors) for bucket in plan.buckets]
+    assert ready == sorted(ready, reverse=True)
+
+
+@pytest.mark.parametrize("groups", [None, 2, [[0, 2]]])
+@pytest.mark.parametrize("sparse", [None, (), (1, 2)])
+def test_the_simplest_bucketer_that_meets_a_request_is_chosen(groups: Any, sparse: tuple[int, ...] | None) -> None:
+    infos = tensors(1, 2, 3, 4)
+    request = Request(infos, 16, groups, sparse)
+    expected = apart(infos, sparse or (), groups, 16)
+    if sparse is None:
+        expected = by_size(infos, 16) if groups is None else by_groups(infos, groups, 16)
+    assert buckets.choose(request) == ("apart" if sparse is not None else "by_size" if groups is None else "by_groups")
+    assert buckets.plan(request) == expected
 
 
 def test_wrong_input_is_refused() -> None:
@@ -64,8 +98,19 @@ def test_wrong_input_is_refused() -> None:
         by_size(tensors(-1))
 
 
-def test_planners_are_found_by_name() -> None:
-    assert buckets.names() == ("by_size",)
-    assert buckets.make(tensors(1, 2), 8) == by_size(tensors(1, 2), 8)
-    with pytest.raises(PlanError, match="bucket planner 'wfbpp': it is one of by_size"):
-        buckets.make(tensors(1), planner="wfbpp")
+def test_bucketers_are_found_by_name_and_every_card_is_complete() -> None:
+    assert buckets.names() == ("apart", "by_groups", "by_size")
+    for name in buckets.names():
+        card = buckets.get(name).card
+        assert card.name == name
+        assert card.idea.endswith(".")
+        assert card.source
+    with pytest.raises(PlanError, match="bucketer 'wfbpp': it is one of apart, by_groups, by_size"):
+        buckets.plan(Request(tensors(1)), "wfbpp")
+
+
+def test_a_card_with_another_name_than_its_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("hvd_ext.planning.buckets.by_size")
+    monkeypatch.setattr(module, "card", dataclasses.replace(module.card, name="by_weight"))
+    with pytest.raises(PlanError, match="bucketer 'by_size': its card has the name of its module, got 'by_weight'"):
+        buckets._found.__wrapped__()

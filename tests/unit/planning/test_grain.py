@@ -24,7 +24,7 @@ from tests.unit.planning.clusters import even_tree, one_host
 def test_segments_are_aligned_and_bounded(size: int, nbytes: int) -> None:
     tree = from_hosts([str(rank // 8) for rank in range(size)])
     for name in registry.names():
-        if registry.get(name).supports(tree) is not None:
+        if registry.supports(registry.get(name), tree) is not None:
             continue
         grain = segment_nbytes(planner.allreduce_plan(tree, name).plan, nbytes, tree)
         assert grain % 64 == 0

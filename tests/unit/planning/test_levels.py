@@ -27,7 +27,7 @@ CLUSTERS += [random_tree(seed, most_leaves=24) for seed in range(8)]
 
 def plans(tree: Tree) -> list[LogicalPlan]:
     schedules = [registry.get(name) for name in registry.names()]
-    found = [schedule.build(tree) for schedule in schedules if schedule.supports(tree) is None]
+    found = [schedule.build(tree) for schedule in schedules if registry.supports(schedule, tree) is None]
     others = [all_gather_plan(tree), all_to_all_plan(tree), reduce_scatter_plan(tree)]
     return [*found, *others, *(broadcast_plan(tree, root) for root in (0, tree.size - 1))]
 
@@ -75,7 +75,7 @@ def test_on_a_large_uneven_cluster_the_ring_and_trees_across_racks_lose() -> Non
     prices = {}
     for name in registry.names():
         schedule = registry.get(name)
-        if schedule.supports(tree) is None:
+        if registry.supports(schedule, tree) is None:
             plan = schedule.build(tree)
             prices[name] = level_profile(plan, tree).price_s(NBYTES, segment_nbytes(plan, NBYTES, tree))
     assert min(prices, key=lambda name: prices[name]) in {"flexreduce", "two_level"}

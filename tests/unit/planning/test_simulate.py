@@ -32,7 +32,7 @@ def whole(plan: LogicalPlan, tree: Tree, nbytes: int = NBYTES) -> float:
 
 def plans(tree: Tree) -> list[LogicalPlan]:
     schedules = [registry.get(name) for name in registry.names()]
-    return [schedule.build(tree) for schedule in schedules if schedule.supports(tree) is None]
+    return [schedule.build(tree) for schedule in schedules if registry.supports(schedule, tree) is None]
 
 
 def test_a_message_takes_its_latency_and_its_bytes() -> None:

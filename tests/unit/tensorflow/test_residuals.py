@@ -10,7 +10,7 @@ import pytest
 
 from hvd_ext import state
 from hvd_ext.errors import InvalidError
-from hvd_ext.planning.buckets import TensorInfo, apart
+from hvd_ext.planning.buckets import apart
 from hvd_ext.planning.layout import Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.topk import residuals
@@ -157,7 +157,7 @@ def test_an_owner_for_any_number_of_ranks_gets_its_own_and_everyones() -> None:
 
 
 def test_tensors_of_two_kinds_never_share_a_bucket() -> None:
-    tensors = [TensorInfo(f"t{index}", 10, "float32") for index in range(6)]
+    tensors = [Tensor(f"t{index}", (10,), "float32") for index in range(6)]
     for groups in (None, 1, 2, [[0, 1, 2], [5]]):
         buckets = apart(tensors, {0, 2, 5}, groups, 80).buckets
         assert sorted(index for bucket in buckets for index in bucket.tensors) == list(range(6))

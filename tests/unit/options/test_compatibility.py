@@ -1,4 +1,4 @@
-"""The table of pairs: every two features have an entry, and the tests that it names are there."""
+"""The table of pairs: every two features have an entry, each feature its places, and the tests named are there."""
 
 from __future__ import annotations
 
@@ -21,14 +21,35 @@ def test_every_pair_of_features_has_one_entry() -> None:
     assert set(compatibility.REFUSED) <= set(entries)
 
 
+def test_every_feature_says_where_it_acts() -> None:
+    assert compatibility.ACTS_AT.keys() == compatibility.FEATURES.keys()
+    for feature, places in compatibility.ACTS_AT.items():
+        assert set(places) <= compatibility.PLACES.keys()
+        refused = all(compatibility.words(feature, other) for other in compatibility.FEATURES if other != feature)
+        assert bool(places) != refused, f"{feature}: name the places at which it acts"
+    assert {place for places in compatibility.ACTS_AT.values() for place in places} == compatibility.PLACES.keys()
+
+
+def test_a_pair_is_risky_where_both_act_and_only_what_meets_nowhere_has_no_test() -> None:
+    found = {frozenset({pair.first, pair.second}): pair for pair in compatibility.pairs()}
+    assert found[frozenset({"compression", "sparse gradients"})].places == ("wire",)
+    assert found[frozenset({"accumulation", "mixed_float16"})].places == ("passes", "memory", "update")
+    assert not found[frozenset({"compression", "clipping"})].risky
+    for pair in found.values():
+        assert bool(pair.test) == bool(pair.words or pair.risky)
+        assert not (pair.words and pair.risky)
+
+
 @pytest.mark.parametrize("refused", [False, True], ids=["works", "refused"])
 def test_the_tests_that_the_table_names_are_there_and_walk_all_of_it(refused: bool) -> None:
-    named = {pair.test for pair in compatibility.pairs() if bool(pair.words) == refused}
+    chosen = "words" if refused else "risky"
+    named = {pair.test for pair in compatibility.pairs() if getattr(pair, chosen)}
+    assert len(named) == 1
     for file, function in (test.split("::") for test in named):
         text = (ROOT / file).read_text(encoding="utf-8")
         functions = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
         assert function in functions
-        assert f"[pair for pair in pairs() if {'' if refused else 'not '}pair.words]" in text
+        assert f"[pair for pair in pairs() if pair.{chosen}]" in text
 
 
 def test_words_do_not_depend_on_the_order() -> None:

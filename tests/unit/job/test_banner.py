@@ -15,7 +15,7 @@ from hvd_ext.job import banner, log
 from hvd_ext.options import Options
 from hvd_ext.planning import planner
 from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.layout import Bucket, Layout, Selection
+from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import from_hosts
 
@@ -42,7 +42,7 @@ def job(rank: int = 0, size: int = 2, **settings: Any) -> Any:
 def laid_out(choices: list[tuple[str, str]], nbytes: list[int], selections: list[Any] | None = None) -> Layout:
     plan = planner.allreduce_plan(from_hosts(["a", "b"]), "ring").plan
     buckets = [
-        Bucket("int8", (place,), hvd.Sum, plan, 64, selection=selection, choice=Choice(plan, name, why))
+        BucketLayout("int8", (place,), hvd.Sum, plan, 64, selection=selection, choice=Choice(plan, name, why))
         for place, ((name, why), selection) in enumerate(zip(choices, selections or [None] * len(choices), strict=True))
     ]
     return Layout(
