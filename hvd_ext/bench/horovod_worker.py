@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from hvd_ext.bench.sampling import Contestant, Task, serve
-from hvd_ext.bench.values import values_of
-from hvd_ext.bench.worker import topology_text
+from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
 
 
 def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
@@ -42,7 +39,7 @@ def main(text: str) -> None:
 
     task = Task.read(text)
     hvd.init()
-    serve(lambda elements, _: contestants(elements, task.hows), task, topology=topology_text(os.environ))
+    serve(lambda elements, _: contestants(elements, task.hows), task, topology=topology_text())
     hvd.shutdown()
 
 

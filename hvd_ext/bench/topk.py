@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.events import Follower
+from hvd_ext.bench.sampling import Follower
 from hvd_ext.bench.topk_inputs import INPUTS, ORDINARY
 from hvd_ext.bench.topk_worker import EVENTS, EVICT_BYTES, Task
 from hvd_ext.errors import InvalidError

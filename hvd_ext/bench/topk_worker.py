@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.bench.events import emit
+from hvd_ext.bench.sampling import emit
 from hvd_ext.bench.topk_inputs import make, segments
 from hvd_ext.compression.density import count
 from hvd_ext.errors import HvdExtError

@@ -7,10 +7,8 @@ import functools
 import json
 import math
 import os
-import platform
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.sampling import EVENTS, TURNS, Ranks, next_turn
-from hvd_ext.bench.worker import topology_text
+from hvd_ext.bench.sampling import Ranks, answer_turns, topology_text
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -193,42 +189,33 @@ def _fingerprint(weights: NDArray[np.float32]) -> str:
 
 
 def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda learner: "") -> None:
-    """Do what the parent says until it says "end"; MPI must have been started. A failure ends the whole job.
+    """Train as the parent says; see `sampling.answer_turns`.
 
     Args:
         task: what is known at the start.
-        make: gives the ways of a contestant by its name; "compute" is the plain model, once.
+        make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
     """
-    ranks, contest = AveragingRanks(), None
-    try:
-        hosts = ranks.gather(platform.node())
-        if ranks.rank == 0 and not Path(task.folder).is_dir():
-            raise HvdExtError(
-                f"folder ({task.folder}): rank 0 on {hosts[0]} does not see it; start the benchmark on that host, or "
-                "set TMPDIR to a folder that all hosts share"
-            )
-        events = Path(task.folder) / EVENTS if ranks.rank == 0 else None
-        emit(events, "hello", hosts=hosts, topology=topology_text(os.environ))
-        follower = Follower(Path(task.folder) / TURNS)
-        while (turn := ranks.told(next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
-            if turn["kind"] == "open":
-                (plain,) = make(COMPUTE).values()
-                contest = Contest(plain, ranks)
-                for algorithm in turn["algorithms"]:
-                    contest.enter(algorithm, make(algorithm), chosen)
-                told = {"start": contest.start, "first_losses": contest.first_losses}
-                emit(events, "opened", contestants=contest.facts, bytes=4 * contest.parameters, **told)
-            elif contest is not None and turn["kind"] == "measure":
-                seconds = {index: contest.measure(index, turn["steps"]) for index in turn["which"]}
-                emit(events, "measured", seconds=[[index, times] for index, times in seconds.items()])
-            elif contest is not None:
-                emit(events, "checked", wrong=[[], *(contest.check(index) for index in range(1, len(contest.facts)))])
-        ranks.meet()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        ranks.abort()
+    ranks = AveragingRanks()
+    contests: list[Contest] = []
+
+    def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if turn["kind"] == "open":
+            (plain,) = make(COMPUTE).values()
+            contests[:] = [contest := Contest(plain, ranks)]
+            for algorithm in turn["algorithms"]:
+                contest.enter(algorithm, make(algorithm), chosen)
+            told = {"start": contest.start, "first_losses": contest.first_losses}
+            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **told}
+        if turn["kind"] == "measure":
+            seconds = [[index, contests[0].measure(index, turn["steps"])] for index in turn["which"]]
+            return "measured", {"seconds": seconds}
+        if turn["kind"] == "check":
+            wrong = [contests[0].check(index) for index in range(1, len(contests[0].facts))]
+            return "checked", {"wrong": [[], *wrong]}
+        return "ended", {}
+
+    answer_turns(Path(task.folder), ranks, answer, topology_text())
 
 
 def main(text: str) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.sampling import Contestant, Task, serve
-from hvd_ext.bench.values import values_of
+from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
 
 
 class Buffers:
@@ -142,15 +139,6 @@ def _eager(tensor: Any, algorithm: str) -> Contestant:
     return Contestant(algorithm, "eager", call, prepared.algorithm, prepared.segment_nbytes)
 
 
-def topology_text(environ: Mapping[str, str]) -> str:
-    """Give the YAML text of the topology that the environment names; empty where it names none or it cannot be read."""
-    path = environ.get("HVD_EXT_TOPOLOGY", "")
-    try:
-        return Path(path).read_text(encoding="utf-8") if path else ""
-    except OSError:
-        return ""
-
-
 def main(text: str) -> None:
     """Serve the parent.
 
@@ -162,7 +150,7 @@ def main(text: str) -> None:
     task = Task.read(text)
     process.init()
     buffers = Buffers(task.hows)
-    serve(buffers.contestants, task, buffers.release, topology_text(os.environ))
+    serve(buffers.contestants, task, buffers.release, topology_text())
     process.shutdown()
 
 

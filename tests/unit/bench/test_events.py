@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hvd_ext.bench.events import Follower, emit
+from hvd_ext.bench.sampling import Follower, emit
 
 
 def test_events_arrive_once_and_in_order(tmp_path: Path) -> None:

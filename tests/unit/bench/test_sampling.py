@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 from hvd_ext.bench import sampling
-from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.sampling import Contestant, Ranks, Sampler, Task, serve
-from hvd_ext.bench.values import PERIOD, fault_of, sum_of, values_of
+from hvd_ext.bench.sampling import (
+    PERIOD,
+    Contestant,
+    Follower,
+    Ranks,
+    Sampler,
+    Task,
+    emit,
+    fault_of,
+    serve,
+    sum_of,
+    values_of,
+)
 
 
 class OneRank(Ranks):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import hvd_ext
 from hvd_ext.bench import topk_inputs, topk_peers, topk_worker
-from hvd_ext.bench.events import Follower
+from hvd_ext.bench.sampling import Follower
 from hvd_ext.bench.topk import NAMES, Request
 from hvd_ext.bench.topk_check import Check, keys_of, unique
 from hvd_ext.bench.topk_functions import Algorithm1, bare_add, read_pass

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_ext.bench.turns import Turns, Worker, rotated
+from hvd_ext.bench.jobs import Turns, Worker, rotated
 from hvd_ext.job import Job, JobError, job_environment
 
 PATIENCE_S = 60.0
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 RANK = """
 import sys, time
 from pathlib import Path
-from hvd_ext.bench.events import Follower, emit
+from hvd_ext.bench.sampling import Follower, emit
 rank, folder, hosts = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(",")
 if rank == 0:
     emit(folder / "events", "hello", hosts=hosts, topology="")

@@ -1,4 +1,4 @@
-"""The commands `python -m hvd_ext bench convergence` and `bench plot-convergence`."""
+"""The commands `convergence` and `plot-convergence`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvd_ext.bench import command
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to those of the benchmark.
-
-    Args:
-        app: of `hvd_ext.bench.cli`.
-    """
-    app.command()(convergence)
-    app.command("plot-convergence")(plot_convergence)
 
 
 def convergence(
@@ -36,48 +24,45 @@ def convergence(
     silence: Annotated[float, typer.Option(help="A job that says nothing for so long has failed, seconds.")] = 900.0,
 ) -> None:
     """Train what is missing of a study of convergence, in jobs of real ranks; then show what is finished."""
-    from hvd_ext.bench import convergence as work, convergence_plots, convergence_results, convergence_study, results
+    from benchmarks.studies.convergence import jobs, plan as plans, results as told
+    from hvd_ext.bench import results
 
     failures: list[str] = []
-    with command.ended_in_words("hvd_ext bench convergence"):
-        plan = convergence_study.read(study)
+    with command.ended_in_words("benchmarks.studies convergence"):
+        plan = plans.read(study)
         command.check_folder("--json", json_file)
         command.check_folder("--plot", plot_file)
-        runs = convergence_study.runs_of(plan, command.names(models), command.names(settings))
+        runs = plans.runs_of(plan, command.names(models), command.names(settings))
         wanted = command.names(seeds)
         chosen = [run for run in runs if not wanted or ("time" if run.seed is None else str(run.seed)) in wanted]
-        left = convergence_study.missing(folder, plan, chosen)
+        left = plans.missing(folder, plan, chosen)
         console = command.table_console()
         if missing:
             for run in left:
                 console.print(run.name, markup=False, highlight=False)
             console.print(f"{len(left)} of {len(chosen)} runs are missing", highlight=False)
             return
-        work.check_folder(folder)
+        jobs.check_folder(folder)
         if left:
-            data = work.data_files(plan, list(dict.fromkeys(run.model for run in left)), folder, images)
+            data = jobs.data_files(plan, list(dict.fromkeys(run.model for run in left)), folder, images)
             with _Bar(len(left)) as tell:
-                failures = work.train(plan, left, folder, data, tell, silence)
-        found = convergence_results.collected(folder, plan)
+                failures = jobs.train(plan, left, folder, data, tell, silence)
+        found = told.collected(folder, plan)
         if json_file is not None:
             results.save(json_file, found)
         if plot_file is not None:
-            convergence_plots.draw(found, plot_file)
-        console.print(convergence_results.table(found))
+            told.draw(found, plot_file)
+        console.print(told.table(found))
         command.say(console, (), failures)
     sys.exit(1 if failures else 0)
 
 
 class _Bar:
-    """A bar on stderr where that is a terminal, and a line for each finished run elsewhere."""
+    """A bar on stderr if that is a terminal, and a line for each finished run elsewhere."""
 
     def __init__(self, total: int) -> None:
-        console = Console(stderr=True)
-        self._seen = console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *columns, console=console, transient=True, disable=not self._seen, refresh_per_second=2
-        )
+        self._progress = command.progress_bar()
+        self._seen = self._progress.console.is_terminal
         self._task = self._progress.add_task("", total=total)
         self._last: dict[str, Any] = {}
 
@@ -101,13 +86,13 @@ class _Bar:
 
 
 def plot_convergence(
-    file: Annotated[Path, typer.Argument(help="Result of bench convergence --json.")],
+    file: Annotated[Path, typer.Argument(help="Result of convergence --json.")],
     output: command.Output,
     only: command.Only = "",
 ) -> None:
     """Draw accuracy over epochs and over time, a column for each model."""
-    from hvd_ext.bench import convergence_plots, convergence_results
+    from benchmarks.studies.convergence import results as told
 
-    with command.ended_in_words("hvd_ext bench plot-convergence"):
+    with command.ended_in_words("benchmarks.studies plot-convergence"):
         command.check_folder("--output", output)
-        convergence_plots.draw(convergence_results.load(file), output, command.names(only))
+        told.draw(told.load(file), output, command.names(only))

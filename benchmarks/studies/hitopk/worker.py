@@ -1,8 +1,7 @@
-"""One rank that measures sparse and dense sums: `LAUNCHER python -m hvd_ext.bench.hitopk_worker TASK`."""
+"""One rank that measures sparse and dense sums: `LAUNCHER python -m benchmarks.studies.hitopk.worker TASK`."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.hitopk_names import Name
-from hvd_ext.bench.hitopk_sampling import Gradient, Mass, MassSampler, Watched, shares_of
-from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve
-from hvd_ext.bench.worker import topology_text
+from benchmarks.studies.hitopk.names import Name
+from benchmarks.studies.hitopk.sampling import Gradient, Mass, MassSampler, Watched, shares_of
+from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve, topology_text
 
 if TYPE_CHECKING:
     from hvd_ext.specs import SparseBucket
@@ -38,7 +36,7 @@ class Sums:
 
         Args:
             elements: length of the gradient.
-            names: as hvd_ext.bench.hitopk_names reads them.
+            names: as benchmarks.studies.hitopk.names reads them.
 
         Returns:
             One for each name, in their order.
@@ -189,7 +187,7 @@ def main(text: str) -> None:
     task = Task.read(text)
     process.init()
     sums = Sums()
-    serve(sums.contestants, task, sums.release, topology_text(os.environ), MassSampler)
+    serve(sums.contestants, task, sums.release, topology_text(), MassSampler)
     process.shutdown()
 
 

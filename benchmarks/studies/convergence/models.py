@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.bench.convergence_data import IMAGES, TEXT, VOCABULARY
+from benchmarks.studies.convergence.data import IMAGES, TEXT, VOCABULARY
 
 if TYPE_CHECKING:
     import keras

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.studies.hitopk.names import WIRES, Name
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.hitopk_names import WIRES, Name
 from hvd_ext.cluster.spec import MTU, payload_share
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.cost.simulate import simulate

@@ -1,4 +1,4 @@
-"""What the runs of a convergence study say together: means, intervals, time to an accuracy; table and Markdown."""
+"""What the runs of a convergence study say together: means, intervals, time to an accuracy; table, Markdown, plot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.studies.convergence.plan import Run, Study, finished
+from benchmarks.studies.markdown import table as markdown_table
 from hvd_ext.bench import results
-from hvd_ext.bench.convergence_study import Run, Study, finished
-from hvd_ext.bench.table import seconds
+from hvd_ext.bench.plots import finish, panels, selected
+from hvd_ext.bench.table import drawn, seconds
 from hvd_ext.errors import InvalidError
 
 BENCHMARK = "convergence"
 DENSE = "dense"
 # Student's t, two-sided 95 %, by degrees of freedom; for more than 10 the last is a little too wide.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-# So much below dense's last accuracy is near: what a sparse training may lose.
+# What a sparse training may lose: so much below dense's last accuracy is near it.
 NEAR = 0.005
+# Okabe and Ito's palette; dense is black.
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")
 HEADINGS = (
     "model",
     "setting",
@@ -43,13 +47,9 @@ CAPTION = (
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Give half of the 95 % confidence interval of a mean.
+    """Give half of the 95 % confidence interval of the mean of independent values; None for fewer than two values.
 
-    Args:
-        values: of independent runs.
-
-    Returns:
-        t s / sqrt(n) with n - 1 degrees of freedom; None for fewer than two values.
+    It is t s / sqrt(n), with n - 1 degrees of freedom.
     """
     if len(values) < 2:
         return None
@@ -102,35 +102,18 @@ def collected(folder: Path, study: Study) -> dict[str, Any]:
 
 
 def _whole(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The curve, which ends in what all test examples say; the points before are of a part of them."""
+    """Give a curve whose last point is the accuracy on all test examples; the points before are of a part of them."""
     *before, last = found["curve"]
     return [*before, {**last, "accuracy": found["accuracy"]}]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a file of `collected`.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        InvalidError: it cannot be read, or is something else.
-    """
-    return results.load(path, BENCHMARK, "bench convergence")
+    """Read a file of `collected`; refuse any other."""
+    return results.load(path, BENCHMARK, "benchmarks.studies convergence")
 
 
 def mean_curve(row: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Average the curves of a row over its seeds.
-
-    Args:
-        row: of a file.
-
-    Returns:
-        Steps and accuracy after each epoch.
-    """
+    """Give the steps and the accuracy after each epoch, means over the seeds of a row."""
     curves = list(row["curves"].values())
     return [
         (points[0]["steps"], statistics.fmean(point["accuracy"] for point in points))
@@ -139,14 +122,12 @@ def mean_curve(row: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
-    """Say how long the first steps take at the rate of the study: the median step times their number.
+    """Say how long the first steps of a row take at the rate of the study: the median step times their number.
 
-    Args:
-        row: of a file.
-        steps: how many; those of the warm-up, which has equal parts for its densities, are taken first.
+    The steps of the warm-up come first; its densities have equal parts of it.
 
     Returns:
-        Seconds; None where no times were measured.
+        Seconds; None if no times were measured.
     """
     if not row["step_seconds"]:
         return None
@@ -218,14 +199,7 @@ def _sooner(line: Mapping[str, Any], name: str) -> tuple[str, str]:
 
 
 def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
-    """Write the summary as texts.
-
-    Args:
-        found: of `collected`.
-
-    Returns:
-        A text for each heading.
-    """
+    """Write the summary as rows with a text for each heading."""
     return [
         [
             line["model"],
@@ -242,35 +216,14 @@ def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """Draw the summary; settings whose ranks ended with different weights are red.
-
-    Args:
-        found: of `collected`.
-
-    Returns:
-        A row for each model and setting.
-    """
-    drawn = Table(title=f"convergence, hosts of {found['study']['hosts']} ranks", caption=CAPTION)
-    for place, heading in enumerate(HEADINGS):
-        drawn.add_column(heading, justify="left" if place < 2 else "right", no_wrap=True)
-    last = ""
-    for line in lines_of(found):
-        if line[0] != last:
-            drawn.add_section()
-        last = line[0]
-        drawn.add_row(*line, style="bold red" if line[1].endswith(" UNEQUAL") else None)
-    return drawn
+    """Draw the summary: a row for each model and setting, red if its ranks ended with different weights."""
+    title = f"convergence, hosts of {found['study']['hosts']} ranks"
+    lines = [(line[0], line, line[1].endswith(" UNEQUAL")) for line in lines_of(found)]
+    return drawn(title, CAPTION, HEADINGS, lines, HEADINGS[:2])
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Write the summary as Markdown.
-
-    Args:
-        found: from `load`.
-
-    Returns:
-        What was trained and the table.
-    """
+    """Write what was trained, and the summary, as Markdown."""
     rows = {row["model"]: row for row in found["rows"]}
     about = [
         f"- {model}: {row['parameters']:,} parameters, {row['recipe']['epochs']} epochs, "
@@ -279,5 +232,52 @@ def markdown(found: Mapping[str, Any]) -> str:
         f"{row['tested']:,} labels"
         for model, row in rows.items()
     ]
-    cells = [list(HEADINGS), ["---"] * len(HEADINGS), *lines_of(found)]
-    return "\n".join([*about, "", *("| " + " | ".join(cell or "-" for cell in row) + " |" for row in cells), ""])
+    return "\n".join([*about, "", markdown_table(HEADINGS, lines_of(found), " --- |")])
+
+
+def draw(found: Mapping[str, Any], path: Path, only: Sequence[str] = ()) -> None:
+    """Draw accuracy over epochs and over time, a column for each model.
+
+    Args:
+        found: of `collected`.
+        path: of the PNG file.
+        only: at most six settings; empty: the first six of the study.
+
+    Raises:
+        InvalidError: an unknown setting, too many of them, nothing to draw, or no matplotlib.
+    """
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
+    if not models:
+        raise InvalidError("plot (no runs): there is nothing to draw")
+    present = [name for name in found["study"]["settings"] if any(row["setting"] == name for row in found["rows"])]
+    drawn = selected(present, only)
+    colour_of = {DENSE: "#000000", **dict(zip((name for name in drawn if name != DENSE), COLOURS, strict=False))}
+    figure, flat = panels(2 * len(models), len(models), 5.0, 3.8, 1.5)
+    axes = [flat[: len(models)], flat[len(models) :]]
+    for column, model in enumerate(models):
+        rows = [row for row in found["rows"] if row["model"] == model and row["setting"] in drawn]
+        for row in sorted(rows, key=lambda row: drawn.index(row["setting"])):
+            curve = mean_curve(row)
+            values = [100 * accuracy for _, accuracy in curve]
+            style = {"color": colour_of[row["setting"]], "linewidth": 2.0 if row["setting"] == DENSE else 1.2}
+            epochs = range(1, len(curve) + 1)
+            axes[0][column].plot(epochs, values, label=row["setting"], **style)
+            spread = [
+                100 * statistics.stdev(point["accuracy"] for point in points) if len(points) > 1 else 0.0
+                for points in zip(*row["curves"].values(), strict=True)
+            ]
+            low, high = ([value + sign * s for value, s in zip(values, spread, strict=True)] for sign in (-1, 1))
+            axes[0][column].fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            times = [seconds_after(row, steps) for steps, _ in curve]
+            known = [(time_s, value) for time_s, value in zip(times, values, strict=True) if time_s is not None]
+            axes[1][column].plot([x for x, _ in known], [y for _, y in known], label=row["setting"], **style)
+        axes[0][column].set(title=model, xlabel="epochs", ylabel="accuracy, %")
+        axes[0][column].xaxis.get_major_locator().set_params(integer=True)
+        axes[1][column].set(xlabel=f"seconds at {found['study']['rate']}", ylabel="accuracy, %")
+        if axes[1][column].lines and any(len(line.get_xdata()) for line in axes[1][column].lines):
+            axes[1][column].set_xscale("log")
+        else:
+            axes[1][column].set_visible(False)
+        for axis in (axes[0][column], axes[1][column]):
+            axis.grid(True, linewidth=0.4, alpha=0.5)
+    finish(figure, [] if only else [name for name in present if name not in drawn], path)

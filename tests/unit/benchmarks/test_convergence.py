@@ -13,19 +13,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_ext.bench import (
-    convergence,
-    convergence_data as data_sets,
-    convergence_plots,
-    convergence_results as told,
-    convergence_study as studies,
-    page,
-    results,
-)
-from hvd_ext.bench.cli import app
-from hvd_ext.bench.convergence_worker import Task, order
-from hvd_ext.bench.events import emit
-from hvd_ext.bench.sampling import EVENTS
+from benchmarks.studies import page
+from benchmarks.studies.__main__ import app
+from benchmarks.studies.convergence import data as data_sets, jobs, plan as studies, results as told
+from benchmarks.studies.convergence.worker import Task, order
+from hvd_ext.bench import results
+from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import JobError
 
@@ -222,7 +215,7 @@ def test_after_a_failure_the_other_runs_go_on(plan: Path, tmp_path: Path, breaks
 
     kinds: list[str] = []
     runs = studies.runs_of(study, ["cnn"])
-    failures = convergence.train(
+    failures = jobs.train(
         study,
         runs,
         tmp_path,
@@ -287,14 +280,14 @@ def test_the_table_the_page_and_the_plot_show_every_setting(plan: Path, tmp_path
     written = page.rewritten("<!-- results: convergence.json -->\n<!-- end of results -->\n", tmp_path)
     assert "| cnn | dense | 2 | 53.00 +- 25.41 |" in written
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    convergence_plots.draw(found, tmp_path / "plot.png")
+    told.draw(found, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidError, match="nothing to draw"):
-        convergence_plots.draw({**found, "rows": []}, tmp_path / "plot.png")
+        told.draw({**found, "rows": []}, tmp_path / "plot.png")
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path):
     path = tmp_path / "x.json"
     path.write_text('{"benchmark": "else"}')
-    with pytest.raises(InvalidError, match="bench convergence"):
+    with pytest.raises(InvalidError, match="benchmarks.studies convergence"):
         told.load(path)

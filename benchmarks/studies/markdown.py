@@ -1,11 +1,17 @@
-"""A short table out of the whole ones of a result: some rows and columns, or one column spread over another."""
+"""Tables as Markdown, and short tables selected from whole ones: some rows and columns, or a column across another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-Table = tuple[str, list[str], list[list[str]]]  # what stands above it, its headings, its rows
+Table = tuple[str, list[str], list[list[str]]]  # the line above it, its headings, its rows
 KEYS = ("table", "rows", "columns", "across")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---|") -> str:
+    """Write a table as Markdown; a cell without text becomes a dash. `rule` is a column's part of the second line."""
+    first, *others = [f"| {' | '.join(cell or '-' for cell in row)} |" for row in [headings, *rows]]
+    return "\n".join([first, "|" + rule * len(headings), *others, ""])
 
 
 def excerpt(text: str, wanted: str) -> str:
@@ -45,8 +51,7 @@ def excerpt(text: str, wanted: str) -> str:
     elif "columns" in parts:
         places = [headings.index(name) for name in parts["columns"]]
         headings, rows = list(parts["columns"]), [[row[place] for place in places] for row in rows]
-    lines = [f"| {' | '.join(line)} |" for line in [headings, *rows]]
-    return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:], ""])
+    return table(headings, rows)
 
 
 def _parts(wanted: str) -> Mapping[str, list[str]]:

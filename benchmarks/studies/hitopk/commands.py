@@ -1,4 +1,4 @@
-"""The commands `python -m hvd_ext bench hitopk` and `bench plot-hitopk`."""
+"""The commands `hitopk` and `plot-hitopk`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.studies.hitopk.names import DEFAULT
 from hvd_ext.bench import command
-from hvd_ext.bench.hitopk_names import DEFAULT
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to those of the benchmark.
-
-    Args:
-        app: of `hvd_ext.bench.cli`.
-    """
-    app.command()(hitopk)
-    app.command("plot-hitopk")(plot_hitopk)
 
 
 def hitopk(
@@ -48,21 +38,21 @@ def hitopk(
     timeout: command.Timeout = 900.0,
 ) -> None:
     """Sum a gradient over all ranks, sparse and dense, in turns: times, bytes on the links, hitopk's four steps."""
-    from hvd_ext.bench.launcher import Launcher, place
+    from hvd_ext.bench.jobs import Launcher, place
 
     rank = place(os.environ)
     if rank:
-        # One process per rank was started; rank 0 starts the jobs that measure.
+        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
         return
-    from hvd_ext.bench import hitopk_results, results
+    from benchmarks.studies.hitopk import results as told
+    from benchmarks.studies.hitopk.expected import simulated
+    from benchmarks.studies.hitopk.jobs import Request, measure
+    from benchmarks.studies.hitopk.names import names_of
+    from hvd_ext.bench import results
     from hvd_ext.bench.expected import Cluster, cluster_of
-    from hvd_ext.bench.hitopk import Request, measure
-    from hvd_ext.bench.hitopk_expected import simulated
-    from hvd_ext.bench.hitopk_names import names_of
-    from hvd_ext.bench.progress import progress
     from hvd_ext.topology.read import read
 
-    with command.ended_in_words("hvd_ext bench hitopk"):
+    with command.ended_in_words("benchmarks.studies hitopk"):
         start = Launcher() if topology is not None else command.launched(launcher, ranks)
         command.check_append(append, json_file)
         if topology is not None and not simulate:
@@ -77,12 +67,14 @@ def hitopk(
             timeout_s=timeout,
         )
         command.check_folder("--json", json_file)
-        before = command.kept_result(hitopk_results.load, json_file, append)
-        run = results.begin_run(start.describe() if topology is None else "none: simulated")
+        before = command.kept_result(told.load, json_file, append)
+        run = results.begin_run(
+            start.describe() if topology is None else "none: simulated", program="benchmarks.studies"
+        )
         notes: list[str] = []
         rows: list[dict[str, Any]] = []
         if topology is None:
-            with progress(max(len(request.ranks), 1) * len(request.elements)) as tell:
+            with command.progress(max(len(request.ranks), 1) * len(request.elements)) as tell:
                 rows, notes, text = measure(request, start, tell)
             clusters = {tuple(row["ranks_per_host"]): row["ranks_per_host"] for row in rows}
             places = [[f"host{place}" for place, count in enumerate(each) for _ in range(count)] for each in clusters]
@@ -96,21 +88,21 @@ def hitopk(
                 priced = [simulated(cluster, name, length) for name in names_of(request.names)]
                 rows += [row for row in priced if row is not None]
         run.update(topology=text, rate_bytes_per_second=request.rate, notes=notes)
-        result = hitopk_results.result(run, rows)
+        result = results.result_of(run, rows, told.BENCHMARK)
         if json_file is not None:
             results.save(json_file, results.joined(before, result) if before else result)
         console = command.table_console(rank)
-        console.print(hitopk_results.table(result))
-        steps = hitopk_results.steps_table(result)
+        console.print(told.table(result))
+        steps = told.steps_table(result)
         if steps is not None:
             console.print(steps)
-        wrong = hitopk_results.faults(rows)
+        wrong = told.faults(rows)
         command.say(console, notes, wrong)
     sys.exit(1 if wrong else 0)
 
 
 def plot_hitopk(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench hitopk --json.")],
+    files: Annotated[list[Path], typer.Argument(help="Results of hitopk --json.")],
     output: command.Output,
     kind: Annotated[
         str, typer.Option(help="bars: all contestants; sizes: time over elements; steps: hitopk's steps.")
@@ -119,11 +111,11 @@ def plot_hitopk(
     only: command.Only = "",
 ) -> None:
     """Draw sparse and dense sums: side by side, over the size, or hitopk's steps."""
-    from hvd_ext.bench import hitopk_plots, hitopk_results
+    from benchmarks.studies.hitopk import results as told
 
-    with command.ended_in_words("hvd_ext bench plot-hitopk"):
+    with command.ended_in_words("benchmarks.studies plot-hitopk"):
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
-        rows = [row for path in files for row in hitopk_results.load(path)["rows"]]
+        rows = [row for path in files for row in told.load(path)["rows"]]
         rows = [row for row in rows if not lengths or row["elements"] in lengths]
-        hitopk_plots.draw(rows, output, kind, command.names(only))
+        told.draw(rows, output, kind, command.names(only))

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hvd_ext.bench import hitopk_plots, hitopk_results, page, results
+from benchmarks.studies import page
+from benchmarks.studies.hitopk import results as told
+from benchmarks.studies.hitopk.expected import BETWEEN, host_bytes, link_rate, simulated
+from benchmarks.studies.hitopk.jobs import Request, groups_of, row_of
+from benchmarks.studies.hitopk.names import DEFAULT, Name, names_of
+from benchmarks.studies.hitopk.sampling import Gradient, Mass, shares_of, wire_bytes
+from hvd_ext.bench import results
 from hvd_ext.bench.expected import Cluster
-from hvd_ext.bench.hitopk import Request, groups_of, row_of
-from hvd_ext.bench.hitopk_expected import BETWEEN, host_bytes, link_rate, simulated
-from hvd_ext.bench.hitopk_names import DEFAULT, Name, names_of
-from hvd_ext.bench.hitopk_sampling import Gradient, Mass, shares_of, wire_bytes
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.cost.commlib import inter_host_nbytes
@@ -211,18 +213,16 @@ def test_simulated_rows_are_marked_and_need_a_plan():
 def test_tables_say_what_was_simulated_and_what_was_wrong(tmp_path: Path):
     found = rows()
     found[-1].update(correct=False, wrong=["rank 0: element 3 is 1, must be 2"])
-    result = hitopk_results.result(results.begin_run("by hand"), found)
+    result = results.result_of(results.begin_run("by hand"), found, told.BENCHMARK)
     text = io.StringIO()
     console = Console(file=text, width=200)
-    console.print(hitopk_results.table(result))
-    console.print(hitopk_results.steps_table(result))
+    console.print(told.table(result))
+    console.print(told.steps_table(result))
     shown = text.getvalue()
     assert "hitopk@0.01*" in shown
     assert "horovod WRONG" in shown
     assert BETWEEN in shown
-    assert hitopk_results.faults(found) == [
-        "wrong sum: horovod, 2 + 1 ranks, 1,000 elements: rank 0: element 3 is 1, must be 2"
-    ]
+    assert told.faults(found) == ["wrong sum: horovod, 2 + 1 ranks, 1,000 elements: rank 0: element 3 is 1, must be 2"]
     results.save(tmp_path / "sums.json", result)
     written = page.rewritten("<!-- results: sums.json -->\n<!-- end of results -->\n", tmp_path)
     assert "| 2 + 1 | 1,000 | hitopk@0.01 | 700 ms |" in written
@@ -233,16 +233,16 @@ def test_tables_say_what_was_simulated_and_what_was_wrong(tmp_path: Path):
 def test_prices_alone_are_written_by_size():
     found = [row for row in rows() if row["simulated"]]
     found += [{**row, "ranks_per_host": [8] * 16} for row in found]
-    written = hitopk_results.markdown(hitopk_results.result({}, found))
+    written = told.markdown(results.result_of({}, found, told.BENCHMARK))
     assert "| 2 + 1 ranks, elements | 1,000 | 100,000 |" in written
     assert "| 16 x 8 ranks, elements | 1,000 | 100,000 |" in written
     assert written.count("| tree |") == 2
 
 
-@pytest.mark.parametrize("kind", hitopk_plots.KINDS)
+@pytest.mark.parametrize("kind", told.KINDS)
 def test_each_kind_of_plot_is_drawn(kind: str, tmp_path: Path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    hitopk_plots.draw(rows(), tmp_path / "plot.png", kind)
+    told.draw(rows(), tmp_path / "plot.png", kind)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -250,4 +250,4 @@ def test_a_plot_of_nothing_or_of_an_unknown_kind_is_refused(tmp_path: Path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     for kind, found, words in (("pie", rows(), "pie"), ("steps", [], "nothing to draw")):
         with pytest.raises(InvalidError, match=words):
-            hitopk_plots.draw(found, tmp_path / "plot.png", kind)
+            told.draw(found, tmp_path / "plot.png", kind)

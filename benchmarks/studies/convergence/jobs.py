@@ -1,4 +1,4 @@
-"""The convergence study: trains what is missing of a plan, in jobs of real ranks, and keeps a file for each run."""
+"""The jobs of a convergence study: they train what is missing, with real ranks, and write a file for each run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench import convergence_data as data_sets
-from hvd_ext.bench.convergence_models import DATA_OF
-from hvd_ext.bench.convergence_study import Run, Study, facts
-from hvd_ext.bench.convergence_worker import Task
-from hvd_ext.bench.events import Follower
-from hvd_ext.bench.sampling import EVENTS
+from benchmarks.studies.convergence import data as data_sets
+from benchmarks.studies.convergence.models import DATA_OF
+from benchmarks.studies.convergence.plan import Run, Study, facts
+from benchmarks.studies.convergence.worker import Task
+from hvd_ext.bench.sampling import EVENTS, Follower
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import POLL_S, Job, JobError, job_environment, last_words, mpirun
 
-WORKER = "hvd_ext.bench.convergence_worker"
+WORKER = "benchmarks.studies.convergence.worker"
 Start = Callable[[ExitStack, Path, list[str]], Job]
 Tell = Callable[[str, dict[str, Any]], None]
 
 
 def data_files(study: Study, models: Sequence[str], folder: Path, images: Path) -> dict[str, str]:
-    """Make the files of the data sets where they are not there yet: the ranks read one file each, not 40,000.
+    """Make the missing files of data sets, so that each rank reads one file and not 40,000.
 
     Args:
         study: says how long texts are.
         models: that will be trained.
-        folder: where the files go.
+        folder: of the files.
         images: the image set, as examples/make_images.py has made it.
 
     Returns:
-        By model, the path.
+        By model, the path of its data set.
 
     Raises:
         InvalidError: there is no image set.
@@ -53,9 +52,9 @@ def data_files(study: Study, models: Sequence[str], folder: Path, images: Path) 
 
 
 def on_this_machine(study: Study) -> Start:
-    """Give the way to start a job whose ranks all are here, but believe in the study's hosts.
+    """Give the way to start a job whose ranks are all on this machine, with the study's hosts as their topology.
 
-    What is learned is the same as on real hosts: the plans are, and so is the order of all additions.
+    Models learn the same as on real hosts, because the plans and the order of all additions are the same.
     """
 
     def start(stack: ExitStack, folder: Path, command: list[str]) -> Job:
@@ -68,7 +67,7 @@ def on_this_machine(study: Study) -> Start:
 
 
 def on_a_cluster(study: Study) -> Start:
-    """Give the way to start a job on a rehearsed cluster with limited links (hvd_ext/cluster)."""
+    """Give the way to start a job on a rehearsed cluster with limited links (docs/cluster.md)."""
 
     def start(stack: ExitStack, folder: Path, command: list[str]) -> Job:
         from hvd_ext.cluster.rehearsal import Cluster
@@ -88,19 +87,19 @@ def train(
     silence_s: float = 900.0,
     starts: Mapping[bool, Callable[[Study], Start]] | None = None,
 ) -> list[str]:
-    """Do runs, one job for those that learn and one for those that are timed; after a failure the others go on.
+    """Do runs: one job for those that are timed and one for those that learn; a failure does not end the others.
 
     Args:
-        study: the study.
-        runs: that are to be done, in their order.
+        study: of the runs.
+        runs: that are to be done, in this order.
         folder: of the runs' files.
         data: files of the data sets, by model.
         tell: takes the kind of each event ("run", "epoch", "done", "failed") and the event.
         silence_s: a job that says nothing for so long has failed.
-        starts: how jobs are started, by whether steps are timed; None for a cluster, and for this machine.
+        starts: how jobs are started that are timed, and others; None for on a cluster, and on this machine.
 
     Returns:
-        Words for each failure, with the names of the runs that it has cost.
+        Words for each failure, with the names of the runs that failed with it.
     """
     ways = {True: on_a_cluster, False: on_this_machine} if starts is None else starts
     failures = []
@@ -119,7 +118,7 @@ def train(
                 if left:
                     raise JobError(f"the job ended before {', '.join(left)}")
             except JobError as error:
-                # who fails before its first run would fail again
+                # a job that fails before its first run would fail again
                 names = [current] if current else list(left)
                 failures.append(f"{', '.join(names)}: {error}")
                 for name in names:
@@ -158,14 +157,7 @@ def _events(
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder of the runs' files.
-
-    Args:
-        folder: which.
-
-    Raises:
-        InvalidError: it cannot be made or written.
-    """
+    """Make the folder of the runs' files; refuse one that cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One rank of the convergence study: `LAUNCHER python -m hvd_ext.bench.convergence_worker TASK`."""
+"""One rank of the convergence study: `LAUNCHER python -m benchmarks.studies.convergence.worker TASK`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench import convergence_data as data_sets
-from hvd_ext.bench.convergence_study import BENCHMARK
-from hvd_ext.bench.events import emit
-from hvd_ext.bench.results import save
-from hvd_ext.bench.sampling import EVENTS
+from benchmarks.studies.convergence import data as data_sets
+from benchmarks.studies.convergence.plan import BENCHMARK
+from hvd_ext.bench.results import machine, save, versions
+from hvd_ext.bench.sampling import EVENTS, emit
 from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.M
     """Make the model of a run, with the first weights of its seed."""
     import keras
 
-    from hvd_ext.bench.convergence_models import build
+    from benchmarks.studies.convergence.models import build
 
     keras.utils.clear_session()
     keras.utils.set_random_seed(facts["seed"] or 0)
@@ -256,7 +255,6 @@ def main(path: str) -> None:
         path: of the task.
     """
     import hvd_ext as hvd
-    from hvd_ext.bench.machine import machine, versions
 
     task = Task.read(Path(path))
     hvd.init()

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from hvd_ext.bench import convergence_data as data_sets
-from hvd_ext.bench.convergence_models import DATA_OF, build
+from benchmarks.studies.convergence import data as data_sets
+from benchmarks.studies.convergence.models import DATA_OF, build
 
 
 @pytest.mark.parametrize(("model", "normalised"), [("cnn", True), ("vgg", False)])

@@ -1,36 +1,28 @@
-"""The benchmark of sparse sums: hierarchical top-k beside the flat one, dense sums and Horovod, sample by sample."""
+"""The jobs that measure sparse sums: hierarchical top-k beside the flat one, dense sums and Horovod, in turns."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
-from hvd_ext.bench import allreduce
-from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
-from hvd_ext.bench.expected import Cluster, cluster_of
-from hvd_ext.bench.hitopk_expected import expected, floor_seconds, inside_seconds
-from hvd_ext.bench.hitopk_names import Name, names_of
-from hvd_ext.bench.launcher import Launcher
+from benchmarks.studies.hitopk.expected import expected, floor_seconds, inside_seconds
+from benchmarks.studies.hitopk.names import Name, names_of
+from hvd_ext.bench.expected import Cluster
+from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, samples_of
 from hvd_ext.bench.sampling import Task
-from hvd_ext.bench.turns import Turns, Worker
 from hvd_ext.errors import InvalidError
-from hvd_ext.job import Job, job_environment
 
 MOST_OF_MEMORY = 0.8
-# Buffers of the gradient's size that a rank holds: the gradient and the result of each job; and for each contestant the
-# engine's, two residuals (for hitopk of the shard alone), and room for what comes; Horovod's tensor, fused buffer and
-# result.
+# The buffers of the gradient's size that a rank holds: for each job the gradient and the result; for each contestant
+# the engine's, two residuals (for hitopk those of the shard alone), and room for what arrives; Horovod's tensor, fused
+# buffer and result.
 COMMON_BUFFERS, DENSE_BUFFERS = 4.0, 1.5
 BUFFERS = {"hitopk": 2.0, "naive_allgather": 3.5, "gtopk": 3.5, "horovod": 3.0}
-MODULES = {"hvd_ext": "hvd_ext.bench.hitopk_worker", "Horovod": "hvd_ext.bench.hitopk_horovod"}
+MODULES = {"hvd_ext": "benchmarks.studies.hitopk.worker", "Horovod": "benchmarks.studies.hitopk.horovod"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +31,7 @@ class Request:
 
     Args:
         elements: lengths of the float32 gradient.
-        names: of contestants, as hvd_ext.bench.hitopk_names reads them; nothing else is measured.
+        names: of contestants, as benchmarks.studies.hitopk.names reads them; nothing else is measured.
         ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
         repetitions: the most samples of a row.
         seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
@@ -74,9 +66,7 @@ class Request:
         return {job: texts for job, texts in (("hvd_ext", ours), ("Horovod", theirs)) if texts}
 
 
-def measure(
-    request: Request, launcher: Launcher, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str], str]:
+def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
 
     Args:
@@ -93,56 +83,26 @@ def measure(
     """
     if not request.jobs:
         raise InvalidError(f"algorithms ({', '.join(request.names)}): {NO_HOROVOD}")
+
+    def arguments(module: str) -> Any:
+        return lambda folder: [module, Task(folder, ("engine",)).write()]
+
+    rows, notes, topology = compare(
+        request.ranks,
+        launcher,
+        request.rate,
+        request.timeout_s,
+        {name: arguments(MODULES[name]) for name in request.jobs},
+        lambda cluster, turns: _measured(request, cluster, turns, tell),
+        tell,
+    )
     asked = any(name.algorithm == "horovod" for name in names_of(request.names))
-    notes = [NO_HOROVOD] if asked and not has_horovod() else []
-    rows: list[dict[str, Any]] = []
-    topology = ""
-    for ranks in request.ranks or (None,):
-        # The folders go first: who is told to end may be killed before all processes of the jobs have ended.
-        with ExitStack() as stack, ExitStack() as folders:
-            turns = Turns()
-            for name in request.jobs:
-                tell(f"{name} starts", 0)
-                turns.join(_start(stack, folders, request, launcher, ranks, name))
-            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
-            found, said = _measure(request, cluster, turns, tell)
-            turns.end(lambda job: job.wait(request.timeout_s))
-        rows += found
-        notes += [note for note in said if note not in notes]
-    return rows, notes, topology
+    return rows, [NO_HOROVOD] * (asked and not has_horovod()) + notes, topology
 
 
-def _start(
-    stack: ExitStack, folders: ExitStack, request: Request, launcher: Launcher, ranks: int | None, name: str
-) -> Worker:
-    temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
-    folder = Path(folders.enter_context(temporary))
-    command = launcher.command(ranks, [sys.executable, "-m", MODULES[name], Task(str(folder), ("engine",)).write()])
-    job = stack.enter_context(Job(command, folder / "log", job_environment()))
-    return Worker(name, job, folder, request.timeout_s)
-
-
-def _measure(
-    request: Request, cluster: Cluster, turns: Turns, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    from hvd_ext.planning import registry
-
-    notes, refused = [], set()
-    for text in request.names:
-        name = Name.read(text)
-        module: Any = None
-        if name.density is not None:
-            module = registry.sparse(name.algorithm)
-        elif name.algorithm in registry.names():
-            module = registry.get(name.algorithm)
-        why = module.supports(cluster.tree) if module is not None else None
-        if why:
-            refused.add(text)
-            notes.append(f"{text} does not apply to {cluster.tree.describe()}: {why}")
-    if len(cluster.ranks_per_host) > 1 and not cluster.given:
-        notes.append(
-            "no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so its prices say nothing"
-        )
+def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+    refused = {text: why for text in request.names if (why := _refusal(cluster, Name.read(text)))}
+    notes = caveats(cluster, turns, refused, "its prices say nothing")
     rows = []
     for elements in request.elements:
         tell(f"{cluster.tree.describe()}, {elements:,} elements", 0)
@@ -165,10 +125,18 @@ def _measure(
                 )["contestants"]
                 for worker in turns.workers
             ]
-            samples = allreduce.samples_of(request, turns, opened)
+            samples = samples_of(request, turns, opened)
             rows += [row_of(cluster, elements, opened[job][index], taken) for (job, index), taken in samples.items()]
         tell(f"{cluster.tree.describe()}, {elements:,} elements", 1)
     return rows, notes
+
+
+def _refusal(cluster: Cluster, name: Name) -> str | None:
+    from hvd_ext.planning import registry
+
+    if name.density is None:
+        return cluster.refusal(name.algorithm)
+    return registry.sparse(name.algorithm).supports(cluster.tree)
 
 
 def groups_of(names: Sequence[str], elements: int, room: float) -> list[list[str]]:

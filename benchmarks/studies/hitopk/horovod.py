@@ -1,15 +1,13 @@
-"""One rank that measures Horovod beside sparse sums: `LAUNCHER python -m hvd_ext.bench.hitopk_horovod TASK`."""
+"""One rank that measures Horovod beside sparse sums: `LAUNCHER python -m benchmarks.studies.hitopk.horovod TASK`."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from hvd_ext.bench.hitopk_names import Name
-from hvd_ext.bench.hitopk_sampling import Gradient, Mass, MassSampler, Watched
-from hvd_ext.bench.sampling import Contestant, Task, serve
-from hvd_ext.bench.worker import topology_text
+from benchmarks.studies.hitopk.names import Name
+from benchmarks.studies.hitopk.sampling import Gradient, Mass, MassSampler, Watched
+from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text
 
 
 def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
@@ -52,7 +50,7 @@ def main(text: str) -> None:
 
     task = Task.read(text)
     hvd.init()
-    serve(contestants, task, topology=topology_text(os.environ), kind=MassSampler)
+    serve(contestants, task, topology=topology_text(), kind=MassSampler)
     hvd.shutdown()
 
 

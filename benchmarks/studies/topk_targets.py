@@ -1,4 +1,4 @@
-"""What is asked of the exact top-k on a processor, and whether rows show it."""
+"""The goals of the exact top-k on a processor, and whether the rows of bench topk reach them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+
+from hvd_ext.bench.table import drawn
 from hvd_ext.bench.topk_inputs import HARD, ORDINARY
 
+HEADINGS = ("target", "elements", "density", "threads", "must", "stretch", "measured", "CPU", "input", "verdict")
 LARGE = 25_000_000
 SMALL = (256_000, 1_100_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One line of what is asked for.
+    """One goal.
 
     Attributes:
-        item: in words.
+        item: the goal in words.
         contestant: whose rows count.
-        quantity: of the rows: "x_yardstick", which must not be above, or "x_ours", which must not be below.
-        must: by density.
-        stretch: by density; what would be better still.
-        elements: the least and the largest length that it is about.
-        inputs: that it is about; the worst of them counts.
-        several: about several threads instead of one.
+        must: the figure to reach, by density.
+        stretch: a better figure still, by density.
+        quantity: of the rows: "x_yardstick", which must not be above the figure, or "x_ours", not below it.
+        elements: the least and the largest length that count.
+        inputs: the inputs that count; the worst of them decides.
+        several: whether rows of several threads count, instead of those of one.
     """
 
     item: str
@@ -61,15 +65,12 @@ TARGETS = (
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Set rows beside what is asked for.
-
-    Args:
-        rows: of `topk.measure`.
+    """Compare the rows of one run with the goals.
 
     Returns:
-        For each target, length, density and number of threads that there are rows of: item, elements, density, threads,
-        must, stretch, measured (of the worst input), input (which one), measured_cpu (that ratio of the processor's
-        time, where it is to a yardstick and of one thread), met, and the verdict in words.
+        For each goal, length, density and number of threads that has rows: item, elements, density, threads, must,
+        stretch, measured (of the worst input), input (which one), measured_cpu (that ratio of the processor's time, if
+        it is to a yardstick and of one thread), met, and the verdict in words.
     """
     found = []
     for target in TARGETS:
@@ -110,18 +111,35 @@ def _counts(target: Target, row: Mapping[str, Any]) -> bool:
 
 
 def verdict(measured: float, must: float, stretch: float, most: bool) -> str:
-    """Say whether a figure is good enough.
+    """Say "met, and the stretch goal", "met", or by what part of the goal `measured` misses it.
 
     Args:
         measured: the figure.
-        must: what is asked for.
-        stretch: what would be better still.
-        most: the figure must not be above; else not below.
-
-    Returns:
-        "met, and the stretch goal", "met", or "missed by" a part of what is asked for.
+        must: the goal.
+        stretch: the stretch goal.
+        most: whether the figure must not be above the goal; else it must not be below.
     """
     excess = measured / must - 1 if most else 1 - measured / must
     if excess > 0:
         return f"missed by {excess:.1%}"
     return "met, and the stretch goal" if (measured <= stretch if most else measured >= stretch) else "met"
+
+
+def verdicts_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare the rows of a file with the goals, each run by itself."""
+    runs = dict.fromkeys(row["run"] for row in rows)
+    return [verdict for run in runs for verdict in verdicts([row for row in rows if row["run"] == run])]
+
+
+def cells_of(target: Mapping[str, Any]) -> list[str]:
+    """Write one of `verdicts` as the cells of a table, see `HEADINGS`."""
+    figures = [f"{target[name]:.3g}" for name in ("must", "stretch", "measured")]
+    numbers = [f"{target['elements']:,}", f"{target['density']:g}", str(target["threads"])]
+    cpu = "" if target["measured_cpu"] is None else f"{target['measured_cpu']:.3g}"
+    return [target["item"], *numbers, *figures, cpu, target["input"], target["verdict"]]
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Draw verdicts as a table; what was missed is red."""
+    lines = [(0, cells_of(target), not target["met"]) for target in found]
+    return drawn("goals, and the worst input of each", None, HEADINGS, lines, ("target", "input", "verdict"))

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hvd_ext.bench.convergence_models import DATA_OF
+from benchmarks.studies.convergence.models import DATA_OF
 from hvd_ext.errors import InvalidError
 
 BENCHMARK = "convergence, one run"
