@@ -9,15 +9,7 @@ from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, value
 
 
 def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
-    """Prepare Horovod's ways to sum one float32 buffer.
-
-    Args:
-        elements: length of the buffer.
-        hows: "graph" (inside `tf.function`, as in training) and "eager"; Horovod has no other ways.
-
-    Returns:
-        A contestant for each.
-    """
+    """Prepare Horovod's ways to sum one float32 buffer: "graph" (inside `tf.function`, as in training) and "eager"."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -30,11 +22,7 @@ def contestants(elements: int, hows: Sequence[str]) -> list[Contestant]:
 
 
 def main(text: str) -> None:
-    """Serve the parent.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task."""
     import horovod.tensorflow as hvd
 
     task = Task.read(text)

@@ -18,7 +18,7 @@ from hvd_ext.job import JobError
 
 WIDTHS = {"mlp": 1024, "cnn": 512}
 HOROVOD = "horovod"
-# By name the parameters of Open MPI; each is a job of its own.
+# The parameters of Open MPI by name; each name is a job of its own.
 HOROVODS: dict[str, dict[str, str]] = {HOROVOD: {}, "horovod-links2": {"btl_tcp_links": "2"}}
 
 
@@ -32,11 +32,11 @@ class Request:
         width: units of a hidden dense layer; 0 for the model's own.
         batch: digits of a rank's batch.
         steps: timed steps of each contestant.
-        repetitions: turns in which these are done.
+        repetitions: turns among which the steps are divided.
         ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
         timeout_s: longest time without an answer of a job.
-        options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's has none of them.
+        options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -83,12 +83,12 @@ class Request:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
     def steps_of(self, repetition: int) -> int:
-        """The steps of a turn, counted from 0; all turns together have `steps`."""
+        """Give the number of steps of one turn, counted from 0; all turns together have `steps`."""
         return self.steps * (repetition + 1) // self.repetitions - self.steps * repetition // self.repetitions
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """The names that are no Horovod."""
+        """The algorithms that are not Horovod's."""
         return tuple(name for name in self.algorithms if name not in HOROVODS)
 
 
@@ -157,11 +157,11 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
 
 
 def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
-    """Check that all jobs train the same.
+    """Check that all jobs train the same model from the same weights.
 
     Args:
         names: of the jobs.
-        opened: their answers: bytes of the gradients, the digest of the first weights, the first losses by rank.
+        opened: what they told: bytes of the gradients, the digest of the first weights, the first losses by rank.
 
     Raises:
         JobError: the models, the weights that they begin with, or the losses of the first step differ.
@@ -183,7 +183,7 @@ def _samples(
     opened: Sequence[dict[str, Any]],
     tell: Tell,
 ) -> dict[tuple[int, int], list[float]]:
-    """Let the jobs take turns; the model without communication is measured in the first job only."""
+    """Let the jobs take turns; the model without communication is measured in the first job alone."""
     places = [range(0 if job == 0 else 1, len(answer["contestants"])) for job, answer in enumerate(opened)]
     samples: dict[tuple[int, int], list[float]] = {
         (job, index): [] for job, which in enumerate(places) for index in which
@@ -234,14 +234,11 @@ def _row(
 
 
 def against(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Set the rows of one cluster beside Horovod's.
-
-    Args:
-        rows: of one comparison.
+    """Compare the rows of one cluster with Horovod's.
 
     Returns:
-        The same, each with against_horovod and against_horovod_links2: its samples per second over Horovod's, above 1
-        is faster; None where Horovod was not measured, and for the model that does not communicate.
+        The rows, each with against_horovod and against_horovod_links2: its samples per second over Horovod's, above 1
+        is faster; None if Horovod was not measured, and for the model that does not communicate.
     """
     speeds = {row["algorithm"]: row["samples_per_second"] for row in rows}
 

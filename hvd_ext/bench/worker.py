@@ -13,10 +13,10 @@ from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, value
 
 
 class Buffers:
-    """The ways to sum one float32 buffer, and what they have opened; all ranks do the same in the same order."""
+    """The ways to sum one float32 buffer, and the channels that they have opened; all ranks use it alike."""
 
     def __init__(self, hows: Sequence[str]) -> None:
-        """Say how our algorithms are called.
+        """Take the ways to call our algorithms.
 
         Args:
             hows: of "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow)
@@ -26,19 +26,19 @@ class Buffers:
         self._close: list[Callable[[], Any]] = []
 
     def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
-        """Prepare the ways.
+        """Prepare the contestants for buffers of a length.
 
         Args:
-            elements: length of the buffer.
+            elements: the length.
             algorithms: names of allreduce algorithms, "auto", "mpi".
 
         Returns:
-            With "graph" a no-op first; then for each algorithm one per way, in the order of the names.
+            A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
         """
         from hvd_ext import process
 
         buffer = values_of(process.rank(), elements)
-        result = np.empty_like(buffer)  # of all that want one: a large one fits once rather than ten times
+        result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
         found: list[Contestant] = []
         ours = [name for name in algorithms if name != "mpi"]
         tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
@@ -140,11 +140,7 @@ def _eager(tensor: Any, algorithm: str) -> Contestant:
 
 
 def main(text: str) -> None:
-    """Serve the parent.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task."""
     from hvd_ext import process
 
     task = Task.read(text)

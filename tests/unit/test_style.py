@@ -159,7 +159,7 @@ def public_definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 def test_every_public_name_of_the_package_says_what_it_does_in_a_sentence():
     wrong = {}
     for path in PYTHON:
-        if name(path).startswith(("hvd_ext/", "setup.py")):
+        if name(path).startswith(("hvd_ext/", "benchmarks/", "setup.py")):
             for label, node in public_definitions(parsed(path)):
                 first = (ast.get_docstring(node) or "").split("\n\n")[0].strip()
                 if not first.endswith((".", ":")):

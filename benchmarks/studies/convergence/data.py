@@ -1,4 +1,4 @@
-"""What the convergence study trains on: the procedural images, halved, and the text of Python's own documentation."""
+"""The data of the convergence study: procedural images at half their size, and the text of Python's documentation."""
 
 from __future__ import annotations
 
@@ -16,38 +16,33 @@ from numpy.typing import NDArray
 from hvd_ext.errors import InvalidError
 
 IMAGES, TEXT = "images", "text"
-# of the ASCII characters, and one for all others
+# The ASCII characters; the last one stands for all others too.
 VOCABULARY = 128
-# every so many-th topic of the documentation is for testing: whole topics, so that no sentence is in both parts
+# Every tenth topic of the documentation is for testing; whole topics, so that no sentence is in both parts.
 TEST_TOPIC = 10
 
 
 @dataclass(frozen=True)
 class Split:
-    """Examples and what they are.
+    """Examples and their labels.
 
     Args:
         inputs: images uint8 [count, side, side, 3], or characters int32 [count, length].
-        labels: int32 [count, 3], which shape, texture and colour it is, or the characters that follow [count, length].
+        labels: int32: the shape, texture and colour of an image [count, 3], or the characters that follow [count,
+            length].
     """
 
     inputs: NDArray[Any]
     labels: NDArray[np.int32]
 
     def first(self, count: int) -> Split:
-        """The first examples; 0: all."""
+        """Give the first `count` examples; all if it is 0."""
         return self if count == 0 else Split(self.inputs[:count], self.labels[:count])
 
 
 @dataclass(frozen=True)
 class Data:
-    """A data set.
-
-    Args:
-        train: to train with.
-        test: to test with.
-        digest: of all of it, 16 hexadecimal digits.
-    """
+    """A data set; the digest of all of it has 16 hexadecimal digits."""
 
     train: Split
     test: Split
@@ -57,11 +52,8 @@ class Data:
 def images(folder: Path) -> Data:
     """Read the image set of examples/make_images.py at half its side: classes take turns in both splits.
 
-    A class is a shape, a texture and a colour, and they are three labels. As one label of 64 classes they leave a small
-    network at a third of the images right after some minutes, and seeds 4 points apart: nobody could see half a point.
-
-    Args:
-        folder: of the set.
+    The shape, the texture and the colour of an image are three labels. With one label of 64 classes, a small network
+    has a third of the images right after some minutes, and seeds are 4 points apart: nobody could see half a point.
 
     Returns:
         Images uint8 [count, side / 2, side / 2, 3], means of four pixels, and their labels.
@@ -100,20 +92,17 @@ def images(folder: Path) -> Data:
 
 
 def parts_of(names: Sequence[str]) -> NDArray[np.int32]:
-    """Number the parts of which the names of classes are made.
-
-    Args:
-        names: such as "star_dots_red", all of as many parts.
+    """Number the parts of names such as "star_dots_red", all of which have as many parts.
 
     Returns:
-        int32 [names, parts]: the places of a name's parts among all that stand there, in the alphabet's order.
+        int32 [names, parts]: the places of the parts among all that stand at the same position, sorted.
     """
     parts = np.array([name.split("_") for name in names])
     return np.stack([np.unique(column, return_inverse=True)[1] for column in parts.T], axis=1).astype(np.int32)
 
 
 def text(length: int, topics: Mapping[str, str] | None = None) -> Data:
-    """Cut the language reference, which comes with Python, into windows; what follows each character is its label.
+    """Cut the language reference that comes with Python into windows; a character's label is the next character.
 
     Args:
         length: characters of a window.
@@ -144,12 +133,7 @@ def _digest(splits: list[Split]) -> str:
 
 
 def save(path: Path, data: Data) -> None:
-    """Write a data set into one file, whole or not at all.
-
-    Args:
-        path: of the file.
-        data: the set.
-    """
+    """Write a data set into one file, whole or not at all."""
     half = path.with_name(path.name + ".part")
     with half.open("wb") as file:
         np.savez(

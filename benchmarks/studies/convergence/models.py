@@ -11,7 +11,7 @@ from benchmarks.studies.convergence.data import IMAGES, TEXT, VOCABULARY
 if TYPE_CHECKING:
     import keras
 
-# What a model learns.
+# By model the data set that it learns.
 DATA_OF = {"cnn": IMAGES, "vgg": IMAGES, "transformer": TEXT}
 
 
@@ -19,8 +19,8 @@ def build(model: str, shape: tuple[int, ...], labels: int, classes: int, width: 
     """Make a model; its first weights depend on Keras's seed alone.
 
     Args:
-        model: "cnn": convolutions with batch normalisation and shortcuts, as ResNet. "vgg": convolutions without, and
-            two wide dense layers, which have most of the parameters. "transformer": a causal language model.
+        model: "cnn": convolutions with batch normalisation and shortcuts, as ResNet has. "vgg": convolutions without
+            them, and two wide dense layers, which have most of the parameters. "transformer": a causal language model.
         shape: of an example: [side, side, 3] or [length].
         labels: of an example.
         classes: of a label.
@@ -67,7 +67,7 @@ def _vgg(inputs: Any, labels: int, classes: int, width: int) -> Any:
 
     width = width or 24
     x = layers.Rescaling(1 / 64, -2)(inputs)
-    # the first convolution halves the picture, two pairs behind it end in a pooling as VGG's do
+    # the first convolution halves the picture; two pairs of convolutions follow, with a pooling as in VGG
     convolution = functools.partial(layers.Conv2D, padding="same", activation="relu", kernel_initializer="he_normal")
     x = convolution(width, 3, strides=2)(x)
     for filters in (2 * width, 4 * width):
@@ -83,7 +83,7 @@ def _transformer(inputs: Any, length: int, classes: int, width: int) -> Any:
     from keras import layers
 
     width = width or 128
-    # Keras's own are 20 times smaller: a normalisation behind them would make their gradients 20 times larger
+    # those of Keras are 20 times smaller; the normalisation after them would make their gradients 20 times larger
     normal = keras.initializers.RandomNormal(stddev=1.0)
     places = layers.Embedding(length, width, embeddings_initializer=normal)(keras.ops.arange(length)[None])
     x = layers.Embedding(max(classes, VOCABULARY), width, embeddings_initializer=normal)(inputs) + places

@@ -10,8 +10,8 @@
       hitopk: {algorithm: hitopk, topk: {density: 0.01}}
       hitopk-warmed: {algorithm: hitopk, topk: {density: 0.01}, warmup: 0.3}
 
-A run is a model, a setting and a seed, or, without a seed, the time of a step; each writes one file when it ends. A
-file counts only where it was made with what the plan says now.
+A run is a model, a setting and a seed; without a seed it measures the time of a step. Each run writes one file when it
+ends. A file counts only if it was made with what the plan says now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BENCHMARK = "convergence, one run"
 
 
 class Recipe(BaseModel):
-    """How a model is trained, alike in all settings.
+    """How a model is trained in all settings.
 
     Args:
         learning_rate: of SGD, for all ranks together; it rises for a tenth of the steps and falls as a cosine.
@@ -40,8 +40,8 @@ class Recipe(BaseModel):
         nesterov: of SGD.
         epochs: passes over the training examples.
         batch: examples of a rank's batch.
-        train: so many of the training examples, the first; 0 for all.
-        curve: so many of the test examples after each epoch; the last epoch is tested with all.
+        train: the number of training examples; 0 for all.
+        curve: the number of test examples after each epoch; the last epoch is tested with all.
         width: of the model; 0 for its own.
         length: characters of an example of text.
     """
@@ -60,14 +60,14 @@ class Recipe(BaseModel):
 
 
 class Setting(BaseModel):
-    """How gradients are added up.
+    """How gradients are reduced.
 
     Args:
         algorithm: of `DistributedOptimizer`.
-        topk: keywords of `hvd_ext.TopK`; empty: dense.
-        warmup: the share of all steps that is warmed up, 0 to 1.
-        warmup_densities: of these steps, falling; none: those of `hvd_ext.Warmup`. [1.0]: they are dense.
-        epochs: times those of the model: what is faster may take more steps, and be there sooner all the same.
+        topk: keywords of `hvd_ext.TopK`; empty for dense gradients.
+        warmup: the share of all steps that belong to the warm-up, 0 to 1.
+        warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
+        epochs: a factor for those of the model: a setting with faster steps may take more of them and still be sooner.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -88,13 +88,13 @@ class Setting(BaseModel):
 
 
 class Study(BaseModel):
-    """What a study is made of.
+    """A study.
 
     Args:
         hosts: ranks on each host.
-        rate: of each host's link, for the times.
+        rate: of each host's link where times are measured.
         seeds: of weights and of the order of examples; each is a run.
-        steps: of which the median is the time of a step.
+        steps: how many are timed; their median is the time of a step.
         models: by name, "cnn", "vgg", "transformer".
         settings: by name.
     """
@@ -128,7 +128,7 @@ class Run:
     Args:
         model: its name.
         setting: its name.
-        seed: None: the time of a step is measured, nothing is learned.
+        seed: None for a run that measures the time of a step and learns nothing.
     """
 
     model: str
@@ -142,17 +142,7 @@ class Run:
 
 
 def read(path: Path) -> Study:
-    """Read a plan.
-
-    Args:
-        path: of the YAML file.
-
-    Returns:
-        The study.
-
-    Raises:
-        InvalidError: the file cannot be read or breaks a rule.
-    """
+    """Read a plan; refuse a file that cannot be read or breaks a rule."""
     try:
         return Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -164,18 +154,10 @@ def read(path: Path) -> Study:
 
 
 def runs_of(study: Study, models: Sequence[str] = (), settings: Sequence[str] = ()) -> list[Run]:
-    """List the runs of a study in the order in which they are worth most: all settings with the first seed come first.
+    """List the runs of a study, or of some models and settings of it; refuse a name that the study does not have.
 
-    Args:
-        study: the study.
-        models: only these; none: all.
-        settings: only these; none: all.
-
-    Returns:
-        The times of steps, then the runs that learn.
-
-    Raises:
-        InvalidError: a name is not in the study.
+    The times of steps come first, then the runs that learn: first all settings with the first seed, because they tell
+    most.
     """
     for what, names, known in (("model", models, study.models), ("setting", settings, study.settings)):
         for name in names:
@@ -191,15 +173,7 @@ def runs_of(study: Study, models: Sequence[str] = (), settings: Sequence[str] = 
 
 
 def facts(study: Study, run: Run) -> dict[str, Any]:
-    """Say all that decides what a run finds; equal facts make a finished run count.
-
-    Args:
-        study: the study.
-        run: one of its runs.
-
-    Returns:
-        What JSON can hold.
-    """
+    """Give all that decides what a run finds, as JSON; a finished run counts if its facts are equal."""
     about = {
         "model": run.model,
         "setting": run.setting,
@@ -212,16 +186,7 @@ def facts(study: Study, run: Run) -> dict[str, Any]:
 
 
 def finished(folder: Path, study: Study, run: Run) -> dict[str, Any] | None:
-    """Give what a run has found.
-
-    Args:
-        folder: of the files.
-        study: the study.
-        run: one of its runs.
-
-    Returns:
-        Its file's content; None where there is none, or one of other facts.
-    """
+    """Give the content of a run's file in a folder; None if there is no file, or one of other facts."""
     try:
         found = json.loads((folder / f"{run.name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -57,11 +57,7 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def collected(folder: Path, study: Study) -> dict[str, Any]:
-    """Put the finished runs of a study into one file's content.
-
-    Args:
-        folder: of the runs' files.
-        study: the study.
+    """Make the content of one file of the finished runs of a study, whose files lie in a folder.
 
     Returns:
         The study, and a row for each model and setting with a finished run: accuracies by seed, curves, times.
@@ -139,15 +135,12 @@ def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
 
 
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare each row with the dense one of its model.
-
-    Args:
-        found: of `collected`.
+    """Compare each row of `collected` with the dense one of its model.
 
     Returns:
-        For each row: accuracy, its interval, difference and its interval (all 0 to 1), step and training seconds,
-        near_seconds (until `NEAR` dense's accuracy, None: never) and near_sooner (dense's over it), reached_seconds and
-        reached_sooner (the same without any distance).
+        For each row: accuracy and its interval, difference and its interval (all 0 to 1), step and training seconds,
+        near_seconds (until the accuracy is `NEAR` dense's; None for never) and near_sooner (dense's over it),
+        reached_seconds and reached_sooner (the same until it is dense's).
     """
     dense_of = {row["model"]: row for row in found["rows"] if row["setting"] == DENSE}
     lines = []

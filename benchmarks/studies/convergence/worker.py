@@ -27,7 +27,7 @@ from hvd_ext.compression.topk import WARMUP_DENSITIES, TopK
 if TYPE_CHECKING:
     import keras
 
-# Before the steps that are timed: the first are traced, and buffers are made.
+# Steps before those that are timed: in the first, functions are traced and buffers are made.
 UNTIMED = 3
 # The share of the steps in which the learning rate rises (Goyal et al. 2017, section 2.2), and where it ends.
 RISE, LAST_SHARE = 0.1, 0.05
@@ -39,10 +39,10 @@ class Task:
     """What the ranks of a job do.
 
     Attributes:
-        folder: each run writes its file there.
-        events: rank 0 writes them there.
+        folder: where each run writes its file.
+        events: where rank 0 writes events.
         data: files of the data sets, by model.
-        runs: by name, the facts of each run, in their order.
+        runs: the facts of each run, by its name, in their order.
     """
 
     folder: str
@@ -56,12 +56,12 @@ class Task:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """Write the task into a file; it is too long for an argument."""
+        """Write the task into a file, because it is too long for an argument."""
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
 
 def order(seed: int, epoch: int, count: int, rank: int, size: int, batch: int) -> NDArray[np.int64]:
-    """Say which examples a rank takes in an epoch: all ranks mix alike, and share each step's examples.
+    """Give the examples that a rank takes in an epoch: all ranks shuffle alike and divide the examples of each step.
 
     Args:
         seed: of the run.
@@ -80,15 +80,7 @@ def order(seed: int, epoch: int, count: int, rank: int, size: int, batch: int) -
 
 
 def optimizer(facts: dict[str, Any], steps: int) -> Any:
-    """Make the optimizer as a user writes it.
-
-    Args:
-        facts: of the run.
-        steps: of the whole training.
-
-    Returns:
-        SGD, made distributed.
-    """
+    """Make the distributed optimizer of a run, a training of so many steps, as a user writes it."""
     import keras
 
     import hvd_ext as hvd
@@ -102,7 +94,7 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     keywords = dict(how["topk"])
     if not keywords:
         return hvd.DistributedOptimizer(sgd, algorithm=how["algorithm"])
-    # the time of a step is that after the warm-up
+    # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     if warmed:
         densities = how["warmup_densities"]
@@ -127,11 +119,7 @@ def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.M
 
 
 def right(model: keras.Model, split: data_sets.Split) -> tuple[int, int]:
-    """Test with all ranks, each its part; the statistics of batch normalisation are averaged before.
-
-    Args:
-        model: all ranks' are alike but for those statistics.
-        split: of the examples, the same on all ranks.
+    """Test a model, each rank with its part of the examples; statistics of batch normalisation are averaged before.
 
     Returns:
         How many labels were right, and of how many, over all ranks.
@@ -156,10 +144,10 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
     Args:
         facts: of the run.
         data: its data set.
-        tell: takes what is to be known after each epoch.
+        tell: takes what a reader wants to know after each epoch.
 
     Returns:
-        Accuracies, 0 to 1, after each epoch and at the end, and what was seen besides.
+        Accuracies, 0 to 1, after each epoch and at the end, the time, whether ranks ended alike, the parameters.
     """
     import hvd_ext as hvd
 
@@ -193,12 +181,8 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
 def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
     """Measure the time of a step, after the warm-up and with each of its densities.
 
-    Args:
-        facts: of the run.
-        data: its data set.
-
     Returns:
-        Seconds of each step, of the rank that was slowest in it, their median, and such seconds for each density of
+        The seconds of each step on the rank that was slowest in it, their median, and such seconds for each density of
         the warm-up.
     """
     how = facts["how"]
@@ -249,11 +233,7 @@ def _about(model: keras.Model) -> dict[str, Any]:
 
 
 def main(path: str) -> None:
-    """Do all runs of a task; a failure ends the whole job.
-
-    Args:
-        path: of the task.
-    """
+    """Do all runs of the task in a file; a failure ends the whole job."""
     import hvd_ext as hvd
 
     task = Task.read(Path(path))

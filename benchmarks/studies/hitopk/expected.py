@@ -1,4 +1,4 @@
-"""What is expected of a sparse sum: bytes between hosts, the least time, the planner's price; and simulated rows."""
+"""What is expected of a sparse sum: bytes between hosts, the least time, the planner's price; rows of prices alone."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from hvd_ext.specs import DTYPES
 from hvd_ext.topology.tree import SHARED_MEMORY
 
 ELEMENT_NBYTES = 4
-# Of an index, delta-coded, for prices before anything is measured: gaps below 128 take one byte, below 16,384 two.
+# The size of a delta-coded index in prices of what was not measured: a gap below 128 takes one byte, one below 16,384
+# takes two.
 INDEX_NBYTES = 1.5
-# The level of hitopk's plan that crosses between hosts; the others stay in them.
+# The level of hitopk's plan that goes between hosts; the others stay inside of them.
 BETWEEN = "all-gather of the selected"
 
 
 def value_nbytes(name: Name) -> int:
-    """The size of a value on its way."""
+    """Give the size of a value on the wire."""
     dtype = WIRES[name.wire]
     return ELEMENT_NBYTES if dtype is None else DTYPES[dtype].nbytes
 
 
 def picked(density: float, elements: int) -> int:
-    """How many elements are selected: K of the whole gradient."""
+    """Give the number of elements that are selected from the whole gradient, K."""
     return int(density * elements + 0.5)
 
 
 def host_bytes(cluster: Cluster, name: Name, elements: int, entry_nbytes: float | None = None) -> float | None:
-    """What the busiest host must send to others, without frames, by the closed forms.
+    """Give the bytes that the busiest host must send to others, without frames, by the closed forms.
 
-    With m hosts of p ranks, P in all, and K entries: hitopk (m - 1) K; naive_allgather p (P - p) K, because each rank
-    sends to each; a dense sum 2 (m - 1) / m of the gradient.
+    With m hosts of p ranks, P in all, and K entries, hitopk sends (m - 1) K, and naive_allgather p (P - p) K, because
+    each rank sends to each. A dense sum sends 2 (m - 1) / m of the gradient.
 
     Args:
         cluster: the hosts.
         name: of the contestant.
         elements: of the gradient.
-        entry_nbytes: of an entry; None: estimated.
+        entry_nbytes: of an entry; None for an estimate.
 
     Returns:
-        Bytes; None where there is no closed form, 0 on one host.
+        Bytes, 0 on one host; None if there is no closed form.
     """
     counts = cluster.ranks_per_host
     hosts, ranks = len(counts), sum(counts)
@@ -65,24 +66,24 @@ def host_bytes(cluster: Cluster, name: Name, elements: int, entry_nbytes: float 
 
 
 def inside_seconds(levels: Mapping[str, float]) -> float | None:
-    """Add up the steps inside the hosts; None where there is no step between them."""
+    """Add up the steps inside the hosts; None if there is no step between them."""
     return sum(time_s for name, time_s in levels.items() if name != BETWEEN) if BETWEEN in levels else None
 
 
 def floor_seconds(
     cluster: Cluster, name: Name, elements: int, entry_nbytes: float | None, inside_s: float | None
 ) -> float | None:
-    """The time that a sum is measured by.
+    """Give the time with which that of a sum is compared.
 
     Args:
         cluster: the hosts and their links.
         name: of the contestant.
         elements: of the gradient.
-        entry_nbytes: measured, of an entry.
-        inside_s: measured: the steps of the same run that stay in the hosts.
+        entry_nbytes: of an entry, as measured.
+        inside_s: of the steps of the same run that stay inside the hosts, as measured.
 
     Returns:
-        Of a dense sum, its bytes over the link's rate; of hitopk that and the steps inside; None where no rate is
+        For a dense sum, its bytes over the link's rate; for hitopk the same and the steps inside; None if no rate is
         known or nothing was measured.
     """
     if name.density is None:
@@ -94,13 +95,13 @@ def floor_seconds(
 
 
 def link_rate(cluster: Cluster) -> float | None:
-    """The rate of a host's link on the wire, bytes per second; None where nobody has told it, or it has no limit."""
+    """Give the rate of a host's link on the wire, bytes per second; None if it is not known or has no limit."""
     if cluster.rate is not None:
         return cluster.rate
     beta = cluster.tree.root.link.beta_s_per_byte
     if not cluster.given or len(cluster.ranks_per_host) == 1 or beta <= SHARED_MEMORY.beta_s_per_byte:
         return None
-    # a topology tells the rates of the payload
+    # the rates of a topology are those of the payload
     return 1 / (beta * payload_share(MTU))
 
 
@@ -111,10 +112,10 @@ def expected(cluster: Cluster, name: Name, elements: int, entry_nbytes: float | 
         cluster: the hosts and their links.
         name: of the contestant.
         elements: of the gradient.
-        entry_nbytes: of an entry; None: estimated.
+        entry_nbytes: of an entry; None for an estimate.
 
     Returns:
-        host_bytes as of the function of this name, predicted_seconds (None for what is no plan).
+        host_bytes (see the function), and predicted_seconds (None for MPI and Horovod).
     """
     entry = entry_nbytes or value_nbytes(name) + INDEX_NBYTES
     seconds = None
@@ -126,7 +127,7 @@ def expected(cluster: Cluster, name: Name, elements: int, entry_nbytes: float | 
 
 
 def step_prices(cluster: Cluster, name: Name, elements: int, entry_nbytes: float) -> dict[str, float]:
-    """Give the planner's price of a sparse plan, level by level: what each level adds to those before it.
+    """Give the planner's price of a sparse plan by levels: what each adds to the levels before it.
 
     Args:
         cluster: the hosts and their links.
@@ -160,7 +161,7 @@ def simulated(cluster: Cluster, name: Name, elements: int) -> dict[str, Any] | N
         elements: of the gradient.
 
     Returns:
-        A row as `hitopk.row_of` makes them, marked as simulated; None for what is no plan, or does not run there.
+        A row as `jobs.row_of` makes them, marked as simulated; None if the contestant has no plan for this cluster.
     """
     known = registry.names() if name.density is None else registry.sparse_names()
     module: Any = registry.get if name.density is None else registry.sparse

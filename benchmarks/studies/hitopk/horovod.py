@@ -11,14 +11,9 @@ from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text
 
 
 def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
-    """Prepare Horovod's ways to sum one float32 gradient, inside `tf.function` as in training.
+    """Prepare a contestant for each name, of "horovod" and "horovod:fp16" (half precision on the wire).
 
-    Args:
-        elements: length of the gradient.
-        names: "horovod" and "horovod:fp16", which sends half precision.
-
-    Returns:
-        A contestant for each.
+    Gradients of so many elements are summed inside `tf.function`, as in training.
     """
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -41,11 +36,7 @@ def contestants(elements: int, names: Sequence[str]) -> list[Contestant]:
 
 
 def main(text: str) -> None:
-    """Serve the parent.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task."""
     import horovod.tensorflow as hvd
 
     task = Task.read(text)

@@ -1,4 +1,4 @@
-"""How the contestants of the hitopk benchmark are named: ALGORITHM[@DENSITY][:fp16]."""
+"""The names of the contestants of the study of sparse sums: ALGORITHM[@DENSITY][:fp16]."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Name:
     """A contestant.
 
     Args:
-        text: as it was written.
+        text: the whole name.
         algorithm: of an allreduce, or a baseline.
-        density: the share of elements that is sent; None: all.
-        wire: of the values on their way: "", "fp16" or "bf16".
+        density: the share of elements that is sent; None for all.
+        wire: the dtype of values on the wire: "", "fp16" or "bf16".
     """
 
     text: str
@@ -36,22 +36,15 @@ class Name:
 
     @property
     def wire_dtype(self) -> str | None:
-        """The dtype on the way where it is not the gradient's."""
+        """The dtype on the wire; None for the gradient's."""
         return WIRES[self.wire]
 
     @classmethod
     def read(cls, text: str) -> Name:
-        """Read a name.
-
-        Args:
-            text: such as "hitopk@0.001:fp16" or "ring".
-
-        Returns:
-            The contestant.
+        """Read a name such as "hitopk@0.001:fp16" or "ring".
 
         Raises:
-            InvalidError: a part is wrong: the algorithm, a density that is missing or not above 0 and at most 1, the
-                wire.
+            InvalidError: the algorithm, the density or the wire is wrong, or a sparse sum has no density.
         """
         from hvd_ext.planning import registry
 
@@ -75,17 +68,7 @@ class Name:
 
 
 def names_of(texts: tuple[str, ...]) -> tuple[Name, ...]:
-    """Read names; each may be there once.
-
-    Args:
-        texts: the names.
-
-    Returns:
-        The contestants.
-
-    Raises:
-        InvalidError: a name is wrong or is there twice, or there is none.
-    """
+    """Read names; refuse a wrong one, one that is there twice, and an empty list."""
     found = tuple(Name.read(text) for text in texts)
     for text in texts:
         if texts.count(text) > 1:

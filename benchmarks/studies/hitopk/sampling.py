@@ -1,4 +1,4 @@
-"""What a rank does besides timing when sparse sums are measured: bytes on the wire, the four steps, and the mass."""
+"""What a rank of the study of sparse sums does besides timing: bytes on the wire, the time of levels, the check."""
 
 from __future__ import annotations
 
@@ -22,29 +22,25 @@ PROBES = 1009
 
 
 class Gradient:
-    """A rank's gradient: whole numbers with a Gaussian distribution, other ones on every rank."""
+    """A rank's gradient: whole numbers with a Gaussian distribution, different on every rank."""
 
     def __init__(self, rank: int, elements: int) -> None:
-        """Draw it.
-
-        Args:
-            rank: this rank.
-            elements: how many.
-        """
+        """Draw the elements of one rank."""
         draws = np.random.default_rng(rank).standard_normal(elements, np.float32)
         draws *= SCALE
         self.values: NDArray[np.float32] = np.rint(draws, out=draws)
         self.places = np.linspace(0, max(elements - 1, 0), min(elements, PROBES)).astype(np.int64)
 
     def total(self) -> float:
-        """The sum of this rank's elements; exact."""
+        """Give the sum of this rank's elements, which is exact."""
         return float(np.sum(self.values, dtype=np.float64))
 
 
 class Mass:
-    """What has gone in and come out of one way to sum, over all its steps.
+    """The check of one way to sum, over all its steps.
 
-    A sparse sum keeps what it does not send: all its results and what the ranks keep add up to all gradients, exactly.
+    A sparse sum keeps what it does not send: the results of all steps and the residuals of all ranks add up to all
+    gradients, exactly.
     """
 
     def __init__(
@@ -62,28 +58,20 @@ class Mass:
 
         Args:
             gradient: this rank's.
-            exact: whether a dense sum has no rounding.
-            most: elements that a sparse sum may have.
-            residual: of sparse sums: the sum of all elements that this rank keeps.
-            sent: entries that this rank has sent so far, and their bytes.
+            exact: whether a dense sum is without rounding.
+            most: the most elements of a sparse sum that are not 0.
+            residual: gives the sum of this rank's residual; None for dense sums.
+            sent: gives the number of entries that this rank has sent so far, and their bytes.
             trace: does a step under the trace, then waits for all ranks by its argument; gives the seconds of each
                 level on this rank, and the result.
-            facts: for the row.
+            facts: of the contestant, for its row.
         """
         self.gradient, self.exact, self.most, self.residual = gradient, exact, most, residual
         self.sent, self.trace, self.facts = sent, trace, dict(facts or {})
         self._steps, self._total = 0, 0.0
 
     def fault(self, result: Any, ranks: Ranks) -> str:
-        """Check the result of one more step; all ranks do it alike.
-
-        Args:
-            result: of the step, float32 [elements].
-            ranks: all.
-
-        Returns:
-            What is wrong, in words; empty where all is right.
-        """
+        """Check the result of one more step, float32 [elements], on all ranks; give what is wrong in words."""
         seen = np.ascontiguousarray(result, np.float32).reshape(-1)
         if seen.shape != self.gradient.values.shape:
             return f"shape {seen.shape}, must be {self.gradient.values.shape}"
@@ -113,7 +101,7 @@ class Mass:
 
 @dataclasses.dataclass(frozen=True)
 class Watched(Contestant):
-    """A contestant and its mass."""
+    """A contestant and the check of its sums."""
 
     mass: Mass | None = None
 
@@ -123,10 +111,10 @@ def shares_of(rounds: Sequence[Any], levels: Any) -> dict[str, float]:
 
     Args:
         rounds: records of one step of one rank.
-        levels: names, and the first round behind each.
+        levels: their names, and the first round after each.
 
     Returns:
-        By name, seconds from the end of the level before to the end of this one; all add up to the step.
+        By name, the seconds from the end of the level before to the end of this one; together they are the step's.
     """
     last = min((record.begin_ns for record in rounds), default=0)
     shares: dict[str, float] = {}
@@ -139,14 +127,11 @@ def shares_of(rounds: Sequence[Any], levels: Any) -> dict[str, float]:
 
 
 def wire_bytes(device: str = "eth0", path: str = "/proc/self/net/dev") -> int:
-    """Count what this host has sent on its link.
+    """Give the bytes that this host has sent on a link so far, frames included; 0 if there is no such link.
 
     Args:
         device: the link.
-        path: the kernel's table, of the network namespace of this process.
-
-    Returns:
-        Bytes with their frames; 0 where there is no such link.
+        path: the kernel's table for the network namespace of this process.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -157,7 +142,7 @@ def wire_bytes(device: str = "eth0", path: str = "/proc/self/net/dev") -> int:
 
 
 class MassSampler(Sampler):
-    """A sampler that checks sums by their mass, and keeps the bytes on the wire and the levels' times."""
+    """A sampler that also takes the bytes on the wire and the times of levels, and checks sums with `Mass`."""
 
     _wire_bytes = 0
 
@@ -166,14 +151,14 @@ class MassSampler(Sampler):
 
         Args:
             index: of the contestant.
-            warm: this is no trial before the measurement.
+            warm: whether this is a part of the measurement, and no trial before it.
 
         Returns:
-            As the base's, and besides: wire_bytes of each rank's host in the call; entries and entry_bytes that all
-            ranks have sent; levels, seconds by name in one more step, means over the ranks.
+            What the base class gives, and also: wire_bytes of each rank's host during the call; entries and entry_bytes
+            that all ranks have sent; levels, the seconds of each by name in one more step, means over the ranks.
         """
         mass = self._mass(index)
-        # Every step is looked at, else its mass would be missing: one call in a sample, and none to warm up.
+        # The check must see every step: there is one call in a sample, and none before it.
         self._calls[index] = 1
         before = self._ranks.gather((wire_bytes(), *mass.sent()))
         found = super().sample(index, warm=False)
@@ -192,7 +177,7 @@ class MassSampler(Sampler):
         return found
 
     def facts(self) -> list[dict[str, Any]]:
-        """As the base's, with those of the contestants."""
+        """Give the facts of the base class, with those of the contestants."""
         return [{**fact, "facts": self._mass(index).facts} for index, fact in enumerate(super().facts())]
 
     def _mass(self, index: int) -> Mass:
@@ -204,6 +189,6 @@ class MassSampler(Sampler):
     def _fault(self, one: Contestant, result: Any) -> str:
         assert isinstance(one, Watched)
         assert one.mass is not None
-        # what the checks send does not count
+        # taken here, because what the check sends does not count
         self._wire_bytes = wire_bytes()
         return one.mass.fault(result, self._ranks)

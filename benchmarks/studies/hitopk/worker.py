@@ -16,35 +16,27 @@ from hvd_ext.bench.sampling import Contestant, Ranks, Task, serve, topology_text
 if TYPE_CHECKING:
     from hvd_ext.specs import SparseBucket
 
-# Of the trace that is kept for a step: a sparse plan is one segment of some 20 rounds.
+# The most records of a step's trace: a sparse plan is one segment of some 20 rounds.
 RECORDS = 1 << 12
-# No density is so high: the plan that is asked for is the one that is measured.
+# No density reaches this, so the sparse plan is never replaced by the dense one.
 NEVER_DENSE = 2.0
-# Beside the four steps: the gradient goes into the engine's buffer, and the result out of it.
+# Two steps beside the plan's four: the gradient is copied into the engine's buffer, and the result out of it.
 COPY_IN, COPY_OUT = "copy in", "copy out"
 
 
 class Sums:
-    """The ways to sum one float32 gradient, and what they have opened; all ranks do the same in the same order."""
+    """The ways to sum one float32 gradient, and the channels that they have opened; all ranks use it alike."""
 
     def __init__(self) -> None:
         """Begin with nothing open."""
         self._close: list[Callable[[], Any]] = []
 
     def contestants(self, elements: int, names: Sequence[str]) -> list[Contestant]:
-        """Prepare the ways.
-
-        Args:
-            elements: length of the gradient.
-            names: as benchmarks.studies.hitopk.names reads them.
-
-        Returns:
-            One for each name, in their order.
-        """
+        """Prepare a contestant for each name, see `names.Name`, for gradients of so many elements."""
         from hvd_ext import process
 
         gradient = Gradient(process.rank(), elements)
-        result = np.empty_like(gradient.values)  # of all: a large one fits once rather than ten times
+        result = np.empty_like(gradient.values)  # shared by all contestants, because memory may not hold ten large ones
         makers = {True: _mpi, False: self._ours}
         names_read = [Name.read(text) for text in names]
         return [makers[name.algorithm == "mpi"](name, gradient, result) for name in names_read]
@@ -140,9 +132,9 @@ class Sums:
 
 
 def _entry_nbytes(name: Name, sparse: SparseBucket, gradient: Gradient, result: NDArray[np.float32]) -> float | None:
-    """Do one step in which only selected elements travel as entries, and give the bytes of one.
+    """Do one step in which only selected elements are sent as entries, and give the bytes of an entry.
 
-    Where the hosts' last step sends entries too, which are sums, the counters do not tell the two apart.
+    In the last step of hitopk a rank may send sums as entries too, and the counters do not tell the two kinds apart.
     """
     from hvd_ext import runtime
     from hvd_ext.options import Sum
@@ -177,11 +169,7 @@ def _mpi(name: Name, gradient: Gradient, result: NDArray[np.float32]) -> Watched
 
 
 def main(text: str) -> None:
-    """Serve the parent.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task."""
     from hvd_ext import process
 
     task = Task.read(text)
