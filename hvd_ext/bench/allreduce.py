@@ -82,9 +82,9 @@ class Request:
         """The jobs that live at the same time: their names, and the modules that their ranks run."""
         jobs = []
         if set(self.algorithms) - {"horovod"}:
-            jobs.append(("hvd_ext", "hvd_ext.bench.worker"))
+            jobs.append(("hvd_ext", "hvd_ext.bench.allreduce_worker"))
         if "horovod" in self.algorithms and has_horovod():
-            jobs.append(("Horovod", "hvd_ext.bench.horovod_worker"))
+            jobs.append(("Horovod", "hvd_ext.bench.allreduce_horovod"))
         return tuple(jobs)
 
     def memory_of(self, nbytes: int) -> int:

@@ -117,6 +117,10 @@ def test_the_planner_knows_neither_the_clock_nor_the_environment():
     assert offences("hvd_ext/planning/", CLOCK_AND_ENVIRONMENT) == {}
 
 
+def test_the_package_does_not_know_the_studies():
+    assert offences("hvd_ext/", {"benchmarks"}) == {}
+
+
 def test_only_the_keras_part_and_the_ops_need_tensorflow_at_import():
     allowed = ("hvd_ext/tensorflow/", "hvd_ext/keras/", "hvd_ext/bench/")
     eager = {}

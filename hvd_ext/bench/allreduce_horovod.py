@@ -1,4 +1,4 @@
-"""One rank that measures Horovod: `LAUNCHER python -m hvd_ext.bench.horovod_worker TASK`."""
+"""One rank that measures Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_horovod TASK`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank that measures hvd_ext and MPI_Allreduce: `LAUNCHER python -m hvd_ext.bench.worker TASK`."""
+"""One rank that measures hvd_ext and MPI_Allreduce: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
 
 from __future__ import annotations
 
