@@ -12,7 +12,8 @@ sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp1
 mkdir -p "$folder"
 
 hvd_ext() { python -m hvd_ext "$@"; }
-rehearsed() { # HOSTS OPTIONS... -- bench ARGUMENTS...
+studies() { python -m benchmarks.studies "$@"; }
+rehearsed() { # HOSTS OPTIONS... -- COMMAND ARGUMENTS...
     hosts=$1
     shift
     hvd_ext cluster run --hosts "$hosts" "$@"
@@ -86,26 +87,26 @@ for part in $parts; do
     hitopk)
         rm -f "$folder/hitopk.json"
         for hosts in 4,4 4,4,4 4,3,3; do
-            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench hitopk --repetitions 20 --json "$folder/hitopk.json" --append
+            rehearsed $hosts --rate 100mbit -- python -m benchmarks.studies hitopk --repetitions 20 --json "$folder/hitopk.json" --append
         done
-        hvd_ext bench hitopk --ranks 2,4 --algorithms hitopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce,tree,mpi,horovod \
+        studies hitopk --ranks 2,4 --algorithms hitopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce,tree,mpi,horovod \
             --json "$folder/hitopk_one_host.json"
-        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind bars --only "$sums" --output "$folder/hitopk.png"
-        hvd_ext bench plot-hitopk "$folder/hitopk.json" --kind steps --output "$folder/hitopk_steps.png"
+        studies plot-hitopk "$folder/hitopk.json" --kind bars --only "$sums" --output "$folder/hitopk.png"
+        studies plot-hitopk "$folder/hitopk.json" --kind steps --output "$folder/hitopk_steps.png"
         ;;
     hitopk_sweep)
         rm -f "$folder/hitopk_sweep.json"
-        rehearsed 2,2 --rate 100mbit -- python -m hvd_ext bench hitopk --elements 256000,1000000,4000000 --seconds-per-row 5 \
+        rehearsed 2,2 --rate 100mbit -- python -m benchmarks.studies hitopk --elements 256000,1000000,4000000 --seconds-per-row 5 \
             --simulate 16000000,64000000,128000000 --json "$folder/hitopk_sweep.json"
-        hvd_ext bench plot-hitopk "$folder/hitopk_sweep.json" --kind sizes --only "$sums" --output "$folder/hitopk_sweep.png"
+        studies plot-hitopk "$folder/hitopk_sweep.json" --kind sizes --only "$sums" --output "$folder/hitopk_sweep.png"
         ;;
     hitopk_paper)
-        hvd_ext bench hitopk --topology benchmarks/paper_cluster.yaml --json "$folder/hitopk_paper.json" \
+        studies hitopk --topology benchmarks/paper_cluster.yaml --json "$folder/hitopk_paper.json" \
             --simulate 256000,1000000,4000000,16000000,25000000,64000000,110000000,128000000 \
             --algorithms hitopk@0.01,hitopk@0.001,hitopk@0.01:fp16,hitopk@0.001:fp16,naive_allgather@0.01,naive_allgather@0.01:fp16,gtopk@0.01:fp16,torus2d,torus2d:fp16,flexreduce:fp16,tree,tree:fp16
-        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind sizes --output "$folder/hitopk_paper.png" \
+        studies plot-hitopk "$folder/hitopk_paper.json" --kind sizes --output "$folder/hitopk_paper.png" \
             --only hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,torus2d:fp16,tree:fp16
-        hvd_ext bench plot-hitopk "$folder/hitopk_paper.json" --kind steps --elements 25000000,110000000 \
+        studies plot-hitopk "$folder/hitopk_paper.json" --kind steps --elements 25000000,110000000 \
             --output "$folder/hitopk_paper_steps.png"
         ;;
     demo)

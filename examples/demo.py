@@ -23,9 +23,9 @@ from demo_views import TARGET, Training, plot, table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hvd_ext.bench.events import Follower
+from hvd_ext.bench.jobs import rotated
 from hvd_ext.bench.results import begin_run, save
-from hvd_ext.bench.turns import rotated
+from hvd_ext.bench.sampling import Follower
 from hvd_ext.cluster.rehearsal import Cluster, ClusterError
 from hvd_ext.cluster.spec import Spec, counts
 from hvd_ext.cluster.tools import obstacle

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from hvd_ext.bench.events import emit
+from hvd_ext.bench.sampling import emit
 
 TEST_IMAGES = 360
 BATCH = 32

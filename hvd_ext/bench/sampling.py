@@ -1,42 +1,121 @@
-"""What a rank does in a benchmark: it takes turns, times calls of several contestants, and checks what they return."""
+"""What a rank does in a benchmark: it takes turns, times calls of several contestants, and checks what they return.
+
+The parent (`jobs.py`) writes turns into a file that rank 0 follows, and rank 0 writes its answers into another file.
+Both hold one JSON object a line.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import os
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.values import fault_of, sum_of, values_of
+import numpy as np
+from numpy.typing import NDArray
+
 from hvd_ext.errors import HvdExtError
 
 MOST_CALLS = 50
 MOST_BYTES_KEPT = 64_000_000
 WARMUP_CALLS = 5
-# Below this a call is called once before each sample, because the caches may be cold, and is warmed up more than once.
+# A call that takes less is made once before each sample, because the caches may be cold, and has several warm-up calls.
 SHORT_S = 0.2
 FIRST_IS_LONG_S = 1.0
 # A sample repeats a short call until it takes about so long.
 SAMPLE_S = 0.005
 FIRST_SLEEP_S, LONGEST_SLEEP_S = 20e-6, 1e-3
 TURNS, EVENTS = "turns", "events"
-# The kind of event that is no answer, but says that work goes on.
+# The kind of an event that answers nothing, but says that the work goes on.
 ALIVE = "alive"
+# Values stay below 61 x 4,096 ranks: every partial sum is exact in float32, whatever the order of the additions.
+PERIOD = 61
+
+
+def emit(path: Path | str | None, kind: str, **values: Any) -> None:
+    """Append an event to a file, as one line of JSON; without a path nothing happens."""
+    if path is not None:
+        line = json.dumps({"kind": kind, **values}) + "\n"
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(line)
+
+
+class Follower:
+    """Reads the events of a file that is still being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Give the events since the last call; a line that is not finished yet is left for the next call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _pattern(rank: int) -> NDArray[np.int64]:
+    return (np.arange(PERIOD) * 7 + rank * 13) % PERIOD
+
+
+def _repeated(pattern: NDArray[np.int64], elements: int) -> NDArray[np.float32]:
+    return np.tile(pattern.astype(np.float32), -(-elements // PERIOD))[:elements]
+
+
+def values_of(rank: int, elements: int) -> NDArray[np.float32]:
+    """Give the buffer of one rank, float32 [elements]; its values depend on the rank and on the place."""
+    return _repeated(_pattern(rank), elements)
+
+
+def sum_of(size: int, elements: int) -> NDArray[np.float32]:
+    """Give the right sum over all ranks, float32 [elements]."""
+    return _repeated(np.sum([_pattern(rank) for rank in range(size)], axis=0), elements)
+
+
+def fault_of(result: Any, elements: int, right: Callable[[int], NDArray[np.float32]]) -> str:
+    """Compare a result with the right one, bit by bit.
+
+    Args:
+        result: what a contestant returned.
+        elements: how many it must have.
+        right: gives the first elements of the right result, which repeats itself every `PERIOD` elements.
+
+    Returns:
+        The first wrong element with both values, in words; empty if all is right.
+    """
+    seen = np.asarray(result).reshape(-1)
+    if seen.shape != (elements,):
+        return f"shape {seen.shape}, must be ({elements},)"
+    # compared in blocks, because a second buffer of the whole size might not fit into memory
+    block = right(min(elements, PERIOD << 14))
+    for begin in range(0, elements, max(len(block), 1)):
+        part = seen[begin : begin + len(block)]
+        wrong = np.flatnonzero(part != block[: len(part)])
+        if wrong.size:
+            first = int(wrong[0])
+            return f"element {begin + first} is {part[first]}, must be {block[first]}"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What the ranks of a job are told when they start; the rest they are told turn by turn.
+    """What the ranks of a job are told when they start; they are told the rest turn by turn.
 
     Attributes:
-        folder: rank 0 follows the turns and writes the events there.
+        folder: where rank 0 follows the turns and writes the events.
         hows: how to call, of "graph", "engine", "eager".
         check: compare every result with the right one.
     """
@@ -52,7 +131,7 @@ class Task:
         return cls(**{**values, "hows": tuple(values["hows"])})
 
     def write(self) -> str:
-        """Write the task as one argument of a command: ranks on other hosts may not see our files."""
+        """Write the task as one argument of a command: ranks on other hosts may not see the files of this one."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -64,10 +143,10 @@ class Contestant:
         algorithm: "noop", "mpi", "horovod", "auto", or the name of a schedule.
         how: "graph", "engine" or "eager".
         call: sums this rank's buffer; the result has the buffer's shape.
-        chosen: the schedule that runs; empty where that is not known.
-        segment_bytes: the grain of pipelining; 0 where that is not known.
+        chosen: the schedule that runs; empty where it is not known.
+        segment_bytes: the size of a segment in the pipeline; 0 where it is not known.
         sums: false for the no-op, which returns what it was given.
-        reset: spoils the last result where the next one comes to the same place.
+        reset: overwrites the last result where the next one goes to the same memory.
     """
 
     algorithm: str
@@ -83,7 +162,7 @@ Make = Callable[[int, Sequence[str]], list[Contestant]]
 
 
 class Ranks:
-    """What the timing needs of MPI: who we are, meeting, and telling each other."""
+    """What the timing needs of MPI: the rank, a barrier, and messages to all."""
 
     def __init__(self) -> None:
         """Use the MPI that has been started in this process."""
@@ -109,12 +188,12 @@ class Ranks:
             sleep_s = min(2 * sleep_s, longest_s)
 
     def gather(self, value: Any) -> list[Any]:
-        """Give all ranks the values of all, by rank; the slow ones are waited for asleep."""
+        """Give all ranks the values of all, by rank; the wait for slow ranks is asleep."""
         self.meet()
         return list(self._comm.allgather(value))
 
     def told(self, value: Any) -> Any:
-        """Give all ranks the value of rank 0; it is waited for asleep."""
+        """Give all ranks the value of rank 0; the wait for it is asleep."""
         self.meet()
         return self._comm.bcast(value, root=0)
 
@@ -152,7 +231,7 @@ class Sampler:
         self._wrong: list[list[str]] = []
         for index in range(len(contestants)):
             warmup = [self.sample(index, warm=False)]
-            # the very first call may take long for reasons of its own, so a short one is known by the next
+            # the very first call may be slow for reasons of its own; later ones show whether calls are short
             limit_s = FIRST_IS_LONG_S
             while len(warmup) < WARMUP_CALLS and warmup[-1]["seconds"] < limit_s:
                 warmup.append(self.sample(index, warm=False))
@@ -166,7 +245,7 @@ class Sampler:
             tell()
 
     def facts(self) -> list[dict[str, Any]]:
-        """What the parent must know of each contestant: the expected seconds of a sample, what was wrong so far."""
+        """Give what the parent must know of each contestant: how long a sample will take, what was wrong so far."""
         return [
             {
                 "algorithm": one.algorithm,
@@ -194,7 +273,7 @@ class Sampler:
         if warm and self.first_s[index] < SHORT_S:
             one.call()
         one.reset()
-        # who has waited long looks seldom, so that a second meeting is needed to begin together
+        # a rank that has waited for long looks seldom, so a second barrier lets all ranks begin together
         self._ranks.meet()
         self._ranks.meet(FIRST_SLEEP_S)
         begin = time.perf_counter()
@@ -214,24 +293,28 @@ class Sampler:
         return fault_of(result, self._elements, lambda n: values_of(self._ranks.rank, n))
 
 
-def serve(
-    make: Make,
-    task: Task,
-    release: Callable[[], None] = lambda: None,
-    topology: str = "",
-    kind: type[Sampler] = Sampler,
-) -> None:
-    """Do what the parent says until it says "end"; MPI must have been started. A failure ends the whole job.
+Answer = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]
+
+
+def topology_text(environ: Mapping[str, str] | None = None) -> str:
+    """Give the YAML text of the topology that the environment names; empty if it names none that can be read."""
+    path = (os.environ if environ is None else environ).get("HVD_EXT_TOPOLOGY", "")
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else ""
+    except OSError:
+        return ""
+
+
+def answer_turns(folder: Path, ranks: Ranks, answer: Answer, topology: str = "") -> None:
+    """Answer the parent's turns until it says "end"; MPI must have been started. A failure ends the whole job.
 
     Args:
-        make: gives the contestants for a number of elements and the names of algorithms.
-        task: what is known at the start.
-        release: gives back what `make` opened.
-        topology: YAML text of the topology; empty where none was given.
-        kind: of the sampler.
+        folder: of the turns and the events.
+        ranks: all ranks, which answer alike.
+        answer: takes a turn and gives the kind and the values of the event that answers it; it is called for "end" too,
+            which is not answered.
+        topology: YAML text of the topology; empty without one.
     """
-    ranks = Ranks()
-    folder, sampler = Path(task.folder), None
     try:
         hosts = ranks.gather(platform.node())
         if ranks.rank == 0 and not folder.is_dir():
@@ -241,26 +324,11 @@ def serve(
             )
         events = folder / EVENTS if ranks.rank == 0 else None
         emit(events, "hello", hosts=hosts, topology=topology)
-
-        def alive() -> None:
-            emit(events, ALIVE)
-
         follower = Follower(folder / TURNS)
-        while (turn := ranks.told(next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
-            if turn["kind"] == "open":
-                # the buffers of the last size go before those of the next one come
-                sampler = None
-                release()
-                elements = turn["bytes"] // 4
-                sampler = kind(make(elements, turn["algorithms"]), elements, ranks, task.check, alive)
-                emit(events, "opened", contestants=sampler.facts())
-            elif sampler is not None:
-                samples = []
-                for index in turn["which"]:
-                    samples.append(sampler.sample(index))
-                    alive()
-                emit(events, "measured", samples=samples)
-        release()
+        while (turn := ranks.told(_next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
+            kind, values = answer(turn)
+            emit(events, kind, **values)
+        answer({"kind": "end"})
         ranks.meet()
     except BaseException:
         traceback.print_exc()
@@ -268,8 +336,48 @@ def serve(
         ranks.abort()
 
 
-def next_turn(follower: Follower) -> dict[str, Any]:
-    """Wait for what the parent says next, asleep."""
+def _next_turn(follower: Follower) -> dict[str, Any]:
     while not (turns := follower.new()):
         time.sleep(LONGEST_SLEEP_S)
     return turns[0]
+
+
+def serve(
+    make: Make,
+    task: Task,
+    release: Callable[[], None] = lambda: None,
+    topology: str = "",
+    kind: type[Sampler] = Sampler,
+) -> None:
+    """Measure sums of buffers as the parent says; see `answer_turns`.
+
+    Args:
+        make: gives the contestants for a number of elements and the names of algorithms.
+        task: what is known at the start.
+        release: gives back what `make` opened.
+        topology: YAML text of the topology; empty without one.
+        kind: of the sampler.
+    """
+    ranks, folder = Ranks(), Path(task.folder)
+    samplers: list[Sampler] = []
+
+    def alive() -> None:
+        emit(folder / EVENTS if ranks.rank == 0 else None, ALIVE)
+
+    def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if turn["kind"] == "measure":
+            samples = []
+            for index in turn["which"]:
+                samples.append(samplers[0].sample(index))
+                alive()
+            return "measured", {"samples": samples}
+        # the buffers of the last size are given back before those of the next one are made
+        samplers.clear()
+        release()
+        if turn["kind"] == "end":
+            return "ended", {}
+        elements = turn["bytes"] // 4
+        samplers.append(kind(make(elements, turn["algorithms"]), elements, ranks, task.check, alive))
+        return "opened", {"contestants": samplers[0].facts()}
+
+    answer_turns(folder, ranks, answer, topology)

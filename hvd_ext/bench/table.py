@@ -1,29 +1,72 @@
-"""The table of a benchmark, and the lines that say where we are slower and what was wrong."""
+"""The tables of the benchmarks, and the lines under them: where we are slower, and what was wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from hvd_ext.bench.results import cluster_name, places, ratios
+from hvd_ext.bench.topk import NAMES as TOPK_NAMES
 
 NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod"}
-CAPTION = (
+TRAINING_NAMES = {"compute": "no communication", "horovod": "Horovod", "horovod-links2": "Horovod, 2 TCP links"}
+ALLREDUCE_HEADINGS = (
+    "cluster",
+    "bytes",
+    "what",
+    "median",
+    "fastest",
+    "x bound",
+    "price",
+    "x MPI",
+    "x Horovod",
+    "saving",
+)
+ALLREDUCE_CAPTION = (
     "graph: inside tf.function, as in training; engine: NumPy in and out, no TensorFlow; no-op: an identity inside "
     "tf.function, the cost of measuring; x: median over theirs, below 1 is faster; price: the planner's over the "
     "median; saving: of our ring's time"
 )
-HEADINGS = ("cluster", "bytes", "what", "median", "fastest", "x bound", "price", "x MPI", "x Horovod", "saving")
-
-
-def words_of(row: Mapping[str, Any]) -> str:
-    """Name a row: what was called, how, and which algorithm "auto" has chosen."""
-    if row["algorithm"] in ("noop", "mpi"):
-        return NAMES[row["algorithm"]]
-    chosen = f" -> {row['chosen']}" if row["chosen"] not in ("", row["algorithm"]) else ""
-    return f"{NAMES.get(row['algorithm'], row['algorithm'])} {row['how']}{chosen}"
+TRAINING_HEADINGS = (
+    "model",
+    "cluster",
+    "what",
+    "samples/s",
+    "step",
+    "fastest",
+    "communication",
+    "bound",
+    "x Horovod",
+    "x links2",
+)
+TRAINING_CAPTION = (
+    "medians, of the slowest rank in each step; no communication: the same step with the plain optimizer; "
+    "communication: what it adds; bound: of the bytes on the hosts' links; x: samples per second over Horovod's, "
+    "above 1 is faster"
+)
+TOPK_HEADINGS = (
+    "input",
+    "what",
+    "median",
+    "fastest",
+    "ns/element",
+    "x pass",
+    "CPU",
+    "x ours",
+    "picked / k",
+    "recall",
+)
+TOPK_CAPTION = (
+    "medians, data cold; x pass: paired with one prefetched read of the same data (+: with the bare addition); "
+    "CPU: the same of the processor's time; x ours: over hvd_ext.mstopk; picked: of the k asked for; recall: the share "
+    "of k that is among the largest"
+)
+# Columns of words; all others hold figures and are aligned to the right.
+LEFT = ("model", "cluster", "input", "what")
+# What marks a row whose result was wrong.
+WRONG = " WRONG"
 
 
 def seconds(value: float) -> str:
@@ -37,7 +80,7 @@ def seconds(value: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Write a ratio with two digits behind the point; nothing for None."""
+    """Write a ratio with two digits after the point; nothing for None."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -46,30 +89,61 @@ def _coloured(value: float | None) -> str:
     return "" if value is None else f"[{colour}]{value:.2f}[/{colour}]"
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """Draw the result of a benchmark.
+def drawn(
+    title: str,
+    caption: str | None,
+    headings: Sequence[str],
+    lines: Iterable[tuple[Any, Sequence[str], bool]],
+    left: Sequence[str] = LEFT,
+    wrap: bool = False,
+) -> Table:
+    """Draw a table.
 
     Args:
-        result: as `results.load` returns it.
-
-    Returns:
-        A table with a row per cluster, size and contestant; a wrong result is red.
+        title: above it.
+        caption: below it, if any.
+        headings: of the columns.
+        lines: for each row its section, its cells and whether it is red; a line separates two sections.
+        left: headings of the columns that are aligned to the left.
+        wrap: whether long headings and cells may take several lines.
     """
-    drawn = Table(title=result["benchmark"], caption=CAPTION)
-    for heading in HEADINGS:
-        drawn.add_column(heading, justify="left" if heading in ("cluster", "what") else "right", no_wrap=True)
+    table = Table(title=title, caption=caption)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=not wrap)
+    last: Any = None
+    for section, cells, red in lines:
+        if section != last:
+            table.add_section()
+        last = section
+        table.add_row(*cells, style="bold red" if red else None)
+    return table
+
+
+def _faults(rows: Iterable[Mapping[str, Any]], what: str, place: Any) -> list[str]:
+    wrong = [row for row in rows if row["correct"] is False]
+    first = [row["wrong"] if isinstance(row["wrong"], str) else row["wrong"][0] for row in wrong]
+    return [f"wrong {what}: {place(row)}: {words}" for row, words in zip(wrong, first, strict=True)]
+
+
+def words_of(row: Mapping[str, Any]) -> str:
+    """Name a row of bench allreduce: what was called, how, and which algorithm "auto" has chosen."""
+    if row["algorithm"] in ("noop", "mpi"):
+        return NAMES[row["algorithm"]]
+    chosen = f" -> {row['chosen']}" if row["chosen"] not in ("", row["algorithm"]) else ""
+    return f"{NAMES.get(row['algorithm'], row['algorithm'])} {row['how']}{chosen}"
+
+
+def allreduce_table(result: Mapping[str, Any]) -> Table:
+    """Draw a result of bench allreduce: a row for each cluster, size and contestant."""
+    lines = []
     last: Any = None
     for place, rows in places(result["rows"]).items():
-        drawn.add_section()
         for row in rows:
-            cluster = "" if last is not None and last[:2] == place[:2] else cluster_name(row)
-            size = "" if last == place else f"{row['bytes']:,}"
-            last = place
             beside = ratios(row, rows)
-            drawn.add_row(
-                cluster,
-                size,
-                words_of(row) + (" WRONG" if row["correct"] is False else ""),
+            cells = [
+                "" if last is not None and last[:2] == place[:2] else cluster_name(row),
+                "" if last == place else f"{row['bytes']:,}",
+                words_of(row) + (WRONG if row["correct"] is False else ""),
                 seconds(row["seconds_median"]),
                 seconds(row["seconds_min"]),
                 ratio(beside["bound"]),
@@ -77,36 +151,30 @@ def table(result: Mapping[str, Any]) -> Table:
                 _coloured(beside["mpi"]),
                 _coloured(beside["horovod"]),
                 "" if beside["saving"] is None else f"{beside['saving']:.1%}",
-                style="bold red" if row["correct"] is False else None,
-            )
-    return drawn
+            ]
+            lines.append((place, cells, row["correct"] is False))
+            last = place
+    return drawn(result["benchmark"], ALLREDUCE_CAPTION, ALLREDUCE_HEADINGS, lines)
+
+
+def _allreduce_place(row: Mapping[str, Any]) -> str:
+    return f"{words_of(row)}, {cluster_name(row)} ranks, {row['bytes']:,} bytes"
 
 
 def faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which results were wrong.
-
-    Args:
-        rows: of a result.
-
-    Returns:
-        A line for each wrong row, with the first wrong element.
-    """
-    return [
-        f"wrong result: {words_of(row)}, {cluster_name(row)} ranks, {row['bytes']:,} bytes: {row['wrong'][0]}"
-        for row in rows
-        if row["correct"] is False
-    ]
+    """Write a line for each wrong row of bench allreduce, with the first wrong element."""
+    return _faults(rows, "result", _allreduce_place)
 
 
 def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say where we are slower.
 
     Args:
-        rows: of a result.
+        rows: of bench allreduce.
 
     Returns:
-        A line for each opponent: in how many rows it wins, and where by most. MPI is compared with calls of the engine
-        where there are any, Horovod with the same kind of call.
+        A line for each opponent: in how many rows it is faster, and where by most. MPI is compared with calls of the
+        engine if there are any, Horovod with the same kind of call.
     """
     engine = any(row["how"] == "engine" and row["algorithm"] not in NAMES for row in rows)
     lines = []
@@ -121,10 +189,112 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         slower = [(found, row) for found, row in compared if found > 1]
         if slower:
             worst, row = max(slower, key=lambda one: one[0])
-            where = f"{words_of(row)}, {cluster_name(row)} ranks, {row['bytes']:,} bytes"
             lines.append(
-                f"slower than {name} in {len(slower)} of {len(compared)} rows, at worst x{worst:.2f} ({where})"
+                f"slower than {name} in {len(slower)} of {len(compared)} rows, at worst x{worst:.2f} "
+                f"({_allreduce_place(row)})"
             )
         elif compared:
             lines.append(f"slower than {name} in none of {len(compared)} rows")
     return lines
+
+
+def training_words(row: Mapping[str, Any]) -> str:
+    """Name a row of bench training: the algorithm, which one "auto" has chosen, and how Horovod was called."""
+    name = TRAINING_NAMES.get(row["algorithm"], row["algorithm"])
+    if row["chosen"] in ("", row["algorithm"]):
+        return name
+    return f"{name} ({row['chosen']})" if row["algorithm"] in TRAINING_NAMES else f"{name} -> {row['chosen']}"
+
+
+def training_table(result: Mapping[str, Any]) -> Table:
+    """Draw a result of bench training: a row for each model, cluster and contestant."""
+    lines = []
+    last: Any = None
+    for row in result["rows"]:
+        place = (row["run"], row["model"], row["ranks_per_host"])
+        bound, exposed = row["bound_seconds"], row["exposed_communication_seconds"]
+        cells = [
+            "" if place == last else f"{row['model']}, {row['bytes'] / 1e6:.1f} MB",
+            "" if place == last else cluster_name(row),
+            training_words(row) + (WRONG if row["correct"] is False else ""),
+            f"{row['samples_per_second']:.4g}",
+            seconds(row["step_seconds_median"]),
+            seconds(row["step_seconds_min"]),
+            "" if exposed is None else seconds(max(exposed, 0.0)),
+            "" if bound is None else seconds(bound),
+            ratio(row["against_horovod"]),
+            ratio(row["against_horovod_links2"]),
+        ]
+        lines.append((place, cells, row["correct"] is False))
+        last = place
+    return drawn(result["benchmark"], TRAINING_CAPTION, TRAINING_HEADINGS, lines)
+
+
+def training_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a line for each wrong row of bench training."""
+    return _faults(rows, "training", lambda row: f"{training_words(row)}, {row['model']}, {cluster_name(row)} ranks")
+
+
+def trials(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a line for each row with a choice of calls: which one was measured, and how fast each was in the trial."""
+    lines = []
+    for row in rows:
+        if tried := row.get("trial_seconds", {}):
+            times = ", ".join(f"{way} calls {seconds(time_s)} a step" for way, time_s in tried.items())
+            lines.append(
+                f"{TRAINING_NAMES[row['algorithm']]}, {cluster_name(row)} ranks: {row['chosen']} calls ({times})"
+            )
+    return lines
+
+
+def topk_share(row: Mapping[str, Any]) -> str:
+    """Name a selection without its length: "k = 0.001 d, 1 thread"."""
+    return f"k = {row['density']:g} d, {row['threads']} thread" + ("" if row["threads"] == 1 else "s")
+
+
+def topk_place(row: Mapping[str, Any]) -> str:
+    """Name what a selection was of: "25,000,000 elements, k = 0.001 d, 1 thread"."""
+    return f"{row['elements']:,} elements, {topk_share(row)}"
+
+
+def topk_places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Group the rows of bench topk by run and place, in the order in which they came."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["run"], topk_place(row)), []).append(dict(row))
+    return found
+
+
+def _topk_cells(row: Mapping[str, Any]) -> list[str]:
+    beside = "" if row["beside"] == "pass" else "+ "
+    returned, recall = row["returned"], row["recall"]
+    return [
+        TOPK_NAMES[row["contestant"]] + (WRONG if row["correct"] is False else ""),
+        seconds(row["seconds_median"]),
+        seconds(row["seconds_min"]),
+        f"{row['ns_per_element']:.3g}",
+        beside + ratio(row["x_yardstick"]),
+        ratio(row["x_yardstick_cpu"]) if row["threads"] == 1 else "",
+        ratio(row["x_ours"]),
+        "" if returned is None or not row["k"] else f"{returned / row['k']:.4g}",
+        "" if recall is None else f"{recall:.4g}",
+    ]
+
+
+def topk_tables(result: Mapping[str, Any]) -> list[Table]:
+    """Draw a result of bench topk: a table for each place, with a row for each input and contestant."""
+    tables = []
+    for (_, place), rows in topk_places(result["rows"]).items():
+        lines = []
+        last = ""
+        for row in rows:
+            name = "" if row["input"] == last else row["input"]
+            last = row["input"]
+            lines.append((last, [name, *_topk_cells(row)], row["correct"] is False))
+        tables.append(drawn(f"{result['benchmark']}: {place}", TOPK_CAPTION, TOPK_HEADINGS, lines))
+    return tables
+
+
+def topk_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a line for each wrong row of bench topk."""
+    return _faults(rows, "answer", lambda row: f"{TOPK_NAMES[row['contestant']]}, {row['input']}, {topk_place(row)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.events import Follower
+from hvd_ext.bench.sampling import Follower
 from hvd_ext.bench.topk_inputs import INPUTS, ORDINARY
 from hvd_ext.bench.topk_worker import EVENTS, EVICT_BYTES, Task
 from hvd_ext.errors import InvalidError
@@ -35,9 +35,9 @@ NAMES = {
     "torch": "torch.topk",
     "numpy": "np.argpartition",
 }
-# On inputs that are made to be hard: ours, and the algorithm whose thresholds they break.
+# Measured on the hard inputs: ours, and the algorithm whose thresholds fail there.
 FOR_HARD = ("noop", "exact", "segments", "algorithm1")
-# In these, more threads do nothing.
+# More threads change nothing in these.
 ONE_THREAD = ("feedback", "separate", "algorithm1", "numpy")
 WORKER = (sys.executable, "-m", "hvd_ext.bench.topk_worker")
 NO_TORCH = "torch.topk is left out: PyTorch is not installed (python -m pip install torch)"
@@ -57,11 +57,11 @@ class Request:
         densities: of the selections, above 0, at most 1.
         inputs: names, see `topk_inputs`.
         contestants: keys of `NAMES`; of the hard inputs only those of `FOR_HARD`.
-        threads: numbers of threads, measured one after the other; `ONE_THREAD` are left out above 1.
+        threads: numbers of threads, measured one after the other; `ONE_THREAD` are measured with one alone.
         repetitions: samples of a row at most.
         seconds_per_row: slow contestants have fewer samples, at least 3.
         timeout_s: longest time without a new row.
-        evict_bytes: how much is read before a call, so that its input comes from memory.
+        evict_bytes: how much is read before a call, so that its input is in no cache.
     """
 
     elements: tuple[int, ...] = (25_000_000,)
@@ -101,12 +101,7 @@ class Request:
                 raise InvalidError(f"{what} ({limit:g}): must be above 0")
 
     def task(self, folder: Path, threads: int) -> Task:
-        """Say what one process measures.
-
-        Args:
-            folder: for its events.
-            threads: of it.
-        """
+        """Give the task of the process with this number of threads; it writes its events into the folder."""
         named = [name for name in self.contestants if threads == 1 or name not in ONE_THREAD]
         hard = [name for name in named if name in FOR_HARD]
         return Task(
@@ -122,7 +117,7 @@ class Request:
         )
 
     def groups(self) -> int:
-        """How many inputs, with a density and a number of threads each, there are."""
+        """Give the number of selections: inputs times densities times numbers of threads."""
         return len(self.threads) * len(self.elements) * len(self.inputs) * len(self.densities)
 
 
@@ -133,7 +128,7 @@ def measure(
 
     Args:
         request: what to measure.
-        tell: takes what runs now, and how many groups of rows have just become ready.
+        tell: takes what runs now, and how many of the request's groups have just become ready.
 
     Returns:
         Rows, with what `summary` and `beside_ours` add to them, and notes on what could not be measured.
@@ -164,7 +159,7 @@ def measure(
 
 
 def _events(job: Job, follower: Follower, timeout_s: float) -> Any:
-    """What the process tells, until it has ended well."""
+    """Yield the events of a process until it has ended well."""
     heard = time.monotonic()
     while True:
         ended = job.status() is not None
@@ -187,10 +182,10 @@ def _notes(hello: Mapping[str, Any], request: Request) -> list[str]:
 
 
 def summary(row: Mapping[str, Any]) -> dict[str, float]:
-    """Sum the samples of a row up.
+    """Sum up the samples of a row.
 
     Args:
-        row: samples and yardstick_samples, seconds, in pairs, and the same with "cpu_" before; elements.
+        row: has samples and yardstick_samples, seconds, in pairs, the same with "cpu_" before, and elements.
 
     Returns:
         Medians and minima; x_yardstick: the median of the paired ratios; x_yardstick_cpu: the same of the processor's
@@ -214,10 +209,7 @@ def _paired(samples: Sequence[float], yardsticks: Sequence[float]) -> float:
 
 
 def beside_ours(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Set every row beside the exact op on the same input.
-
-    Args:
-        rows: with rounds and samples.
+    """Compare every row with that of the exact op on the same input.
 
     Returns:
         The rows with x_ours: the median, over the rounds that both were called in, of the row's time over that of

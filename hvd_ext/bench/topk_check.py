@@ -1,4 +1,4 @@
-"""What a selection returned, beside what it promised."""
+"""The check of a selection: what it returned, compared with what it promised."""
 
 from __future__ import annotations
 
@@ -13,26 +13,19 @@ SIGN = np.uint32(0x7FFFFFFF)
 
 
 def keys_of(x: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Give the order of the contract: the bits without the sign, so that 0 = -0 < ... < infinity < NaN.
+    """Give the keys by which the contract orders float32 values: their bits without the sign.
 
-    Args:
-        x: float32 [elements].
-
-    Returns:
-        uint32 [elements].
+    So 0 = -0 < ... < infinity < NaN.
     """
     return x.view(np.uint32) & SIGN
 
 
 def unique(keys: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-    """Give the one right answer: all above the k-th largest key, and of its equals the first.
+    """Give the only right indices, ascending: of all above the k-th largest key, and of the first of its equals.
 
     Args:
         keys: from `keys_of`.
         k: how many, from 0 to all.
-
-    Returns:
-        k indices, ascending.
     """
     if k == 0:
         return np.zeros(0, np.int64)
@@ -42,7 +35,7 @@ def unique(keys: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
 
 
 class Check:
-    """Judges selections from one input; what it needs is made once."""
+    """Judges all selections from one input."""
 
     def __init__(self, x: NDArray[np.float32], k: int, offsets: Sequence[int], picks: Sequence[int]) -> None:
         """Find the right answers.
@@ -59,7 +52,7 @@ class Check:
         self._offsets, self._picks = list(offsets), list(picks)
 
     def judge(self, promise: str, values: NDArray[np.float32], indices: NDArray[Any]) -> dict[str, Any]:
-        """Look at what a contestant returned.
+        """Compare what a contestant returned with what it promised.
 
         Args:
             promise: see `topk_peers.Contestant`.
@@ -67,8 +60,8 @@ class Check:
             indices: integers [picked].
 
         Returns:
-            returned: how many. recall: the share of k that is among the largest; a tie counts. correct: None where
-            nothing was promised. wrong: words where it is not correct.
+            returned: how many. recall: the share of k that is among the largest; ties count. correct: None if nothing
+            was promised. wrong: what is not correct, in words.
         """
         indices = np.asarray(indices)
         good = np.unique(indices[self._keys[indices] >= self._least]) if self._k else indices[:0]

@@ -1,4 +1,4 @@
-"""Selections that others use, and the passes over memory beside which every selection stands."""
+"""Selections that other libraries use, and the passes over memory with which every selection is compared."""
 
 from __future__ import annotations
 
@@ -20,28 +20,18 @@ Answer = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 def pointer(x: NDArray[np.float32]) -> int:
-    """Give the address of an array.
-
-    Args:
-        x: float32, in one piece.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Give the address of a contiguous float32 array; refuse any other."""
     if x.dtype != np.float32 or not x.flags["C_CONTIGUOUS"]:
         raise ValueError(MEMORY_ERROR)
     return int(x.ctypes.data)
 
 
 def read_pass(x: NDArray[np.float32], threads: int = 1) -> float:
-    """Read a buffer once with prefetched wide loads: the least that any selection must pay.
+    """Read a buffer once with prefetched wide loads, which is the least work of any selection; give the sum of |x|.
 
     Args:
-        x: float32, in one piece.
-        threads: at least 1; the others are started for the call.
-
-    Returns:
-        The sum of |x|.
+        x: float32, contiguous.
+        threads: at least 1; all but the caller's are started for the call.
     """
     total = ctypes.c_double()
     native.call("hvd_ext_test_read_pass", pointer(x), x.size, threads, ctypes.byref(total))
@@ -49,37 +39,28 @@ def read_pass(x: NDArray[np.float32], threads: int = 1) -> float:
 
 
 def bare_add(accumulator: NDArray[np.float32], x: NDArray[np.float32]) -> None:
-    """Add a buffer to another in one thread, which is what error feedback costs without a selection.
-
-    Args:
-        accumulator: float32; changed.
-        x: float32, of the same length.
-    """
+    """Add a float32 buffer to another of the same length in one thread: error feedback without the selection."""
     native.call("hvd_ext_test_add", FLOAT32, pointer(accumulator), pointer(x), x.size)
 
 
 def written(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Give an array that may be written over the same memory; whoever shares the memory sees what is written.
-
-    Args:
-        x: float32, in one piece; it must outlive the result.
-    """
+    """Give a writable array over the memory of another one, which must be contiguous float32 and outlive the result."""
     memory = (ctypes.c_float * x.size).from_address(pointer(x))
     return np.frombuffer(memory, np.float32)
 
 
 class Algorithm1:
-    """MSTopK as the CommLib paper prints it (Algorithm 1), in C++ and one thread, with memory that is kept."""
+    """MSTopK as the CommLib paper prints it (Algorithm 1), in C++, in one thread, with memory for all calls."""
 
     def __init__(self, x: NDArray[np.float32], k: int) -> None:
-        """Take the memory.
+        """Allocate the memory.
 
         Args:
-            x: float32, in one piece.
-            k: how many to select; where its thresholds fail it returns more.
+            x: float32, contiguous.
+            k: how many to select; where the thresholds fail, more are returned.
         """
         self._x, self._k, self._seed = x, k, 0
-        # written, so that no call pays for the first touch of a page
+        # filled, so that no call pays for the first touch of a page
         self._magnitudes = np.full(x.size, np.float32(0))
         self._values = np.full(x.size, np.float32(0))
         self._indices = np.full(x.size, np.int32(0))
@@ -97,11 +78,7 @@ class Algorithm1:
 
 
 def algorithm_1_tf(x: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """MSTopK as the CommLib paper prints it, of TensorFlow's operations.
-
-    Args:
-        x: float32 [elements].
-        k: int32, how many to select.
+    """Select with MSTopK as the CommLib paper prints it, written with TensorFlow's operations.
 
     Returns:
         Values float32 and indices int64, both [picked].
@@ -138,11 +115,7 @@ def algorithm_1_tf(x: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def dgc_tf(x: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """DGC's double sampling of TensorFlow's operations: a threshold from a sample, and the largest of what passes it.
-
-    Args:
-        x: float32 [elements].
-        k: int32, how many to select at most.
+    """Select at most k with DGC's double sampling: a threshold from a sample, and the largest of what passes it.
 
     Returns:
         Values float32 and indices int64, both [picked].
@@ -160,14 +133,6 @@ def dgc_tf(x: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def top_k_tf(x: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Exact top-k of TensorFlow's operations: `tf.math.top_k` of |x|, unsorted.
-
-    Args:
-        x: float32 [elements].
-        k: int32, how many to select.
-
-    Returns:
-        Values float32 and indices int32, both [k].
-    """
+    """Select exactly with `tf.math.top_k` of |x|, unsorted; give values float32 and indices int32, both [k]."""
     indices = tf.math.top_k(tf.abs(x), k, sorted=False).indices
     return tf.gather(x, indices), indices

@@ -1,4 +1,4 @@
-"""What the benchmark of top-k selects from: distributions, gradients of ResNet-50, and inputs that are hard."""
+"""The inputs of the top-k benchmark: distributions, gradients of ResNet-50, and inputs that are hard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_ext.compression.density import share
 from hvd_ext.errors import InvalidError
 
 SEED = 6
-# Those that the targets are about, and those where selections by thresholds fail or fast code may become slow.
+# Inputs as in training, and inputs on which selections by thresholds fail or fast code may become slow.
 ORDINARY = ("gauss", "laplace", "gradient")
 HARD = ("ties", "zeros", "nan", "ascending", "outlier", "sparse")
 INPUTS = (*ORDINARY, *HARD)
@@ -59,15 +59,7 @@ def segments(elements: int) -> list[int]:
 
 
 def picks(density: float, offsets: list[int]) -> list[int]:
-    """Give the number of elements to select from each segment.
-
-    Args:
-        density: from 0 to 1.
-        offsets: of the segments.
-
-    Returns:
-        One for each segment; they add up to that of the whole buffer.
-    """
+    """Give the number of elements to select from each segment; together they are that of the whole buffer."""
     return [share(density, begin, end) for begin, end in itertools.pairwise(offsets)]
 
 
@@ -77,7 +69,7 @@ def make(name: str, elements: int, kept: Path | None = None) -> Array:
     Args:
         name: one of `INPUTS`.
         elements: how many.
-        kept: a folder for gradients, which take time; those of an earlier call are read from there.
+        kept: a folder for gradients, which take time to make; those of an earlier call are read from there.
 
     Returns:
         float32 [elements], the same in every call.
@@ -153,7 +145,7 @@ def layered(elements: int, gradients: Iterator[list[Array]]) -> Array:
         gradients: of one training step after the other, a flat array for each tensor.
 
     Returns:
-        Of every tensor the first part, so that each has the same share of it; several steps where one is too short.
+        The first part of every tensor, the same share of each; if one step is too short, of several steps.
     """
     steps = [next(gradients)]
     total = sum(len(one) for one in steps[0])
@@ -167,11 +159,7 @@ def layered(elements: int, gradients: Iterator[list[Array]]) -> Array:
 
 
 def digits() -> tuple[Array, NDArray[np.int64]]:
-    """Give handwritten digits as a batch for ResNet-50.
-
-    Returns:
-        Images float32 [BATCH, PIXELS, PIXELS, 3] in 0..1 and labels int64 [BATCH].
-    """
+    """Give handwritten digits as images float32 [BATCH, PIXELS, PIXELS, 3] in 0..1, and labels int64 [BATCH]."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -184,8 +172,8 @@ def resnet50_gradients() -> Iterator[list[Array]]:
     """Train Keras's ResNet-50 on a batch of digits and give the gradients of each step after the second.
 
     Returns:
-        Endlessly, for each of the 161 tensors of `resnet50_sizes` its flat gradient. Keras's convolutions have biases,
-        which the network of the paper has not: they are trained, and left out.
+        Without end, the flat gradient of each of the 161 tensors of `resnet50_sizes`. Keras's convolutions have biases,
+        which the network of the paper does not have: they are trained, and left out here.
     """
     import keras
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The contestants of the top-k benchmark: our op, and what it replaces."""
+"""The contestants of the top-k benchmark: our op, and what users have without it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Contestant:
     Attributes:
         name: a key of `topk.NAMES`.
         call: selects once.
-        answer: makes values and indices of what `call` gives; None where it gives none.
+        answer: makes values and indices of the result of `call`; None if it has none.
         beside: the yardstick, "pass" or "add".
-        promise: "unique": the answer of our contract; "segments": that of every segment; "exact": k elements, and none
-            outside of them is larger; "": none of these.
+        promise: "unique": the answer of our contract; "segments": that of every segment; "exact": k elements, of which
+            none is smaller than one that was left out; "": none of these.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Bench:
         Args:
             x: float32 [elements], on the CPU.
             k: how many to select.
-            density: what k was made of, for the segments.
+            density: the share that is selected from each segment.
             offsets: of the segments.
             threads: of the pass over memory, and of PyTorch.
         """
@@ -69,7 +69,7 @@ class Bench:
         self._sums: NDArray[np.float32] | None = None
 
     def yardstick(self, beside: str) -> Callable[[], Any]:
-        """Give the pass over memory that a contestant is set beside.
+        """Give the pass over memory with which a contestant is compared.
 
         Args:
             beside: "pass": the input is read; "add": it is added to another buffer.
@@ -82,10 +82,7 @@ class Bench:
         return lambda: topk_functions.bare_add(sums, self.array)
 
     def contestant(self, name: str) -> Contestant:
-        """Make a contestant ready.
-
-        Args:
-            name: a key of `topk.NAMES`.
+        """Prepare a contestant, a key of `topk.NAMES`.
 
         Raises:
             ModuleNotFoundError: it needs PyTorch, which is not installed.
@@ -95,21 +92,14 @@ class Bench:
         return MAKERS[name](self)
 
     def select(self, **options: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Call our op as it is: what it costs inside of a large graph is less than a whole `tf.function` for it."""
+        """Call our op eagerly: inside of a large graph it costs less than a `tf.function` for it alone."""
         found: tuple[tf.Tensor, tf.Tensor] = hvd_ext.mstopk(self.x, self.k, **options)
         return found
 
     def graph(
         self, name: str, function: Callable[[tf.Tensor], Any], promise: str = "", beside: str = "pass"
     ) -> Contestant:
-        """Make a contestant of a function of the input, inside a `tf.function` of its own.
-
-        Args:
-            name: of the contestant.
-            function: from x to values and indices.
-            promise: see `Contestant`.
-            beside: see `Contestant`.
-        """
+        """Prepare a contestant that calls a function from x to values and indices, in a `tf.function` of its own."""
         traced = tf.function(function, autograph=False)
         return Contestant(name, lambda: traced(self.x), as_arrays, beside, promise)
 
@@ -133,7 +123,7 @@ def _segments(bench: Bench) -> Contestant:
 
 
 def _threshold(bench: Bench) -> Contestant:
-    # the threshold of the step before, which such schemes use, is the right one here
+    # such schemes use the threshold of the step before; here it is exact, which favours them
     above = np.partition(np.abs(bench.array), len(bench.array) - bench.k)[len(bench.array) - bench.k]
     return Contestant("threshold", lambda: bench.select(mode="threshold", threshold=float(above)), as_arrays)
 

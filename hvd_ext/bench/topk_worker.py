@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.bench.events import emit
+from hvd_ext.bench.sampling import emit
 from hvd_ext.bench.topk_inputs import make, segments
 from hvd_ext.compression.density import count
 from hvd_ext.errors import HvdExtError
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 EVENTS = "events"
 DEVICES, NVIDIA = Path("/dev"), "nvidia[0-9]*"
-# Read before every timed call, so that neither input nor output is in a cache: larger than the caches of any processor
-# that was at hand, most of which is shared with others.
+# So much is read before every timed call that neither input nor output is left in a cache: more than the caches
+# hold of any processor that this was tried on.
 EVICT_BYTES = 512 * 2**20
 FEWEST_SAMPLES = 3
-# Each call is made on so many elements right before it is timed: what a step selects from is cold, its code need not
+# Each call is made on so many elements right before it is timed: the data of a step are in no cache, but its code may
 # be. Without this, an identity of TensorFlow takes 0.3 ms instead of 0.01.
 FEW = 4096
 
@@ -35,15 +35,15 @@ class Task:
     """What the process is told.
 
     Attributes:
-        folder: the events are written there, and gradients are kept there.
+        folder: where the events are written and gradients are kept.
         elements: lengths of the inputs.
         densities: of the selections.
         inputs: names, see `topk_inputs`.
         contestants: by name of the input, names of `topk.NAMES`.
-        threads: of everything that is measured; the process is held to as many cores, and is started with
-            TF_NUM_INTRAOP_THREADS of as many.
-        repetitions: samples of a contestant at most.
-        seconds_per_row: after so much time a contestant has no more turns, but for `FEWEST_SAMPLES`.
+        threads: of everything that is measured; the process is held to as many cores, and is started with as many
+            TF_NUM_INTRAOP_THREADS.
+        repetitions: the most samples of a contestant.
+        seconds_per_row: after so much time a contestant has no more turns, unless it has fewer than `FEWEST_SAMPLES`.
         evict_bytes: see `EVICT_BYTES`.
     """
 
@@ -74,12 +74,7 @@ class Sampler:
     """Times contestants of one input in turns, each beside its yardstick."""
 
     def __init__(self, task: Task, evict: Callable[[], Any]) -> None:
-        """Take what all samples share.
-
-        Args:
-            task: how many samples.
-            evict: empties the caches.
-        """
+        """Take the number of samples from a task, and a function that empties the caches."""
         self._task, self._evict = task, evict
 
     def rows(self, bench: Bench, contestants: Sequence[Contestant], small: Bench) -> list[dict[str, Any]]:
@@ -91,9 +86,9 @@ class Sampler:
             small: of a few elements, for the calls that warm the code.
 
         Returns:
-            For each contestant its rounds, and of each round the seconds of the yardstick and of the contestant, which
-            was called right after it; the data of both were in no cache. cpu_samples and cpu_yardstick_samples: the
-            processor's time in the same calls, which others on a busy machine disturb less.
+            For each contestant its rounds, and for each round the seconds of the yardstick and of the contestant, which
+            was called right after it; the data of both were in no cache. cpu_samples and cpu_yardstick_samples are the
+            processor's time of the same calls, which other processes disturb less.
         """
         import numpy as np
 
@@ -121,17 +116,13 @@ class Sampler:
         begin, cpu = time.perf_counter(), time.process_time()
         kept = call()
         seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
-        # the result is given back to the allocator outside of the timed part, for all alike
+        # the result is freed outside of the timed part, for all contestants alike
         del kept
         return seconds, cpu_s
 
 
 def evictor(nbytes: int) -> Callable[[], Any]:
-    """Make a function that reads a buffer of its own.
-
-    Args:
-        nbytes: of the buffer.
-    """
+    """Make a function that reads a buffer of its own, of so many bytes."""
     import numpy as np
 
     from hvd_ext.bench.topk_functions import read_pass
@@ -141,17 +132,13 @@ def evictor(nbytes: int) -> Callable[[], Any]:
 
 
 def serve(task: Task) -> None:
-    """Measure everything that a task names, and tell a row for each contestant of each input.
-
-    Args:
-        task: what to measure.
-    """
+    """Measure everything that a task names, and write an event with a row for each contestant of each input."""
     import tensorflow as tf
 
     from hvd_ext.bench.topk_peers import Bench, has_torch
 
     events = Path(task.folder) / EVENTS
-    # a TensorFlow without CUDA sees none of those that the system shows
+    # a TensorFlow without CUDA sees no GPU, but the system may show some
     gpus = [device.name for device in tf.config.list_physical_devices("GPU")] or sorted(map(str, DEVICES.glob(NVIDIA)))
     emit(events, "hello", gpus=gpus, torch=has_torch(), cores=sorted(os.sched_getaffinity(0)))
     sampler = Sampler(task, evictor(task.evict_bytes))
@@ -171,7 +158,7 @@ def serve(task: Task) -> None:
 
 
 def measured(bench: Bench, small: Bench, names: Sequence[str], sampler: Sampler) -> list[dict[str, Any]]:
-    """Warm contestants up, look at what they return, and time them.
+    """Warm contestants up, check what they return, and time them.
 
     Args:
         bench: makes them.
@@ -202,14 +189,7 @@ def measured(bench: Bench, small: Bench, names: Sequence[str], sampler: Sampler)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the process.
-
-    Args:
-        arguments: one, a task.
-
-    Returns:
-        The exit status.
-    """
+    """Measure the task that is the only argument; give the exit status."""
     task = Task.read(arguments[0])
     # before TensorFlow starts its threads: they inherit it
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-task.threads :])

@@ -6,25 +6,19 @@ import dataclasses
 import importlib.util
 import math
 import statistics
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_ext.bench.allreduce import NO_HOROVOD, has_horovod
-from hvd_ext.bench.expected import Cluster, cluster_of
-from hvd_ext.bench.launcher import Launcher
+from hvd_ext.bench.expected import Cluster
+from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, rotated
 from hvd_ext.bench.training_worker import COMPUTE, Task
-from hvd_ext.bench.turns import Turns, Worker, rotated
 from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.runner.launcher import Job, JobError, job_environment
+from hvd_ext.runner.launcher import JobError
 
 WIDTHS = {"mlp": 1024, "cnn": 512}
 HOROVOD = "horovod"
-# By name the parameters of Open MPI; each is a job of its own.
+# The parameters of Open MPI by name; each name is a job of its own.
 HOROVODS: dict[str, dict[str, str]] = {HOROVOD: {}, "horovod-links2": {"btl_tcp_links": "2"}}
 
 
@@ -38,11 +32,11 @@ class Request:
         width: units of a hidden dense layer; 0 for the model's own.
         batch: digits of a rank's batch.
         steps: timed steps of each contestant.
-        repetitions: turns in which these are done.
+        repetitions: turns among which the steps are divided.
         ranks: numbers of ranks on this host, one comparison of each after the other; empty where a launcher says it.
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
         timeout_s: longest time without an answer of a job.
-        options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's has none of them.
+        options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -89,18 +83,16 @@ class Request:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
     def steps_of(self, repetition: int) -> int:
-        """The steps of a turn, counted from 0; all turns together have `steps`."""
+        """Give the number of steps of one turn, counted from 0; all turns together have `steps`."""
         return self.steps * (repetition + 1) // self.repetitions - self.steps * repetition // self.repetitions
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """The names that are no Horovod."""
+        """The algorithms that are not Horovod's."""
         return tuple(name for name in self.algorithms if name not in HOROVODS)
 
 
-def measure(
-    request: Request, launcher: Launcher, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str], str]:
+def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
     """Measure what was asked for.
 
     Args:
@@ -118,48 +110,35 @@ def measure(
     if importlib.util.find_spec("sklearn") is None:
         raise InvalidError("digits (scikit-learn): it is not installed; python -m pip install scikit-learn")
     theirs = [name for name in request.algorithms if name in HOROVODS and has_horovod()]
-    notes = [NO_HOROVOD] if set(HOROVODS) & set(request.algorithms) and not theirs else []
+    missing = [NO_HOROVOD] if set(HOROVODS) & set(request.algorithms) and not theirs else []
     if not request.ours and not theirs:
         raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
-    rows: list[dict[str, Any]] = []
-    topology = ""
-    for ranks in request.ranks or (None,):
-        with ExitStack() as stack:
-            turns = Turns()
-            jobs = [("hvd_ext", "training_worker", {})] if request.ours else []
-            jobs += [(name, "training_horovod", HOROVODS[name]) for name in theirs]
-            for name, module, mca in jobs:
-                tell(f"{name} starts", 0)
-                turns.join(_start(stack, request, launcher, ranks, name, module, mca))
-            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
-            found, said = _measure(request, cluster, turns, tell)
-            turns.end(lambda job: job.wait(request.timeout_s))
-        rows += found
-        notes += [note for note in said if note not in notes]
-    return rows, notes, topology
+
+    def arguments(module: str, mca: Mapping[str, str]) -> Any:
+        width = request.width or WIDTHS[request.model]
+        return lambda folder: [
+            f"hvd_ext.bench.{module}",
+            Task(folder, request.model, width, request.batch, mca, request.options).write(),
+        ]
+
+    jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
+    jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
+    rows, notes, topology = compare(
+        request.ranks,
+        launcher,
+        request.rate,
+        request.timeout_s,
+        jobs,
+        lambda cluster, turns: _measured(request, cluster, turns, tell),
+        tell,
+    )
+    return rows, missing + notes, topology
 
 
-def _start(
-    stack: ExitStack, request: Request, launcher: Launcher, ranks: int | None, name: str, module: str, mca: Any
-) -> Worker:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_ext-bench-")))
-    width = request.width or WIDTHS[request.model]
-    task = Task(str(folder), request.model, width, request.batch, mca, request.options)
-    command = launcher.command(ranks, [sys.executable, "-m", f"hvd_ext.bench.{module}", task.write()])
-    job = stack.enter_context(Job(command, folder / "log", job_environment()))
-    return Worker(name, job, folder, request.timeout_s)
-
-
-def _measure(
-    request: Request, cluster: Cluster, turns: Turns, tell: Callable[[str, int], None]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    refusals = {name: cluster.refusal(name) for name in request.ours}
-    ours = [name for name, why in refusals.items() if why is None]
-    notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refusals.items() if why]
-    if len(cluster.ranks_per_host) > 1 and not cluster.given:
-        notes.append("no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so auto may choose badly")
-    if not turns.stopping and len(turns.workers) > 1:
-        notes.append("not all ranks are on this machine: the job that has not its turn is not stopped, and may disturb")
+def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
+    refused = {name: why for name in request.ours if (why := cluster.refusal(name)) is not None}
+    ours = [name for name in request.ours if name not in refused]
+    notes = caveats(cluster, turns, refused, "auto may choose badly")
     opened = []
     for worker in turns.workers:
         names = [worker.name] if worker.name in HOROVODS else ours
@@ -178,11 +157,11 @@ def _measure(
 
 
 def check_alike(names: Sequence[str], opened: Sequence[dict[str, Any]]) -> None:
-    """Check that all jobs train the same.
+    """Check that all jobs train the same model from the same weights.
 
     Args:
         names: of the jobs.
-        opened: their answers: bytes of the gradients, the digest of the first weights, the first losses by rank.
+        opened: what they told: bytes of the gradients, the digest of the first weights, the first losses by rank.
 
     Raises:
         JobError: the models, the weights that they begin with, or the losses of the first step differ.
@@ -202,9 +181,9 @@ def _samples(
     cluster: Cluster,
     turns: Turns,
     opened: Sequence[dict[str, Any]],
-    tell: Callable[[str, int], None],
+    tell: Tell,
 ) -> dict[tuple[int, int], list[float]]:
-    """Let the jobs take turns; the model without communication is measured in the first job only."""
+    """Let the jobs take turns; the model without communication is measured in the first job alone."""
     places = [range(0 if job == 0 else 1, len(answer["contestants"])) for job, answer in enumerate(opened)]
     samples: dict[tuple[int, int], list[float]] = {
         (job, index): [] for job, which in enumerate(places) for index in which
@@ -255,14 +234,11 @@ def _row(
 
 
 def against(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Set the rows of one cluster beside Horovod's.
-
-    Args:
-        rows: of one comparison.
+    """Compare the rows of one cluster with Horovod's.
 
     Returns:
-        The same, each with against_horovod and against_horovod_links2: its samples per second over Horovod's, above 1
-        is faster; None where Horovod was not measured, and for the model that does not communicate.
+        The rows, each with against_horovod and against_horovod_links2: its samples per second over Horovod's, above 1
+        is faster; None if Horovod was not measured, and for the model that does not communicate.
     """
     speeds = {row["algorithm"]: row["samples_per_second"] for row in rows}
 

@@ -1,8 +1,8 @@
 """One rank that trains with Horovod: `LAUNCHER python -m hvd_ext.bench.training_horovod TASK`.
 
-Horovod's own DistributedOptimizer does not synchronise under Keras 3. So the gradients are reduced in a training step
-of our own, in the two ways that Horovod has: all in one group, or each as it becomes ready, which its tensor fusion
-collects. The ranks find out which is faster, and that one is measured.
+Horovod's own DistributedOptimizer does not synchronise under Keras 3. So a training step of our own reduces the
+gradients, in both ways that Horovod has: all in one group, or each as it becomes ready, so that Horovod's tensor fusion
+collects them. The ranks try which way is faster, and that one is measured.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ WAYS = ("separate", "grouped")
 
 
 def reduced(gradients: Sequence[tf.Tensor], way: str) -> list[tf.Tensor]:
-    """Average gradients over the ranks with Horovod.
-
-    Args:
-        gradients: of one step.
-        way: "separate" or "grouped" calls.
-
-    Returns:
-        The averages, in the same order.
-    """
+    """Average the gradients of a step over the ranks with Horovod, by "separate" or "grouped" calls."""
     import horovod.tensorflow as hvd
 
     if way == "grouped":
@@ -40,10 +32,10 @@ def reduced(gradients: Sequence[tf.Tensor], way: str) -> list[tf.Tensor]:
 
 
 class HorovodModel(keras.Sequential):
-    """A model whose training step is that of Keras, with the averaging between gradients and update."""
+    """A model whose training step is that of Keras, but averages the gradients before the update."""
 
     def __init__(self, layers: list[keras.layers.Layer], way: str) -> None:
-        """Take the layers, and the way to call Horovod."""
+        """Take the layers and the way to call Horovod."""
         super().__init__(layers)
         self._way = way
 
@@ -60,11 +52,7 @@ class HorovodModel(keras.Sequential):
 
 
 def main(text: str) -> None:
-    """Serve the parent.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task."""
     task = Task.read(text)
     task.tell_mpi()
     import horovod.tensorflow as hvd

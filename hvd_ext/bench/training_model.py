@@ -45,7 +45,7 @@ def layers(model: str, width: int) -> list[keras.layers.Layer]:
 
 
 def batches(rank: int, size: int, batch: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Give a rank its batches, in the order in which every contestant takes them, again and again.
+    """Give the batches of a rank, in the order in which every contestant takes them, again and again.
 
     Args:
         rank: this rank.
@@ -64,7 +64,7 @@ def batches(rank: int, size: int, batch: int) -> list[tuple[tf.Tensor, tf.Tensor
 
 
 class Learner:
-    """A compiled model and its own way through the batches."""
+    """A compiled model and its place in the batches."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Learner:
             model: "mlp" or "cnn".
             width: see `layers`.
             data: from `batches`.
-            kind: makes the model of its layers; one with a training step of its own is a subclass of Sequential.
-            wrap: changes the optimizer.
+            kind: makes the model of its layers; a subclass of Sequential has a training step of its own.
+            wrap: makes another optimizer of the plain one.
         """
         keras.utils.set_random_seed(SEED)
         self._data, self._steps = data, 0
@@ -99,10 +99,10 @@ class Learner:
         return float(self.model.train_on_batch(images, labels, return_dict=True)["loss"])
 
     def weights(self) -> NDArray[np.float32]:
-        """The trained weights, float32 [parameters]."""
+        """Give the trained weights, float32 [parameters]."""
         return np.concatenate([np.asarray(weight).ravel() for weight in self.model.trainable_weights])
 
 
 def fingerprint(weights: NDArray[np.float32]) -> str:
-    """Give a digest: equal where the weights are equal to the last bit."""
+    """Give a digest that is equal if the weights are equal bit for bit."""
     return hashlib.sha256(weights.tobytes()).hexdigest()

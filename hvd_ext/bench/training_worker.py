@@ -1,4 +1,4 @@
-"""One rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker TASK`; and what all do alike."""
+"""One rank that trains with hvd_ext: `LAUNCHER python -m hvd_ext.bench.training_worker TASK`; Horovod's uses it too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import functools
 import json
 import math
 import os
-import platform
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.sampling import EVENTS, TURNS, Ranks, next_turn
-from hvd_ext.bench.worker import topology_text
+from hvd_ext.bench.sampling import Ranks, answer_turns, topology_text
 from hvd_ext.errors import HvdExtError
 
 if TYPE_CHECKING:
@@ -29,7 +25,8 @@ if TYPE_CHECKING:
 # The contestant without communication: what a step takes on its own.
 COMPUTE = "compute"
 TRIAL_STEPS = 3
-# The first update may differ from the average of the ranks' own by so much of its largest element: orders of addition.
+# Sums in another order may differ: an element of the first update may be so far from the average of the ranks' own
+# updates, as a share of the largest element.
 TOLERANCE = 1e-2
 
 
@@ -38,11 +35,11 @@ class Task:
     """What the ranks of a job are told when they start.
 
     Attributes:
-        folder: rank 0 follows the turns and writes the events there.
+        folder: where rank 0 follows the turns and writes the events.
         model: "mlp" or "cnn".
         width: units of a hidden dense layer.
         batch: digits of a rank's batch.
-        mca: parameters of Open MPI, set before it starts.
+        mca: parameters of Open MPI, which are set before it starts.
         options: keywords of our optimizer, as texts.
     """
 
@@ -72,10 +69,10 @@ class Task:
 
 
 class AveragingRanks(Ranks):
-    """All ranks, which can average arrays without any of the contestants."""
+    """All ranks, which average arrays without help of a contestant."""
 
     def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Give all ranks the average of their arrays, of the same shape; the slow ones are waited for asleep."""
+        """Give all ranks the average of their arrays, which have one shape; the wait for slow ranks is asleep."""
         from mpi4py import MPI
 
         total = np.empty_like(values)
@@ -84,7 +81,7 @@ class AveragingRanks(Ranks):
         return total / np.float32(self.size)
 
 
-# the ways of a contestant, by name; the fastest is kept
+# From the name of a contestant to its ways, by name, of which the fastest is kept.
 Make = Callable[[str], "dict[str, Learner]"]
 
 
@@ -92,12 +89,7 @@ class Contest:
     """The models that train in one job; all ranks use it alike."""
 
     def __init__(self, plain: Learner, ranks: AveragingRanks) -> None:
-        """Take the first step of the model that does not communicate: it tells what the first update must be.
-
-        Args:
-            plain: the model with the plain optimizer.
-            ranks: all ranks.
-        """
+        """Take the first step of the model with the plain optimizer: its average is what the first update must be."""
         self._ranks = ranks
         self._before = plain.weights()
         self._first_loss = plain.step()
@@ -110,10 +102,10 @@ class Contest:
         self.facts: list[dict[str, Any]] = [{"algorithm": COMPUTE, "chosen": "", "way": "", "ways": {}, "wrong": []}]
 
     def enter(self, algorithm: str, ways: dict[str, Learner], chosen: Callable[[Learner], str]) -> None:
-        """Take the first steps of a contestant; of several ways the fastest is kept.
+        """Take the first steps of a contestant, and keep the fastest of its ways.
 
         Args:
-            algorithm: its name.
+            algorithm: the contestant's name.
             ways: models by the name of the way; the first step of each is checked.
             chosen: tells after the first step which algorithm runs.
         """
@@ -139,17 +131,17 @@ class Contest:
 
         Args:
             index: in the order of entry; 0 is the model that does not communicate.
-            steps: one behind the other, as in an epoch.
+            steps: how many, without a pause between them, as in an epoch.
 
         Returns:
-            Seconds of each step, of the rank that was slowest in it.
+            The seconds of each step on the rank that was slowest in it.
         """
         seconds, losses = self._timed(self._learners[index], steps)
         self._finite[index] &= all(math.isfinite(loss) for loss in losses)
         return seconds
 
     def check(self, index: int) -> list[str]:
-        """Say what is wrong after the last step: all ranks must have the same weights, to the last bit."""
+        """Say what is wrong after the last step: all ranks must have the same weights, bit for bit."""
         weights = self._learners[index].weights()
         finite = self._finite[index] and bool(np.isfinite(weights).all())
         answers = self._ranks.gather((_fingerprint(weights), finite))
@@ -193,50 +185,37 @@ def _fingerprint(weights: NDArray[np.float32]) -> str:
 
 
 def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda learner: "") -> None:
-    """Do what the parent says until it says "end"; MPI must have been started. A failure ends the whole job.
+    """Train as the parent says; see `sampling.answer_turns`.
 
     Args:
         task: what is known at the start.
-        make: gives the ways of a contestant by its name; "compute" is the plain model, once.
+        make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
     """
-    ranks, contest = AveragingRanks(), None
-    try:
-        hosts = ranks.gather(platform.node())
-        if ranks.rank == 0 and not Path(task.folder).is_dir():
-            raise HvdExtError(
-                f"folder ({task.folder}): rank 0 on {hosts[0]} does not see it; start the benchmark on that host, or "
-                "set TMPDIR to a folder that all hosts share"
-            )
-        events = Path(task.folder) / EVENTS if ranks.rank == 0 else None
-        emit(events, "hello", hosts=hosts, topology=topology_text(os.environ))
-        follower = Follower(Path(task.folder) / TURNS)
-        while (turn := ranks.told(next_turn(follower) if ranks.rank == 0 else None))["kind"] != "end":
-            if turn["kind"] == "open":
-                (plain,) = make(COMPUTE).values()
-                contest = Contest(plain, ranks)
-                for algorithm in turn["algorithms"]:
-                    contest.enter(algorithm, make(algorithm), chosen)
-                told = {"start": contest.start, "first_losses": contest.first_losses}
-                emit(events, "opened", contestants=contest.facts, bytes=4 * contest.parameters, **told)
-            elif contest is not None and turn["kind"] == "measure":
-                seconds = {index: contest.measure(index, turn["steps"]) for index in turn["which"]}
-                emit(events, "measured", seconds=[[index, times] for index, times in seconds.items()])
-            elif contest is not None:
-                emit(events, "checked", wrong=[[], *(contest.check(index) for index in range(1, len(contest.facts)))])
-        ranks.meet()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        ranks.abort()
+    ranks = AveragingRanks()
+    contests: list[Contest] = []
+
+    def answer(turn: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if turn["kind"] == "open":
+            (plain,) = make(COMPUTE).values()
+            contests[:] = [contest := Contest(plain, ranks)]
+            for algorithm in turn["algorithms"]:
+                contest.enter(algorithm, make(algorithm), chosen)
+            told = {"start": contest.start, "first_losses": contest.first_losses}
+            return "opened", {"contestants": contest.facts, "bytes": 4 * contest.parameters, **told}
+        if turn["kind"] == "measure":
+            seconds = [[index, contests[0].measure(index, turn["steps"])] for index in turn["which"]]
+            return "measured", {"seconds": seconds}
+        if turn["kind"] == "check":
+            wrong = [contests[0].check(index) for index in range(1, len(contests[0].facts))]
+            return "checked", {"wrong": [[], *wrong]}
+        return "ended", {}
+
+    answer_turns(Path(task.folder), ranks, answer, topology_text())
 
 
 def main(text: str) -> None:
-    """Serve the parent with hvd_ext's own contestants, written as a user writes them.
-
-    Args:
-        text: the task.
-    """
+    """Serve the parent, which has written the task, with optimizers of hvd_ext as a user writes them."""
     task = Task.read(text)
     task.tell_mpi()
     import hvd_ext as hvd

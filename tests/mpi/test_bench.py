@@ -28,7 +28,7 @@ ALLREDUCE = [sys.executable, "-m", "hvd_ext", "bench", "allreduce"]
 # A worker like ours, but on rank 1 the fifth result of the engine is wrong.
 WRONG = """
 import dataclasses, sys
-from hvd_ext.bench import worker
+from hvd_ext.bench import allreduce_worker as worker
 right = worker.Buffers._engine
 calls = []
 def wrong(self, *arguments):
@@ -187,7 +187,7 @@ def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
         )
     try:
         # both jobs have started, and ours has the turn
-        wait_for(lambda: len(stopped(mark, "hvd_ext.bench.horovod_worker")) == 2, running)
+        wait_for(lambda: len(stopped(mark, "hvd_ext.bench.allreduce_horovod")) == 2, running)
         running.send_signal(number)
         running.wait(TIMEOUT_S)
         end = time.monotonic() + TIMEOUT_S

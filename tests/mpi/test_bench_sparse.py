@@ -1,4 +1,4 @@
-"""The benchmarks of sparse sums with real ranks: their sums, and a study of convergence of two tiny runs."""
+"""The studies with real ranks: sparse sums, and a study of convergence of two tiny runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_ext.bench import convergence_data as data_sets
+from benchmarks.studies.convergence import data as data_sets
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 280
-BENCH = [sys.executable, "-m", "hvd_ext", "bench"]
+STUDIES = [sys.executable, "-m", "benchmarks.studies"]
+ROOT = Path(__file__).resolve().parents[2]
 PLAN = """
 hosts: [1, 1]
 seeds: [1]
@@ -32,7 +33,8 @@ settings:
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    command = [*STUDIES, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_ext.bench
-from hvd_ext.bench import convergence_plots, hitopk_plots, plots, results, topk_plots
+from hvd_ext.bench import plots, results
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
 
@@ -34,7 +34,7 @@ def rows_of(*sizes: int, hosts: tuple[int, ...] = (2, 2)) -> list[dict[str, Any]
 
 
 def test_several_sizes_become_lines_with_the_bound_dashed(tmp_path: Path, seen: list[Any]) -> None:
-    plots.draw(rows_of(1000, 1_000_000) + rows_of(1000, 1_000_000, hosts=(3, 2)), tmp_path / "x.png")
+    plots.draw_allreduce(rows_of(1000, 1_000_000) + rows_of(1000, 1_000_000, hosts=(3, 2)), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
     axes = seen[0].axes
     assert [axis.get_title() for axis in axes] == ["2 + 2 ranks", "3 + 2 ranks"]
@@ -46,7 +46,7 @@ def test_several_sizes_become_lines_with_the_bound_dashed(tmp_path: Path, seen: 
 
 
 def test_one_size_becomes_bars_over_the_bound_by_cluster(tmp_path: Path, seen: list[Any]) -> None:
-    plots.draw(rows_of(1_000_000) + rows_of(1_000_000, hosts=(3, 2)), tmp_path / "x.png")
+    plots.draw_allreduce(rows_of(1_000_000) + rows_of(1_000_000, hosts=(3, 2)), tmp_path / "x.png")
     (axis,) = seen[0].axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 + 2", "3 + 2"]
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axis.containers}
@@ -58,19 +58,19 @@ def test_one_size_becomes_bars_over_the_bound_by_cluster(tmp_path: Path, seen: l
 
 def test_of_rows_that_were_measured_again_the_later_counts(tmp_path: Path, seen: list[Any]) -> None:
     again = [{**one, "run": 1, "seconds_median": 2 * one["seconds_median"]} for one in rows_of(4000)]
-    plots.draw(rows_of(4000) + again, tmp_path / "x.png")
+    plots.draw_allreduce(rows_of(4000) + again, tmp_path / "x.png")
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in seen[0].axes[0].containers}
     assert heights["flexreduce"] == pytest.approx([2.2])
 
 
 def test_a_panel_of_bars_shows_the_clusters_that_have_its_size(tmp_path: Path, seen: list[Any]) -> None:
-    plots.draw(rows_of(1000, 4000) + rows_of(4000, hosts=(3, 2)), tmp_path / "x.png", kind="clusters")
+    plots.draw_allreduce(rows_of(1000, 4000) + rows_of(4000, hosts=(3, 2)), tmp_path / "x.png", kind="clusters")
     shown = [[tick.get_text() for tick in axis.get_xticklabels()] for axis in seen[0].axes]
     assert shown == [["2 + 2"], ["2 + 2", "3 + 2"]]
 
 
 def test_the_way_of_calling_can_be_chosen(tmp_path: Path, seen: list[Any]) -> None:
-    plots.draw(rows_of(1_000_000), tmp_path / "x.png", how="engine")
+    plots.draw_allreduce(rows_of(1_000_000), tmp_path / "x.png", how="engine")
     heights = {bars.get_label(): bars[0].get_height() for bars in seen[0].axes[0].containers}
     assert heights["flexreduce"] == pytest.approx(1.05)
     assert "ring" not in heights
@@ -78,7 +78,7 @@ def test_the_way_of_calling_can_be_chosen(tmp_path: Path, seen: list[Any]) -> No
 
 def test_no_more_panels_are_left_than_there_are_clusters(tmp_path: Path, seen: list[Any]) -> None:
     rows = [one for hosts in ((2, 2), (3, 2), (3, 3), (4, 3)) for one in rows_of(1000, 4000, hosts=hosts)]
-    plots.draw(rows, tmp_path / "x.png")
+    plots.draw_allreduce(rows, tmp_path / "x.png")
     assert len(seen[0].axes) == 4
 
 
@@ -93,7 +93,7 @@ def test_no_more_panels_are_left_than_there_are_clusters(tmp_path: Path, seen: l
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, rows: Any, options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidError, match=words):
-        plots.draw(rows, tmp_path / "x.png", **options)
+        plots.draw_allreduce(rows, tmp_path / "x.png", **options)
     assert not (tmp_path / "x.png").exists()
 
 
@@ -131,25 +131,23 @@ def test_clusters_that_were_measured_in_different_ways_are_drawn_side_by_side() 
 def test_a_plot_has_at_most_six_lines_and_names_what_it_leaves_out(tmp_path: Path, seen: list[Any]) -> None:
     hows = {name: "engine" if name == "mpi" else "graph" for name in plots.STYLES}
     many = [row(name, hows[name], 1.0, bytes=size, bound_seconds=0.5) for name in hows for size in (1, 2)]
-    plots.draw(many, tmp_path / "x.png")
+    plots.draw_allreduce(many, tmp_path / "x.png")
     labels = [line.get_label() for line in seen[0].axes[0].get_lines()]
     assert labels == ["flexreduce", "blueconnect", "ring", "auto", "MPI_Allreduce", "bound"]
     assert seen[0].get_supxlabel().startswith("not drawn: Horovod, torus2d, two_level")
-    plots.draw(many, tmp_path / "x.png", only=["tree", "mpi"])
+    plots.draw_allreduce(many, tmp_path / "x.png", only=["tree", "mpi"])
     assert [line.get_label() for line in seen[1].axes[0].get_lines()] == ["MPI_Allreduce", "tree", "bound"]
     assert seen[1].get_supxlabel() == ""  # the user has chosen
     with pytest.raises(InvalidError, match=r"only \(6 names\): a panel has at most 5"):
-        plots.draw(many, tmp_path / "x.png", only=list(plots.STYLES)[:6])
+        plots.draw_allreduce(many, tmp_path / "x.png", only=list(plots.STYLES)[:6])
     with pytest.raises(InvalidError, match=r"only \('rings'\): must be one of the file's, which are flexreduce"):
-        plots.draw(many, tmp_path / "x.png", only=["rings"])
+        plots.draw_allreduce(many, tmp_path / "x.png", only=["rings"])
 
 
 def test_no_two_lines_of_a_plot_have_the_same_colour() -> None:
     palettes = {
         "allreduce": [colour for colour, _ in plots.STYLES.values()],
-        "top-k": list(topk_plots.COLOURS.values()),
-        "sparse sums": list(hitopk_plots.COLOURS),
-        "convergence": ["#000000", *convergence_plots.COLOURS],
+        "top-k": list(plots.TOPK_COLOURS.values()),
     }
     assert {name: len(set(colours)) for name, colours in palettes.items()} == {
         name: len(colours) for name, colours in palettes.items()
@@ -161,8 +159,6 @@ COMMANDS = {
     "plot": "allreduce_nine",
     "plot-training": "training_horovod",
     "plot-topk": "topk",
-    "plot-hitopk": "hitopk",
-    "plot-convergence": "convergence",
 }
 
 

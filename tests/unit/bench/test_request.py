@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import hvd_ext.bench
-from hvd_ext.bench.allreduce import Request, wanted
+from hvd_ext.bench.allreduce import Request
 from hvd_ext.bench.expected import Cluster, cluster_of
-from hvd_ext.bench.launcher import Launcher, choose, place
+from hvd_ext.bench.jobs import Launcher, choose, place, wanted
 from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.errors import InvalidError, TopologyError
 from hvd_ext.topology.tree import from_hosts

@@ -1,10 +1,9 @@
-"""What the benchmark makes of its samples: ratios, table, words about where we are slower, the file and the page."""
+"""What the benchmark makes of its samples: ratios, table, words about where we are slower, and the file."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,9 @@ import pytest
 from rich.console import Console
 
 from hvd_ext.bench import results
-from hvd_ext.bench.excerpt import excerpt
-from hvd_ext.bench.page import markdown, rewritten
 from hvd_ext.bench.results import joined, places, ratios, result_of
-from hvd_ext.bench.table import faults, losses, seconds, table
+from hvd_ext.bench.table import allreduce_table, faults, losses, seconds
 from hvd_ext.errors import InvalidError
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-FIELDS = {
-    "algorithm",
-    "ranks",
-    "hosts",
-    "bytes",
-    "seconds_median",
-    "seconds_min",
-    "bound_seconds",
-    "bottleneck_bytes",
-    "predicted_seconds",
-    "correct",
-    "chosen",
-    "how",
-    "samples",
-}
 
 
 def row(algorithm: str, how: str, median: float, **more: Any) -> dict[str, Any]:
@@ -113,13 +93,13 @@ def test_rows_of_other_sizes_clusters_and_runs_are_never_compared() -> None:
 
 def drawn(rows: list[dict[str, Any]]) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=150).print(table({"benchmark": "title", "rows": rows}))
+    Console(file=stream, width=150).print(allreduce_table({"benchmark": "title", "rows": rows}))
     return stream.getvalue()
 
 
 def test_the_table_has_a_row_per_contestant_and_says_what_auto_has_chosen() -> None:
     text = drawn(ROWS)
-    assert table({"benchmark": "title", "rows": ROWS}).row_count == len(ROWS)
+    assert allreduce_table({"benchmark": "title", "rows": ROWS}).row_count == len(ROWS)
     for words in (
         "auto graph -> torus2d",
         "MPI_Allreduce",
@@ -195,58 +175,6 @@ def test_a_file_that_is_no_result_is_refused_in_words(tmp_path: Path, text: str)
         results.load(tmp_path / "none")
 
 
-def test_kept_results_hold_machine_versions_command_and_every_sample() -> None:
-    files = sorted((BENCHMARKS / "results").glob("allreduce_*.json"))
-    assert files, "no kept result of the allreduce benchmark"
-    for path in files:
-        kept = results.load(path)
-        for run in kept["runs"]:
-            assert run["machine"]["cores"] >= 1
-            assert run["versions"]["hvd_ext"]
-            assert run["command"].startswith("python -m hvd_ext bench allreduce")
-        assert {one["run"] for one in kept["rows"]} == set(range(len(kept["runs"])))
-        for one in kept["rows"]:
-            assert set(one) >= FIELDS
-            assert one["correct"] is True
-            assert 0 < one["seconds_min"] == min(one["samples"]) <= one["seconds_median"]
-            assert one["ranks"] == sum(one["ranks_per_host"]) and one["hosts"] == len(one["ranks_per_host"])
-        for group in places(kept["rows"]).values():
-            graphs = {one["algorithm"] for one in group if one["how"] == "graph"}
-            assert not graphs or "noop" in graphs
-
-
-@pytest.mark.parametrize("page", ["benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md"])
-def test_the_pages_show_the_kept_results(page: str) -> None:
-    text = (BENCHMARKS.parent / page).read_text()
-    assert rewritten(text, BENCHMARKS / "results") == text, "run: make docs"
-
-
-def test_a_result_without_horovod_makes_a_page_too() -> None:
-    rows = [
-        {**one, "ranks": 2, "hosts": 1, "ranks_per_host": [2]} for one in ROWS if one["algorithm"] not in ("horovod",)
-    ]
-    text = markdown(result_of(FACTS, rows))
-    assert "| 2 | 4,096 | 1 us | 200 us | 300 us | - | 400 us | torus2d | 1.50 | - |" in text
-    assert "Medians of 3 samples." in text
-
-
-def test_a_page_of_several_hosts_shows_every_row_beside_its_bound() -> None:
-    text = markdown(result_of(FACTS, ROWS))
-    line = "| 2 + 2 | 4,096 | auto graph -> torus2d | 400 us | 200 us | 2.00 | 0.75 | 2.00 | 0.50 | 33.3% |"
-    assert line in text
-
-
-def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(json.dumps(result_of(FACTS, ROWS)))
-    page = "a\n<!-- results: one.json -->\nold\n<!-- end of results -->\nb\n"
-    text = markdown(result_of(FACTS, ROWS))
-    assert rewritten(page, tmp_path) == f"a\n<!-- results: one.json -->\n{text}<!-- end of results -->\nb\n"
-    with pytest.raises(ValueError, match="marks"):
-        rewritten("a page without them", tmp_path)
-    with pytest.raises(OSError, match=r"none\.json"):
-        rewritten(page.replace("one.json", "none.json"), tmp_path)
-
-
 def test_results_are_plain_json() -> None:
     assert json.loads(json.dumps(result_of(FACTS, ROWS)))["rows"][0]["algorithm"] == "noop"
 
@@ -258,64 +186,3 @@ def test_a_file_has_a_row_a_line_and_reads_back_as_it_was(tmp_path: Path) -> Non
     assert json.loads("\n".join(lines)) == json.loads(json.dumps(whole))
     assert sum(line.startswith('  {"run": 0,') for line in lines) == len(ROWS)
     assert len(lines) == len(ROWS) + len(whole["runs"]) + 9
-
-
-def test_the_kept_results_are_written_in_this_way() -> None:
-    kept = {path.name: path.read_text() for path in (BENCHMARKS / "results").glob("*.json")}
-    kept = {name: text for name, text in kept.items() if '"benchmark"' in text}
-    assert kept
-    assert [name for name, text in kept.items() if text != results.text_of(json.loads(text))] == []
-
-
-WHOLE = """facts
-
-| ranks | what | median | x bound |
-|---|---|---|---|
-| 2 + 2 | ring | 2 s | 1.5 |
-| 2 + 2 | tree | 1 s | 1.1 |
-| 3 + 2 | ring | 3 s | 1.6 |
-
-of threads:
-
-| what | median |
-|---|---|
-| ring | 9 s |
-"""
-
-
-def test_a_mark_may_select_rows_and_columns_of_a_table(tmp_path: Path) -> None:
-    assert excerpt(WHOLE, "rows: ring; 2 + 2 / 3 + 2 | columns: median; ranks") == (
-        "| median | ranks |\n|---|---|\n| 2 s | 2 + 2 |\n| 3 s | 3 + 2 |\n"
-    )
-    assert excerpt(WHOLE, "table: of threads").endswith("| what | median |\n|---|---|\n| ring | 9 s |\n")
-    assert excerpt(WHOLE, "across: ranks; what; x bound") == (
-        "| ranks | ring | tree |\n|---|---|---|\n| 2 + 2 | 1.5 | 1.1 |\n| 3 + 2 | 1.6 | - |\n"
-    )
-    (tmp_path / "one.json").write_text(json.dumps(result_of(FACTS, ROWS)))
-    page = "<!-- results: one.json | rows: no-op | columns: ranks; what -->\nold\n<!-- end of results -->\n"
-    assert rewritten(page, tmp_path) == page.replace("old\n", "| ranks | what |\n|---|---|\n| 2 + 2 | no-op |\n")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        ("rows: star", "no row has a cell 'star'"),
-        ("rows: ring; 2 + 2 / 4 + 4", "no row has a cell '4 + 4'"),
-        ("columns: mean", "no table of the result has this title and these columns"),
-        ("table: of processes", "no table of the result"),
-        ("row: ring", "'row' must be one of table, rows, columns, across"),
-        ("across: ranks; what", "must name three columns"),
-        ("across: what; what; ranks", "two rows have the same what and what"),
-    ],
-)
-def test_a_mark_that_selects_what_is_not_there_is_an_error(wanted: str, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)):
-        excerpt(WHOLE, wanted)
-
-
-def test_the_page_of_performance_is_short_enough_to_be_read() -> None:
-    text = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
-    assert len(text.splitlines()) <= 300
-    shown = {found[1] for found in re.finditer(r"<!-- results: (\S+)", text)}
-    whole = (BENCHMARKS / "results" / "README.md").read_text()
-    assert {name for name in shown if f"<!-- results: {name} -->" not in whole} == set()

@@ -1,4 +1,4 @@
-"""The timing of contestants, the check of their results, and the turns of a rank, with one rank and no MPI."""
+"""The timing of contestants, the check of their results, the turns of a rank, and its events; without MPI."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 from hvd_ext.bench import sampling
-from hvd_ext.bench.events import Follower, emit
-from hvd_ext.bench.sampling import Contestant, Ranks, Sampler, Task, serve
-from hvd_ext.bench.values import PERIOD, fault_of, sum_of, values_of
+from hvd_ext.bench.sampling import (
+    PERIOD,
+    Contestant,
+    Follower,
+    Ranks,
+    Sampler,
+    Task,
+    emit,
+    fault_of,
+    serve,
+    sum_of,
+    values_of,
+)
 
 
 class OneRank(Ranks):
@@ -218,3 +228,29 @@ def test_a_rank_that_does_not_see_the_folder_says_what_to_do(
 def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
     emit(tmp_path / "x", "open", bytes=4)
     assert json.loads((tmp_path / "x").read_text()) == {"kind": "open", "bytes": 4}
+
+
+def test_events_arrive_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    follower = Follower(path)
+    assert follower.new() == []
+    emit(path, "epoch", epoch=1, loss=0.5)
+    emit(path, "epoch", epoch=2, loss=0.25)
+    assert [event["epoch"] for event in follower.new()] == [1, 2]
+    assert follower.new() == []
+    emit(path, "end")
+    assert follower.new() == [{"kind": "end"}]
+
+
+def test_a_line_that_is_half_written_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    follower = Follower(path)
+    path.write_text('{"kind": "start"}\n{"kind": "ep')
+    assert follower.new() == [{"kind": "start"}]
+    with path.open("a") as file:
+        file.write('och"}\n')
+    assert follower.new() == [{"kind": "epoch"}]
+
+
+def test_nobody_is_told_where_there_is_no_file() -> None:
+    emit(None, "end")

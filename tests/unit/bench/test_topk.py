@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import hvd_ext.bench
-from hvd_ext.bench import page, results, topk, topk_plots, topk_results
-from hvd_ext.bench.machine import machine
+from hvd_ext.bench import plots, results, topk
+from hvd_ext.bench.results import machine
+from hvd_ext.bench.table import topk_faults, topk_tables
 from hvd_ext.bench.topk import FOR_HARD, NAMES, ONE_THREAD, Request, beside_ours, measure, summary
-from hvd_ext.bench.topk_targets import TARGETS, verdict, verdicts
 from hvd_ext.bench.topk_worker import Task
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import JobError
@@ -54,7 +54,7 @@ def rows_of(**more: Any) -> list[dict[str, Any]]:
 
 def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     run = {"date": "now", "machine": machine(), "versions": {"numpy": "2"}, "notes": ["a note"]}
-    return topk_results.result(run, rows, verdicts(rows))
+    return results.result_of(run, rows, results.TOPK)
 
 
 @pytest.mark.parametrize(
@@ -107,89 +107,33 @@ def test_ours_is_compared_in_the_rounds_that_both_were_called_in() -> None:
     assert [one["x_ours"] for one in beside_ours([exact, slow, other])] == [1.0, 15.0, None]
 
 
-@pytest.mark.parametrize(
-    ("figures", "words"),
-    [
-        ((1.05, 1.15, 1.06, True), "met, and the stretch goal"),
-        ((1.10, 1.15, 1.06, True), "met"),
-        ((1.265, 1.15, 1.06, True), "missed by 10.0%"),
-        ((60.0, 40.0, 55.0, False), "met, and the stretch goal"),
-        ((40.0, 40.0, 55.0, False), "met"),
-        ((30.0, 40.0, 55.0, False), "missed by 25.0%"),
-    ],
-)
-def test_a_verdict_says_by_how_much_a_target_is_missed(figures: Any, words: str) -> None:
-    assert verdict(*figures) == words
-
-
-def test_the_worst_input_counts_for_a_target() -> None:
-    worse = [{**one, "x_yardstick": 1.3} for one in rows_of(input="laplace")[:1]]
-    found = {target["item"]: target for target in verdicts([*rows_of(), *worse])}
-    assert (found["x one read pass"]["input"], found["x one read pass"]["met"]) == ("laplace", False)
-    assert found["x one read pass"]["verdict"] == "missed by 13.0%"
-    assert found["x the bare add, error feedback"]["verdict"] == "missed by 4.3%"
-    assert found["times as fast as Algorithm 1 as printed"]["verdict"] == "met"
-    assert found["times as fast as np.argpartition"]["verdict"] == "missed by 33.3%"
-
-
-def test_a_target_is_about_its_lengths_threads_and_inputs() -> None:
-    assert verdicts([*rows_of(elements=2_000_000), *rows_of(density=0.5)]) == []
-    items = [target["item"] for target in verdicts(rows_of(threads=2))]
-    assert items == ["x one read pass of as many threads"]
-    assert [target["item"] for target in verdicts(rows_of(input="nan"))] == ["x one read pass, hard inputs"]
-    assert {target.contestant for target in TARGETS} <= set(NAMES)
-
-
 def test_a_file_is_read_again_and_another_run_is_put_behind(tmp_path: Path) -> None:
     one = result_of(rows_of())
     results.save(tmp_path / "a.json", one)
-    assert topk_results.load(tmp_path / "a.json") == json.loads(json.dumps(one))
-    both = topk_results.joined(one, one)
-    assert {(len(both["runs"]), found["run"]) for found in [*both["rows"], *both["targets"]]} == {(2, 0), (2, 1)}
+    assert results.load(tmp_path / "a.json", results.TOPK) == json.loads(json.dumps(one))
+    both = results.joined(one, one)
+    assert {(len(both["runs"]), found["run"]) for found in both["rows"]} == {(2, 0), (2, 1)}
     with pytest.raises(InvalidError, match="must be a result of bench allreduce"):
         results.load(tmp_path / "a.json")
 
 
-def test_the_tables_show_ratios_targets_and_what_is_wrong() -> None:
+def test_the_tables_show_ratios_and_what_is_wrong() -> None:
     rows = rows_of()
     rows[0].update(correct=False, wrong="index 7 is 8 instead of 7")
     console = Console(file=io.StringIO(), width=200)
-    for table in topk_results.tables(result_of(rows)):
+    for table in topk_tables(result_of(rows)):
         console.print(table)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("25,000,000 elements, k = 0.001 d, 1 thread", "WRONG", "+ 1.20", "45.00", "missed by 4.3%"):
+    for words in ("25,000,000 elements, k = 0.001 d, 1 thread", "WRONG", "+ 1.20", "45.00"):
         assert words in text
-    assert topk_results.faults(rows) == [
+    assert topk_faults(rows) == [
         "wrong answer: hvd_ext.mstopk, gauss, 25,000,000 elements, k = 0.001 d, 1 thread: index 7 is 8 instead of 7"
     ]
 
 
-def test_the_page_has_targets_and_rows(tmp_path: Path) -> None:
-    everything = row("algorithm1", [2.0], [1.0], returned=25_000_000, input="zeros")
-    results.save(tmp_path / "topk.json", result_of(beside_ours([*rows_of(), everything])))
-    text = page.rewritten("<!-- results: topk.json -->\nold\n<!-- end of results -->\n", tmp_path)
-    assert "| what | gauss |" in text
-    assert "| hvd_ext.mstopk | x1.1 (275 ms) |" in text
-    assert "| hvd_ext.topk_error_feedback | add x1.2 (300 ms) |" in text
-    assert (
-        "1 thread, hard inputs:\n\n| what | zeros |\n|---|---|\n| Algorithm 1 as printed, C++ | x2 (2 s, 1e+03 k) |"
-        in text
-    )
-    assert "| x one read pass | 25,000,000 | 0.001 | 1 | 1.15 | 1.06 | 1.1 | 2.2 | gauss | met |" in text
-    assert "- a note" in text
-    assert "old" not in text
-
-
-def test_of_one_input_and_several_lengths_the_page_has_one_table() -> None:
-    rows = [one for elements in (2_000, 1_000) for one in rows_of(elements=elements)]
-    text = topk_results.markdown(result_of(rows), "facts")
-    assert "k = 0.001 d, 1 thread, gauss:\n\n| elements | 1,000 | 2,000 |" in text
-    assert text.count("| hvd_ext.mstopk | x1.1 ") == 1
-
-
 def test_the_plot_has_a_bar_for_each_row_beside_the_pass(tmp_path: Path, seen: list[Any]) -> None:
     def axes_of(*arguments: Any) -> list[Any]:
-        topk_plots.draw(arguments[0], tmp_path / "x.png", *arguments[1:])
+        plots.draw_topk(arguments[0], tmp_path / "x.png", *arguments[1:])
         return seen[-1].axes
 
     (axis,) = axes_of([*rows_of(), *rows_of(input="laplace"), *rows_of(input="nan")])
@@ -267,8 +211,8 @@ def test_the_command_writes_its_file_and_fails_where_an_answer_is_wrong(
     assert done.exit_code == status, done.output
     assert ("wrong answer" in done.output) is not correct
     assert "the kernels of /GPU:0 are measured by" in done.output
-    written = topk_results.load(file)
-    assert set(written) == {"benchmark", "runs", "rows", "targets"}
+    written = results.load(file, results.TOPK)
+    assert set(written) == {"benchmark", "runs", "rows"}
     assert {"date", "command", "machine", "versions", "environment", "notes", "evict_bytes"} <= set(written["runs"][0])
     assert len(written["rows"]) == 2
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import hvd_ext
 from hvd_ext.bench import topk_inputs, topk_peers, topk_worker
-from hvd_ext.bench.events import Follower
+from hvd_ext.bench.sampling import Follower
 from hvd_ext.bench.topk import NAMES, Request
 from hvd_ext.bench.topk_check import Check, keys_of, unique
 from hvd_ext.bench.topk_functions import Algorithm1, bare_add, read_pass
 from hvd_ext.bench.topk_peers import Bench
 from hvd_ext.bench.topk_worker import EVENTS, Sampler, serve
+from hvd_ext.engine import native
 from hvd_ext.errors import InvalidError, NativeLibraryError
 
 ELEMENTS, DENSITY = 30_000, 0.01
@@ -239,10 +239,10 @@ def test_a_process_tells_a_row_for_each_contestant(tmp_path: Path, monkeypatch: 
 
 
 def test_without_the_native_library_the_words_say_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hvd_ext.native, "LIBRARY", Path("nowhere.so"))
-    hvd_ext.native.load.cache_clear()
+    monkeypatch.setattr(native, "LIBRARY", Path("nowhere.so"))
+    native.load.cache_clear()
     try:
         with pytest.raises(NativeLibraryError, match="python -m hvd_ext build"):
             read_pass(numbers(4))
     finally:
-        hvd_ext.native.load.cache_clear()
+        native.load.cache_clear()

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_ext.bench import results, training_results
-from hvd_ext.bench.launcher import Launcher
-from hvd_ext.bench.machine import machine
-from hvd_ext.bench.page import training_markdown
+from hvd_ext.bench import plots, results
+from hvd_ext.bench.cli import app
+from hvd_ext.bench.jobs import Launcher
+from hvd_ext.bench.table import training_faults, training_table, trials
 from hvd_ext.bench.training import HOROVODS, Request, against, check_alike, measure
-from hvd_ext.bench.training_cli import register
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import JobError
 
@@ -116,38 +114,30 @@ def test_the_table_names_every_row_once_and_a_wrong_one_aloud() -> None:
     horovod = row("horovod", chosen="grouped", trial_seconds={"separate": 0.3, "grouped": 0.2})
     rows = against([row("compute", 0.25), row("auto", chosen="blueconnect"), wrong, horovod])
     console = Console(width=150, record=True, file=io.StringIO())
-    console.print(training_results.table(training_results.result({}, rows)))
+    console.print(training_table(results.result_of({}, rows, results.TRAINING)))
     text = console.export_text()
     named = ["mlp, 17.1 MB", "2 + 2", "no communication", "auto -> blueconnect", "ring WRONG", "Horovod (grouped)"]
     for words in named:
         assert sum(words in line for line in text.splitlines() if line.startswith("│")) == 1
-    assert training_results.faults(rows) == ["wrong training: ring, mlp, 2 + 2 ranks: rank 1: its weights differ"]
-    (line,) = training_results.trials(rows)
+    assert training_faults(rows) == ["wrong training: ring, mlp, 2 + 2 ranks: rank 1: its weights differ"]
+    (line,) = trials(rows)
     assert line == "Horovod, 2 + 2 ranks: grouped calls (separate calls 300 ms a step, grouped calls 200 ms a step)"
-
-
-def test_the_page_names_every_row_once_and_a_wrong_one_aloud() -> None:
-    rows = [*against(rows_of(2, 2)), row("ring", correct=False, wrong=["rank 1: inf"], against_horovod=None)]
-    run = {"date": "today", "machine": machine(), "versions": {"keras": "3"}}
-    text = training_markdown({"runs": [run], "rows": [{"against_horovod_links2": None, **one} for one in rows]})
-    assert text.count("\n| mlp, 17.1 MB | 2 + 2 | ") == len(rows)
-    assert "- wrong training: ring, mlp, 2 + 2 ranks: rank 1: inf" in text
 
 
 def test_files_of_other_benchmarks_are_refused(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine.json", tmp_path / "other.json"
-    kept = training_results.result({"date": "today"}, rows_of(2, 2))
+    kept = results.result_of({"date": "today"}, rows_of(2, 2), results.TRAINING)
     results.save(mine, kept)
-    assert training_results.load(mine) == kept
+    assert results.load(mine, results.TRAINING) == kept
     results.save(other, results.result_of({}, []))
     for path, words in ((other, "something else"), (tmp_path / "none.json", "cannot be read")):
         with pytest.raises(InvalidError, match=words):
-            training_results.load(path)
+            results.load(path, results.TRAINING)
 
 
 def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts(tmp_path: Path, seen: list[Any]) -> None:
     rows = [*rows_of(3, 2), *rows_of(2, 2), *rows_of(2, 2, 2), row("auto", 0.5)]
-    training_results.draw(rows, tmp_path / "x.png")
+    plots.draw_training(rows, tmp_path / "x.png")
     (axis,) = seen[0].axes
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2 + 2", "3 + 2", "2 + 2 + 2"]
     _, labels = axis.get_legend_handles_labels()
@@ -158,15 +148,13 @@ def test_bars_are_the_time_of_an_epoch_by_cluster_and_the_later_row_counts(tmp_p
     computation = [bar.get_height() for bar in bars["computation of it"]]
     assert max(computation) == pytest.approx(1797 / (4 * 64) * 0.25)
     with pytest.raises(InvalidError, match="nothing to draw"):
-        training_results.draw([row("compute")], tmp_path / "y.png")
+        plots.draw_training([row("compute")], tmp_path / "y.png")
 
 
 def test_several_files_become_one_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
-    app = typer.Typer()
-    register(app)
     for name, hosts in (("a.json", (2, 2)), ("b.json", (3, 2))):
-        (tmp_path / name).write_text(json.dumps(training_results.result({}, rows_of(*hosts))))
+        (tmp_path / name).write_text(json.dumps(results.result_of({}, rows_of(*hosts), results.TRAINING)))
     files = [str(tmp_path / name) for name in ("a.json", "b.json")]
     done = CliRunner().invoke(app, ["plot-training", *files, "--output", str(tmp_path / "x.png")])
     assert done.exit_code == 0, done.output
@@ -175,7 +163,5 @@ def test_several_files_become_one_plot(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_not_the_first_ends_at_once_and_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    app = typer.Typer()
-    register(app)
     done = CliRunner().invoke(app, ["training", "--algorithms", "no such thing"])
     assert (done.exit_code, done.output) == (0, "")

@@ -1,0 +1,1 @@
+"""What measured the figures of the pages: for the repository, not a part of the package hvd_ext."""

@@ -1,0 +1,1 @@
+"""The convergence study: what accuracy models reach with each way to reduce gradients, and how soon."""

@@ -1,0 +1,200 @@
+"""The plan of a convergence study, a YAML file: models, settings, seeds; and which of its runs are done.
+
+    hosts: [2, 2]
+    rate: 100mbit
+    seeds: [1, 2, 3]
+    models:
+      cnn: {learning_rate: 0.2, epochs: 20, batch: 32, train: 15000}
+    settings:
+      dense: {}
+      hitopk: {algorithm: hitopk, topk: {density: 0.01}}
+      hitopk-warmed: {algorithm: hitopk, topk: {density: 0.01}, warmup: 0.3}
+
+A run is a model, a setting and a seed; without a seed it measures the time of a step. Each run writes one file when it
+ends. A file counts only if it was made with what the plan says now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchmarks.studies.convergence.models import DATA_OF
+from hvd_ext.errors import InvalidError
+
+BENCHMARK = "convergence, one run"
+
+
+class Recipe(BaseModel):
+    """How a model is trained in all settings.
+
+    Args:
+        learning_rate: of SGD, for all ranks together; it rises for a tenth of the steps and falls as a cosine.
+        momentum: of SGD.
+        nesterov: of SGD.
+        epochs: passes over the training examples.
+        batch: examples of a rank's batch.
+        train: the number of training examples; 0 for all.
+        curve: the number of test examples after each epoch; the last epoch is tested with all.
+        width: of the model; 0 for its own.
+        length: characters of an example of text.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    learning_rate: float = Field(gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+    epochs: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    train: int = Field(default=0, ge=0)
+    curve: int = Field(default=2000, ge=1)
+    width: int = Field(default=0, ge=0)
+    length: int = Field(default=64, ge=2)
+
+
+class Setting(BaseModel):
+    """How gradients are reduced.
+
+    Args:
+        algorithm: of `DistributedOptimizer`.
+        topk: keywords of `hvd_ext.TopK`; empty for dense gradients.
+        warmup: the share of all steps that belong to the warm-up, 0 to 1.
+        warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
+        epochs: a factor for those of the model: a setting with faster steps may take more of them and still be sooner.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: str = "auto"
+    topk: dict[str, Any] = Field(default_factory=dict)
+    warmup: float = Field(default=0.0, ge=0, le=1)
+    warmup_densities: list[float] = Field(default_factory=list)
+    epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _compressed(self) -> Setting:
+        if self.warmup and not self.topk:
+            raise ValueError("a dense setting has no warmup")
+        if "warmup" in self.topk:
+            raise ValueError("say warmup beside topk, as a share of the steps")
+        return self
+
+
+class Study(BaseModel):
+    """A study.
+
+    Args:
+        hosts: ranks on each host.
+        rate: of each host's link where times are measured.
+        seeds: of weights and of the order of examples; each is a run.
+        steps: how many are timed; their median is the time of a step.
+        models: by name, "cnn", "vgg", "transformer".
+        settings: by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hosts: tuple[int, ...] = Field(min_length=1)
+    rate: str = "100mbit"
+    seeds: tuple[int, ...] = Field(min_length=1)
+    steps: int = Field(default=12, ge=3)
+    models: dict[str, Recipe] = Field(min_length=1)
+    settings: dict[str, Setting] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> Study:
+        for model in self.models:
+            if model not in DATA_OF:
+                raise ValueError(f"model {model!r}: there is none of this name; there are {', '.join(DATA_OF)}")
+        for name in self.settings:
+            if not name.replace("-", "").replace("_", "").isalnum():
+                raise ValueError(f"setting {name!r}: must be of letters, digits, - and _, because files are named so")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError("seeds: each must be there once, and at least 0")
+        return self
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study.
+
+    Args:
+        model: its name.
+        setting: its name.
+        seed: None for a run that measures the time of a step and learns nothing.
+    """
+
+    model: str
+    setting: str
+    seed: int | None
+
+    @property
+    def name(self) -> str:
+        """The run's name, and its file's."""
+        return f"{self.model}_{self.setting}_{'time' if self.seed is None else f'seed{self.seed}'}"
+
+
+def read(path: Path) -> Study:
+    """Read a plan; refuse a file that cannot be read or breaks a rule."""
+    try:
+        return Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidError(f"study ({path}): it cannot be read: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"]) or "the top level"
+        raise InvalidError(f"study ({path}): {place}: {fault['msg']}") from error
+
+
+def runs_of(study: Study, models: Sequence[str] = (), settings: Sequence[str] = ()) -> list[Run]:
+    """List the runs of a study, or of some models and settings of it; refuse a name that the study does not have.
+
+    The times of steps come first, then the runs that learn: first all settings with the first seed, because they tell
+    most.
+    """
+    for what, names, known in (("model", models, study.models), ("setting", settings, study.settings)):
+        for name in names:
+            if name not in known:
+                raise InvalidError(f"{what} ({name!r}): the study has none of this name; it has {', '.join(known)}")
+    return [
+        Run(model, setting, seed)
+        for seed in (None, *study.seeds)
+        for model in study.models
+        for setting in study.settings
+        if (not models or model in models) and (not settings or setting in settings)
+    ]
+
+
+def facts(study: Study, run: Run) -> dict[str, Any]:
+    """Give all that decides what a run finds, as JSON; a finished run counts if its facts are equal."""
+    about = {
+        "model": run.model,
+        "setting": run.setting,
+        "seed": run.seed,
+        "hosts": list(study.hosts),
+        "recipe": study.models[run.model].model_dump(),
+        "how": study.settings[run.setting].model_dump(),
+    }
+    return about if run.seed is not None else {**about, "rate": study.rate, "steps": study.steps}
+
+
+def finished(folder: Path, study: Study, run: Run) -> dict[str, Any] | None:
+    """Give the content of a run's file in a folder; None if there is no file, or one of other facts."""
+    try:
+        found = json.loads((folder / f"{run.name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    same = isinstance(found, dict) and found.get("benchmark") == BENCHMARK and found.get("facts") == facts(study, run)
+    return found if same else None
+
+
+def missing(folder: Path, study: Study, runs: Iterable[Run]) -> list[Run]:
+    """Give the runs that are still to be done, in their order."""
+    return [run for run in runs if finished(folder, study, run) is None]

@@ -1,0 +1,152 @@
+"""One rank that measures hvd_ext and MPI_Allreduce: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
+
+
+class Buffers:
+    """The ways to sum one float32 buffer, and the channels that they have opened; all ranks use it alike."""
+
+    def __init__(self, hows: Sequence[str]) -> None:
+        """Take the ways to call our algorithms.
+
+        Args:
+            hows: of "graph" (inside `tf.function`, as in training), "engine" (NumPy arrays in and out, no TensorFlow)
+                and "eager".
+        """
+        self._hows = hows
+        self._close: list[Callable[[], Any]] = []
+
+    def contestants(self, elements: int, algorithms: Sequence[str]) -> list[Contestant]:
+        """Prepare the contestants for buffers of a length.
+
+        Args:
+            elements: the length.
+            algorithms: names of allreduce algorithms, "auto", "mpi".
+
+        Returns:
+            A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
+        """
+        from hvd_ext.job import process
+
+        buffer = values_of(process.rank(), elements)
+        result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
+        found: list[Contestant] = []
+        ours = [name for name in algorithms if name != "mpi"]
+        tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
+        if tensor is not None and "graph" in self._hows:
+            found.append(_noop(tensor))
+        for algorithm in algorithms:
+            if algorithm == "mpi":
+                found.append(_mpi(buffer, result))
+                continue
+            for how in self._hows:
+                if how == "engine":
+                    found.append(self._engine(buffer, result, algorithm))
+                elif how == "graph":
+                    found.append(self._graph(tensor, algorithm))
+                else:
+                    found.append(_eager(tensor, algorithm))
+        return found
+
+    def release(self) -> None:
+        """Close the channels that were opened."""
+        while self._close:
+            self._close.pop()()
+
+    def _engine(self, buffer: NDArray[np.float32], result: NDArray[np.float32], algorithm: str) -> Contestant:
+        from hvd_ext.job import runtime
+        from hvd_ext.options import Sum
+        from hvd_ext.planning.layout import layout
+        from hvd_ext.planning.tensors import Tensor
+
+        job = runtime.current()
+        laid_out = layout(job.tree, [Tensor("buffer", (buffer.size,), "float32")], Sum, algorithm=algorithm)
+        (bucket,) = laid_out.buckets
+        channel = job.open(f"bench {algorithm}", laid_out)
+        self._close.append(lambda: job.engine.close_channel(channel))
+
+        def call() -> NDArray[np.float32]:
+            job.engine.reduce(channel, [buffer], [result])
+            return result
+
+        reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning
+        return Contestant(algorithm, "engine", call, bucket.plan.algorithm, bucket.segment_nbytes, reset=reset)
+
+    def _graph(self, tensor: Any, algorithm: str) -> Contestant:
+        import tensorflow as tf
+
+        import hvd_ext as hvd
+        from hvd_ext.planning.tensors import Tensor
+        from hvd_ext.tensorflow.gradients import registration
+
+        elements = int(tensor.shape[0])
+        options = hvd.Options(algorithm=algorithm, op=hvd.Sum)
+        channel = registration.open(f"bench {algorithm}", [Tensor("buffer", (elements,), "float32")], options)
+        self._close.append(channel.close)
+        step = tf.function(lambda gradient: channel.reduce([gradient])[0], autograph=False)
+        traced = step.get_concrete_function(tensor)
+        (bucket,) = channel.layout.buckets
+        return Contestant(algorithm, "graph", lambda: traced(tensor), bucket.plan.algorithm, bucket.segment_nbytes)
+
+
+def _tensor(buffer: NDArray[np.float32]) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(buffer)
+
+
+def _noop(tensor: Any) -> Contestant:
+    import tensorflow as tf
+
+    traced = tf.function(tf.identity).get_concrete_function(tf.TensorSpec(tensor.shape, tf.float32))
+    return Contestant("noop", "graph", lambda: traced(tensor), sums=False)
+
+
+def _mpi(buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant:
+    from mpi4py import MPI
+
+    def call() -> NDArray[np.float32]:
+        MPI.COMM_WORLD.Allreduce(buffer, result, op=MPI.SUM)
+        return result
+
+    return Contestant("mpi", "engine", call, reset=lambda: result.fill(np.nan))
+
+
+def _eager(tensor: Any, algorithm: str) -> Contestant:
+    import hvd_ext as hvd
+    from hvd_ext.job import runtime
+
+    nbytes = 4 * int(tensor.shape[0])
+    # an eager call takes the plan of its class of sizes
+    limit = next((most for most in runtime.SIZE_CLASSES if nbytes <= most), runtime.SIZE_CLASSES[-1])
+    prepared = runtime.current().allreduce(limit, algorithm)
+    name = f"bench.{algorithm}.{nbytes}"  # the ranks' calls are matched by it
+
+    def call() -> Any:
+        return hvd.allreduce(tensor, op=hvd.Sum, name=name, algorithm=algorithm)
+
+    return Contestant(algorithm, "eager", call, prepared.algorithm, prepared.segment_nbytes)
+
+
+def main(text: str) -> None:
+    """Serve the parent, which has written the task."""
+    from hvd_ext.job import process
+
+    task = Task.read(text)
+    process.init()
+    buffers = Buffers(task.hows)
+    serve(buffers.contestants, task, buffers.release, topology_text())
+    process.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,342 @@
+"""The jobs of a benchmark: how they are started, and how they take turns while they live at the same time.
+
+The ranks of Horovod poll while they have nothing to do; on a machine with few cores they would disturb the times of
+others. Therefore the ranks of a job get SIGSTOP while another job has the turn, and SIGCONT when their own turn comes.
+The launchers and their daemons are never stopped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from hvd_ext.bench.sampling import ALIVE, EVENTS, TURNS, Follower, emit
+from hvd_ext.errors import InvalidError
+from hvd_ext.runner.launcher import RANK_VARIABLES, Job, JobError, job_environment, last_words, mpirun
+
+if TYPE_CHECKING:
+    from hvd_ext.bench.expected import Cluster
+
+VARIABLE = "HVD_EXT_LAUNCHER"
+REHEARSAL = "hvd_ext.cluster.launch"
+NO_HOROVOD = "Horovod is not installed and was not measured (python -m hvd_ext install-horovod)"
+LEAST_REPETITIONS = 3
+FIRST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
+# By the number of the job and of its contestant, what the contestant's samples were.
+Samples = dict[tuple[int, int], list[dict[str, Any]]]
+# Takes what runs now, and how many of all parts have just become ready.
+Tell = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Starts a command on all ranks: by the shell command line `line`, or by mpirun on this host if that is empty."""
+
+    line: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            words = shlex.split(self.line)
+        except ValueError as error:
+            raise InvalidError(
+                f"launcher ({self.line!r}): it must be a command line as a shell reads it: {error}"
+            ) from error
+        if self.line and not words:
+            raise InvalidError("launcher (blank): it must be a command line that starts a command on all ranks")
+
+    def command(self, ranks: int | None, command: Sequence[str]) -> list[str]:
+        """Give the whole command of a job whose ranks run `command`; a launcher's line has its own number of ranks."""
+        if self.line:
+            return [*shlex.split(self.line), *command]
+        assert ranks is not None
+        return mpirun(ranks, command)
+
+    def describe(self) -> str:
+        """Write the line for a report: this interpreter is "python", and a rehearsal's temporary files are left out."""
+        if REHEARSAL in shlex.split(self.line):
+            return f"python -m {REHEARSAL}"
+        words = ["python" if word == sys.executable else word for word in shlex.split(self.line)]
+        return shlex.join(words) if words else "mpirun on this host"
+
+
+def place(environ: Mapping[str, str]) -> int | None:
+    """Say which rank of a launched job this process is; None if no launcher has started it."""
+    for name in RANK_VARIABLES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return None
+
+
+def choose(option: str | None, environ: Mapping[str, str]) -> Launcher:
+    """Find out how to start jobs.
+
+    Args:
+        option: the user's command line; None for that of the environment's `HVD_EXT_LAUNCHER`.
+        environ: of this process.
+
+    Raises:
+        InvalidError: the line cannot be read, or this process is a rank of a job and does not know how to start
+            another job on the same ranks.
+    """
+    line = environ.get(VARIABLE, "") if option is None else option
+    if not line and place(environ) is not None:
+        raise InvalidError(
+            "launcher (none): the benchmark was started as a rank of a job, but starts jobs of its own: start it "
+            "without mpirun and say --launcher 'mpirun ...', or under python -m hvd_ext cluster run"
+        )
+    return Launcher(line)
+
+
+class Worker:
+    """A job whose rank 0 answers each turn with one event."""
+
+    def __init__(self, name: str, job: Job, folder: Path, timeout_s: float) -> None:
+        """Take a job that has just been started; it ends when the caller leaves its `with` block.
+
+        Args:
+            name: for messages and the progress.
+            job: the job.
+            folder: where turns and events are written.
+            timeout_s: longest time without an answer or another sign of life.
+        """
+        self.name, self.job = name, job
+        self._turns, self._follower, self._timeout_s = folder / TURNS, Follower(folder / EVENTS), timeout_s
+        self._ranks: list[psutil.Process] = []
+
+    def find_ranks(self, size: int) -> bool:
+        """Find the processes of the ranks, which can be stopped; tell whether all `size` are on this machine."""
+        found = self.job.ranks()
+        self._ranks = found if len(found) == size else []
+        return bool(self._ranks)
+
+    def say(self, kind: str, **values: Any) -> None:
+        """Write a turn, whose kind is "open", "measure", "check" or "end"."""
+        emit(self._turns, kind, **values)
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the next event that is an answer.
+
+        Raises:
+            JobError: the job has ended, or gave no sign of life for too long.
+        """
+        end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
+        while True:
+            ended = self.job.status() is not None
+            events = self._follower.new()
+            if answers := [event for event in events if event["kind"] != ALIVE]:
+                return answers[0]
+            if events:
+                end, sleep_s = time.monotonic() + self._timeout_s, FIRST_POLL_S
+            if ended:
+                self.job.wait(self._timeout_s)
+                raise JobError(f"{self.name}: the job ended before its work was done\n{last_words(self.job.log)}")
+            if time.monotonic() > end:
+                raise JobError(
+                    f"{self.name}: no answer within {self._timeout_s:g} s; where it is only slow, allow more with "
+                    f"--timeout\n{last_words(self.job.log)}"
+                )
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, LONGEST_POLL_S)
+
+    def pause(self) -> None:
+        """Stop the ranks where they are."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the ranks go on."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._ranks:
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+
+class Turns:
+    """The jobs of one comparison."""
+
+    def __init__(self) -> None:
+        """Begin without jobs."""
+        self.workers: list[Worker] = []
+        self.stopping = True
+        self.hello: dict[str, Any] = {}
+
+    def join(self, worker: Worker) -> None:
+        """Wait until a job that has just been started is ready; those that have joined before are stopped meanwhile.
+
+        Raises:
+            JobError: the job failed, or its ranks are on other hosts than those of the jobs before.
+        """
+        hello = worker.answer()
+        if self.hello and hello["hosts"] != self.hello["hosts"]:
+            raise JobError(
+                f"{worker.name}: its ranks are on {hello['hosts']}, those of {self.workers[0].name} on "
+                f"{self.hello['hosts']}; the launcher must place the ranks of all jobs alike"
+            )
+        self.hello = self.hello or hello
+        self.stopping = worker.find_ranks(len(hello["hosts"])) and self.stopping
+        self.workers.append(worker)
+        self._let(None)
+
+    def give(self, worker: Worker, kind: str, **values: Any) -> dict[str, Any]:
+        """Give a job that has joined the turn, and wait for its answer.
+
+        Raises:
+            JobError: the job failed or did not answer in time.
+        """
+        self._let(worker)
+        worker.say(kind, **values)
+        return worker.answer()
+
+    def end(self, wait: Callable[[Job], None]) -> None:
+        """Let all jobs end, one after the other; `wait` waits for a job to end well."""
+        for worker in self.workers:
+            self._let(worker)
+            worker.say("end")
+            wait(worker.job)
+
+    def _let(self, chosen: Worker | None) -> None:
+        # If some ranks are on other machines no rank is stopped: half a stopped job is worse than one that polls.
+        if self.stopping:
+            for worker in self.workers:
+                if worker is not chosen:
+                    worker.pause()
+        if chosen is not None:
+            chosen.go_on()
+
+
+def rotated(values: Sequence[Any], by: int) -> list[Any]:
+    """Rotate a list, so that in each repetition another value is the first."""
+    return [values[(place + by) % len(values)] for place in range(len(values))]
+
+
+def has_horovod() -> bool:
+    """Tell whether Horovod can be measured."""
+    return importlib.util.find_spec("horovod") is not None
+
+
+def compare(
+    ranks: Sequence[int],
+    launcher: Launcher,
+    rate: float | None,
+    timeout_s: float,
+    jobs: Mapping[str, Callable[[str], list[str]]],
+    measured: Callable[[Cluster, Turns], tuple[list[dict[str, Any]], list[str]]],
+    tell: Tell,
+) -> tuple[list[dict[str, Any]], list[str], str]:
+    """Start jobs that live at the same time, and measure them; once for each number of ranks.
+
+    Args:
+        ranks: numbers of ranks on this host; empty where the launcher says it.
+        launcher: how to start the jobs.
+        rate: bytes per second on the wire of each host; None to take the topology's.
+        timeout_s: longest time without an answer of a job.
+        jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
+        measured: gives the jobs their turns; returns rows and notes.
+        tell: takes what runs now.
+
+    Returns:
+        The rows, the notes without repetitions, and the YAML text of the topology (empty without one).
+
+    Raises:
+        JobError: a job failed.
+    """
+    from hvd_ext.bench.expected import cluster_of  # imports the planner, which those ranks do not need that end at once
+
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    topology = ""
+    for count in ranks or (None,):
+        # The folders are removed first: a command that is told to end may be killed before all its jobs have ended.
+        with ExitStack() as stack, ExitStack() as folders:
+            turns = Turns()
+            for name, arguments in jobs.items():
+                tell(f"{name} starts", 0)
+                # a rank may still write while its folder is removed
+                temporary = tempfile.TemporaryDirectory(prefix="hvd_ext-bench-", ignore_cleanup_errors=True)
+                folder = Path(folders.enter_context(temporary))
+                command = launcher.command(count, [sys.executable, "-m", *arguments(str(folder))])
+                job = stack.enter_context(Job(command, folder / "log", job_environment()))
+                turns.join(Worker(name, job, folder, timeout_s))
+            cluster, topology = cluster_of(turns.hello, rate), turns.hello["topology"]
+            found, said = measured(cluster, turns)
+            turns.end(lambda job: job.wait(timeout_s))
+        rows += found
+        notes += [note for note in said if note not in notes]
+    return rows, notes, topology
+
+
+def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: str) -> list[str]:
+    """Say what a reader of the rows must know.
+
+    Args:
+        cluster: where the ranks are.
+        turns: of the jobs, which have joined.
+        refused: by the name of a contestant that does not apply to the cluster, the reason.
+        untold: what follows where several hosts have no topology.
+
+    Returns:
+        One line for each.
+    """
+    notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refused.items()]
+    if len(cluster.ranks_per_host) > 1 and not cluster.given:
+        notes.append(f"no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so {untold}")
+    if not turns.stopping and len(turns.workers) > 1:
+        notes.append(
+            "some ranks are on other machines: a job is not stopped while another one has the turn, and may disturb it"
+        )
+    return notes
+
+
+def wanted(request: Any, sample_s: float) -> int:
+    """Give the number of samples of a row.
+
+    Args:
+        request: has the most samples (`repetitions`) and the seconds of a row (`seconds_per_row`).
+        sample_s: how long a sample takes.
+
+    Returns:
+        As many as fit, at least 3, and at most what was asked for.
+    """
+    fit = int(request.seconds_per_row / max(sample_s, 1e-6))
+    return min(request.repetitions, max(LEAST_REPETITIONS, fit))
+
+
+def samples_of(request: Any, turns: Turns, opened: Sequence[Sequence[dict[str, Any]]]) -> Samples:
+    """Let the jobs take turns; in each repetition every contestant is measured once, in another order.
+
+    Args:
+        request: see `wanted`.
+        turns: of the jobs.
+        opened: the facts of the contestants of each job, as it has told them.
+
+    Returns:
+        The samples.
+    """
+    left = {
+        (job, index): wanted(request, facts["sample_seconds"])
+        for job, contestants in enumerate(opened)
+        for index, facts in enumerate(contestants)
+    }
+    samples: Samples = {place: [] for place in left}
+    for repetition in range(max(left.values(), default=0)):
+        for job in rotated(range(len(opened)), repetition):
+            which = [index for index in range(len(opened[job])) if left[job, index] > repetition]
+            if which:
+                answer = turns.give(turns.workers[job], "measure", which=rotated(which, repetition))
+                for sample in answer["samples"]:
+                    samples[job, sample["index"]].append(sample)
+    return samples
