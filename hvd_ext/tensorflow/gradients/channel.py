@@ -47,7 +47,7 @@ class Channel:
 
     @property
     def selects(self) -> bool:
-        """Whether some of its gradients are top-k gradients; each step must then end with `end_step`."""
+        """Whether some of its gradients have error feedback; each step must then end with `end_step`."""
         return bool(self.layout.selected)
 
     @ops.plain
