@@ -120,10 +120,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
 
     jobs = {name: arguments(name, module) for name, module in request.jobs}
     rows, notes, topology = compare(
-        request.ranks,
+        request,
         launcher,
-        request.rate,
-        request.timeout_s,
         jobs,
         lambda cluster, turns: _measured(request, cluster, turns, tell),
         tell,

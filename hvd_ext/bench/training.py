@@ -124,10 +124,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
     jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
     rows, notes, topology = compare(
-        request.ranks,
+        request,
         launcher,
-        request.rate,
-        request.timeout_s,
         jobs,
         lambda cluster, turns: _measured(request, cluster, turns, tell),
         tell,

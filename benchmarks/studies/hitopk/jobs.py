@@ -88,10 +88,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
         return lambda folder: [module, Task(folder, ("engine",)).write()]
 
     rows, notes, topology = compare(
-        request.ranks,
+        request,
         launcher,
-        request.rate,
-        request.timeout_s,
         {name: arguments(MODULES[name]) for name in request.jobs},
         lambda cluster, turns: _measured(request, cluster, turns, tell),
         tell,
