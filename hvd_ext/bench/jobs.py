@@ -238,8 +238,8 @@ def compare(
     """Start jobs that live at the same time, and measure them; once for each number of ranks.
 
     Args:
-        request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see `Cluster`,
-            and `timeout_s`, the longest time without an answer of a job.
+        request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
+            `Cluster`, and `timeout_s`, the longest time without an answer of a job.
         launcher: how to start the jobs.
         jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
@@ -251,9 +251,8 @@ def compare(
     Raises:
         JobError: a job failed.
     """
-    from hvd_ext.bench.expected import (
-        cluster_of,
-    )  # imported here: it takes time, and most ranks of a command end at once
+    # imported here, because it takes time, and most ranks on which a launcher starts a command end at once
+    from hvd_ext.bench.expected import cluster_of
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
