@@ -249,10 +249,7 @@ TEST("failure: bytes that are no message fail the engine with words") {
 
 TEST("failure: a start of a call that was never made fails the engine with words") {
   Engines engines(2);
-  Message start;
-  start.type = MessageType::kStart;
-  start.id = 99;
-  CHECK_OK(engines.transport(0)->SendControl(1, Encode(start)));
+  CHECK_OK(engines.transport(0)->SendControl(1, Encode(CallStart{99, {}, {}})));
   Until("the failure", [&] { return engines[1]->BeginStep(0).code == Code::kInternal; });
   CHECK_FAILS(engines[1]->BeginStep(0), Code::kInternal, "rank 0 has started a call (99) that this rank has not made");
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "engine/arena.h"
+#include "shm/arena.h"
 
 namespace hvd_ext {
 

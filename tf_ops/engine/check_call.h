@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "base/status.h"
 #include "engine/engine.h"
-#include "engine/status.h"
 
 namespace hvd_ext {
 

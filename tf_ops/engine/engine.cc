@@ -188,7 +188,7 @@ Status Engine::CloseChannel(int64_t channel) {
   closed->Fail(Stopped("channel '" + closed->spec().name + "' has been closed"), ended.get());
   state_->Post([state = state_.get(), closed, ended] {
     DeliverAll(ended.get());
-    state->CloseLane(closed->lane(), closed->spec().name);
+    state->CloseLane(closed->lane());
   });
   return Status::Ok();
 }
@@ -282,12 +282,9 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
 
 void Engine::Refuse(const std::string& name, const std::string& why) {
   if (name.empty()) return;
-  CallSpec spec;
-  spec.kind = Kind::kBarrier;
-  spec.name = name;
-  Message refusal = Announce(-1, spec, "");  // -1: nobody here waits for the answer
-  refusal.code = Code::kInvalid;
-  refusal.texts = {why};
+  CallAnnouncement refusal;
+  refusal.name = name;
+  refusal.refusal = why;
   std::lock_guard<std::mutex> lock(state_->mutex);
   if (!state_->Usable().ok() || state_->gone >= 0) return;
   state_->Post([state = state_.get(), refusal] { state->Send(0, refusal); });

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/status.h"
+#include "base/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
@@ -96,11 +96,11 @@ struct CallSpec {
   // alltoall: becomes the rows from each rank, before Allocate; null: unasked
   std::vector<int64_t>* received = nullptr;
   std::optional<DType> wire;  // allreduce of float32: as in BucketSpec; compared over the ranks
-  // What the engine does not know and all ranks must have alike, a line each; the first line is what the user has
-  // called, for messages. Empty: nothing, and the kind's name.
-  std::string terms;
-  std::string users_dtype;  // in messages and comparisons, where the tensor travels in another one; empty: dtype
-  bool counted = false;     // the name is a number, so two at once on one rank have no order
+  // What the engine does not know and all ranks must give alike, one item a line. The first line is what the user has
+  // called, for messages. Empty: nothing is compared, and messages have the kind's name.
+  std::string signature;
+  std::string users_dtype;  // for messages and comparisons, where the tensor travels in another dtype; empty: dtype
+  bool counted = false;     // the name comes from a counter, so that two calls at once on one rank have no order
 };
 
 // Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's

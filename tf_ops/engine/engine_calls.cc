@@ -131,9 +131,9 @@ void Engine::State::AnnounceCall(std::shared_ptr<OpenCall> call) {
   }
   call->since_s = call->heard_s = now_s_;
   int64_t id = next_call_++;
-  Message message = Announce(id, call->spec, std::move(call->payload));
+  CallAnnouncement announcement = Announce(id, call->spec, std::move(call->payload));
   open_calls_[id] = std::move(call);  // first: whatever happens to the message, the call is ended
-  Send(0, message);
+  Send(0, std::move(announcement));
 }
 
 std::shared_ptr<OpenCall> Engine::State::TakeCall(int64_t id) {
@@ -144,7 +144,7 @@ std::shared_ptr<OpenCall> Engine::State::TakeCall(int64_t id) {
   return call;
 }
 
-void Engine::State::StartCall(const Message& start) {
+void Engine::State::StartCall(const CallStart& start) {
   std::shared_ptr<OpenCall> call = TakeCall(start.id);
   if (call == nullptr) {
     broken_ = Internal("rank " + std::to_string(Number(0)) + " has started a call (" + std::to_string(start.id) +
@@ -158,14 +158,14 @@ void Engine::State::StartCall(const Message& start) {
     trace.AddCall(start.id, plans ? call->spec.plan : -1, call->name(), call->since_s, started_s);
   }
   if (call->spec.kind == Kind::kBarrier || call->spec.kind == Kind::kExchange) {
-    call->done(Status::Ok(), start.texts);
+    call->done(Status::Ok(), start.payloads);
     if (started_s >= 0) trace.Add(TraceKind::kCall, kCallsLane, start.id, 0, started_s, NowSeconds());
     return;
   }
   Outcome outcome;
   Run run;
   try {
-    run = RunOf(*call, start.numbers, rank, size, &pool, &outcome);
+    run = RunOf(*call, start.rows, rank, size, &pool, &outcome);
   } catch (const std::bad_alloc&) {  // the others have started it, so they must hear of it
     broken_ = Internal(call->name() + ": no memory for its buffer");
     call->done(broken_, {});
@@ -183,9 +183,9 @@ void Engine::State::StartCall(const Message& start) {
   executor.Enqueue(kCallsLane, std::move(run), now_s_);
 }
 
-void Engine::State::RefuseCall(const Message& refuse) {
-  std::shared_ptr<OpenCall> call = TakeCall(refuse.id);
-  if (call != nullptr) call->done({refuse.code, refuse.text}, {});
+void Engine::State::RefuseCall(const CallRefusal& refusal) {
+  std::shared_ptr<OpenCall> call = TakeCall(refusal.id);
+  if (call != nullptr) call->done(refusal.status, {});
 }
 
 void Engine::State::EndCalls(const Status& status) {
@@ -231,14 +231,7 @@ void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const s
 }
 
 // Tells the others how far this rank has come in the lane: what they have given to it beyond that can never end.
-void Engine::State::CloseLane(int64_t lane, const std::string& name) {
-  Message message;
-  message.type = MessageType::kLaneClosed;
-  message.id = lane;
-  message.text = name;
-  message.numbers = {executor.runs(lane)};
-  SendToOthers(message);
-}
+void Engine::State::CloseLane(int64_t lane) { SendToOthers(LaneClosed{lane, executor.runs(lane)}); }
 
 void Engine::State::CheckClosed(int64_t lane) {
   auto found = closed_.find(lane);

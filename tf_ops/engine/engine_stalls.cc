@@ -69,56 +69,44 @@ bool Engine::State::LostByLeave(const LaneView& view, const LaneWatch& watch) {
 
 void Engine::State::Ask(const LaneView& view, LaneWatch* watch, double waited_s) {
   watch->asked_s = now_s_;
-  Message ask;
-  ask.type = MessageType::kAsk;
-  ask.id = view.lane;
-  ask.text = view.what;
-  ask.numbers = {view.run, static_cast<int64_t>(waited_s * 1000)};
-  Send(0, ask);
+  Send(0, StallQuestion{view.lane, view.run, waited_s, view.what});
 }
 
-void Engine::State::HandleAsk(int peer, const Message& ask) {
-  Inquiry inquiry{peer, ask.id, ask.numbers[0], static_cast<double>(ask.numbers[1]) / 1000, now_s_, ask.text, {}};
+void Engine::State::HandleQuestion(int peer, const StallQuestion& question) {
+  Inquiry inquiry{peer, question.lane, question.run, question.waited_s, now_s_, question.what, {}};
   inquiry.reports.resize(static_cast<size_t>(size));
-  Message probe;
-  probe.type = MessageType::kProbe;
-  probe.id = ask.id;
-  probe.numbers = {next_inquiry_};
-  inquiries_.emplace(next_inquiry_++, std::move(inquiry));
+  StallProbe probe{question.lane, next_inquiry_++};
+  inquiries_.emplace(probe.inquiry, std::move(inquiry));
   SendToOthers(probe);
   Send(rank, probe);
 }
 
-void Engine::State::HandleProbe(const Message& probe) {
+void Engine::State::HandleProbe(const StallProbe& probe) {
   LaneReport report;
-  if (probe.id > kCallsLane) {
+  if (probe.lane > kCallsLane) {
     std::lock_guard<std::mutex> lock(mutex);
-    if (probe.id > static_cast<int64_t>(channels.size())) {
+    if (probe.lane > static_cast<int64_t>(channels.size())) {
       report.state = LaneReport::kNotOpened;
-    } else if (const auto& channel = channels[static_cast<size_t>(probe.id - 1)]; channel == nullptr) {
+    } else if (const auto& channel = channels[static_cast<size_t>(probe.lane - 1)]; channel == nullptr) {
       report.state = LaneReport::kClosed;
     } else {
       report = channel->Report();
     }
   }
   // Buckets in the inbox count too, so that a rank is not called missing for what it has submitted a moment ago.
-  report.runs = std::max(report.runs, executor.runs(probe.id));
-  Message answer;
-  answer.type = MessageType::kReport;
-  answer.id = probe.id;
-  answer.numbers = {probe.numbers[0], report.state, report.runs, report.missing};
-  answer.texts = report.names;
-  Send(0, answer);
+  report.runs = std::max(report.runs, executor.runs(probe.lane));
+  Send(0, StallReport{probe.inquiry, std::move(report)});
 }
 
-void Engine::State::HandleReport(int peer, const Message& report) {
-  auto found = inquiries_.find(report.numbers[0]);
+void Engine::State::HandleReport(int peer, const StallReport& report) {
+  auto found = inquiries_.find(report.inquiry);
   if (found == inquiries_.end()) return;  // it came too late
   LaneReport& place = found->second.reports[static_cast<size_t>(peer)];
-  place = {true, report.numbers[1], report.numbers[2], report.numbers[3], report.texts};
+  place = report.report;
+  place.answered = true;
   const std::vector<LaneReport>& all = found->second.reports;
   if (!std::all_of(all.begin(), all.end(), [](const LaneReport& r) { return r.answered; })) return;
-  Answer(found->first, found->second);
+  Answer(found->second);
   inquiries_.erase(found);
 }
 
@@ -128,30 +116,26 @@ void Engine::State::WatchInquiries() {
       ++it;
       continue;
     }
-    Answer(it->first, it->second);
+    Answer(it->second);
     it = inquiries_.erase(it);
   }
 }
 
-void Engine::State::Answer(int64_t number, const Inquiry& inquiry) {
-  Message verdict;
-  verdict.type = MessageType::kVerdict;
-  verdict.id = inquiry.lane;
-  verdict.numbers = {inquiry.run, number};
+void Engine::State::Answer(const Inquiry& inquiry) {
   double waited_s = inquiry.waited_s + now_s_ - inquiry.since_s;
-  verdict.text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports, config.numbers);
-  Send(inquiry.asker, verdict);
+  std::string text = WaitsForLane(inquiry.what, waited_s, inquiry.run, inquiry.reports, config.numbers);
   std::string who = WhoIsMissing(inquiry.run, inquiry.reports, config.numbers);
-  PrintForLane(inquiry.lane, inquiry.run, inquiry.since_s - inquiry.waited_s, who, verdict.text);
+  Send(inquiry.asker, StallVerdict{inquiry.lane, text});
+  PrintForLane(inquiry.lane, inquiry.run, inquiry.since_s - inquiry.waited_s, who, text);
 }
 
-void Engine::State::HandleVerdict(const Message& verdict) {
-  auto found = watches_.find(verdict.id);
+void Engine::State::HandleVerdict(const StallVerdict& verdict) {
+  auto found = watches_.find(verdict.lane);
   if (found == watches_.end() || found->second.asked_s < 0) return;
   LaneWatch& watch = found->second;
   watch.asked_s = -1;
   for (const LaneView& view : executor.Views()) {
-    if (view.lane != verdict.id || view.progress_s != watch.progress_s) continue;  // it has moved since
+    if (view.lane != verdict.lane || view.progress_s != watch.progress_s) continue;  // it has moved since
     if (watch.fatal) FailByStall(verdict.text);
     return;
   }

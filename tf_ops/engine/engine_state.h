@@ -94,15 +94,15 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
 
   // --- the engine's thread only, or rather whoever has the turn (engine_thread.cc)
   void Loop();
-  void Send(int peer, const Message& message);
-  void SendToOthers(const Message& message);
+  void Send(int peer, const ControlMessage& message);
+  void SendToOthers(const ControlMessage& message);
   void FailEverything(const Status& status, bool tell);
   void FailLane(int64_t lane, const Status& status, bool tell);
 
   // engine_calls.cc
   void AnnounceCall(std::shared_ptr<OpenCall> call);
   void StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step, int64_t bucket);
-  void CloseLane(int64_t lane, const std::string& name);
+  void CloseLane(int64_t lane);
 
  private:
   struct Inquiry {
@@ -134,7 +134,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   bool Pass(bool running);
   bool TakeInbox();
   bool ReceiveMessages();
-  void Handle(int peer, Message message);
+  void Handle(int peer, ControlMessage message);
   void HandleLeave(int peer);
   bool Expecting() const;
   bool TakeTurn(bool wait);
@@ -148,8 +148,8 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   // engine_calls.cc
   void SendAll(const std::vector<Outgoing>& out);
   std::shared_ptr<OpenCall> TakeCall(int64_t id);
-  void StartCall(const Message& start);
-  void RefuseCall(const Message& refuse);
+  void StartCall(const CallStart& start);
+  void RefuseCall(const CallRefusal& refusal);
   void EndCalls(const Status& status);
   void CheckClosed(int64_t lane);
 
@@ -160,11 +160,11 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   void WatchInquiries();
   bool LostByLeave(const LaneView& view, const LaneWatch& watch);
   void Ask(const LaneView& view, LaneWatch* watch, double waited_s);
-  void HandleAsk(int peer, const Message& ask);
-  void HandleProbe(const Message& probe);
-  void HandleReport(int peer, const Message& report);
-  void HandleVerdict(const Message& verdict);
-  void Answer(int64_t number, const Inquiry& inquiry);
+  void HandleQuestion(int peer, const StallQuestion& question);
+  void HandleProbe(const StallProbe& probe);
+  void HandleReport(int peer, const StallReport& report);
+  void HandleVerdict(const StallVerdict& verdict);
+  void Answer(const Inquiry& inquiry);
   void PrintForLane(int64_t lane, int64_t run, double since_s, const std::string& who, const std::string& text);
   void FailByStall(const std::string& text);
 
@@ -172,7 +172,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
   double now_s_ = 0;        // of this pass
   uint32_t looked_at_ = 0;  // the doorbell, before this pass
   double moved_s_ = 0, received_s_ = 0, watched_s_ = 0;
-  std::deque<Message> to_self_;
+  std::deque<ControlMessage> to_self_;
   Status broken_;                                            // an error of this pass, for FailEverything
   bool whole_ = false;                                       // nothing had failed when it was stopped
   std::map<int, double> left_s_;                             // peers that have left, and when

@@ -39,9 +39,9 @@ void Engine::State::Loop() {
       double pause_s = Pause(Pass(true));
       seen = looked_at_;
       EndTurn();
-      Sleep(seen, pause_s, Doorbell::kEngine);
+      Sleep(seen, pause_s, Doorbell::kOwner);
     } else {
-      bell->Sleep(seen, off_duty_s, Doorbell::kEngine, /*on_duty=*/false);
+      bell->Sleep(seen, off_duty_s, Doorbell::kOwner, /*on_duty=*/false);
     }
   }
   TakeTurn(true);
@@ -99,7 +99,7 @@ bool Engine::State::TakeInbox() {
 bool Engine::State::ReceiveMessages() {
   bool moved = false;
   while (!to_self_.empty()) {
-    Message message = std::move(to_self_.front());
+    ControlMessage message = std::move(to_self_.front());
     to_self_.pop_front();
     Handle(rank, std::move(message));
     moved = true;
@@ -112,7 +112,7 @@ bool Engine::State::ReceiveMessages() {
     int peer = -1;
     std::string bytes;
     Status status = transport->ReceiveControl(&peer, &bytes);
-    Message message;
+    ControlMessage message;
     if (status.ok() && peer >= 0) status = Decode(bytes, &message);
     if (!status.ok()) {
       if (broken_.ok()) broken_ = status;
@@ -125,54 +125,35 @@ bool Engine::State::ReceiveMessages() {
   return moved;
 }
 
-void Engine::State::Handle(int peer, Message message) {
-  if (message.type == MessageType::kLeave) {
-    HandleLeave(peer);
-    return;
-  }
+void Engine::State::Handle(int peer, ControlMessage message) {
+  if (std::holds_alternative<ShuttingDown>(message)) return HandleLeave(peer);
   if (!failure.ok()) return;  // written by this thread only, so read without the mutex
   std::vector<Outgoing> out;
-  switch (message.type) {
-    case MessageType::kAnnounce:
-      if (coordinator_ != nullptr) coordinator_->Receive(peer, std::move(message), now_s_, &out);
-      break;
-    case MessageType::kStart:
-      StartCall(message);
-      break;
-    case MessageType::kRefuse:
-      RefuseCall(message);
-      break;
-    case MessageType::kKnown: {
-      auto call = open_calls_.find(message.id);
-      if (call != open_calls_.end()) call->second->heard_s = now_s_;
-      break;
-    }
-    case MessageType::kLaneFailed:
-      FailLane(message.id, {message.code, message.text}, false);
-      break;
-    case MessageType::kLaneClosed: {
-      auto [place, fresh] = closed_.try_emplace(message.id, Closed{message.numbers[0], peer});
-      if (!fresh && message.numbers[0] < place->second.runs) place->second = {message.numbers[0], peer};
-      CheckClosed(message.id);
-      break;
-    }
-    case MessageType::kAsk:
-      HandleAsk(peer, message);
-      break;
-    case MessageType::kProbe:
-      HandleProbe(message);
-      break;
-    case MessageType::kReport:
-      HandleReport(peer, message);
-      break;
-    case MessageType::kVerdict:
-      HandleVerdict(message);
-      break;
-    case MessageType::kFailed:
-      FailEverything({message.code, message.text}, false);
-      break;
-    case MessageType::kLeave:
-      break;
+  if (auto* announcement = std::get_if<CallAnnouncement>(&message)) {
+    if (coordinator_ != nullptr) coordinator_->Receive(peer, std::move(*announcement), now_s_, &out);
+  } else if (auto* start = std::get_if<CallStart>(&message)) {
+    StartCall(*start);
+  } else if (auto* refusal = std::get_if<CallRefusal>(&message)) {
+    RefuseCall(*refusal);
+  } else if (auto* known = std::get_if<CallKnown>(&message)) {
+    auto call = open_calls_.find(known->id);
+    if (call != open_calls_.end()) call->second->heard_s = now_s_;
+  } else if (auto* failed = std::get_if<LaneFailed>(&message)) {
+    FailLane(failed->lane, failed->status, false);
+  } else if (auto* closed = std::get_if<LaneClosed>(&message)) {
+    auto [place, fresh] = closed_.try_emplace(closed->lane, Closed{closed->runs, peer});
+    if (!fresh && closed->runs < place->second.runs) place->second = {closed->runs, peer};
+    CheckClosed(closed->lane);
+  } else if (auto* question = std::get_if<StallQuestion>(&message)) {
+    HandleQuestion(peer, *question);
+  } else if (auto* probe = std::get_if<StallProbe>(&message)) {
+    HandleProbe(*probe);
+  } else if (auto* report = std::get_if<StallReport>(&message)) {
+    HandleReport(peer, *report);
+  } else if (auto* verdict = std::get_if<StallVerdict>(&message)) {
+    HandleVerdict(*verdict);
+  } else if (auto* all = std::get_if<EngineFailed>(&message)) {
+    FailEverything(all->status, false);
   }
   SendAll(out);
 }
@@ -193,7 +174,7 @@ void Engine::State::HandleLeave(int peer) {
   if (peer == 0) EndCalls(Communication(HasLeft(0)));
 }
 
-void Engine::State::Send(int peer, const Message& message) {
+void Engine::State::Send(int peer, const ControlMessage& message) {
   if (peer == rank) {
     to_self_.push_back(message);
     return;
@@ -202,7 +183,7 @@ void Engine::State::Send(int peer, const Message& message) {
   if (!status.ok() && broken_.ok() && failure.ok()) broken_ = status;
 }
 
-void Engine::State::SendToOthers(const Message& message) {
+void Engine::State::SendToOthers(const ControlMessage& message) {
   for (int peer = 0; peer < size; ++peer) {
     if (peer != rank) Send(peer, message);
   }
@@ -228,13 +209,7 @@ void Engine::State::FailEverything(const Status& status, bool tell) {
       if (channel != nullptr) channel->Fail(fails, &ended);
     }
   }
-  if (tell) {
-    Message message;
-    message.type = MessageType::kFailed;
-    message.code = fails.code;
-    message.text = fails.message;
-    SendToOthers(message);
-  }
+  if (tell) SendToOthers(EngineFailed{fails});
   executor.FailAll(fails);
   EndCalls(fails);
   for (Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
@@ -250,12 +225,7 @@ void Engine::State::FailLane(int64_t lane, const Status& status, bool tell) {
     if (channel != nullptr) channel->Fail(status, &ended);
   }
   if (tell) {
-    Message message;
-    message.type = MessageType::kLaneFailed;
-    message.id = lane;
-    message.code = Code::kCommunication;
-    message.text = "rank " + std::to_string(Number(rank)) + ": " + status.message;
-    SendToOthers(message);
+    SendToOthers(LaneFailed{lane, Communication("rank " + std::to_string(Number(rank)) + ": " + status.message)});
   }
   executor.Fail(lane, status);
   for (Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
@@ -292,7 +262,7 @@ void Engine::State::Drain() {
     bool working = executor.busy() || !open_calls_.empty();
     if (!failure.ok() || !working || now_s_ - moved_s_ > config.drain_s) break;
     if (now_s_ - begun_s > kDrainPatience * config.drain_s) break;
-    Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
+    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
   }
   if (failure.ok() && (executor.busy() || !open_calls_.empty())) alone = true;
   whole_ = failure.ok() && !alone && lane_failures.empty();
@@ -304,7 +274,7 @@ void Engine::State::Drain() {
 // The last words to the peers, and theirs. The time also lets the transport move what it still holds of our last
 // messages.
 void Engine::State::Farewell() {
-  SendToOthers(Message{});
+  SendToOthers(ShuttingDown{});
   double begun_s = NowSeconds();
   moved_s_ = begun_s;
   while (static_cast<int>(left_s_.size()) < size - 1 || transport->ControlPending()) {
@@ -323,7 +293,7 @@ void Engine::State::Farewell() {
       return;
     }
     if (moved) moved_s_ = now_s_;
-    Sleep(looked_at_, Pause(moved), Doorbell::kEngine);
+    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
   }
   quiet = whole_ && !alone;
 }

@@ -30,7 +30,7 @@ bool Engine::State::BeginHelp() {
 void Engine::State::Help(const std::atomic<bool>& ended) {
   while (!ended && !StopRequested()) {
     double pause_s = Pause(Pass(true));
-    if (!ended) Sleep(looked_at_, pause_s, Doorbell::kHelper);
+    if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
   }
 }
 

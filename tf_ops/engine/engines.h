@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/engine.h"
-#include "engine/status.h"
 
 namespace hvd_ext {
 

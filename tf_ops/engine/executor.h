@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/sparse_run.h"
-#include "engine/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/status.h"
+#include "base/status.h"
 #include "engine/transport.h"
 
 namespace hvd_ext {

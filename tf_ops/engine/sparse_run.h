@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/error_feedback.h"
 #include "engine/sparse_vector.h"
-#include "engine/status.h"
 #include "engine/transport.h"
 #include "kernels/topk.h"
 #include "plan/plan.h"

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
-#include "engine/status.h"
 #include "kernels/half.h"
 #include "kernels/reduce.h"
 

@@ -5,9 +5,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace hvd_ext {
 
@@ -55,9 +56,9 @@ class Trace {
   void Put(const TraceRecord& record);
 
   std::atomic<bool> on_{false};
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<TraceRecord> ring_;
-  int64_t added_ = 0;
+  mutable Mutex mutex_;
+  std::vector<TraceRecord> ring_ HVD_EXT_GUARDED_BY(mutex_);
+  int64_t added_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 
 inline bool IsOn(const Trace* trace) { return trace != nullptr && trace->on(); }

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/arena.h"
-#include "engine/doorbell.h"
-#include "engine/status.h"
+#include "base/status.h"
+#include "shm/arena.h"
+#include "shm/doorbell.h"
 
 namespace hvd_ext {
 

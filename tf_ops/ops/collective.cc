@@ -77,7 +77,7 @@ Gives all ranks the sum, average, minimum, maximum or product of their tensors, 
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: what else all ranks must have alike, a line each; the first line is what the user has called.
+terms: what else all ranks must give alike, one item a line; the first line is what the user has called.
 result: of the tensor's shape and dtype.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -263,7 +263,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
     spec.dtype = FromTensorFlow(running->input.dtype());
     spec.op = op_;
-    spec.terms = context->input(2).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(2).scalar<tensorflow::tstring>()();
     spec.users_dtype = users_dtype_;
     spec.counted = counted_;
     if (spec.dtype == DType::kFloat32) spec.wire = wire_;
@@ -331,7 +331,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
     CallSpec spec;
     spec.kind = Kind::kBarrier;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
-    spec.terms = context->input(1).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(1).scalar<tensorflow::tstring>()();
     spec.counted = counted_;
     auto pending = Pending::Begin(context, std::move(done));
     engine->Call(

@@ -7,11 +7,11 @@
 #include <thread>
 #include <vector>
 
-#include "engine/arena.h"
 #include "engine/buffer_pool.h"
-#include "engine/doorbell.h"
 #include "harness.h"
 #include "ranks.h"
+#include "shm/arena.h"
+#include "shm/doorbell.h"
 
 namespace hvd_ext::test {
 namespace {
@@ -129,13 +129,13 @@ TEST("doorbell: whoever sleeps on duty is woken, the other is not") {
     bell.Sleep(seen, 1e6);
     engine_woke = true;
   });
-  Until("the engine's sleep", [&] { return bell.Asleep(Doorbell::kEngine); });
+  Until("the engine's sleep", [&] { return bell.Asleep(Doorbell::kOwner); });
   bell.Relieve();
   std::thread helper([&] {
-    while (bell.Look() == seen) bell.Sleep(seen, 1e6, Doorbell::kHelper);
+    while (bell.Look() == seen) bell.Sleep(seen, 1e6, Doorbell::kCaller);
     helper_woke = true;
   });
-  Until("the helper's sleep", [&] { return bell.Asleep(Doorbell::kHelper); });
+  Until("the helper's sleep", [&] { return bell.Asleep(Doorbell::kCaller); });
   bell.Ring();
   Until("the helper", [&] { return helper_woke.load(); });
   helper.join();
