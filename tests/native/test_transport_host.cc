@@ -30,6 +30,7 @@ void OnRanks(void (*contract)(Transport*)) {
 
 TEST("host: messages arrive whole") { OnRanks(MessagesArriveWhole); }
 TEST("host: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("host: the largest tag carries messages") { OnRanks(TheLargestTagCarriesMessages); }
 TEST("host: tags are independent") { OnRanks(TagsAreIndependent); }
 TEST("host: opposing large messages do not block") { OnRanks(OpposingLargeMessagesDoNotBlock); }
 TEST("host: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
@@ -48,7 +49,7 @@ TEST("host: ranks without shared memory and those with it are one job") {
   auto arenas = Arenas(4, kRoomyArena);
   arenas[1] = nullptr;
   Transports transports = ShareMemory(MakeThreadTransports(4), arenas);
-  CHECK(transports[0]->Lends(2) && transports[3]->Lends(0));
+  CHECK(transports[0]->IsZeroCopy(2) && transports[3]->IsZeroCopy(0));
   CHECK(transports[2]->arena() == arenas[2]);
   CHECK(!transports[0]->Rings());  // rank 1 does not
   for (auto contract : kContracts) Run(transports, contract);
@@ -105,9 +106,9 @@ TEST("host: a rank that cannot map another's memory agrees with it on the way ar
     lying[1] = std::make_shared<Liar>(between[1], begin, end);
     Transports transports = ShareMemory(lying, Arenas(3, kRoomyArena));
     bool wrong_token = begin == 40;  // ranks of one process find an arena by its token alone
-    CHECK_EQ(transports[0]->Lends(1), !wrong_token);
-    CHECK_EQ(transports[1]->Lends(0), !wrong_token);
-    CHECK(transports[0]->Lends(2) && transports[2]->Lends(1));
+    CHECK_EQ(transports[0]->IsZeroCopy(1), !wrong_token);
+    CHECK_EQ(transports[1]->IsZeroCopy(0), !wrong_token);
+    CHECK(transports[0]->IsZeroCopy(2) && transports[2]->IsZeroCopy(1));
     for (auto contract : kContracts) Run(transports, contract);
   }
 }
@@ -125,7 +126,7 @@ TEST("host: a message of the arena is not copied, and its send ends when it has 
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 1000, &receive));
   CHECK_OK(ranks[1]->Test(receive.get(), &done));
   CHECK(done);
-  const char* view = ranks[1]->View(receive.get());
+  const char* view = ranks[1]->Received(receive.get());
   CHECK_EQ(view[0], 'a');
   sent.data()[0] = 'b';
   CHECK_EQ(view[0], 'b');
@@ -157,7 +158,7 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   CHECK(!done);
   CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &lent));
   CHECK_OK(ranks[1]->Test(lent.get(), &done));
-  const char* view = ranks[1]->View(lent.get());
+  const char* view = ranks[1]->Received(lent.get());
   for (auto& rank : ranks) rank->Close();
   ranks.clear();
   CHECK_EQ(view[499], sent.data()[499]);

@@ -13,6 +13,7 @@ void OnRanks(void (*contract)(Transport*)) {
 
 TEST("threads: messages arrive whole") { OnRanks(MessagesArriveWhole); }
 TEST("threads: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("threads: the largest tag carries messages") { OnRanks(TheLargestTagCarriesMessages); }
 TEST("threads: tags are independent") { OnRanks(TagsAreIndependent); }
 TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLargeMessagesDoNotBlock); }
 TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
@@ -45,7 +46,7 @@ TEST("threads: the send of a lent message ends only when it has been given back"
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 4, &receive));
   CHECK_OK(ranks[1]->Test(receive.get(), &done));
   CHECK(done);
-  CHECK(ranks[1]->View(receive.get()) == sent);
+  CHECK(ranks[1]->Received(receive.get()) == sent);
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(!done);
   uint32_t seen = ranks[0]->doorbell()->Look();

@@ -96,6 +96,12 @@ void MessagesOfOneTagKeepTheirOrder(Transport* transport) {
   Meet(transport);
 }
 
+void TheLargestTagCarriesMessages(Transport* transport) {
+  CHECK(transport->largest_tag() >= 32767);  // the least that MPI's standard allows
+  Exchange(transport, {10, 100000}, [&](int) { return static_cast<int>(transport->largest_tag()); });
+  Meet(transport);
+}
+
 void TagsAreIndependent(Transport* transport) {
   Exchange(transport, {100, 150000, 7, 61000, 2}, [](int n) { return n; }, /*receive_backwards=*/true);
   Meet(transport);
@@ -169,11 +175,11 @@ void LentMessagesStayUntilTheyAreGivenBack(Transport* transport) {
       std::string received(expected.size(), '\0');
       Buffer lent = Lendable(transport, sent);
       Requests receive(1), send(1);
-      bool borrows = transport->Lends(previous);
+      bool borrows = transport->IsZeroCopy(previous);
       CHECK_OK(transport->Recv(previous, 4, borrows ? nullptr : received.data(), nbytes, &receive[0]));
       CHECK_OK(transport->Send(next, 4, lendable ? lent.data() : sent.data(), nbytes, &send[0]));
       Finish(transport, receive);
-      const char* view = borrows ? transport->View(receive[0].get()) : received.data();
+      const char* view = borrows ? transport->Received(receive[0].get()) : received.data();
       CHECK(view != nullptr);
       CHECK(std::equal(expected.begin(), expected.end(), view));
       receive.clear();
@@ -195,7 +201,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
          std::vector<std::pair<int64_t, int64_t>>{{8, 8}, {300000, 300000}, {8, 300000}, {300000, 8}}) {
       for (bool lent : {false, true}) {
         std::string received(static_cast<size_t>(expected), '\0');
-        char* to = lent && transport->Lends(previous) ? nullptr : received.data();
+        char* to = lent && transport->IsZeroCopy(previous) ? nullptr : received.data();
         Label theirs(tag, 17, same_run ? 3 : 0), mine(tag, same_run ? 17 : 18, 0);
         ++tag;  // what is left of a refused message meets no other receive
         Requests receives;

@@ -9,6 +9,8 @@ namespace hvd_ext::test {
 void MessagesArriveWhole(Transport* transport);
 // Messages of one sender, receiver and tag match receives in order, however long each is.
 void MessagesOfOneTagKeepTheirOrder(Transport* transport);
+// Messages with the largest tag that the transport names arrive.
+void TheLargestTagCarriesMessages(Transport* transport);
 // Tags may be received in another order than sent.
 void TagsAreIndependent(Transport* transport);
 // A ring of large messages in both directions at once.

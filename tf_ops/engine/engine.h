@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
@@ -51,18 +52,17 @@ struct Config {
 // How the positions of selected entries travel.
 enum class SparseIndices : int32_t { kSmallest = 0, kRaw = 1, kDelta = 2, kBitmap = 3 };
 
-// A bucket with error feedback, in whose plan SELECT and FOLD stand for it. What its ranks keep from step to step, the
-// residual and the velocity, lies on the rank whose plan selects it, in the units of the bucket's sums at that row. A
-// step leaves it as it was until EndStep commits it.
+// How a bucket's entries are selected, and how they travel: a bucket with error feedback, whose plan has a SELECT or a
+// FOLD. The residual and the velocity of an element lie on the rank whose plan selects it, and sum up what the bucket
+// holds there at that row. A step changes them only when EndStep commits it.
 struct SparseSpec {
   TopKOptions selection{};
-  int64_t dense_plan = 0;               // its FOLD is of the units that the bucket's plan selects
-  double dense_above = 1;               // steps of this density and above use dense_plan
-  std::optional<float> momentum{};      // momentum correction: what is selected from is a sum of velocities
-  bool nesterov = false, masks = true;  // ... and the velocity of what was selected becomes 0
-  DType value_wire = DType::kFloat32;   // of selected values on their way; what rounding takes stays in the residual
+  std::optional<MomentumCorrection> correction{};
+  bool per_tensor = false;             // each tensor's part of the units gets its share of k; else all of them have one
+  int64_t dense_plan = 0;              // its FOLD covers the units that the bucket's plan selects from
+  double dense_above = 1;              // steps of this density and above use dense_plan
+  DType value_wire = DType::kFloat32;  // in which selected values travel; what rounding takes stays in the residual
   SparseIndices indices = SparseIndices::kSmallest;
-  bool per_tensor = false;  // each tensor's part of the units gets its share of k; else all of them have one k
 };
 
 struct BucketSpec {
@@ -119,12 +119,12 @@ using Deliver = std::function<void(const Status&, const void* data)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
 
-// What a sparse bucket keeps on this rank: elements [begin, begin + elements) of the bucket.
-struct KeptShard {
+// The part of a sparse bucket whose residual and velocity lie on this rank: elements [begin, begin + elements).
+struct FeedbackShard {
   int64_t begin = 0, elements = 0;
   bool has_velocity = false;
 };
-enum class Kept : int32_t { kResidual = 0, kVelocity = 1 };
+enum class FeedbackArray : int32_t { kResidual = 0, kVelocity = 1 };
 
 struct SparseStatistics {
   int64_t entries = 0, value_nbytes = 0, index_nbytes = 0, head_nbytes = 0;  // sent
@@ -174,9 +174,9 @@ class Engine {
   Status EndStep(int64_t channel, bool commit);
   Status HasSparse(int64_t channel, bool* has);
   // Between steps only.
-  Status GetKept(int64_t channel, int64_t bucket, KeptShard* shard);
-  Status ReadKept(int64_t channel, int64_t bucket, Kept which, float* to);
-  Status WriteKept(int64_t channel, int64_t bucket, Kept which, const float* from);
+  Status GetFeedback(int64_t channel, int64_t bucket, FeedbackShard* shard);
+  Status ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to);
+  Status WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray which, const float* from);
   Status GetSparseStatistics(int64_t channel, SparseStatistics* statistics);
   // Copies the tensor into its bucket's buffer; returns at once. `ticket` is the step it belongs to.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
@@ -198,10 +198,7 @@ class Engine {
   void StopTrace();
   const Trace& trace() const;
 
-  // A caller that is going to wait does the engine's work itself, which spares waking two threads. Made before the work
-  // is given to the engine and gone soon after: the engine's thread stands aside meanwhile. Callbacks then come on this
-  // thread. Does nothing where another caller does so already, or in a callback.
-  class Helper;
+  class CallerProgress;
 
   // One of the engines that the C ABI (api.h) has started in this process: by its generation, where 0 stands for the
   // job's; or that of a plan's or channel's handle. kStopped with words where it does not run.
@@ -217,19 +214,26 @@ class Engine {
   std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread
 };
 
-class Engine::Helper {
+// The progress lock of an engine, held by a caller that is going to wait: it makes the engine's progress itself, which
+// spares waking two threads. It is taken before the work is given to the engine, and the engine's thread stands aside
+// until it is given back. Callbacks then come on this thread. Does nothing where another caller makes progress already,
+// or in a callback.
+class Engine::CallerProgress {
  public:
-  explicit Helper(Engine* engine);
-  ~Helper();
-  Helper(const Helper&) = delete;
-  Helper& operator=(const Helper&) = delete;
+  explicit CallerProgress(Engine* engine) HVD_EXT_UNCHECKED;
+  ~CallerProgress() HVD_EXT_UNCHECKED;
+  CallerProgress(const CallerProgress&) = delete;
+  CallerProgress& operator=(const CallerProgress&) = delete;
 
-  // Returns when `ended`, which a callback sets, or at once or early where it cannot help: the caller then waits.
-  void Until(const std::atomic<bool>& ended);
+  // Makes one pass. A caller that takes long before it waits calls it from time to time, for nobody else can.
+  void Once() HVD_EXT_UNCHECKED;
+  // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
+  // cannot make progress: the caller then waits.
+  void Until(const std::atomic<bool>& ended) HVD_EXT_UNCHECKED;
 
  private:
   const std::shared_ptr<State> state_;
-  bool helps_;
+  bool has_lock_;
 };
 
 }  // namespace hvd_ext

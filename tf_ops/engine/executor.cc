@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -27,17 +26,20 @@ int64_t CountSegments(const Run& run) {
 
 }  // namespace
 
-Status CheckLane(int64_t lane, int64_t window) {
-  constexpr int64_t kLargestTag = std::numeric_limits<int32_t>::max();
-  if ((lane + 1) * window - 1 <= kLargestTag) return Status::Ok();
-  return Invalid("lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) +
-                 " segments needs tags above " + std::to_string(kLargestTag) +
-                 ": too many channels have been opened; shutdown() and init() start afresh");
+Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag) {
+  if ((lane + 1) * window - 1 <= largest_tag) return Status::Ok();
+  return Invalid(
+      "lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) + " segments needs tags above " +
+      std::to_string(largest_tag) +
+      ", which this transport has not: too many channels have been opened; shutdown() and init() start afresh");
 }
 
 Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
     : transport_(transport), pool_(pool), window_(window), trace_(trace) {
-  transport_->NameBy([this](const Label& label) { return NameOf(label); });
+  transport_->NameBy([this](const Label& label) {
+    AssertProgress();
+    return NameOf(label);
+  });
 }
 
 Executor::~Executor() {
@@ -61,8 +63,10 @@ std::string Executor::NameOf(const Label& label) const {
   return (ahead ? "what this rank has not begun" : "what ended here long ago") + place;
 }
 
+Executor::Lane& Executor::LaneOf(int64_t number) { return lanes_.try_emplace(number, number).first->second; }
+
 void Executor::Enqueue(int64_t number, Run run, double now_s) {
-  Lane& lane = lanes_[number];
+  Lane& lane = LaneOf(number);
   if (lane.slots.empty()) lane.slots.resize(static_cast<size_t>(window_));
   int64_t index = lane.enqueued++;
   const Status& failure = failure_.ok() ? lane.failure : failure_;
@@ -70,7 +74,11 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
     run.done(Status(failure));
     return;
   }
-  if (lane.runs.empty()) lane.progress_s = now_s;
+  if (lane.runs.empty()) {
+    lane.progress_s = now_s;
+    auto after = [](int64_t n, const Lane* other) { return n < other->number; };
+    busy_.insert(std::upper_bound(busy_.begin(), busy_.end(), number, after), &lane);
+  }
   auto open = std::make_unique<OpenRun>();
   open->segments = CountSegments(run);
   open->run = std::move(run);
@@ -80,11 +88,10 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
 }
 
 Status Executor::Progress(double now_s, bool* moved) {
-  for (auto& [number, lane] : lanes_) {
-    if (lane.runs.empty()) continue;
+  for (Lane* lane : busy_) {
     bool lane_moved = false;
-    HVD_EXT_RETURN_IF_ERROR(StartSegments(number, &lane, &lane_moved));
-    for (std::unique_ptr<Segment>& segment : lane.slots) {
+    HVD_EXT_RETURN_IF_ERROR(StartSegments(lane, &lane_moved));
+    for (std::unique_ptr<Segment>& segment : lane->slots) {
       if (segment == nullptr) continue;
       bool ended = false;
       HVD_EXT_RETURN_IF_ERROR(Advance(segment.get(), &ended, &lane_moved));
@@ -93,14 +100,16 @@ Status Executor::Progress(double now_s, bool* moved) {
       ++statistics_.segments;
       segment.reset();
     }
-    EndRuns(number, &lane);
-    if (lane_moved) lane.progress_s = now_s;
+    EndRuns(lane);
+    if (lane_moved) lane->progress_s = now_s;
     *moved |= lane_moved;
   }
+  auto idle = [](const Lane* lane) { return lane->runs.empty(); };
+  busy_.erase(std::remove_if(busy_.begin(), busy_.end(), idle), busy_.end());
   return Status::Ok();
 }
 
-Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
+Status Executor::StartSegments(Lane* lane, bool* moved) {
   for (const std::unique_ptr<OpenRun>& open : lane->runs) {
     if (open->segments == 0) *moved = true;
     while (open->started < open->segments) {
@@ -109,7 +118,8 @@ Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
       if (place != nullptr) return Status::Ok();
       // The run before it of its bucket has not ended; those behind it keep their order. Asked last: who enters starts.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
-      place = std::make_unique<Segment>(Label(static_cast<int>(number * window_ + slot), open->index, open->started));
+      place =
+          std::make_unique<Segment>(Label(static_cast<int>(lane->number * window_ + slot), open->index, open->started));
       place->open = open.get();
       if (open->started == 0 && IsOn(trace_)) {
         open->begin_s = NowSeconds();
@@ -177,18 +187,18 @@ bool Executor::Combines(const Run& run, const Row& row) {
   return row.opcode == Opcode::RECV_REDUCE || (run.wire && row.opcode == Opcode::RECV);
 }
 
-// A lent message must be added as soon as it is there: one that waits for sends of this rank would keep the peer's
-// send, which may wait for ours, from ending.
-bool Executor::MayBeLent(const Run& run, const Row& row) const {
+// A message that is received without a copy must be added as soon as it is there. If it waited for sends of this rank,
+// it would keep the peer's send from ending, which may wait for ours.
+bool Executor::ReceivesZeroCopy(const Run& run, const Row& row) const {
   bool waits = row.after_sends && !run.wire;
-  return Combines(run, row) && !waits && transport_->Lends(row.peer);
+  return Combines(run, row) && !waits && transport_->IsZeroCopy(row.peer);
 }
 
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   const Run& run = segment->open->run;
   int64_t nbytes = transfer->elements * MessageNbytes(run);
   char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  if (MayBeLent(run, row)) {
+  if (ReceivesZeroCopy(run, row)) {
     data = nullptr;
   } else if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
     transfer->scratch = pool_->Take(nbytes);
@@ -242,7 +252,7 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   }
   const Run& run = segment->open->run;
   char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  // Of several ranks that hold a sum some have sent it on and keep the rounded value: now all do.
+  // Where several ranks hold a sum, those that have sent it on hold the rounded value. Now all of them do.
   if (run.wire && !segment->plan->rows.empty()) Round(*run.wire, reinterpret_cast<float*>(data), segment->elements);
   if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
   *ended = true;
@@ -266,12 +276,12 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
       transfer.request.reset();
       continue;
     }
-    bool lent = !transfer.scratch;
-    transfer.message = lent ? transport_->View(transfer.request.get()) : transfer.scratch.data();
-    if (!lent) transfer.request.reset();
+    bool zero_copy = !transfer.scratch;
+    transfer.message = zero_copy ? transport_->Received(transfer.request.get()) : transfer.scratch.data();
+    if (!zero_copy) transfer.request.reset();
     ReduceInOrder(segment);
     if (transfer.request == nullptr) continue;
-    // Its turn has not come, and the peer must not wait until it has.
+    // It must be added after others that have not come, and the peer must not wait until they have.
     int64_t nbytes = transfer.elements * MessageNbytes(segment->open->run);
     transfer.scratch = pool_->Take(nbytes);
     std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
@@ -292,7 +302,7 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
   return false;
 }
 
-// In the order of the rows, whatever arrives first: sums of floats must not depend on timing.
+// Adds in the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
   bool from_scratch = segment->open->run.wire.has_value();  // then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
@@ -319,7 +329,7 @@ void Executor::Combine(const Segment& segment, const Transfer& transfer) {
   CombineWidened(run.op, *run.wire, floats, message, transfer.elements);
 }
 
-void Executor::EndRuns(int64_t number, Lane* lane) {
+void Executor::EndRuns(Lane* lane) {
   for (size_t i = 0; i < lane->runs.size();) {
     OpenRun& open = *lane->runs[i];
     if (open.started < open.segments) return;  // later ones have not started either
@@ -331,7 +341,7 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
     lane->runs.erase(lane->runs.begin() + static_cast<std::ptrdiff_t>(i));
     --open_runs_;
     if (ended->run.sparse != nullptr && ended->segments > 0) ended->run.sparse->Leave();
-    if (ended->begin_s >= 0) Record(number, *ended);
+    if (ended->begin_s >= 0) Record(lane->number, *ended);
     lane->ended.emplace_back(ended->index, std::move(ended->run.what));
     if (lane->ended.size() > kNamesKept) lane->ended.pop_front();
     ended->run.done(Status::Ok());
@@ -339,13 +349,14 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
 }
 
 void Executor::Fail(int64_t number, const Status& status) {
-  Lane& lane = lanes_[number];
+  Lane& lane = LaneOf(number);
   if (lane.failure.ok()) lane.failure = status;
   for (std::unique_ptr<Segment>& segment : lane.slots) {
     if (segment != nullptr) Abandon(std::move(segment));
   }
   std::deque<std::unique_ptr<OpenRun>> runs = std::move(lane.runs);
   lane.runs.clear();
+  busy_.erase(std::remove(busy_.begin(), busy_.end(), &lane), busy_.end());
   open_runs_ -= static_cast<int64_t>(runs.size());
   for (const std::unique_ptr<OpenRun>& open : runs) open->run.done(Status(lane.failure));
 }
@@ -355,8 +366,8 @@ void Executor::FailAll(const Status& status) {
   for (auto& [number, lane] : lanes_) Fail(number, failure_);
 }
 
-// Reachable from a static that is never destroyed, so that leak checkers see memory in use, which it is: a message
-// under way cannot be called back, and may still be read from or written to this memory.
+// A message under way cannot be called back, and the transport may still read or write its memory. A static that is
+// never destroyed keeps that memory, so that leak checkers see it in use.
 void Executor::Abandon(std::unique_ptr<Segment> segment) {
   static std::mutex* mutex = new std::mutex;
   static auto* kept = new std::vector<std::unique_ptr<Segment>>;
@@ -374,10 +385,11 @@ int64_t Executor::runs(int64_t lane) const {
 
 std::vector<LaneView> Executor::Views() const {
   std::vector<LaneView> views;
-  for (const auto& [number, lane] : lanes_) {
+  for (const Lane* busy : busy_) {
+    const Lane& lane = *busy;
     if (lane.runs.empty()) continue;
     const OpenRun& oldest = *lane.runs.front();
-    LaneView view{number, oldest.index, oldest.run.what, lane.progress_s, {}};
+    LaneView view{lane.number, oldest.index, oldest.run.what, lane.progress_s, {}};
     for (const std::unique_ptr<Segment>& segment : lane.slots) {
       if (segment == nullptr) continue;
       for (const Transfer& transfer : segment->transfers) {

@@ -8,7 +8,7 @@
 // ranks count alike, so a run has as many segments on every rank, also on one that has no elements in it; and every
 // message carries its run and its segment, which the receiver compares with its own (Label).
 //
-// All members are called by the engine's thread, except statistics().
+// All members need the progress role, except statistics().
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,7 @@
 
 #include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/progress_role.h"
 #include "engine/sparse_run.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
@@ -33,8 +34,9 @@
 
 namespace hvd_ext {
 
-// Refuses a lane whose tags no MPI would take.
-Status CheckLane(int64_t lane, int64_t window);
+// Refuses a lane whose tags are above the transport's largest. A lane is never used again: a rank opens the next one
+// without asking the others, so it cannot know that all of them have ended the one before.
+Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag);
 
 struct Run {
   std::string what;  // for messages: "allreduce 'x'"
@@ -49,7 +51,7 @@ struct Run {
   std::shared_ptr<SparseRun> sparse;        // of a bucket with error feedback, which is one segment
   std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
   int64_t id = 0, part = 0;                 // for the trace: the step and bucket, or the call
-  std::function<void(const Status&)> done;  // once, on the engine's thread
+  std::function<void(const Status&)> done;  // called once, with the progress role
 };
 
 // A lane that has work, as the watch over stalls sees it.
@@ -68,24 +70,24 @@ struct ExecutorStatistics {
 class Executor {
  public:
   Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace = nullptr);
-  // What is still under way is kept for ever: the transport may still use its memory.
-  ~Executor();
+  // Memory of messages that are still under way is kept for ever: the transport may still use it.
+  ~Executor() HVD_EXT_UNCHECKED;
 
-  // At once `done` where the lane has failed.
-  void Enqueue(int64_t lane, Run run, double now_s);
+  // Where the lane has failed, `done` is called at once.
+  void Enqueue(int64_t lane, Run run, double now_s) HVD_EXT_REQUIRES(progress_role);
 
   // One pass over all lanes. An error is the transport's: the caller fails everything.
-  Status Progress(double now_s, bool* moved);
+  Status Progress(double now_s, bool* moved) HVD_EXT_REQUIRES(progress_role);
 
   // Ends all runs of the lane, and all later ones, with `status`. The first failure of a lane stays.
-  void Fail(int64_t lane, const Status& status);
-  void FailAll(const Status& status);
+  void Fail(int64_t lane, const Status& status) HVD_EXT_REQUIRES(progress_role);
+  void FailAll(const Status& status) HVD_EXT_REQUIRES(progress_role);
 
-  bool busy() const { return open_runs_ > 0; }
+  bool busy() const HVD_EXT_REQUIRES(progress_role) { return open_runs_ > 0; }
   // True if runs were cut off whose messages were under way.
-  bool abandoned() const { return abandoned_; }
-  int64_t runs(int64_t lane) const;  // enqueued so far
-  std::vector<LaneView> Views() const;
+  bool abandoned() const HVD_EXT_REQUIRES(progress_role) { return abandoned_; }
+  int64_t runs(int64_t lane) const HVD_EXT_REQUIRES(progress_role);  // enqueued so far
+  std::vector<LaneView> Views() const HVD_EXT_REQUIRES(progress_role);
   const ExecutorStatistics& statistics() const { return statistics_; }
 
  private:
@@ -103,8 +105,8 @@ class Executor {
     const Row* row;
     int64_t begin, elements;
     std::unique_ptr<Request> request;  // null when it has ended
-    Buffer scratch;                    // RECV_REDUCE that is not lent; with a wire dtype: the message
-    const char* message = nullptr;     // what has come to be added or widened, and not yet been
+    Buffer scratch;                    // a RECV_REDUCE's message that is copied; with a wire dtype, the message
+    const char* message = nullptr;     // what has come and has not been added or widened yet
   };
   struct Segment {
     explicit Segment(const Label& label) : label(label) {}
@@ -121,6 +123,9 @@ class Executor {
     size_t reduced = 0;               // transfers before this one are reduced
   };
   struct Lane {
+    explicit Lane(int64_t n) : number(n) {}
+
+    const int64_t number;
     std::deque<std::unique_ptr<OpenRun>> runs;
     std::vector<std::unique_ptr<Segment>> slots;        // segment s is in slot s % window
     std::deque<std::pair<int64_t, std::string>> ended;  // the last runs that have ended, and their names
@@ -130,41 +135,43 @@ class Executor {
     Status failure;
   };
 
-  Status StartSegments(int64_t number, Lane* lane, bool* moved);
-  Status StartRound(Segment* segment);
-  Status Advance(Segment* segment, bool* ended, bool* moved);
-  Status TestTransfers(Segment* segment, bool* moved);
-  Status Post(Segment* segment, const Row& row, Transfer* transfer);
+  Lane& LaneOf(int64_t number) HVD_EXT_REQUIRES(progress_role);
+  Status StartSegments(Lane* lane, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status StartRound(Segment* segment) HVD_EXT_REQUIRES(progress_role);
+  Status Advance(Segment* segment, bool* ended, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status TestTransfers(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status Post(Segment* segment, const Row& row, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
   static bool Combines(const Run& run, const Row& row);
-  bool MayBeLent(const Run& run, const Row& row) const;
+  bool ReceivesZeroCopy(const Run& run, const Row& row) const;
   static void Combine(const Segment& segment, const Transfer& transfer);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
-  void EndRuns(int64_t number, Lane* lane);
+  void EndRuns(Lane* lane) HVD_EXT_REQUIRES(progress_role);
   static bool IsWaiting(const Segment& segment) {
     return segment.waiting > 0 || (segment.sparse != nullptr && segment.sparse->waiting() > 0);
   }
   // executor_sparse.cc
-  SparseWork WorkOf(const Segment& segment);
-  Status PostVectors(Segment* segment, size_t first, size_t end);
-  Status TestVectors(Segment* segment, bool* moved);
-  Status RunLocalRows(Segment* segment);
+  SparseWork WorkOf(const Segment& segment) HVD_EXT_REQUIRES(progress_role);
+  Status PostVectors(Segment* segment, size_t first, size_t end) HVD_EXT_REQUIRES(progress_role);
+  Status TestVectors(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status RunLocalRows(Segment* segment) HVD_EXT_REQUIRES(progress_role);
   static void NoteRound(const Segment& segment, bool ended);
   void Record(int64_t number, const OpenRun& open);
-  void Abandon(std::unique_ptr<Segment> segment);
+  void Abandon(std::unique_ptr<Segment> segment) HVD_EXT_REQUIRES(progress_role);
   int64_t UnitAt(const Segment& segment, int64_t unit) const;
-  std::string NameOf(const Label& label) const;
+  std::string NameOf(const Label& label) const HVD_EXT_REQUIRES(progress_role);
 
   Transport* transport_;
   BufferPool* pool_;
   int64_t window_;
   Trace* trace_;
-  std::map<int64_t, Lane> lanes_;
-  Status failure_;
-  int64_t open_runs_ = 0;
-  bool abandoned_ = false;
+  std::map<int64_t, Lane> lanes_ HVD_EXT_GUARDED_BY(progress_role);
+  std::vector<Lane*> busy_ HVD_EXT_GUARDED_BY(progress_role);  // the lanes with runs, by number
+  Status failure_ HVD_EXT_GUARDED_BY(progress_role);
+  int64_t open_runs_ HVD_EXT_GUARDED_BY(progress_role) = 0;
+  bool abandoned_ HVD_EXT_GUARDED_BY(progress_role) = false;
   ExecutorStatistics statistics_;
-  TopKScratch scratch_;
+  TopKScratch scratch_ HVD_EXT_GUARDED_BY(progress_role);
 };
 
 }  // namespace hvd_ext

@@ -7,6 +7,7 @@
 // on the other transport is looked after as if it carried everything: it may owe the peer an answer for a message that
 // has ended here.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -62,7 +63,8 @@ class Host : public std::enable_shared_from_this<Host> {
   Transport* between() const { return between_.get(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Doorbell* bell() { return &bell_; }
-  // Every message is rung for. Not so once the arena of a rank was full: what is outside of it comes without a ring.
+  // Whether peers ring for every message: not once a rank's arena was full, for messages outside of it come without a
+  // ring. Any thread.
   bool rings() const { return all_near_ && !silent_; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
@@ -308,7 +310,9 @@ class Host : public std::enable_shared_from_this<Host> {
   Doorbell bell_;
   std::vector<std::unique_ptr<Peer>> places_;  // by rank
   std::vector<std::pair<int, Peer*>> near_;
-  bool all_near_ = false, silent_ = false;
+  bool all_near_ = false;
+  // Messages come that nobody rings for. Set with the progress lock held, and read without it.
+  std::atomic<bool> silent_{false};
   uint32_t read_at_ = 0;
   int64_t next_id_ = 0;
   std::unordered_map<int64_t, HostRequest*> sends_;  // under way, by id
@@ -357,11 +361,12 @@ class HostTransport : public Transport {
     return host_->Pending() || between()->ControlPending();
   }
 
-  bool Lends(int peer) const override { return host_->IsNear(peer); }
-  const char* View(const Request* request) const override { return static_cast<const HostRequest*>(request)->view; }
+  bool IsZeroCopy(int peer) const override { return host_->IsNear(peer); }
+  const char* Received(const Request* request) const override { return static_cast<const HostRequest*>(request)->view; }
   std::shared_ptr<Arena> arena() const override { return host_->arena(); }
   Doorbell* doorbell() override { return host_->bell(); }
   bool Rings() const override { return host_->rings(); }
+  int64_t largest_tag() const override { return between()->largest_tag(); }
 
   Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
     return between()->Subset(ranks, tag, subset);

@@ -149,11 +149,13 @@ struct Incoming {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const MpiCommunicators& own, int rank, int size) : own_(own), rank_(rank), size_(size) {}
+  MpiTransport(const MpiCommunicators& own, int rank, int size, int64_t largest_tag)
+      : own_(own), rank_(rank), size_(size), largest_tag_(largest_tag) {}
   ~MpiTransport() override { MpiTransport::Close(); }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int64_t largest_tag() const override { return largest_tag_; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     return Post(std::make_unique<Message>(peer, label, nbytes, /*receives=*/false), const_cast<void*>(data), request);
@@ -289,6 +291,7 @@ class MpiTransport : public Transport {
   const MpiCommunicators own_;
   const int rank_;
   const int size_;
+  const int64_t largest_tag_;
   bool idle_ = false;  // closed, and MPI holds nothing of ours
   std::list<std::unique_ptr<Outgoing>> outgoing_;
   std::map<int, Incoming> incoming_;
@@ -301,7 +304,12 @@ Status MakeMpiTransportOn(const MpiCommunicators& communicators, std::shared_ptr
   int rank = 0, size = 0;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_rank(communicators.data, &rank), "all ranks");
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_size(communicators.data, &size), "all ranks");
-  *transport = std::make_shared<MpiTransport>(communicators, rank, size);
+  // Every MPI has this attribute, on every communicator; the smallest that the standard allows is 32767.
+  int* largest_tag = nullptr;
+  int found = 0;
+  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_get_attr(communicators.data, MPI_TAG_UB, &largest_tag, &found), "all ranks");
+  if (!found) return Internal("MPI_Comm_get_attr: MPI does not say which tags it takes (MPI_TAG_UB)");
+  *transport = std::make_shared<MpiTransport>(communicators, rank, size, *largest_tag);
   return Status::Ok();
 }
 

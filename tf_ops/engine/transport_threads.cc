@@ -144,9 +144,9 @@ class ThreadTransport : public Transport {
     return Status::Ok();
   }
 
-  bool Lends(int) const override { return true; }
+  bool IsZeroCopy(int) const override { return true; }
 
-  const char* View(const Request* request) const override {
+  const char* Received(const Request* request) const override {
     auto* posted = static_cast<const ThreadRequest*>(request);
     std::lock_guard<std::mutex> lock(posted->inbox->mutex);
     return posted->partner == nullptr ? nullptr : posted->partner->from;
