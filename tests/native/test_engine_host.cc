@@ -149,7 +149,7 @@ TEST("progress: a caller that is not waiting yet moves other work on, pass by pa
 
 TEST("progress: a stop ends a caller's, and what was waited for fails") {
   Config config = QuickConfig();
-  config.drain_s = config.farewell_s = 0.1;
+  config.drain_s = config.handshake_s = 0.1;
   Engines engines(2, config);
   std::atomic<bool> ended{false}, making{false};
   Status seen;

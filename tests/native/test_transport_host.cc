@@ -36,14 +36,15 @@ TEST("host: opposing large messages do not block") { OnRanks(OpposingLargeMessag
 TEST("host: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
 TEST("host: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("host: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
-TEST("host: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("host: messages received without a copy stay until the receiver lets go") {
+  OnRanks(MessagesReceivedWithoutACopyStay);
+}
 TEST("host: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("host: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
-const std::vector<void (*)(Transport*)> kContracts = {MessagesArriveWhole,      MessagesOfOneTagKeepTheirOrder,
-                                                      TagsAreIndependent,       ControlMessagesKeepTheirOrder,
-                                                      DataAndControlDoNotMeet,  LentMessagesStayUntilTheyAreGivenBack,
-                                                      ShortMessagesAreReported, MessagesOfOtherRunsAreRefused};
+const std::vector<void (*)(Transport*)> kContracts = {
+    MessagesArriveWhole,     MessagesOfOneTagKeepTheirOrder,   TagsAreIndependent,       ControlMessagesKeepTheirOrder,
+    DataAndControlDoNotMeet, MessagesReceivedWithoutACopyStay, ShortMessagesAreReported, MessagesOfOtherRunsAreRefused};
 
 TEST("host: ranks without shared memory and those with it are one job") {
   auto arenas = Arenas(4, kRoomyArena);
@@ -144,7 +145,7 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   BufferPool pool(ranks[0]->arena());
   Buffer sent = pool.Take(500);
   std::string received(500, '\0');
-  std::unique_ptr<Request> send, receive, lent;
+  std::unique_ptr<Request> send, receive, zero_copy;
   CHECK_OK(ranks[0]->Recv(1, 5, received.data(), 500, &receive));
   receive.reset();
   CHECK_OK(ranks[0]->Send(1, 6, sent.data(), 500, &send));
@@ -156,9 +157,9 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the one before was taken
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(!done);
-  CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &lent));
-  CHECK_OK(ranks[1]->Test(lent.get(), &done));
-  const char* view = ranks[1]->Received(lent.get());
+  CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &zero_copy));
+  CHECK_OK(ranks[1]->Test(zero_copy.get(), &done));
+  const char* view = ranks[1]->Received(zero_copy.get());
   for (auto& rank : ranks) rank->Close();
   ranks.clear();
   CHECK_EQ(view[499], sent.data()[499]);

@@ -19,7 +19,9 @@ TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLarg
 TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
 TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
-TEST("threads: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("threads: messages received without a copy stay until the receiver lets go") {
+  OnRanks(MessagesReceivedWithoutACopyStay);
+}
 TEST("threads: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
@@ -37,7 +39,7 @@ TEST("threads: a send ends only when its receive has come") {
   CHECK_EQ(std::strcmp(received, "abc"), 0);
 }
 
-TEST("threads: the send of a lent message ends only when it has been given back") {
+TEST("threads: the send of a message received without a copy ends when the receiver lets go") {
   auto ranks = MakeThreadTransports(2);
   char sent[4] = "abc";
   std::unique_ptr<Request> send, receive;

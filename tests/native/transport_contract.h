@@ -21,8 +21,8 @@ void ControlMessagesKeepTheirOrder(Transport* transport);
 void NoControlMessageMeansMinusOne(Transport* transport);
 // Data and control under way together do not meet.
 void DataAndControlDoNotMeet(Transport* transport);
-// A message that is lent is whole, and its send ends when it has been given back.
-void LentMessagesStayUntilTheyAreGivenBack(Transport* transport);
+// A message received without a copy is whole, and its send ends when the receiver lets go of it.
+void MessagesReceivedWithoutACopyStay(Transport* transport);
 // A message shorter than expected is reported as a bug, with its peer and both lengths.
 void ShortMessagesAreReported(Transport* transport);
 

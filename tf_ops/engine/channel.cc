@@ -89,7 +89,7 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
     steps_.pop_back();
     return status;
   }
-  // The last step stays until the next one is complete, for collects that come late; older ones while somebody waits.
+  // The last step stays, for collects that come late; older ones stay while somebody waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
     const auto& t = steps_[i]->tensors;
     bool waits = std::any_of(t.begin(), t.end(), [](const ChannelStep::Tensor& x) { return x.waiting != nullptr; });

@@ -35,7 +35,7 @@ void DeliverAll(const std::vector<Delivery>& ended);
 
 class Channel {
  public:
-  // A bucket whose tensors have all come, and whose turn it is.
+  // A bucket whose tensors have all come, and which is next in line.
   struct FullBucket {
     int64_t bucket;
     std::shared_ptr<Buffer> buffer;
@@ -48,7 +48,7 @@ class Channel {
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
   bool has_sparse() const HVD_EXT_EXCLUDES(mutex_);
-  // Whether a layout uses the plan that a step may still take or has taken.
+  // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
   // See Engine::BeginStep and Engine::BeginSparseStep, which gives the density. *lost: buckets of the broken step are
@@ -88,17 +88,17 @@ class Channel {
 
  private:
   friend struct ChannelStep;
-  // What a bucket of a layout has beside the steps.
+  // What a bucket of a layout carries from step to step.
   struct BucketState {
     const std::shared_ptr<Feedback> feedback;  // null: not sparse
-    int64_t running = 0;                       // its runs, queued or further, that have not ended
+    int64_t running = 0;                       // its runs that are queued or have started, and have not ended
   };
   using BucketStates = std::vector<BucketState>;
 
   Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
   Status FindFeedback(int64_t bucket, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
-  // The array of a bucket, between steps; else refused.
+  // Finds the array of a bucket; refused during a step.
   Status FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const HVD_EXT_REQUIRES(mutex_);
   Status CheckTensor(int64_t tensor) const;
   ChannelStep* Find(int64_t ticket) const HVD_EXT_REQUIRES(mutex_);
@@ -121,7 +121,7 @@ class Channel {
   // submits nor the engine's thread wait for such a copy.
   Mutex state_mutex_;
   mutable Mutex mutex_;
-  // What the next step takes.
+  // The layout that the next step takes, and what its buckets carry from step to step.
   std::shared_ptr<const Layout> layout_ HVD_EXT_GUARDED_BY(mutex_);
   std::shared_ptr<BucketStates> states_ HVD_EXT_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
@@ -167,7 +167,7 @@ struct ChannelStep {
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied
   int64_t here = 0;
-  int64_t queued = 0;   // buckets in line or further
+  int64_t queued = 0;   // buckets that are queued or have started
   int64_t waiting = 0;  // collects that wait, or whose tensor is being handed over
   double wait_s = -1;   // since when at least one has waited; only while a trace runs
 };

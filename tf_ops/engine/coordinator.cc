@@ -46,8 +46,8 @@ std::string ListOf(const std::vector<int64_t>& numbers) {
   return "[" + text + "]";
 }
 
-// The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses what does not add up; all
-// ranks hear of it, as they wait for this one.
+// The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses splits that do not add up;
+// all ranks get the error, because they wait for this one.
 Status RowsOf(int number, const CallAnnouncement& a, int size, std::vector<int64_t>* rows) {
   int64_t all = a.shape[0];
   std::string who = NameOfCall(a) + ": rank " + std::to_string(number) + " has ";
@@ -100,7 +100,7 @@ bool DifferentLines(const std::string& a, const std::string& b, std::string* lin
   }
 }
 
-// What `a` (of `rank`) has that `b` (of rank 0) has not; empty if they agree.
+// Says how `a` (of `rank`) differs from `b` (of rank 0); empty if they agree.
 std::string Difference(int rank, const CallAnnouncement& a, const CallAnnouncement& b,
                        const std::vector<int>& numbers) {
   auto differ = [&](const std::string& mine, const std::string& first, const std::string& rule) {

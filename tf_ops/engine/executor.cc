@@ -8,13 +8,13 @@
 namespace hvd_ext {
 namespace {
 
-constexpr size_t kNamesKept = 64;  // of a lane, for errors
+constexpr size_t kNamesKept = 64;  // names of runs that have ended, for each lane, for errors
 
 // Bytes of an element in a message.
 int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
 
-// The same on all ranks. Where units have sizes of their own, `elements` is this rank's (alltoall), and may be 0 on
-// some ranks only.
+// The same number on all ranks. In an alltoall, whose units have sizes of their own, `elements` differs from rank to
+// rank, and may be 0 on some ranks only.
 int64_t CountSegments(const Run& run) {
   if (!run.unit_begins.empty()) return 1;
   if (run.elements == 0) return 0;
@@ -116,7 +116,8 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       int64_t slot = lane->next_segment % window_;
       std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
       if (place != nullptr) return Status::Ok();
-      // The run before it of its bucket has not ended; those behind it keep their order. Asked last: who enters starts.
+      // The last step's run of this bucket has not ended; the runs behind this one keep their order. Enter is called
+      // last, because a run that has entered must start.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
       place =
           std::make_unique<Segment>(Label(static_cast<int>(lane->number * window_ + slot), open->index, open->started));
@@ -164,7 +165,7 @@ Status Executor::StartRound(Segment* segment) {
     if (IsSparse(row.opcode)) continue;
     int64_t begin = UnitAt(*segment, row.begin);
     int64_t elements = UnitAt(*segment, row.begin + row.count) - begin;
-    // No message where there is nothing to move: the peer finds the same length and leaves it out too.
+    // Nothing to move makes no message: the peer finds the same length and leaves it out too.
     for (int64_t piece = 0; piece < elements; piece += piece_elements) {
       int64_t length = std::min(piece_elements, elements - piece);
       segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer(), nullptr});
@@ -172,7 +173,7 @@ Status Executor::StartRound(Segment* segment) {
   }
   segment->next_row = end;
   segment->waiting = segment->transfers.size();
-  // Receives first: a message that finds its receive posted is not copied twice.
+  // Receives are posted first: a message that finds its receive is not copied twice.
   for (bool sends : {false, true}) {
     for (Transfer& transfer : segment->transfers) {
       if ((transfer.row->opcode == Opcode::SEND) == sends) {

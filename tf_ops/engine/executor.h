@@ -3,10 +3,10 @@
 // in order.
 //
 // Tags: segment s of lane l uses l * window + s % window, and starts only when segment s - window of its lane has ended
-// on this rank. All messages of s - window have then been posted here, before those of s, and the transport keeps the
-// order of one (sender, receiver, tag): tags repeat, messages never meet the wrong segment. That holds as long as all
-// ranks count alike, so a run has as many segments on every rank, also on one that has no elements in it; and every
-// message carries its run and its segment, which the receiver compares with its own (Label).
+// on this rank. All messages of s - window have then been posted here before those of s, and the transport keeps the
+// order of one (sender, receiver, tag), so that tags repeat and messages never meet the wrong segment. That needs all
+// ranks to count alike: a run has the same number of segments on every rank, also on one that has no elements in it.
+// Every message also carries its run and its segment, which the receiver compares with its own (Label).
 //
 // All members need the progress role, except statistics().
 #pragma once
@@ -42,25 +42,25 @@ struct Run {
   std::string what;  // for messages: "allreduce 'x'"
   std::shared_ptr<const Plan> plan;
   DType dtype = DType::kFloat32;
-  std::optional<DType> wire;     // float32 travels as these halves; it is added as float32
+  std::optional<DType> wire;     // float16 or bfloat16, in which float32 travels; it is added as float32
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
   std::shared_ptr<SparseRun> sparse;        // of a bucket with error feedback, which is one segment
-  std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
-  int64_t id = 0, part = 0;                 // for the trace: the step and bucket, or the call
+  std::vector<int64_t> unit_begins;         // where units of unequal size begin, and the end: one segment; or empty
+  int64_t id = 0, part = 0;                 // for the trace: the step and its bucket, or the call
   std::function<void(const Status&)> done;  // called once, with the progress role
 };
 
-// A lane that has work, as the watch over stalls sees it.
+// A lane that has work, for the stall watch.
 struct LaneView {
   int64_t lane;
   int64_t run;  // the oldest that has not ended; runs of a lane are numbered from 0
   std::string what;
   double progress_s;       // when something last moved
-  std::vector<int> peers;  // whose messages it waits for (or who does not take its own)
+  std::vector<int> peers;  // the peers whose messages it waits for, or who have not taken its own
 };
 
 struct ExecutorStatistics {
@@ -76,7 +76,7 @@ class Executor {
   // Where the lane has failed, `done` is called at once.
   void Enqueue(int64_t lane, Run run, double now_s) HVD_EXT_REQUIRES(progress_role);
 
-  // One pass over all lanes. An error is the transport's: the caller fails everything.
+  // Makes one pass over all lanes with runs. An error is the transport's, and the caller fails everything.
   Status Progress(double now_s, bool* moved) HVD_EXT_REQUIRES(progress_role);
 
   // Ends all runs of the lane, and all later ones, with `status`. The first failure of a lane stays.
@@ -84,7 +84,7 @@ class Executor {
   void FailAll(const Status& status) HVD_EXT_REQUIRES(progress_role);
 
   bool busy() const HVD_EXT_REQUIRES(progress_role) { return open_runs_ > 0; }
-  // True if runs were cut off whose messages were under way.
+  // Whether runs were cut off while messages of theirs were under way.
   bool abandoned() const HVD_EXT_REQUIRES(progress_role) { return abandoned_; }
   int64_t runs(int64_t lane) const HVD_EXT_REQUIRES(progress_role);  // enqueued so far
   std::vector<LaneView> Views() const HVD_EXT_REQUIRES(progress_role);
@@ -98,8 +98,8 @@ class Executor {
     Run run;
     int64_t index = 0;
     int64_t segments = 0, started = 0, ended = 0;
-    double begin_s = -1;            // its first segment started; only while a trace runs, as
-    std::vector<RoundSpan> rounds;  // ... these, by round
+    double begin_s = -1;            // when its first segment started; only while a trace runs
+    std::vector<RoundSpan> rounds;  // by round; only while a trace runs
   };
   struct Transfer {
     const Row* row;
@@ -111,13 +111,13 @@ class Executor {
   struct Segment {
     explicit Segment(const Label& label) : label(label) {}
     OpenRun* open = nullptr;
-    std::shared_ptr<const Plan> plan;  // these three outlive an abandoned run
+    std::shared_ptr<const Plan> plan;  // this and the next two outlive a run that was abandoned
     std::shared_ptr<Buffer> buffer;
     std::shared_ptr<SparseRun> sparse;
     Label label;
     int64_t begin = 0, elements = 0;
     size_t next_row = 0;
-    int64_t round = -1;               // under way
+    int64_t round = -1;               // the one under way
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced

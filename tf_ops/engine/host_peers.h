@@ -1,4 +1,4 @@
-// Which ranks of a job share memory with this one, and what it shares with each. See transport.h: MakeHostTransport.
+// The ranks of a job that share memory with this one, and what they share. See MakeHostTransport in transport.h.
 #pragma once
 
 #include <memory>

@@ -28,8 +28,8 @@ void Lanes::StartBucket(const std::shared_ptr<Channel>& channel, const std::shar
     std::vector<Delivery> ended;
     channel->EndBucket(step.get(), bucket, status, &ended);
     if (status.ok()) ++core->buckets;
-    // The callbacks copy the results, on this thread: another one would have to be woken first, which takes longer than
-    // copying a usual bucket, and would take the core from whoever computes gradients.
+    // The callbacks copy the results on this thread. It is the last of several passes that this thread makes over the
+    // bucket's memory, and another thread could make it meanwhile only on an idle core; in a step the cores compute.
     DeliverAll(ended);
     int64_t count = static_cast<int64_t>(ended.size());
     if (ended_s >= 0) {

@@ -260,7 +260,7 @@ void ProgressLoop::ShutDownHandshake() {
   while (!control_->AllHaveLeft() || transport->ControlPending()) {
     // The peers go on, perhaps for long: rank 0 may save a model. Our last message reaches them, and MPI_Finalize waits
     // for them.
-    if (core_->now_s - begun_s > core_->config.farewell_s) {
+    if (core_->now_s - begun_s > core_->config.handshake_s) {
       if (transport->ControlPending()) alone_ = true;
       return;
     }

@@ -95,7 +95,7 @@ Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
   try {
     opened = std::make_shared<Channel>(spec.name, spec.tensor_names, std::move(layout), lane, &core_->trace);
   } catch (const std::bad_alloc&) {
-    return Internal("open of a channel: no memory for what its sparse buckets keep");
+    return Internal("open of a channel: no memory for the residuals of its sparse buckets");
   }
   auto failed = lane_failures_.find(lane);
   std::vector<Delivery> none;

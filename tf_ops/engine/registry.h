@@ -1,5 +1,5 @@
-// The plans and channels of an engine by their handles, and what makes new ones impossible: the engine's failure, a
-// lane's, a rank that has shut down. Any thread.
+// The plans and channels of an engine by their handles; and why it takes no new ones: because it has stopped or failed,
+// a lane has failed, or a rank has shut down. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class Registry {
 
   // Whether the engine takes new work.
   Status Usable() const HVD_EXT_EXCLUDES(mutex_);
-  // The same for a call, which needs all ranks; `plan` is null for calls without one.
+  // The same for a call, which needs all ranks; `name` begins the words about a rank that has shut down.
   Status UsableForCall(const std::string& name) const HVD_EXT_EXCLUDES(mutex_);
 
   Status AddPlan(std::shared_ptr<const Plan> plan, int64_t* handle) HVD_EXT_EXCLUDES(mutex_);
@@ -36,14 +36,15 @@ class Registry {
 
   Status OpenChannel(const ChannelSpec& spec, int64_t* handle) HVD_EXT_EXCLUDES(mutex_);
   Status FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
-  // Finds it and checks Usable.
+  // FindChannel for new work: checks Usable too.
   Status UseChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
-  // The handle is closed from now on.
+  // Finds the channel and closes its handle.
   Status TakeChannel(int64_t handle, std::shared_ptr<Channel>* channel) HVD_EXT_EXCLUDES(mutex_);
   // How far this rank is in a channel's lane.
   LaneReport Report(int64_t lane) const HVD_EXT_EXCLUDES(mutex_);
 
-  // Each gives what the caller must deliver. FailLane: nothing, and false, where the lane had failed before.
+  // Both give the deliveries that the caller must make. FailLane gives none, and returns false, where the lane has
+  // failed before.
   std::vector<Delivery> Fail(const Status& status) HVD_EXT_EXCLUDES(mutex_);
   bool FailLane(int64_t lane, const Status& status, std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
   bool AnyLaneFailed() const HVD_EXT_EXCLUDES(mutex_);

@@ -1,6 +1,6 @@
-// What happened when: records of fixed size in a ring that keeps the newest. Off, a place that records costs one read
-// of an atomic; on, a clock, a lock and a copy, and no memory. Times are NowSeconds(), the steady clock, in
-// nanoseconds.
+// Records of what the engine did when, of fixed size, in a ring that keeps the newest. A place that records costs one
+// read of an atomic while the trace is off; while it is on, a read of the clock, a lock and a copy, and no allocation.
+// Times are those of NowSeconds(), the steady clock, in nanoseconds.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ enum class TraceKind : int32_t {
   kSubmitted = 1,  // a step: its last tensor came (begin = end)
   kWait = 2,       // a step: at least one collect waited
   kRun = 3,        // a bucket or call: its first segment started .. its last ended
-  kRound = 4,      // ... a round of it, over all segments: the first began .. the last ended
+  kRound = 4,      // a round of a run, over all segments: the first began .. the last ended
   kDeliver = 5,    // a bucket: it ended .. the collects that waited for it have their tensors
   kAnnounce = 6,   // a call: this rank has made it .. rank 0 has started it
   kCall = 7,       // a call: rank 0 has started it .. it has ended

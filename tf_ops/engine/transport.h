@@ -1,4 +1,4 @@
-// Messages between ranks. Three implementations: MPI (transport_mpi.cc); the threads of one process
+// Messages between ranks. There are three implementations: MPI (transport_mpi.cc); the threads of one process
 // (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
 // and shared memory inside a host in front of another one between hosts (transport_host.cc).
 //
@@ -24,10 +24,10 @@ namespace hvd_ext {
 // multiple of every dtype's size.
 constexpr int64_t kPieceNbytes = 4 << 20;
 
-// What pairs a message with its receive, and what proves that the right two have been paired. `tag` pairs them. The
-// other two travel with the message: the run of the tag's lane that it belongs to, counted by each rank for itself, and
-// the segment of that run. A receive that meets another label fails, so that a fault in the counting can never hand one
-// call the data of another.
+// What pairs a message with its receive, and what proves that the right two have been paired. The tag pairs them. The
+// run of the tag's lane that the message belongs to, which each rank counts for itself, and the segment of that run
+// travel with the message. A receive that meets another label fails, so that a miscount can never give one call the
+// data of another.
 struct Label {
   Label(int tag, int64_t run = 0, int64_t segment = 0)  // NOLINT: an int is a label of run 0
       : tag(tag), run(static_cast<uint32_t>(run)), segment(static_cast<uint32_t>(segment)) {}
@@ -65,7 +65,7 @@ class Transport {
   // Sets how errors name the run of a label: "allreduce 'x' (run 17 of lane 0)". Called before the first message.
   using Names = std::function<std::string(const Label&)>;
   virtual void NameBy(Names names) { names_ = std::move(names); }
-  // The failure of a receive that has met a message with the label `came`.
+  // What a receive fails with that has met a message with the label `came`.
   Status MeantForAnother(int peer, const Label& expected, const Label& came) const;
 
   // Zero-copy receive: from such a peer a message may be received with data == nullptr. When its request is done, the
@@ -94,12 +94,12 @@ class Transport {
   virtual Status SendControl(int peer, std::string message) = 0;
   virtual Status ReceiveControl(int* peer, std::string* message) = 0;
 
-  // Control messages handed to MPI that it has not finished sending; the engine drains them before it stops.
+  // Whether control messages have not been sent to the end; the engine waits for that before it stops.
   virtual bool ControlPending() = 0;
 
-  // A transport between some of the ranks, of which this is one: its rank i is ranks[i] here. They alone call it, with
-  // equal arguments and one subset after the other, from any thread but never two at a time; others may meanwhile make
-  // subsets with other tags.
+  // Makes a transport between some of the ranks, of which this is one; its rank i is ranks[i] here. Only these ranks
+  // call it, with equal arguments and one subset after the other, from any thread but never from two at a time. Other
+  // ranks may meanwhile make subsets with other tags.
   virtual Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) {
     static_cast<void>(ranks), static_cast<void>(tag), static_cast<void>(subset);
     return Internal("this transport makes no subsets");
@@ -108,11 +108,11 @@ class Transport {
   // Ends the job at once and non-zero (MPI_Abort); any thread. The threads transport fails all its peers instead.
   virtual void Abort(int code) = 0;
 
-  // After the last message. Waits for nobody. Data requests still under way are cancelled or kept alive, never freed.
+  // Called after the last message; waits for nobody. Data requests still under way are cancelled or kept, never freed.
   virtual void Close() = 0;
 
-  // After Close, where all ranks have stopped with nothing under way: gives back what else would be kept until the
-  // process ends. Waits for nobody.
+  // Called after Close where all ranks have stopped with nothing under way: gives back what would else be kept until
+  // the process ends. Waits for nobody.
   virtual void Release() {}
 
  private:

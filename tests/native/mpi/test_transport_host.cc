@@ -49,7 +49,9 @@ TEST("host mpi: tags are independent") { TagsAreIndependent(Shared()); }
 TEST("host mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
 TEST("host mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }
 TEST("host mpi: data and control do not meet") { DataAndControlDoNotMeet(Shared()); }
-TEST("host mpi: lent messages stay until they are given back") { LentMessagesStayUntilTheyAreGivenBack(Shared()); }
+TEST("host mpi: messages received without a copy stay until the receiver lets go") {
+  MessagesReceivedWithoutACopyStay(Shared());
+}
 TEST("host mpi: messages of other runs are refused") { MessagesOfOtherRunsAreRefused(Shared()); }
 TEST("host mpi: short messages are reported") { ShortMessagesAreReported(Shared()); }
 
@@ -61,7 +63,7 @@ TEST("host mpi: one rank without shared memory goes by MPI, the others share") {
   CHECK(!mixed->IsZeroCopy(last));
   MessagesOfOneTagKeepTheirOrder(mixed.get());
   ControlMessagesKeepTheirOrder(mixed.get());
-  LentMessagesStayUntilTheyAreGivenBack(mixed.get());
+  MessagesReceivedWithoutACopyStay(mixed.get());
 }
 
 TEST("host mpi: engines start and stop again and again, and leave no file open") {
