@@ -159,7 +159,7 @@ void Calls::Handle(int peer, CallAnnouncement announcement) {
   if (coordinator_ == nullptr) return;
   std::vector<Outgoing> out;
   coordinator_->Receive(peer, std::move(announcement), core_->now_s, &out);
-  control_->SendAll(out);
+  control_->SendAll(std::move(out));
 }
 
 void Calls::Handle(const CallStart& start) {
@@ -217,7 +217,7 @@ void Calls::HandleLeave(int peer) {
   if (coordinator_ != nullptr) {
     std::vector<Outgoing> out;
     coordinator_->Leave(peer, &out);
-    control_->SendAll(out);
+    control_->SendAll(std::move(out));
   }
   if (peer == 0) EndAll(Communication(core_->HasLeft(0)));
 }
@@ -234,7 +234,7 @@ Status Calls::Watch() {
     std::vector<Outgoing> out;
     std::vector<std::string> warnings;
     Status status = coordinator_->Watch(core_->now_s, config.stall_warn_s, config.stall_fatal_s, &out, &warnings);
-    control_->SendAll(out);
+    control_->SendAll(std::move(out));
     for (const std::string& text : warnings) Warn(core_->Number(core_->rank), text);
     return status.ok() ? status : StalledTooLong(*core_, status.message);
   }

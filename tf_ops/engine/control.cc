@@ -5,23 +5,28 @@
 
 namespace hvd_ext {
 
-void Control::Send(int peer, const ControlMessage& message) {
+void Control::Send(int peer, ControlMessage message) {
   if (peer == core_->rank) {
-    to_self_.push_back(message);
-    return;
+    to_self_.push_back(std::move(message));
+  } else {
+    SendBytes(peer, Encode(message));
   }
-  Status status = core_->transport->SendControl(peer, Encode(message));
+}
+
+void Control::SendBytes(int peer, std::string bytes) {
+  Status status = core_->transport->SendControl(peer, std::move(bytes));
   if (!status.ok() && core_->failure.ok()) core_->Break(std::move(status));
 }
 
 void Control::SendToOthers(const ControlMessage& message) {
+  const std::string bytes = Encode(message);
   for (int peer = 0; peer < core_->size; ++peer) {
-    if (peer != core_->rank) Send(peer, message);
+    if (peer != core_->rank) SendBytes(peer, bytes);
   }
 }
 
-void Control::SendAll(const std::vector<Outgoing>& out) {
-  for (const Outgoing& outgoing : out) Send(outgoing.peer, outgoing.message);
+void Control::SendAll(std::vector<Outgoing> out) {
+  for (Outgoing& outgoing : out) Send(outgoing.peer, std::move(outgoing.message));
 }
 
 bool Control::TakeOwn(ControlMessage* message) {

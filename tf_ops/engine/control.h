@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "engine/coordinator.h"
@@ -16,9 +17,9 @@ class Control {
   explicit Control(Core* core) : core_(core) {}
 
   // A failure to send breaks the engine (Core::Break).
-  void Send(int peer, const ControlMessage& message) HVD_EXT_REQUIRES(progress_role);
+  void Send(int peer, ControlMessage message) HVD_EXT_REQUIRES(progress_role);
   void SendToOthers(const ControlMessage& message) HVD_EXT_REQUIRES(progress_role);
-  void SendAll(const std::vector<Outgoing>& out) HVD_EXT_REQUIRES(progress_role);
+  void SendAll(std::vector<Outgoing> out) HVD_EXT_REQUIRES(progress_role);
 
   // The next message that this rank has sent to itself; false: there is none.
   bool TakeOwn(ControlMessage* message) HVD_EXT_REQUIRES(progress_role);
@@ -34,6 +35,8 @@ class Control {
   double LeftAt(int peer) const HVD_EXT_REQUIRES(progress_role);
 
  private:
+  void SendBytes(int peer, std::string bytes) HVD_EXT_REQUIRES(progress_role);
+
   Core* const core_;
   std::deque<ControlMessage> to_self_ HVD_EXT_GUARDED_BY(progress_role);
   std::map<int, double> left_s_ HVD_EXT_GUARDED_BY(progress_role);

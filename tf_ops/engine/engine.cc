@@ -203,7 +203,7 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
 }
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
-  HVD_EXT_RETURN_IF_ERROR(registry.UsableForCall(call->name()));
+  HVD_EXT_RETURN_IF_ERROR(registry.UsableForCall(call->spec));
   bool posted = inbox.Post([this, call] {
     AssertProgress();
     calls.Announce(call);
@@ -237,7 +237,9 @@ void Engine::Refuse(const std::string& name, const std::string& why) {
   CallAnnouncement refusal;
   refusal.name = name;
   refusal.refusal = why;
-  if (!state_->registry.UsableForCall(name).ok()) return;
+  CallSpec refused;
+  refused.name = name;
+  if (!state_->registry.UsableForCall(refused).ok()) return;
   state_->inbox.Post([state = state_.get(), refusal] {
     AssertProgress();
     state->control.Send(0, refusal);

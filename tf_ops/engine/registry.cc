@@ -4,6 +4,7 @@
 #include <new>
 #include <utility>
 
+#include "engine/coordinator.h"
 #include "engine/executor.h"
 
 namespace hvd_ext {
@@ -18,10 +19,10 @@ Status Registry::Usable() const {
   return UsableNow();
 }
 
-Status Registry::UsableForCall(const std::string& name) const {
+Status Registry::UsableForCall(const CallSpec& spec) const {
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());
-  return left_ < 0 ? Status::Ok() : Communication(name + ": " + core_->HasLeft(left_));
+  return left_ < 0 ? Status::Ok() : Communication(NameOfCall(spec) + ": " + core_->HasLeft(left_));
 }
 
 Status Registry::PlanOf(int64_t handle, std::shared_ptr<const Plan>* plan) const {

@@ -27,8 +27,8 @@ class Registry {
 
   // Whether the engine takes new work.
   Status Usable() const HVD_EXT_EXCLUDES(mutex_);
-  // The same for a call, which needs all ranks; `name` begins the words about a rank that has shut down.
-  Status UsableForCall(const std::string& name) const HVD_EXT_EXCLUDES(mutex_);
+  // The same for a call, which needs all ranks.
+  Status UsableForCall(const CallSpec& spec) const HVD_EXT_EXCLUDES(mutex_);
 
   Status AddPlan(std::shared_ptr<const Plan> plan, int64_t* handle) HVD_EXT_EXCLUDES(mutex_);
   Status RemovePlan(int64_t handle) HVD_EXT_EXCLUDES(mutex_);
