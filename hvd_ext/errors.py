@@ -103,7 +103,7 @@ def _both(ours: type[HvdExtError], theirs: type[Exception]) -> type[HvdExtError]
     return type(ours.__name__, (ours, theirs), members)
 
 
-# tf_ops/engine/status.h, Code
+# tf_ops/base/status.h, Code
 OK, INVALID, MISMATCH, COMMUNICATION, INTERNAL, STOPPED = range(6)
 
 _EXCEPTIONS: dict[int, type[HvdExtError]] = {
@@ -123,7 +123,7 @@ def raise_for(code: int, message: str) -> None:
     """Raise the exception of a status code of the engine.
 
     Args:
-        code: a `Code` of tf_ops/engine/status.h; 0 returns at once.
+        code: a `Code` of tf_ops/base/status.h; 0 returns at once.
         message: the engine's words.
 
     Raises:

@@ -77,7 +77,7 @@ Gives all ranks the sum, average, minimum, maximum or product of their tensors, 
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: what else all ranks must have alike, a line each; the first line is what the user has called.
+terms: what else all ranks must give alike, one item a line; the first line is what the user has called.
 result: of the tensor's shape and dtype.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -210,7 +210,7 @@ struct SizeClasses {
   }
 };
 
-// What a call under way keeps alive. After a cancelled step the call still takes part, so that the other ranks go on:
+// What a call under way keeps alive. A call whose step was cancelled still takes part, so that the other ranks go on:
 // its input and its output must outlive the op.
 struct Running {
   Tensor input;
@@ -236,7 +236,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       int op = 0;
       OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &op));
-      op_ = static_cast<ReduceOp>(op);  // the engine refuses what is none
+      op_ = static_cast<ReduceOp>(op);  // the engine refuses a number that is no op
     }
     OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
     OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
@@ -263,7 +263,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
     spec.dtype = FromTensorFlow(running->input.dtype());
     spec.op = op_;
-    spec.terms = context->input(2).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(2).scalar<tensorflow::tstring>()();
     spec.users_dtype = users_dtype_;
     spec.counted = counted_;
     if (spec.dtype == DType::kFloat32) spec.wire = wire_;
@@ -271,7 +271,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     for (int64_t dimension : running->input.shape().dim_sizes()) spec.shape.push_back(dimension);
     const size_t nbytes_each = SizeOf(spec.wire.value_or(spec.dtype));
     const size_t nbytes = static_cast<size_t>(running->input.NumElements()) * nbytes_each;
-    // The ranks' parts differ in size, and their plan must not.
+    // Ranks have parts of different sizes, but must all use one plan.
     const bool uneven = kind_ == Kind::kAllgather || kind_ == Kind::kAlltoall;
     const size_t row = uneven ? classes_.limits.size() - 1 : classes_.Of(nbytes);
     spec.plan = classes_.plans[row];
@@ -331,7 +331,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
     CallSpec spec;
     spec.kind = Kind::kBarrier;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
-    spec.terms = context->input(1).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(1).scalar<tensorflow::tstring>()();
     spec.counted = counted_;
     auto pending = Pending::Begin(context, std::move(done));
     engine->Call(
