@@ -1,4 +1,4 @@
-"""A plan that was chosen for a buffer, and why."""
+"""The planner's answer: the plan for a buffer, and the reason."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from hvd_ext.planning.model import LogicalPlan
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan and how it was found; for selected elements it has a dense companion.
+    """A plan and the reason for it. A plan with a selection has a dense companion.
 
     Args:
-        plan: of an allreduce.
-        algorithm: its schedule.
-        why: one line.
-        candidates: for every schedule its name and its price in seconds, or the reason why it does not apply; empty
-            where the schedule was asked for by name. Of a sparse choice last "dense", the price of `dense`.
-        dense: of a step in which nothing is selected; its residuals are those of `plan`. None where `plan` never
-            selects.
-        dense_above: from this density on `dense` is the cheaper one, in (0, 1].
+        plan: the plan of an allreduce.
+        algorithm: the plan's schedule.
+        why: the reason, in one line.
+        candidates: the name of every schedule with its price in seconds, or with the reason why it does not apply;
+            empty if the schedule was asked for by name. For a sparse choice the last one is "dense", with the price of
+            the plan `dense`.
+        dense: the plan of a step in which nothing is selected, with the same residuals as `plan`; None for a dense
+            choice.
+        dense_above: the density in (0, 1] from which `dense` is cheaper.
     """
 
     plan: LogicalPlan
@@ -31,5 +32,5 @@ class Choice:
 
     @property
     def selects(self) -> bool:
-        """Whether `plan` selects at all; on one host there is nothing to leave out."""
+        """Whether `plan` selects; on one host it does not, because all elements are reduced there."""
         return any(call.kind == "select" for level in self.plan.levels for call in level.calls)

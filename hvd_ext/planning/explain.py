@@ -1,4 +1,4 @@
-"""What every algorithm would cost on a cluster, and why one is chosen: values for `python -m hvd_ext plan`."""
+"""The prices of all algorithms on a cluster, and the reason for the choice, for `python -m hvd_ext plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinkKind:
 
     Args:
         kind: "in hosts", "between hosts", ...
-        bits_per_s: the rates of the slowest and the fastest, each way; None where there is no limit.
+        bits_per_s: the rates of the slowest and the fastest link, per direction; None if a rate is unlimited.
         alpha_s: the lowest and the highest latency of a message, seconds.
     """
 
@@ -34,12 +34,12 @@ class LinkKind:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a plan sends over one kind of link.
+    """A plan's traffic over one kind of link.
 
     Args:
         kind: "in hosts", "between hosts", ...
-        busiest_nbytes: over the port and direction that carries most.
-        total_nbytes: over all ports, each way.
+        busiest_nbytes: the bytes over the busiest port, in its busier direction.
+        total_nbytes: the bytes over all ports, in both directions.
     """
 
     kind: str
@@ -49,16 +49,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One algorithm on a cluster.
+    """One algorithm on a cluster; if it does not apply, its values are None and its loads are empty.
 
     Args:
-        name: its.
-        price_s: None where it does not apply.
-        closed_form_s: of its source, not pipelined; None where it does not apply.
-        rounds: None where it does not apply.
-        loads: for each kind of link from the root down; empty where it does not apply.
-        verdict: why it won, lost, or does not apply.
-        note: the plan's.
+        name: the name of the algorithm.
+        price_s: the price, seconds.
+        closed_form_s: the price by the closed form of the algorithm's source, without pipelining, seconds.
+        rounds: the number of rounds.
+        loads: the loads of each kind of link, from the root down.
+        verdict: the reason why the algorithm won, lost, or does not apply.
+        note: the plan's note.
     """
 
     name: str
@@ -75,15 +75,15 @@ class Explanation:
     """All algorithms on a cluster at one size.
 
     Args:
-        cluster: described.
-        links: of the cluster, by kind from the root down.
-        nbytes: of the buffer.
-        chosen_for_nbytes: the size at which "auto" chooses, which stands for all near ones.
-        winner: what "auto" takes.
-        why: the same in a line.
-        pricing: how prices were found.
-        bound_s: what no dense allreduce on the cluster can beat (cost/bounds.py).
-        entries: the winner, the others by price, then those that do not apply.
+        cluster: a description of the cluster.
+        links: the links of the cluster, by kind from the root down.
+        nbytes: the size of the buffer.
+        chosen_for_nbytes: the size at which "auto" chooses, which stands for all similar sizes.
+        winner: the algorithm that "auto" chooses.
+        why: the reason, in one line.
+        pricing: the method that found the prices.
+        bound_s: the time that no dense allreduce on the cluster can beat (cost/bounds.py), seconds.
+        entries: the winner, the other algorithms by price, then those that do not apply.
     """
 
     cluster: str
@@ -102,10 +102,7 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
-
-    Returns:
-        The explanation.
+        nbytes: the size of the buffer.
     """
     chosen = planner.allreduce_plan(tree, "auto", nbytes)
     names = [name for name, price in chosen.candidates if not isinstance(price, str)]
@@ -130,14 +127,11 @@ def explain(tree: Tree, nbytes: int) -> Explanation:
 
 
 def pricing(tree: Tree, grain: str = "pipelined") -> str:
-    """Says how prices are found.
+    """Describes, in words, the method that finds prices.
 
     Args:
         tree: the cluster.
-        grain: how buffers are cut.
-
-    Returns:
-        For people.
+        grain: the words for how buffers are cut.
     """
     how = "round by round" if tree.size <= planner.MOST_RANKS else "level by level"
     how = "simulated message by message" if tree.size <= planner.MOST_SIMULATED else how
@@ -161,17 +155,14 @@ def _kind(height: int) -> str:
 
 
 def links(tree: Tree) -> tuple[LinkKind, ...]:
-    """Gives the links of a cluster that join two or more.
+    """The kinds of links of a cluster, from the root down, without links that join only one child.
 
     Args:
         tree: the cluster.
-
-    Returns:
-        One value for each kind, from the root down.
     """
     joining: dict[int, list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
-        joining.setdefault(node.height, []).append(node.link)  # where depths differ, a host is a host at any of them
+        joining.setdefault(node.height, []).append(node.link)  # by height, because hosts may have different depths
     found = []
     for height, joined in sorted(joining.items(), reverse=True):
         betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)
@@ -189,7 +180,7 @@ def _loads(plan: LogicalPlan, tree: Tree, nbytes: int) -> tuple[Load, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of a price, as Profile.price_s() adds them up, and what a simulation says more; seconds."""
+    """The parts of a price, as Profile.price_s() adds them up, and what a simulation adds to them; seconds."""
 
     latency_s: float
     first_segment_s: float
@@ -231,13 +222,10 @@ def _verdict(
 
 
 def as_json(explanation: Explanation) -> dict[str, object]:
-    """An explanation for programs.
+    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
 
     Args:
-        explanation: from explain().
-
-    Returns:
-        Numbers, texts and lists only; times in seconds, sizes in bytes.
+        explanation: the explanation, from explain().
     """
     return {
         "cluster": explanation.cluster,
@@ -270,13 +258,14 @@ def as_json(explanation: Explanation) -> dict[str, object]:
 
 
 def draw(plan: LogicalPlan) -> str:
-    """Draws what each rank receives in each level of a plan.
+    """Draws the parts of the buffer that each rank receives in each level of a plan.
 
     Args:
-        plan: of at most 32 ranks, for a picture that fits a screen.
+        plan: a plan of at most 32 ranks, so that the picture fits a screen.
 
     Returns:
-        For each level a title, and for each rank that takes part a bar of the buffer: # where it ends with a result.
+        For each level a title, and for each rank that takes part a bar of the buffer, with # for the units that the
+        level leaves complete on the rank.
     """
     width = min(plan.units, _BAR)
     ranks, units = (f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((plan.size, "rank"), (plan.units, "unit")))
@@ -302,7 +291,7 @@ def draw(plan: LogicalPlan) -> str:
 
 
 def _received(call: Call, rank: int) -> list[tuple[int, int]]:
-    """The units, begin and end, that a call leaves complete on a rank."""
+    """The ranges of units, as begin and end, that a call leaves complete on a rank."""
     if call.kind in ("reduce", "sparse_merge"):
         ends_on = call.root if call.kind == "reduce" else call.ranks[0]
         return [(call.spans[0].begin, call.spans[0].end)] if rank == ends_on else []

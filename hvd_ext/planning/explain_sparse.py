@@ -1,5 +1,7 @@
-"""What every sparse algorithm would cost on a cluster at a density, and where the time goes: for `python -m hvd_ext
-plan --density`."""
+"""The prices of all sparse algorithms on a cluster at a density, and the time of each step of a plan.
+
+`python -m hvd_ext plan --density` prints these values.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ class Step:
     """One level of a plan.
 
     Args:
-        name: what it is for; of hitopk's levels on hosts, the four steps of CommLib's Algorithm 2.
-        seconds: by which the plan is longer with this level.
-        sent_nbytes: over each kind of link from the root down, all ranks together.
+        name: the purpose of the level; hitopk's levels on hosts are the four steps of CommLib's Algorithm 2.
+        seconds: the time that the level adds to the plan.
+        sent_nbytes: the bytes that all ranks send over each kind of link, from the root down.
     """
 
     name: str
@@ -47,22 +49,22 @@ class SparseExplanation:
     """All sparse algorithms on a cluster at one size and density.
 
     Args:
-        cluster: described.
-        links: of the cluster, by kind from the root down.
-        nbytes: of the buffer, float32.
-        chosen_for_nbytes: the size at which plans are chosen, which stands for all near ones.
-        density: the part of the elements that is selected.
-        entry_nbytes: of a value and its index on the way.
-        algorithm: the one whose steps are told.
-        dense_algorithm: of the best dense plan, which is what runs without TopK.
-        dense_why: why it is the best, in a line.
-        dense_from: from this density on that plan is no dearer than the one of `algorithm`.
-        dense_above: from this density on TopK takes dense steps of `algorithm`.
-        host_nbytes: what each host sends to the others by hitopk's formula at height 1, (m - 1) K entries.
-        pricing: how prices were found.
-        entries: by price the algorithms, "dense", the best dense plan, and "dense step", a step of `algorithm` in which
-            nothing is selected; then the algorithms that do not apply.
-        steps: of the plan of `algorithm`.
+        cluster: a description of the cluster.
+        links: the links of the cluster, by kind from the root down.
+        nbytes: the size of the float32 buffer.
+        chosen_for_nbytes: the size at which plans are chosen, which stands for all similar sizes.
+        density: the fraction of the elements that is selected.
+        entry_nbytes: the bytes of a value and its index, as sent.
+        algorithm: the algorithm of `steps`.
+        dense_algorithm: the algorithm of the best dense plan, which runs without TopK.
+        dense_why: the reason why this plan is the best, in one line.
+        dense_from: the density from which this plan costs no more than the plan of `algorithm`.
+        dense_above: the density from which TopK takes dense steps of `algorithm`.
+        host_nbytes: the bytes that each host sends to the others by hitopk's formula at height 1, (m - 1) K entries.
+        pricing: the method that found the prices.
+        entries: sorted by price, the algorithms, "dense" for the best dense plan, and "dense step" for a step of
+            `algorithm` in which nothing is selected; then the algorithms that do not apply.
+        steps: the steps of the plan of `algorithm`.
     """
 
     cluster: str
@@ -94,18 +96,19 @@ def explain(
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        density: the part of the elements that is selected, in (0, 1].
-        algorithm: whose steps to tell.
-        entry_nbytes: of a value and its index on the way, in the mean.
-        height: levels of branches that add up before they select; None for the one with the best price.
+        nbytes: the size of the float32 buffer.
+        density: the fraction of the elements that is selected, in (0, 1].
+        algorithm: the algorithm whose steps are explained.
+        entry_nbytes: the mean number of bytes of a value and its index, as sent.
+        height: the levels of branches within which all elements are reduced before the selection; None for the height
+            with the best price.
 
     Returns:
-        The explanation, and the plans of the algorithm.
+        The explanation, and the choice of the algorithm.
 
     Raises:
         PlanError: there is no such algorithm, or the density is out of its range.
-        InvalidError: the buffer has a part of an element.
+        InvalidError: nbytes is not a multiple of 4.
     """
     if nbytes % ELEMENT_NBYTES:
         raise InvalidError(f"bytes ({nbytes}): must be a multiple of {ELEMENT_NBYTES}: elements are float32")
@@ -163,13 +166,13 @@ def _entry(
 
 
 def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tuple[Step, ...]:
-    """Where the time of a plan goes, level by level.
+    """The time and the traffic of a plan, level by level.
 
     Args:
-        plan: sparse, or its dense companion.
+        plan: a sparse plan, or its dense companion.
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        sparsity: of the step.
+        nbytes: the size of the float32 buffer.
+        sparsity: the sparsity of the step.
 
     Returns:
         The levels; their seconds add up to the plan's price.
@@ -178,7 +181,7 @@ def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tup
     for number, level in enumerate(plan.levels, 1):
         part = replace(plan, levels=plan.levels[:number])
         now_s = sparse_price(part, tree, nbytes, sparsity).seconds
-        # A message goes over two ports of each kind.
+        # The totals count each message twice, at the sender's port and at the receiver's.
         now = [kind.total * nbytes / 2 for kind in traffic(part, tree, sparsity)]
         sent = tuple(round(one - other) for one, other in zip(now, before, strict=True))
         found.append(Step(level.name, now_s - before_s, sent))
@@ -187,12 +190,9 @@ def steps(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> tup
 
 
 def as_json(explanation: SparseExplanation) -> dict[str, object]:
-    """An explanation for programs.
+    """Converts an explanation to values that JSON can hold; times are in seconds, sizes in bytes.
 
     Args:
-        explanation: from explain().
-
-    Returns:
-        Numbers, texts, lists and dictionaries of them only; times in seconds, sizes in bytes.
+        explanation: the explanation, from explain().
     """
     return asdict(explanation)

@@ -1,4 +1,4 @@
-"""The grain of pipelining: into how large segments a buffer is cut, by the kind of link that a plan waits for."""
+"""The grain of pipelining: the size of a buffer's segments, which depends on the kind of link that limits the plan."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from hvd_ext.planning.cost.simulate import WINDOW
 from hvd_ext.planning.model import Call, LogicalPlan, is_sparse
 from hvd_ext.topology.tree import Tree
 
-# Inside a host nothing is gained by messages that fit an eager limit, and each message costs a waking.
+# Inside a host, messages below an eager limit bring nothing, and each message costs a wake-up.
 HOST_MESSAGE_NBYTES = 512 << 10
-# Between hosts a longer message delays the first and the last segment more, and a shorter one costs more processor
-# time a byte: the best size grows with the root of the rate. Measured on 2 and 3 hosts with 4 to 12 ranks, the best
-# were 5 to 16 kB at 100 Mbit/s and 16 to 32 kB at 1 Gbit/s; it stays below the 60 kB that MPI sends at once.
+# Between hosts, a longer message delays the first and the last segment more, and a shorter one costs more CPU time per
+# byte; the best size grows with the square root of the rate. Measured on 2 and 3 hosts with 4 to 12 ranks, the best
+# sizes were 5 to 16 kB at 100 Mbit/s and 16 to 32 kB at 1 Gbit/s. It stays below the 60 kB that MPI sends at once.
 MESSAGE_AT_S_PER_BYTE = (8_000, 8 / 100e6)
 SMALLEST_MESSAGE_NBYTES = 4_000
 SMALLEST_SEGMENT_NBYTES = 32 << 10
 LARGEST_SEGMENT_NBYTES = 4 << 20
 SEGMENT_ALIGNMENT = 64  # a multiple of every dtype's size, and a cache line
-# On a tree of three levels and more the stages inside a rack delay those between racks: all segments in flight queue on
-# the links between hosts before the first one gets to the links between racks, and likewise at the end. This part
-# of the whole time may be lost so, but messages are not cut finer than to a half of what they should be.
+# On a tree of three or more levels, the stages inside a rack delay those between racks: all segments in flight queue on
+# the links between hosts before the first segment reaches the links between racks, and likewise at the end. Segments
+# are chosen such that at most this share of the time is lost, but messages are at least half of their best size.
 FILL_SHARE = 0.03
 FINEST = 0.5
-_SLACK_NBYTES = 64  # units differ by an element: none shall need a second part for it
+_SLACK_NBYTES = 64  # units differ by one element, which must not make a message need a second part
 
 
 def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
-    """Bytes of a segment such that messages have the right size for the link that the plan waits for.
+    """Chooses the bytes of a segment such that messages have the best size for the link that limits the plan.
 
-    On several hosts that link is the one between hosts that is busy for longest. The messages of the calls that cross
-    it are 8,000 bytes at 100 Mbit/s, 25,000 at 1 Gbit/s and at most 60,000, one part. Of messages of several sizes in a
-    level that size counts in which the mean byte travels, and of several levels the geometric mean of the smallest and
-    the largest. On one host all calls count, with messages of 512 KiB. Segments are smaller where many of them in
-    flight would hold each other up on the way to that link (FILL_SHARE).
+    On several hosts, this is the link between hosts that is busy for longest. The messages of the calls that cross it
+    have 8,000 bytes at 100 Mbit/s, 25,000 at 1 Gbit/s, and at most 60,000, which is one part. If the messages of a
+    level differ in size, their mean size weighted by bytes is used; over the levels, the geometric mean of the smallest
+    and the largest size. On one host all calls count, and messages have 512 KiB. Segments are smaller if too many of
+    them would queue on the way to the limiting link (FILL_SHARE).
 
     Args:
         plan: any plan.
-        nbytes: of the buffer, 0 or more.
+        nbytes: the size of the buffer, 0 or more.
         tree: the cluster.
 
     Returns:
-        A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments; the whole buffer where
-        the plan sends nothing, and where it is sparse: what a rank selects, and its residual, is a range of the buffer.
+        A multiple of 64, between 32 KiB and 4 MiB, that cuts the buffer into equal segments. It is the whole buffer if
+        the plan sends nothing, and if the plan is sparse: a rank's selection and residual belong to one range of the
+        buffer.
     """
     if is_sparse(plan):
         return _aligned(max(nbytes, 1))
@@ -65,7 +66,7 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
 
 
 def _message_nbytes(beta_s_per_byte: float) -> float:
-    """The best size of a message between hosts over a link of this rate."""
+    """The best size of a message over a link between hosts with this rate."""
     nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
     if beta_s_per_byte == 0:
         return MESSAGE_NBYTES
@@ -79,13 +80,13 @@ def _aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What a plan sends over the links that it waits for.
+    """A plan's traffic over the links that limit it.
 
     Args:
-        message_share: the size of the messages there, as a share of the buffer.
-        beta_s_per_byte: of those links.
-        fill: how long the links between hosts are busy in the levels that do not use those links, as a share of how
-            long those are.
+        message_share: the size of the messages over these links, as a share of the buffer.
+        beta_s_per_byte: the time per byte of these links.
+        fill: the time for which the links between hosts are busy in the levels that do not use the limiting links,
+            divided by the time for which the limiting links are busy.
     """
 
     message_share: float
@@ -95,17 +96,14 @@ class _Way:
 
 @lru_cache(maxsize=64)
 def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
-    """Looks at the links that the plan waits for, of those between hosts if there are several hosts.
-
-    None if nothing is sent over them.
-    """
+    """Finds the links that limit the plan, on several hosts among the links between hosts; None if they are unused."""
     counted = _counted(plan, tree)
     if not counted:
         return None
     busiest = max(counted, key=lambda found: found.busiest_s_per_byte)
     ports = Ports(tree)
     ways = ports.ways[:, busiest.depth]
-    crossing: dict[int, bool] = {}  # by the id() of a group: large plans share their tuples
+    crossing: dict[int, bool] = {}  # whether a group, by its id(), crosses the links: large plans share their tuples
     shares, others = [], []
     for level in plan.levels:
         messages = []
@@ -126,18 +124,18 @@ def _way(plan: LogicalPlan, tree: Tree) -> _Way | None:
 
 
 def _counted(plan: LogicalPlan, tree: Tree) -> list[Traffic]:
-    """What a plan sends over each kind of link between hosts, or on one host over all."""
+    """A plan's traffic over each kind of link between hosts, or over all kinds on one host."""
     one_host, levels = len(tree.hosts()) == 1, tuple(reversed(tree.levels()))
     joins_hosts = [any(child.children for node in nodes for child in node.children) for nodes in levels]
     return [found for found in traffic(plan, tree) if found.total and (one_host or joins_hosts[found.depth])]
 
 
 def _messages(call: Call) -> tuple[float, float]:
-    """Units that a call sends, in the mean over its ranks, and the same weighted with the size of their messages."""
+    """The units that a rank of a call sends on average, and the same sum weighted with the sizes of the messages."""
     spans = [span.count for span in call.spans if span.count]
     units: float = sum(spans)
     if call.method == "recursive" and call.root < 0:
-        # Halving: ceil(log2 d) messages hold what a ring sends in d - 1.
+        # Recursive halving sends the same units in ceil(log2 d) messages as a ring in d - 1.
         d = len(call.ranks)
         units *= (d - 1) / d
         return units, units * units / max((d - 1).bit_length(), 1)

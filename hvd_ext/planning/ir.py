@@ -19,13 +19,10 @@ Rows: TypeAlias = NDArray[np.int64]
 
 
 def definition() -> Path:
-    """The file that defines the plan language.
-
-    Returns:
-        The copy that an installed package carries, or that of the source tree.
+    """Finds ir.def, the file that defines the plan language, in the installed package or in the source tree.
 
     Raises:
-        PlanError: there is neither.
+        PlanError: there is no such file.
     """
     here = Path(__file__).resolve().parent
     candidates = (here / "ir.def", here.parent.parent / "tf_ops" / "plan" / "ir.def")
@@ -45,7 +42,7 @@ def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
         text: the file's text.
 
     Returns:
-        The plan version, index by column name, value by opcode name.
+        The plan version, the columns' indices by name, and the opcodes' values by name.
 
     Raises:
         PlanError: a part is missing, or the column indices are not 0, 1, 2, ...
@@ -75,16 +72,16 @@ OPCODE_NAMES = {value: name for name, value in OPCODES.items()}
 
 @lru_cache(maxsize=128)
 def digest(plan: LogicalPlan, version: int = VERSION) -> int:
-    """A number that is the same on all ranks exactly if they hold the same plan (up to the chance of a 63-bit hash).
+    """A 63-bit hash of a plan, which is the same on all ranks if they hold the same plan.
 
     It depends on the calls, not on the rank, the run, the machine or the version of Python.
 
     Args:
-        plan: the plan; its note and the names of its levels do not count.
-        version: the plan language's.
+        plan: the plan; its note and the names of its levels are not hashed.
+        version: the version of the plan language.
 
     Returns:
-        A non-negative int64: so MIN over the ranks of [h, -h] shows whether all are equal.
+        A non-negative int64.
     """
     kinds = {kind: index for index, kind in enumerate(get_args(Kind))}
     methods = {method: index for index, method in enumerate(get_args(Method))}
@@ -94,7 +91,7 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
         hashed.update(np.array(list(numbers), dtype="<i8").tobytes())
 
     add((version, plan.size, plan.units, plan.root, len(plan.levels)))
-    groups: dict[int, bytes] = {}  # by id(): large plans share their tuples
+    groups: dict[int, bytes] = {}  # hashes of groups by id(): large plans share their tuples
     for level in plan.levels:
         add((len(level.calls),))
         for call in level.calls:
@@ -109,12 +106,11 @@ def digest(plan: LogicalPlan, version: int = VERSION) -> int:
 def unit_begin(unit: int, units: int, elements: int) -> int:
     """The first element of a unit: floor(unit * elements / units), as the engine computes it (tf_ops/plan/plan.h).
 
-    Args:
-        unit: in [0, units]; `units` gives `elements`.
-        units: of the plan.
-        elements: of the buffer.
+    Unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
 
-    Returns:
-        The element; unit u holds the elements [unit_begin(u), unit_begin(u + 1)).
+    Args:
+        unit: the unit, in [0, units]; the result for `units` is `elements`.
+        units: the number of units of the plan.
+        elements: the number of elements of the buffer.
     """
     return unit * elements // units

@@ -1,7 +1,7 @@
-"""How a step is reduced, as one value: which tensors travel together, by which plan, in which form.
+"""The layout: one value that says how a step is reduced, with its buckets and each bucket's plan and wire format.
 
-A layout knows no engine and no TensorFlow. `hvd_ext.job.runtime` hands its plans to the engine and opens a lane for it;
-the ranks compare what `described` gives.
+A layout knows neither the engine nor TensorFlow. `hvd_ext.job.runtime` hands its plans to the engine and opens a lane
+for it; the ranks compare the results of `described`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from hvd_ext.topology.tree import Tree
 
 Groups = int | Sequence[Sequence[int]] | None
 
-# of a place on the way, in the mean: two bytes of a delta at densities around 0.001, less above
+# the mean size of an index as sent: a gap takes two bytes at densities around 0.001, and less at higher densities
 _INDEX_NBYTES = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """How the engine selects from a bucket: a part of each sum is sent, and the rest waits in the residual.
+    """How the engine selects from a bucket: the selected elements of each sum are sent, the rest stays in the residual.
 
-    What a rank keeps, the residual and the velocity, is of the units that its plan selects (SELECT or FOLD of
-    tf_ops/plan/ir.def), and in the units of their sums there.
+    A rank keeps the residual and the velocity of the units in its plan's SELECT or FOLD (tf_ops/plan/ir.def). Both are
+    on the scale of the sums there.
 
     Args:
-        dense_above: steps of this density and above use the bucket's dense plan; 0: all do.
-        selector: its number in the native code (hvd_ext/compression/selectors.py).
-        samplings: of MSTopK, at least 1.
-        seed: of what is random.
+        dense_above: steps of this density and above use the bucket's dense plan; with 0 all steps do.
+        selector: the selector's number in the native code (hvd_ext/compression/selectors.py).
+        samplings: the number of samplings of MSTopK, at least 1.
+        seed: the seed of random selectors.
         threshold: the magnitude from which the threshold selector takes elements.
-        momentum: of the velocity that gradients go through first, in [0, 1); None: there is no velocity.
-        nesterov: the velocity is Nesterov's.
-        masks: the velocity of what was sent becomes 0.
-        value_wire: dtype of selected values on their way, "float32", "float16" or "bfloat16"; None: float32. float16
-            is bounded by 65504, and what rounding takes stays in the residual.
-        indices: how positions travel: 0 the shortest, 1 as int32, 2 as gaps, 3 as a bitmap.
-        per_tensor: each tensor's part of the units gets its share of k; else all of them have one k.
+        momentum: the coefficient in [0, 1) of the velocity that gradients go through first; None for no velocity.
+        nesterov: whether the velocity is Nesterov's.
+        masks: whether the velocity of sent elements is set to 0.
+        value_wire: the dtype in which selected values are sent, "float32", "float16" or "bfloat16"; None for float32.
+            float16 is bounded by 65504; the rounding error stays in the residual.
+        indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
+        per_tensor: whether k is divided over the tensors; else one k covers all of them.
     """
 
     dense_above: float = 1.0
@@ -67,15 +67,15 @@ class BucketLayout:
     """Tensors that are reduced together, and how.
 
     Args:
-        dtype: of all its tensors, a key of `DTYPES`.
-        tensors: places in the layout's tensors, in their order in the buffer.
+        dtype: the dtype of all tensors of the bucket, a key of `DTYPES`.
+        tensors: the tensors' places in the layout, in their order in the buffer.
         op: the number of `Sum` or `Average` (tf_ops/kernels/reduce.h).
-        plan: of its ordinary steps.
+        plan: the plan of an ordinary step.
         segment_nbytes: the grain of pipelining in bytes sent, at least 1.
-        wire: float32 travels as "float16" or "bfloat16"; None: as it is.
-        selection: how a part of its elements is selected; None: all of them are sent.
-        dense: the plan of a step in which nothing is selected; None where nothing ever is.
-        choice: why it has this plan; None where a plan was given.
+        wire: the dtype in which float32 is sent, "float16" or "bfloat16"; None for the bucket's own dtype.
+        selection: how elements are selected; None to send all elements.
+        dense: the plan of a step in which nothing is selected; None without a selection.
+        choice: the planner's choice of the plan; None if the plan was given.
     """
 
     dtype: str
@@ -89,7 +89,7 @@ class BucketLayout:
     choice: Choice | None = None
 
     def described(self) -> list[Any]:
-        """Give what must be the same on all ranks."""
+        """Return the values that must be the same on all ranks."""
         common = [list(self.tensors), self.plan.algorithm, f"plan {ir.digest(self.plan):016x}", self.segment_nbytes]
         if self.selection is None or self.dense is None:
             return common
@@ -101,8 +101,8 @@ class Layout:
     """How the gradients of a step are reduced; the same on all ranks.
 
     Args:
-        tensors: of the step, in the order of the model's layers. Tensors that are in no bucket do not travel.
-        buckets: in the order in which they start; a tensor is in one at most.
+        tensors: the tensors of the step, in the order of the model's layers. Tensors outside all buckets are not sent.
+        buckets: the buckets in the order in which they start; a tensor is in at most one.
     """
 
     tensors: tuple[Tensor, ...]
@@ -110,7 +110,7 @@ class Layout:
 
     @functools.cached_property
     def travelling(self) -> tuple[int, ...]:
-        """The places of the tensors that are in a bucket, ascending: the engine numbers them from 0 in this order."""
+        """The ascending places of the tensors that are in a bucket; the engine numbers them from 0 in this order."""
         return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
 
     @functools.cached_property
@@ -120,17 +120,17 @@ class Layout:
 
     @functools.cached_property
     def largest(self) -> BucketLayout | None:
-        """The bucket with the most bytes; None where nothing travels."""
+        """The bucket with the most bytes; None if there is no bucket."""
         return self.buckets[self.nbytes.index(max(self.nbytes))] if self.buckets else None
 
     @functools.cached_property
     def selected(self) -> frozenset[int]:
-        """The places of the tensors of which a part may wait on the ranks between two steps."""
+        """The places of the tensors with error feedback."""
         return frozenset(place for bucket in self.buckets if bucket.selection for place in bucket.tensors)
 
     @functools.cached_property
     def with_momentum(self) -> frozenset[int]:
-        """The places of the tensors whose gradients go through a momentum before they are sent."""
+        """The places of the tensors whose gradients go through momentum correction before they are sent."""
         return frozenset(
             place
             for bucket in self.buckets
@@ -139,12 +139,12 @@ class Layout:
         )
 
     def described(self) -> dict[str, Any]:
-        """Give what must be the same on all ranks, bucket by bucket."""
+        """Return the values that must be the same on all ranks, bucket by bucket."""
         return {f"bucket {number}": bucket.described() for number, bucket in enumerate(self.buckets)}
 
     @functools.cached_property
     def digest(self) -> int:
-        """64 bits that differ where two layouts of the same tensors do."""
+        """A 64-bit hash of the tensors' shapes and dtypes and of the compared values of all buckets."""
         text = repr([[tensor.text for tensor in self.tensors], self.described()])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -178,23 +178,20 @@ def layout(
 
     Args:
         tree: the cluster.
-        tensors: of the step, in the order of the model's layers, of dtypes of `DTYPES`.
+        tensors: the tensors of the step, of dtypes of `DTYPES`, in the order of the model's layers.
         op: the number of `Sum` or `Average`.
-        algorithm: of the buckets that are sent whole: a schedule's name or "auto".
+        algorithm: a schedule's name or "auto", for buckets without a selection.
         bucket_nbytes: the size that a bucket should have.
-        wire: the dtype in which float32 travels in these buckets; None: its own.
-        groups: a number of groups, or lists of places: what travels together (`planning.buckets.by_groups`); None:
-            buckets of bucket_nbytes.
-        places: of the tensors that travel; None: all.
-        topk: how a part of the gradients is selected; None: all are sent.
-        sparse_algorithm: of the buckets from which a part is selected.
-        momentum: what the gradients of these go through first; with it every bucket of float32 does.
-
-    Returns:
-        The layout.
+        wire: the dtype in which float32 is sent in these buckets; None for float32.
+        groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`);
+            None for buckets of bucket_nbytes.
+        places: the places of the tensors that are sent; None for all.
+        topk: how top-k gradients are selected; None to send all gradients whole.
+        sparse_algorithm: the algorithm of the buckets with top-k gradients.
+        momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
 
     Raises:
-        PlanError: an algorithm that there is not, or that cannot run on the cluster.
+        PlanError: there is no such algorithm, or it cannot run on the cluster.
     """
     travelling = range(len(tensors)) if places is None else places
     planned: list[BucketLayout] = []
@@ -208,7 +205,7 @@ def layout(
             plan = choice.plan if selects else choice.dense
             selection = _selection(topk, momentum, choice.dense_above if selects else 0.0)
             segment = grain.segment_nbytes(plan, nbytes, tree)
-            # no wire: a sum that was rounded for the way would lose what error feedback is to keep
+            # no wire: rounding a sum for sending would lose what error feedback must keep
             planned.append(BucketLayout(dtype, members, op, plan, segment, None, selection, choice.dense, choice))
         else:
             halved = wire if dtype == "float32" else None
@@ -222,7 +219,7 @@ def layout(
 def _divided(
     tensors: Sequence[Tensor], places: Sequence[int], groups: Groups, bucket_nbytes: int, topk: TopK | None
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Divide the tensors that travel into buckets: their dtypes, and the places of their tensors."""
+    """Divide the tensors that are sent into buckets; return each bucket's dtype and the places of its tensors."""
     some = [tensors[place] for place in places]
     if not some:
         return []
@@ -243,7 +240,7 @@ def _sparse_choice(tree: Tree, nbytes: int, topk: TopK, algorithm: str) -> Choic
 
 
 def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Selection:
-    """Turn a user's options into what the engine selects by."""
+    """Convert the user's options to the engine's."""
     wire, selector = WIRES[topk.wire], selectors.find(topk.selector).number
     assert selector is not None  # TopK takes the native selectors only
     return Selection(

@@ -1,12 +1,12 @@
-"""Lowering: the rows of one rank from a logical plan. The only place with a ring or a recursive program.
+"""Lowering: the rows of one rank from a logical plan. Only this file has ring and recursive programs.
 
-Words. A *reduction program* moves a span, from all ranks of a group, to its *target*, a member of the group. A reduce
-has one span and one target; a reduce_scatter has one span per rank, each with another target: it is that many
-reductions side by side. With chains of neighbours that end at the target this is the ring; with binomial trees turned
-so that they end at the target it is recursive halving, for any number of ranks (a circulant pattern: Bruck et al.
-1997, Traeff 2023). Broadcast and all_gather are the same programs backwards in time: who received sends, who sent
-receives. An exchange and an all_to_all are no reductions to one target, and have a few lines of their own. The calls of
-sparse plans are in lower_sparse.py.
+A *reduction program* reduces a span over the ranks of a group to its *target*, a member of the group. A reduce has one
+span and one target. A reduce_scatter has one span per rank, each with its own target, and so consists of as many
+reductions at the same time. If the reductions are chains of neighbours that end at the target, this is the ring; if
+they are binomial trees rotated so that they end at the target, it is recursive halving for any number of ranks (a
+circulant pattern: Bruck et al. 1997, Traeff 2023). Broadcast and all_gather are the same programs in reverse: each send
+becomes a receive, and each receive a send. An exchange and an all_to_all do not reduce to one target, and have code of
+their own. The calls of sparse plans are in lower_sparse.py.
 
 `place` is a rank's position in its group; `step` counts the rounds of one call from 0.
 """
@@ -35,22 +35,22 @@ from hvd_ext.planning.lower_sparse import rounds_of_sparse_call, sparse_rows
 from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan, Method
 
 _Ints = NDArray[np.int64]
-# One hop per row: step, opcode, place of the peer, index of the span.
+# Hops are arrays with one row per hop: step, opcode, place of the peer, index of the span.
 _HOP_COLUMNS = 4
 _OF_SPARSE_PLANS = frozenset((*LOCAL, *SPARSE))
 
 
 def rows_of(plan: LogicalPlan, rank: int) -> Rows:
-    """The rows of one rank, without building those of the others.
+    """Makes the rows of one rank, without making those of the other ranks.
 
     Args:
         plan: the plan of all ranks.
-        rank: whose rows.
+        rank: the rank.
 
     Returns:
-        int64 [n, 5], columns as in ir.def, sorted by round; within a round receives come first, then by first unit,
-        which makes the messages of each pair of ranks match in order. Local rows are in the order in which they run,
-        messages of entries in that of lower_sparse.py.
+        int64 [n, 5], with the columns of ir.def, sorted by round. Within a round receives come before sends, and both
+        are sorted by their first unit, so that the messages of each pair of ranks match in order. Local rows are in the
+        order in which they run, and messages of entries in the order of lower_sparse.py.
 
     Raises:
         PlanError: the rank is not in [0, size).
@@ -69,7 +69,7 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
         parts += made
         first_round += rounds_of_level(level)
     rows = np.concatenate(parts) if parts else np.empty((0, 5), dtype=np.int64)
-    # A stable sort: local rows and messages of entries stay in their order.
+    # The sort is stable, so that local rows and messages of entries keep their order.
     ordered = np.isin(rows[:, OPCODE], (*LOCAL_OPCODES, SEND_SPARSE))
     begins = np.where(ordered, 0, rows[:, BEGIN])
     order = np.lexsort((begins, np.isin(rows[:, OPCODE], SENDS), rows[:, ROUND]))
@@ -77,39 +77,31 @@ def rows_of(plan: LogicalPlan, rank: int) -> Rows:
 
 
 def rounds_of(plan: LogicalPlan) -> int:
-    """The number of rounds of a plan, over all ranks.
+    """The number of rounds of a plan, over all ranks; a single rank may have rows in fewer rounds.
 
     Args:
         plan: the plan.
-
-    Returns:
-        The rounds; a rank may have rows in fewer.
     """
     return sum(rounds_of_level(level) for level in plan.levels)
 
 
 def rounds_of_level(level: Level) -> int:
-    """The rounds of the longest call of a level.
+    """The number of rounds of the longest call of a level; 0 for a level without calls.
 
     Args:
         level: the level.
-
-    Returns:
-        The rounds; 0 for a level without calls.
     """
     return max((rounds_of_call(call) for call in level.calls), default=0)
 
 
 def rounds_of_call(call: Call) -> int:
-    """The rounds of one call: ring d - 1, recursive ceil(log2 d), direct 1, and one more for a root outside the group.
+    """The number of rounds of one call of d ranks.
 
-    An exchange takes one round; calls of sparse plans have rounds of local rows besides.
+    A ring takes d - 1 rounds, a recursive call ceil(log2 d), and a direct call one; a root outside the group takes one
+    more. An exchange takes one round. Calls of sparse plans also have rounds of local rows.
 
     Args:
-        call: of d ranks.
-
-    Returns:
-        The rounds.
+        call: the call.
     """
     if call.kind in _OF_SPARSE_PLANS:
         return rounds_of_sparse_call(call)
@@ -128,7 +120,7 @@ def _steps(method: Method, size: int) -> int:
 
 
 def _rows_of_call(call: Call, rank: int) -> Rows:
-    """The rows of one rank in one call, rounds counted from 0, unsorted."""
+    """The unsorted rows of one rank in one call, with rounds counted from 0."""
     if call.kind == "exchange":
         peer, span = call.ranks[call.ranks[0] == rank], call.spans[0]
         return _table([(0, RECV_REDUCE, peer, span.begin, span.count), (0, SEND, peer, span.begin, span.count)])
@@ -197,7 +189,7 @@ def _reduction(method: Method, size: int, place: int, targets: _Ints) -> _Ints:
     """The hops of one place in the reductions of spans to `targets` (places): int64 [n, 4]."""
     spans = np.arange(len(targets), dtype=np.int64)
     if method == "ring":
-        # The chain to a target starts one place after it and goes once around: link k of the chain sends in step k.
+        # The chain to a target starts one place behind it and goes around once: link k of the chain sends in step k.
         link = (place - targets - 1) % size
         return np.concatenate(
             (
@@ -230,10 +222,10 @@ def _hops(step: _Ints | int, opcode: int, peer: _Ints | int, spans: _Ints, chose
 
 
 def _merged(rows: Rows) -> Rows:
-    """Joins rows of one step, opcode and peer that are neighbours in the buffer, so that they travel as one message."""
+    """Joins rows of one step, opcode and peer that are neighbours in the buffer, so that they become one message."""
     if len(rows) < 2:
         return rows
-    # A reduction order is the order of rows, so this sort also fixes it: by peer within a step.
+    # Contributions are added in the order of rows, so this sort also fixes that order: by peer within a step.
     rows = rows[np.lexsort((rows[:, BEGIN], rows[:, PEER], rows[:, OPCODE], rows[:, ROUND]))]
     same = np.all(rows[1:, [ROUND, OPCODE, PEER]] == rows[:-1, [ROUND, OPCODE, PEER]], axis=1)
     starts = np.flatnonzero(

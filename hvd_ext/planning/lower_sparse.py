@@ -1,7 +1,8 @@
 """Lowering of the calls of sparse plans: messages of entries, and local rows between them.
 
-All calls of a level are looked at together, because what a rank sends to a peer in several neighbouring calls travels
-as one message: where the borders of a third host cut what two hosts share, they would send two.
+All calls of a level are lowered together, because a rank sends the data of several neighbouring calls to a peer as one
+message. Otherwise two hosts would exchange two messages where the border of a third host's shards cuts a range that
+they share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hvd_ext.planning import ir
 from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows
 from hvd_ext.planning.model import Call
 
-# Rounds of each kind; those of a sparse_broadcast are two for each step.
+# The rounds of each kind of call; a sparse_broadcast has two rounds for each step.
 _ROUNDS = {
     "select": 1,
     "fold": 1,
@@ -27,7 +28,7 @@ _ROUNDS = {
 
 
 class _Row(NamedTuple):
-    """A row before merging; `place` is that of the vector's origin in its group, and orders the local rows."""
+    """A row before merging. `place` is the place of the vector's origin in its group, which orders the local rows."""
 
     round: int
     place: int
@@ -38,13 +39,10 @@ class _Row(NamedTuple):
 
 
 def rounds_of_sparse_call(call: Call) -> int:
-    """The rounds of one call of a sparse plan: messages and local rows have rounds of their own.
+    """The number of rounds of one call of a sparse plan; messages and local rows are in separate rounds.
 
     Args:
-        call: of a kind in model.LOCAL or model.SPARSE.
-
-    Returns:
-        The rounds.
+        call: a call of a kind in model.LOCAL or model.SPARSE.
     """
     if call.kind == "sparse_broadcast":
         return 2 * (len(call.ranks) - 1).bit_length()
@@ -52,16 +50,16 @@ def rounds_of_sparse_call(call: Call) -> int:
 
 
 def sparse_rows(calls: Sequence[Call], rank: int) -> Rows:
-    """The rows of one rank in the sparse calls of one level.
+    """Makes the rows of one rank in the sparse calls of one level.
 
     Args:
-        calls: those in which the rank takes part, of kinds in model.LOCAL and model.SPARSE.
-        rank: whose rows.
+        calls: the calls in which the rank takes part, of kinds in model.LOCAL and model.SPARSE.
+        rank: the rank.
 
     Returns:
-        int64 [n, 5], rounds counted from 0. The local rows of a round are in the order in which they run: CLEAR first,
-        then the vectors in the order of their groups. Sends begin with the next place of the group and go around, so
-        that not all members send to the first one at once.
+        int64 [n, 5], with rounds counted from 0. The local rows of a round are in the order in which they run: first
+        CLEAR, then the vectors in the order of their groups. A rank sends first to the next place of its group and then
+        goes around, so that not all members send to the first one at once.
     """
     made = sorted(row for call in calls for row in _OF_KIND[call.kind](call, rank) if row.units)
     merged: list[_Row] = []
@@ -85,8 +83,10 @@ def _sends(row: _Row) -> bool:
 
 
 def _ahead(calls: Sequence[Call], rank: int) -> dict[int, int]:
-    """How many places each peer is ahead of a rank, at least: one number for each, so that two messages to one peer
-    stay in the order of their units."""
+    """The least number of places by which each peer is ahead of a rank.
+
+    There is one number for each peer, so that two messages to one peer stay in the order of their units.
+    """
     found: dict[int, int] = {}
     for call in calls:
         own, size = call.ranks.index(rank), len(call.ranks)
@@ -140,7 +140,7 @@ def _merge(call: Call, rank: int) -> Iterator[_Row]:
 
 
 def _broadcast(call: Call, rank: int) -> Iterator[_Row]:
-    """A binomial tree, the longest way first: behind the root, places send to the one half of what is left on."""
+    """The rows of a binomial tree that starts at the root; each step halves the distance."""
     begin, count = call.spans[0].begin, call.spans[0].count
     size, root = len(call.ranks), call.ranks.index(call.root)
     behind = (call.ranks.index(rank) - root) % size

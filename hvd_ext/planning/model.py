@@ -26,9 +26,9 @@ Method = Literal["ring", "recursive", "direct"]
 Collective = Literal["allreduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "all_to_all"]
 
 ROOTED: tuple[Kind, ...] = ("reduce", "broadcast", "sparse_broadcast")
-# Kinds of one rank, that send nothing.
+# Calls of these kinds run on one rank and send nothing.
 LOCAL: tuple[Kind, ...] = ("select", "fold", "scatter")
-# Kinds that send the entries of sparse vectors.
+# Calls of these kinds send the entries of sparse vectors.
 SPARSE: tuple[Kind, ...] = ("sparse_allreduce", "sparse_all_gather", "sparse_merge", "sparse_broadcast")
 _PAIRS: tuple[Kind, ...] = ("exchange", "sparse_merge")
 _ONE_SPAN: tuple[Kind, ...] = (*ROOTED, *_PAIRS, *LOCAL, "sparse_allreduce")
@@ -51,36 +51,36 @@ class Span:
 class Call:
     """One collective call of a group of ranks on a range of the buffer.
 
-    - reduce_scatter: spans[i] ends, reduced over all ranks of the group, on ranks[i].
-    - all_gather: spans[i] is held by ranks[i] and ends on all ranks of the group.
-    - reduce: spans[0] ends, reduced over all ranks of the group, on `root`.
-    - broadcast: spans[0] is held by `root` and ends on all ranks of the group.
-    - exchange: two ranks give each other spans[0], and both end with the sum.
-    - all_to_all: spans[i] is held by ranks[i] and cut into one equal part for each rank of the group, in its order;
-      part j ends on ranks[j].
+    - reduce_scatter: ranks[i] gets spans[i], reduced over all ranks of the group.
+    - all_gather: all ranks of the group get spans[i] from ranks[i].
+    - reduce: `root` gets spans[0], reduced over all ranks of the group.
+    - broadcast: all ranks of the group get spans[0] from `root`.
+    - exchange: two ranks send each other spans[0], and both get the sum.
+    - all_to_all: spans[i] of ranks[i] is cut into one equal part for each rank of the group, and ranks[j] gets part j.
 
-    Those of sparse plans, where each rank has a sparse vector (tf_ops/plan/ir.def):
+    The following kinds belong to sparse plans, in which each rank has a sparse vector (tf_ops/plan/ir.def):
 
-    - select: spans[0] of ranks[0] goes through error feedback; its vector becomes the k largest elements.
-    - fold: spans[0] of ranks[0] goes through error feedback, whole: nothing is selected.
-    - sparse_allreduce: spans[0] becomes, on all ranks of the group, the sum of the entries of their vectors, added up
-      in the order of the group, so that all get the same bits.
-    - sparse_all_gather: as all_gather, but only elements that are not 0 travel.
-    - sparse_merge: ranks[1] gives its vector to ranks[0], whose vector becomes the k largest entries of the sum.
-    - sparse_broadcast: the vector of `root` becomes that of all ranks of the group.
-    - scatter: spans[0] of ranks[0] becomes the entries of its vector, and 0 elsewhere.
+    - select: spans[0] of ranks[0] goes through error feedback, and the k largest elements become the rank's vector.
+    - fold: spans[0] of ranks[0] goes through error feedback as a whole; nothing is selected.
+    - sparse_allreduce: on all ranks of the group spans[0] becomes the sum of the entries of their vectors. All ranks
+      add them up in the order of the group, so that they get the same bits.
+    - sparse_all_gather: like all_gather, but only non-zero elements are sent.
+    - sparse_merge: ranks[1] sends its vector to ranks[0], whose vector becomes the k largest entries of the sum.
+    - sparse_broadcast: the vector of `root` becomes the vector of all ranks of the group.
+    - scatter: spans[0] of ranks[0] is set to the entries of the rank's vector, and to 0 elsewhere.
 
-    A root outside `ranks` does not contribute to a reduce: it hands over through ranks[-1], its nearest member of the
-    group (FlexReduce needs this where a learner's target range leaves its current range).
+    A reduce may have a root outside `ranks`. This root does not contribute; ranks[-1], the member of the group nearest
+    to it, sends it the result. FlexReduce needs this where a learner's target range leaves its current range.
 
     Args:
         kind: what the call does.
         ranks: the group in the order of its ring.
-        spans: one per rank (reduce_scatter, all_gather, all_to_all, sparse_all_gather) or one (the other kinds).
-        root: the rank where a reduce ends and a broadcast starts; -1 for the other kinds.
-        method: how the call is lowered: a ring (chains of neighbours), recursive halving or doubling (a circulant
-            pattern for any number of ranks), or direct (everybody to the owner in one round). A ring of an all_to_all
-            goes to the next rank, then to the next but one, ...; an exchange and the sparse kinds have one way only.
+        spans: one span per rank for reduce_scatter, all_gather, all_to_all and sparse_all_gather, else one span.
+        root: the rank where a reduce ends or a broadcast starts; -1 for the other kinds.
+        method: how the call is lowered: as a ring (chains of neighbours), as recursive halving or doubling (a circulant
+            pattern for any number of ranks), or direct (all ranks send to the owner in one round). An all_to_all in a
+            ring sends to the next rank, then to the one after it, and so on. Exchanges and the sparse kinds have only
+            one way, and ignore the method.
     """
 
     kind: Kind
@@ -125,11 +125,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Calls that run side by side; on a rank that takes part in several of them, their spans are disjoint.
+    """Calls that run at the same time; if a rank takes part in several of them, their spans are disjoint.
 
     Args:
         calls: the calls, in any order.
-        name: what the level is for, in explanations ("reduce in hosts").
+        name: the purpose of the level, for explanations ("reduce in hosts").
     """
 
     calls: tuple[Call, ...]
@@ -138,17 +138,17 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class LogicalPlan:
-    """A collective as levels of calls, for all ranks, in units: it holds for every size of buffer and every dtype.
+    """A collective as levels of calls, for all ranks. It is in units, and so valid for every buffer size and dtype.
 
     Args:
-        algorithm: the schedule that made it.
-        collective: what it computes. An all_gather or reduce_scatter has one unit per rank: unit r belongs to rank r.
-            An all_to_all has P^2 units: unit s * P + r goes from rank s to rank r.
-        size: number of ranks.
-        units: equal parts into which the buffer is divided.
-        levels: one after the other; each rank goes on as soon as its own calls of a level are done.
+        algorithm: the schedule that made the plan.
+        collective: what the plan computes. An all_gather or reduce_scatter has one unit per rank: unit r belongs to
+            rank r. An all_to_all has P^2 units: unit s * P + r goes from rank s to rank r.
+        size: the number of ranks.
+        units: the number of equal parts into which the buffer is divided.
+        levels: the levels in their order; a rank begins the next level as soon as its own calls of a level are done.
         note: a remark of the schedule ("no factorisation follows the topology: falls back to ring").
-        root: the rank that a broadcast starts from and a reduce ends on.
+        root: the rank where a broadcast starts or a reduce ends.
     """
 
     algorithm: str
@@ -167,7 +167,7 @@ class LogicalPlan:
                 f"{self.algorithm}: size {self.size}, units {self.units}, root {self.root}: a plan has at least one "
                 "rank and one unit, and its root is one of the ranks"
             )
-        seen: set[int] = set()  # groups that were looked at, by id(): large plans share their tuples
+        seen: set[int] = set()  # the id() of each group that was checked: large plans share their tuples
         for level in self.levels:
             for call in level.calls:
                 known = id(call.ranks) in seen
@@ -187,27 +187,20 @@ class LogicalPlan:
 
 
 def is_sparse(plan: LogicalPlan) -> bool:
-    """Whether a plan sends entries of sparse vectors, or keeps a residual.
+    """Whether a plan sends entries of sparse vectors or keeps a residual; it then runs as one segment, on float32.
 
     Args:
-        plan: any.
-
-    Returns:
-        True if a call is of a kind of sparse plans; such plans run as one segment, on float32.
+        plan: any plan.
     """
     return any(call.kind in (*LOCAL, *SPARSE) for level in plan.levels for call in level.calls)
 
 
 def reversed_level(level: Level, name: str = "") -> Level:
-    """The level that undoes a reduction: reduce_scatter becomes all_gather, reduce becomes broadcast, on the same
-    groups.
+    """Mirrors a level of reductions: on the same groups reduce_scatter becomes all_gather, and reduce broadcast.
 
     Args:
-        level: calls of reduce_scatter and reduce.
-        name: of the new level.
-
-    Returns:
-        The mirrored level.
+        level: a level of reduce_scatter and reduce calls.
+        name: the name of the new level.
 
     Raises:
         PlanError: a call is not a reduction.

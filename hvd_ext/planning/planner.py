@@ -1,4 +1,4 @@
-"""The planner's door for the runtime: which plan, in which grain, and proven. All answers are cached."""
+"""The planner's interface for the runtime: the choice, the price and the proof of plans. All answers are cached."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ __all__ = [
 ]
 
 DEFAULT_NBYTES = 8 << 20
-# A chain moves each byte once over each port but takes d - 1 rounds; above this size a broadcast halves its way
-# instead.
+# A chain moves each byte once over each port but takes d - 1 rounds; in larger groups a broadcast is recursive.
 LONGEST_CHAIN = 16
-# Only plans that the quick price has within this factor of the best are simulated for a choice.
+# For a choice, only plans whose quick price is within this factor of the best are simulated.
 WORTH_SIMULATING = 1.5
-# Prices this near to each other are a tie: then the simplest plan, the ring, wins, else the one that loads its links
-# least in all. Where the network decides, a plan that sends everything through one rank of each host costs no more than
-# one that all ranks share, but that rank has all the work.
+# Prices within this factor are a tie. In a tie the ring wins, as the simplest plan, or else the plan that loads its
+# links least. If the network limits the plans, a plan that sends everything through one rank of each host costs no more
+# than a plan that all ranks share, but this rank has all the work.
 TIE = 0.01
 MOST_NAMED = 3  # losers in the line that explains a choice
 
@@ -49,10 +48,10 @@ def allreduce_plan(tree: Tree, algorithm: str = "auto", nbytes: int = DEFAULT_NB
 
     Args:
         tree: the cluster.
-        algorithm: a schedule's name, or "auto": the cheapest at size_class(nbytes), so that the buckets of a model,
-            of many similar sizes, take one choice. Prices are those of price(); of schedules that are far from the
-            best, those of Profile.
-        nbytes: typical size of a buffer, for example of a bucket.
+        algorithm: a schedule's name, or "auto" for the cheapest at size_class(nbytes), so that the buckets of a model,
+            which have many similar sizes, share one choice. Prices are those of price(), except that schedules far from
+            the best have the price of their Profile.
+        nbytes: the typical size of a buffer, for example of a bucket.
 
     Returns:
         The choice, with its reason.
@@ -95,15 +94,15 @@ def _cheapest(tree: Tree, nbytes: int) -> Choice:
 
 
 def preference(tree: Tree, chosen: Choice, other: str) -> str:
-    """Says why a choice was made where another algorithm takes nearly as long.
+    """Gives the reason why a choice was preferred to another algorithm that takes nearly as long.
 
     Args:
         tree: the cluster.
-        chosen: by allreduce_plan() with "auto".
-        other: an algorithm that applies.
+        chosen: the choice of allreduce_plan() with "auto".
+        other: another algorithm that applies.
 
     Returns:
-        What the chosen one is, as in "is the simplest".
+        A predicate about the chosen algorithm, such as "is the simplest".
     """
     prices = {name: price_s for name, price_s in chosen.candidates if not isinstance(price_s, str)}
     if prices[other] > min(prices.values()) * (1 + TIE):
@@ -122,22 +121,21 @@ def _preference(tree: Tree, name: str, other: str, prices: dict[str, float]) -> 
 
 
 def _load_s(tree: Tree, name: str) -> float:
-    """The busiest port of each kind of link, added up; rounded, as equal plans may differ in the last bit."""
+    """The sum of the busiest ports of all kinds of links; rounded, because equal plans may differ in the last bit."""
     return float(f"{sum(found.busiest_s_per_byte for found in traffic(_built(tree, name), tree)):.9g}")
 
 
 @lru_cache(maxsize=1024)
 def price(tree: Tree, name: str, nbytes: int) -> Simulation:
-    """What a schedule's plan takes on a cluster, as it runs: pipelined, in the segments of segment_nbytes().
+    """The price of a schedule's plan on a cluster, pipelined in the segments of segment_nbytes().
 
     Args:
         tree: the cluster.
-        name: of a schedule that supports it.
-        nbytes: of the buffer.
+        name: the name of a schedule that supports the cluster.
+        nbytes: the size of the buffer.
 
     Returns:
-        Up to 16 ranks the simulation. Above, the price of the Profile: up to 64 ranks from the rows of all ranks, then
-        from the calls of the plan's levels.
+        Up to 16 ranks the price is simulated. Above, it is the price of the Profile.
     """
     plan = _built(tree, name)
     if tree.size <= MOST_SIMULATED:
@@ -153,14 +151,14 @@ def _profile_s(tree: Tree, name: str, nbytes: int) -> float:
 
 @lru_cache(maxsize=64)
 def profile_of(tree: Tree, name: str) -> Profile:
-    """How a schedule's plan loads a cluster.
+    """The load of a schedule's plan on a cluster.
 
     Args:
         tree: the cluster.
-        name: of a schedule that supports it.
+        name: the name of a schedule that supports the cluster.
 
     Returns:
-        The load: from the rows of all ranks up to 64 ranks, above from the calls of the levels.
+        The load; it is made from the rows of all ranks up to 64 ranks, and from the calls of the levels above.
     """
     return (profile if tree.size <= MOST_RANKS else level_profile)(_built(tree, name), tree)
 
@@ -178,7 +176,7 @@ def all_gather_plan(tree: Tree) -> LogicalPlan:
         tree: the cluster.
 
     Returns:
-        A plan with one unit per rank; unit r belongs to rank r, of whatever size the engine maps it to.
+        A plan with one unit per rank; unit r belongs to rank r. The engine maps units to parts of any sizes.
     """
     spans = tuple(Span(rank, 1) for rank in tree.ranks)
     levels = (Level((Call("all_gather", tree.ranks, spans),), "all-gather over all ranks"),) if tree.size > 1 else ()
@@ -194,7 +192,7 @@ def broadcast_plan(tree: Tree, root: int) -> LogicalPlan:
         root: the rank that has the data.
 
     Returns:
-        A plan of one unit; each link between hosts carries the buffer once.
+        A plan of one unit, which sends the buffer once over each link between hosts.
 
     Raises:
         PlanError: there is no such rank.
@@ -210,7 +208,7 @@ def broadcast_plan(tree: Tree, root: int) -> LogicalPlan:
 
 
 def _heads(node: Node, root: int) -> Call:
-    """From a node's head to the heads of its children; a head is the root where that is below, else the first rank."""
+    """Broadcasts from a branch to its children's heads; a head is the root if it is below, else the first rank."""
     heads = tuple(root if root in child.ranks else child.ranks[0] for child in node.children)
     head = root if root in heads else heads[0]
     return Call("broadcast", heads, (Span(0, 1),), head, "ring" if len(heads) <= LONGEST_CHAIN else "recursive")
@@ -224,7 +222,7 @@ def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
         tree: the cluster.
 
     Returns:
-        A plan with one unit per rank: unit r ends, reduced, on rank r, of whatever size the engine maps it to.
+        A plan with one unit per rank: rank r gets unit r, reduced. The engine maps units to parts of any sizes.
     """
     spans = tuple(Span(rank, 1) for rank in tree.ranks)
     call = Call("reduce_scatter", tree.ranks, spans)
@@ -234,14 +232,14 @@ def reduce_scatter_plan(tree: Tree) -> LogicalPlan:
 
 @lru_cache(maxsize=64)
 def all_to_all_plan(tree: Tree) -> LogicalPlan:
-    """The plan of an all-to-all: in round s each rank sends to the one s + 1 on, so no rank gets two messages at once.
+    """The plan of an all-to-all: in round s rank r sends to rank r + s + 1, so that no rank gets two messages at once.
 
     Args:
         tree: the cluster.
 
     Returns:
-        A plan of P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to uneven sizes, and to
-        none where neither is this rank.
+        A plan of P^2 units: unit s * P + r goes from rank s to rank r. The engine maps units to parts of any sizes, and
+        to empty parts if this rank neither sends nor receives them.
     """
     size = tree.size
     spans = tuple(Span(rank * size, size) for rank in range(size))
@@ -251,17 +249,18 @@ def all_to_all_plan(tree: Tree) -> LogicalPlan:
 
 @lru_cache(maxsize=256)
 def prove(plan: LogicalPlan, max_ranks: int = MOST_RANKS) -> bool:
-    """Verifies a plan once in a process.
+    """Verifies a plan, once in a process.
 
     Args:
         plan: any plan.
-        max_ranks: larger plans are left to the tests, because a proof looks at the rows of all ranks.
+        max_ranks: the largest plan that is verified; a proof needs the rows of all ranks, so that larger plans are
+            proven only in the tests.
 
     Returns:
         True if the plan was verified, False if it is too large.
 
     Raises:
-        PlanError: the plan does not do what it says.
+        PlanError: the plan does not compute its collective.
     """
     if plan.size > max_ranks:
         return False

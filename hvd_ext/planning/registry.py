@@ -1,4 +1,4 @@
-"""The schedules by name: every module of hvd_ext/planning/schedules is one, and needs no other mention."""
+"""The schedules by name. Every module of hvd_ext/planning/schedules is a schedule; no list has to name it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hvd_ext.topology.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What people read about a schedule; the tables of docs/algorithms.md and of the commands are made from it.
+    """The description of a schedule for people; the tables of docs/algorithms.md and of the commands are made from it.
 
     Args:
-        name: the schedule's, equal to its module's.
+        name: the name of the schedule and of its module.
         idea: one sentence.
-        drawing: an example, drawn.
-        rounds: closed form.
-        bytes: closed form, where n is the size of the buffer.
-        limits: where it does not apply, or is slow.
+        drawing: an example as a drawing.
+        rounds: the number of rounds, in closed form.
+        bytes: the bytes sent, in closed form; n is the size of the buffer.
+        limits: the cases in which the schedule does not apply or is slow.
         source: paper, section, equations.
-        sparse: True for a schedule that selects a part of the elements.
+        sparse: whether the schedule selects elements.
     """
 
     name: str
@@ -44,19 +44,19 @@ class Card:
 class _Described(Protocol):
     @property
     def card(self) -> Card:
-        """What people read about it."""
+        """The schedule's description."""
 
 
 class Schedule(_Described, Protocol):
-    """What a module in hvd_ext/planning/schedules offers."""
+    """The interface of a module in hvd_ext/planning/schedules."""
 
     @staticmethod
     def cost(tree: Tree, nbytes: int, /) -> float:
-        """The closed form of its source.
+        """The price by the closed form of the schedule's source.
 
         Args:
             tree: the cluster.
-            nbytes: of the buffer.
+            nbytes: the size of the buffer.
 
         Returns:
             Seconds.
@@ -67,7 +67,7 @@ class Schedule(_Described, Protocol):
         """The plan of an allreduce.
 
         Args:
-            tree: a cluster that it supports.
+            tree: a cluster that the schedule supports.
 
         Returns:
             The plan of all ranks.
@@ -75,16 +75,16 @@ class Schedule(_Described, Protocol):
 
 
 class SparseSchedule(_Described, Protocol):
-    """What a module in hvd_ext/planning/schedules offers whose card says `sparse`."""
+    """The interface of a module in hvd_ext/planning/schedules whose card says `sparse`."""
 
     @staticmethod
     def cost(tree: Tree, nbytes: int, density: float, /) -> float:
-        """The closed form of its source, with what is really sent.
+        """The price by the closed form of the schedule's source, but with the bytes that are really sent.
 
         Args:
             tree: the cluster.
-            nbytes: of the buffer, float32.
-            density: the part of the elements that is selected.
+            nbytes: the size of the float32 buffer.
+            density: the fraction of the elements that is selected.
 
         Returns:
             Seconds.
@@ -95,10 +95,10 @@ class SparseSchedule(_Described, Protocol):
         """The plan of an allreduce of the selected elements.
 
         Args:
-            tree: a cluster that it supports.
+            tree: a cluster that the schedule supports.
 
         Returns:
-            The plan of all ranks; it selects each contribution once.
+            The plan of all ranks; each contribution goes through one selection.
         """
 
     @staticmethod
@@ -106,24 +106,25 @@ class SparseSchedule(_Described, Protocol):
         """The plan of a step in which nothing is selected.
 
         Args:
-            tree: a cluster that it supports.
+            tree: a cluster that the schedule supports.
             height: as for variants().
 
         Returns:
-            A dense plan that folds the same ranges of each rank in which variants() select: the residuals live there.
+            A dense plan in which each rank folds the same range in which it selects in the plans of variants(), because
+            its residual belongs to this range.
         """
 
     @staticmethod
     def variants(tree: Tree, /, height: int = 1) -> tuple[LogicalPlan, ...]:
-        """The plans among which the price decides.
+        """The plans from which the planner takes the cheapest.
 
         Args:
-            tree: a cluster that it supports.
-            height: levels of branches that add up before anything is selected: 1 for hosts, 2 for racks of hosts. Of
-                no account where ranks select by themselves.
+            tree: a cluster that the schedule supports.
+            height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2
+                for racks of hosts. Ignored if every rank selects by itself.
 
         Returns:
-            At height 1 the plan of build() first; all select in the same ranges.
+            Plans that all select in the same ranges; at height 1 the plan of build() is the first.
         """
 
 
@@ -139,34 +140,23 @@ def _found() -> dict[str, Schedule | SparseSchedule]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all schedules of whole buffers.
-
-    Returns:
-        Sorted.
-    """
+    """The sorted names of all schedules that send whole buffers."""
     return tuple(name for name, module in _found().items() if not module.card.sparse)
 
 
 def sparse_names() -> tuple[str, ...]:
-    """The names of all schedules that select a part of the elements.
-
-    Returns:
-        Sorted.
-    """
+    """The sorted names of all schedules that select elements."""
     return tuple(name for name, module in _found().items() if module.card.sparse)
 
 
 def get(name: str) -> Schedule:
-    """The schedule of a name.
+    """Finds the module of a schedule that sends whole buffers.
 
     Args:
         name: one of names().
 
-    Returns:
-        The module that implements it.
-
     Raises:
-        PlanError: there is none; the text lists the names and the nearest one.
+        PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
     if name in sparse_names():
         raise PlanError(
@@ -177,44 +167,38 @@ def get(name: str) -> Schedule:
 
 
 def sparse(name: str) -> SparseSchedule:
-    """The schedule of a name, one that selects a part of the elements.
+    """Finds the module of a schedule that selects elements.
 
     Args:
         name: one of sparse_names().
 
-    Returns:
-        The module that implements it.
-
     Raises:
-        PlanError: there is none; the text lists the names and the nearest one.
+        PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
     return cast(SparseSchedule, _named(name, sparse_names(), "with compression=hvd_ext.TopK(...) "))
 
 
 def card(name: str) -> Card:
-    """The card of a schedule.
+    """Finds the card of a schedule.
 
     Args:
         name: one of names() or of sparse_names().
 
-    Returns:
-        What people read about it.
-
     Raises:
-        PlanError: there is none; the text lists the names and the nearest one.
+        PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
     return _named(name, tuple(_found())).card
 
 
 def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
-    """Says whether a schedule can run on a cluster.
+    """Checks whether a schedule can run on a cluster.
 
     Args:
-        schedule: one that cannot run everywhere has a function `supports(tree)`, which gives None or the reason.
+        schedule: the schedule. If it cannot run on every cluster, it has a function `supports(tree)`.
         tree: the cluster.
 
     Returns:
-        None if it can, else the reason in words.
+        None if the schedule can run, else the reason in words.
     """
     asked: Callable[[Tree], str | None] | None = getattr(schedule, "supports", None)
     return None if asked is None else asked(tree)

@@ -1,5 +1,4 @@
-"""The planner's door for sparse collectives: the plan of the selected elements, its dense companion, and when to use
-which."""
+"""The planner of sparse collectives: the plan of the selected elements, its dense companion, and when to use each."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import Tree
 
-# Densities below this are not told apart: a break-even that is lower means that the dense plan always wins.
+# The lowest density that is considered: if the break-even is not above it, the dense plan is always better.
 LEAST_DENSITY = 1e-6
-# The break-even is known to this factor; densities are rough numbers.
+# The break-even is exact up to this factor, because densities are rough numbers.
 _PRECISION = 1.01
-# Smaller buffers are all latency: this size stands for them.
+# This size stands for all smaller buffers, whose price is only latency.
 LEAST_NBYTES = 4096
 
 
@@ -37,18 +36,18 @@ def sparse_plan(
 ) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
 
-    Of a schedule's variants (hitopk can gather whole shards or only what is not 0) the price at this size and density
-    decides.
+    If a schedule has variants (hitopk can gather whole shards or only their non-zero elements), the cheapest variant at
+    this size and density is taken.
 
     Args:
         tree: the cluster.
         algorithm: one of registry.sparse_names().
-        nbytes: typical size of a buffer of float32; similar sizes take one choice.
-        density: the part of the elements that is selected, in (0, 1].
-        entry_nbytes: of a value and its index on the way, in the mean.
-        select_s_per_element: of a selection, and of any pass over memory.
-        height: levels of branches that add up before they select: 1 for hosts, 2 for racks of hosts, ...; None for
-            the one with the best price.
+        nbytes: the typical size of a float32 buffer; similar sizes share one choice.
+        density: the fraction of the elements that is selected, in (0, 1].
+        entry_nbytes: the mean number of bytes of a value and its index, as sent.
+        select_s_per_element: the time of a selection, and of any other pass over memory, in seconds per element.
+        height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2 for
+            racks of hosts, and so on; None for the height with the best price.
 
     Returns:
         The choice, with its reason.
@@ -95,8 +94,8 @@ def best_variant(
     Args:
         tree: the cluster.
         name: one of registry.sparse_names().
-        nbytes: of the buffer, float32.
-        sparsity: of the step.
+        nbytes: the size of the float32 buffer.
+        sparsity: the sparsity of the step.
         height: as for sparse_plan().
 
     Returns:
@@ -122,17 +121,17 @@ def _dense(tree: Tree, name: str, height: int) -> LogicalPlan:
 
 
 def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Simulation:
-    """What a plan with a residual takes, as it runs: in one segment.
+    """The price of a plan with a residual, which runs as one segment.
 
     Args:
-        plan: sparse, or its dense companion.
+        plan: a sparse plan, or its dense companion.
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        sparsity: of the step.
+        nbytes: the size of the float32 buffer.
+        sparsity: the sparsity of the step.
 
     Returns:
-        Up to 16 ranks the simulation. Above, the price of the Profile: up to 64 ranks from the rows of all ranks, then
-        from the calls of the plan's levels.
+        Up to 16 ranks the price is simulated. Above, it is the price of the Profile, which is made from the rows of all
+        ranks up to 64 ranks, and from the calls of the plan's levels above.
     """
     if tree.size <= MOST_SIMULATED:
         return simulate(plan, tree, nbytes, max(nbytes, 1), sparsity=sparsity)
@@ -143,19 +142,20 @@ def sparse_price(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
 
 
 def break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, sparsity: Sparsity) -> float:
-    """The density at which a sparse plan takes as long as a dense one, by bisection: its price grows with the density.
+    """Finds the density at which a sparse plan takes as long as a dense one, by bisection over the density.
 
-    Entries are taken to keep their size, though indices become shorter where they are dense: this is on the safe side.
+    The size of an entry is taken as constant, although indices become shorter at higher densities; the result errs
+    towards the dense plan.
 
     Args:
-        plan: sparse.
-        dense_s: the price of the dense one, seconds.
+        plan: a sparse plan.
+        dense_s: the price of the dense plan, seconds.
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        sparsity: of which all but the density counts.
+        nbytes: the size of the float32 buffer.
+        sparsity: the sparsity of the step; its density is not used.
 
     Returns:
-        The density: LEAST_DENSITY where the dense plan is no dearer at all, 1 where the sparse one is cheaper even so.
+        The density; LEAST_DENSITY if the dense plan is never the dearer one, 1 if the sparse plan is always cheaper.
     """
 
     def cheaper(density: float) -> bool:
@@ -173,9 +173,9 @@ def break_even(plan: LogicalPlan, dense_s: float, tree: Tree, nbytes: int, spars
 
 
 def _check_shards(plan: LogicalPlan, dense: LogicalPlan) -> None:
-    """A rank's residual belongs to a range of elements: both plans must let it pass over the same one."""
+    """Checks that a rank selects and folds in the same ranges, because its residual belongs to them."""
     if plan.size > MOST_RANKS:
-        return  # as for proofs, left to the tests
+        return  # the tests check larger plans, as they do for proofs
     for rank in range(plan.size):
         own, other = shards_of(plan, rank), shards_of(dense, rank)
         if own != other:
@@ -186,14 +186,14 @@ def _check_shards(plan: LogicalPlan, dense: LogicalPlan) -> None:
 
 
 def shards_of(plan: LogicalPlan, rank: int) -> list[tuple[float, float]]:
-    """The parts of the buffer that go through error feedback on a rank.
+    """The parts of the buffer that go through error feedback on one rank.
 
     Args:
-        plan: sparse, or its dense companion.
-        rank: whose.
+        plan: a sparse plan, or its dense companion.
+        rank: the rank.
 
     Returns:
-        Begin and end of each part, as shares of the buffer, by begin.
+        The begin and end of each part, as shares of the buffer, sorted.
     """
     rows = rows_of(plan, rank)
     fed = (rows[:, ir.OPCODE] == ir.SELECT) | (rows[:, ir.OPCODE] == ir.FOLD)

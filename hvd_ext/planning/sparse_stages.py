@@ -1,7 +1,7 @@
-"""What sparse schedules share: who selects what, the plan of a dense step, and the exchange of the selected elements.
+"""The common parts of sparse schedules: the selection, the plan of a dense step, and the exchange of the selections.
 
-A *party* is a branch of the tree, a host if nothing else is said, whose ranks add up all elements among themselves
-before anything is selected. After that each of its ranks holds a *shard*, and the shards of a party are the buffer.
+A *party* is a branch of the tree, by default a host, whose ranks reduce all elements among themselves before the
+selection. Each rank of a party then holds a *shard*, and the shards of a party together are the whole buffer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ Held = dict[int, tuple[int, int]]
 
 
 def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
-    """The branches, or single ranks, that select by themselves.
+    """The parties of a cluster, in tree order; each rank is in one of them.
 
     Args:
         tree: the cluster.
-        height: the most levels of branches in a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
-
-    Returns:
-        In tree order; each rank is in one of them.
+        height: the largest height of a party: 0 for single ranks, 1 for hosts, 2 for racks of hosts.
     """
     found: list[Node] = []
     open_nodes = [tree.root]
@@ -42,27 +39,24 @@ def parties(tree: Tree, height: int = HOSTS) -> tuple[Node, ...]:
 
 
 def units_of(members: Sequence[Node]) -> int:
-    """The units in which the shards of all parties are exact; a fixed number where these would be too many.
+    """The number of units in which the shards of all parties are exact, or MOST_UNITS if this number is too large.
 
     Args:
         members: the parties.
-
-    Returns:
-        Units of a sparse plan.
     """
     return min(lcm(*(denominator(node) for node in members)), MOST_UNITS)
 
 
 def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], Held]:
-    """Reduces in the parties.
+    """Makes the levels that reduce within the parties.
 
     Args:
         tree: the cluster.
         members: its parties.
-        units: of the plan.
+        units: the number of units of the plan.
 
     Returns:
-        The levels, and for each rank its shard: units, begin and end.
+        The levels, and each rank's shard, as begin and end in units.
     """
     below = {id(node) for party in members for node in _branches(party)}
     levels: list[Level] = []
@@ -75,20 +69,20 @@ def up(tree: Tree, members: Sequence[Node], units: int) -> tuple[list[Level], He
 
 
 def dense_plan(algorithm: str, tree: Tree, height: int = HOSTS) -> LogicalPlan:
-    """FlexReduce for a step in which nothing is selected: each rank folds its residual into its shard.
+    """Makes FlexReduce's plan for a step in which nothing is selected: each rank folds its residual into its shard.
 
     Args:
-        algorithm: name of the schedule.
+        algorithm: the name of the schedule.
         tree: the cluster.
-        height: of the parties.
+        height: the height of the parties.
 
     Returns:
-        A plan of reduces upwards and broadcasts downwards, with the folds where all of a party is added up.
+        A plan of reduces upwards and broadcasts downwards; a party's ranks fold when the party has been reduced.
     """
     members = parties(tree, height)
     shards = units_of(members)
     whole = denominator(tree.root)
-    # Where the shares above must be rounded, those of the parties stay exact.
+    # If the shares at the root must be rounded, the shards of the parties still stay exact.
     units = whole if whole <= MOST_UNITS else MOST_UNITS // shards * shards
     waiting = {id(node): node for node in members}
     levels = [_folds([node for node in members if not node.children], dict.fromkeys(tree.ranks, (0, units)))]
@@ -106,14 +100,11 @@ def _folds(members: Sequence[Node], held: Held) -> Level:
 
 
 def selects(ranks: Sequence[int], held: Held) -> Level:
-    """Each rank selects in its shard.
+    """Makes the level in which each rank selects in its shard.
 
     Args:
-        ranks: all.
-        held: their shards.
-
-    Returns:
-        The level.
+        ranks: all ranks.
+        held: the ranks' shards.
     """
     return Level(tuple(_local_calls("select", ranks, held)), "select")
 
@@ -127,14 +118,14 @@ def _local_calls(kind: str, ranks: Sequence[int], held: Held) -> Iterator[Call]:
 
 
 def exchange(members: Sequence[Node], held: Held) -> Level:
-    """The selected elements go to all who hold theirs in other parties.
+    """Makes the level in which each rank exchanges its selection with the ranks that hold the same units elsewhere.
 
     Args:
         members: the parties.
-        held: the shards.
+        held: the ranks' shards.
 
     Returns:
-        One call for each piece between the borders of all shards, of its holders in the order of the parties.
+        One call for each piece between two borders of any shards, of the piece's holders in the order of the parties.
     """
     columns = []
     for party in members:

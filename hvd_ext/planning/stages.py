@@ -1,7 +1,7 @@
 """Allreduce in stages: the dimensions of a cluster, and the reduce-scatters and all-gathers along them.
 
-A *block* is a set of ranks that earlier stages have made one of: at first each rank is a block, then each host, and so
-on; a stage joins neighbouring blocks. The ranks at one place of all blocks that are joined form a group.
+A *block* is a set of ranks that earlier stages have joined: at first each rank is a block, then each host, and so on.
+A stage joins neighbouring blocks; the ranks that have the same place in these blocks form a group.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Stage:
     """One factor of |P| = p_0 p_1 ... (BlueConnect Eq. 8).
 
     Args:
-        degree: blocks that are joined, p_i.
-        link: the slowest that joins them, w_i.
-        follows: False where the lowest level of the tree is uneven, so that no factorisation follows it.
+        degree: the number of blocks that are joined, p_i.
+        link: the slowest link between them, w_i.
+        follows: False if the lowest level of the tree is uneven, so that no factorisation follows the tree.
     """
 
     degree: int
@@ -30,19 +30,21 @@ class Stage:
 
 
 def stages_of(tree: Tree) -> tuple[Stage, ...]:
-    """The factorisation of a cluster that follows its levels, from the inside.
+    """Factorises a cluster along its levels, from the inside.
 
-    A level whose branches have different numbers of children, and all levels above it, become one stage, the last: so
-    racks of two and three hosts with four ranks each are 4 x 5. A branch with one child is not a level.
+    If the branches of a level have different numbers of children, this level and all levels above it become the last
+    stage: a rack of two hosts and a rack of three, with four ranks per host, give 4 x 5. A branch with one child is not
+    a level.
 
     Args:
         tree: the cluster.
 
     Returns:
-        The stages; none for one rank, and a single one that does not follow the tree where its hosts already differ.
+        The stages. There is none for one rank; if the hosts have different numbers of ranks, there is a single stage,
+        which does not follow the tree.
     """
     root = _without_single_children(tree.root)
-    blocks: set[int] = set()  # of nodes, by id(); empty: the leaves
+    blocks: set[int] = set()  # the id() of each node that is a block; empty while the leaves are the blocks
     stages: list[Stage] = []
     while root.children and id(root) not in blocks:
         joined = _joined(root, blocks)
@@ -69,7 +71,7 @@ def _is_block(node: Node, blocks: set[int]) -> bool:
 
 
 def _joined(root: Node, blocks: set[int]) -> list[Node]:
-    """The branches whose children are the blocks; none if some block has a sibling that is not one."""
+    """The branches whose children are the blocks; none if some block has a sibling that is not a block."""
     above = _above(root, blocks)
     parents = [node for node in above if any(_is_block(child, blocks) for child in node.children)]
     whole = all(_is_block(child, blocks) for node in parents for child in node.children)
@@ -96,21 +98,21 @@ def _slowest(nodes: Sequence[Node]) -> Link:
 def staged_plan(
     algorithm: str, tree: Tree, stages: Sequence[Stage], methods: Sequence[Method], note: str
 ) -> LogicalPlan:
-    """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers back.
+    """BlueConnect's Algorithm 1: reduce-scatters along the stages, then all-gathers in reverse order.
 
     Args:
-        algorithm: name of the schedule.
-        tree: the cluster; the stages' degrees multiply to its size.
-        stages: from the inside.
-        methods: of each stage's calls.
-        note: of the plan.
+        algorithm: the name of the schedule.
+        tree: the cluster; its size is the product of the stages' degrees.
+        stages: the stages from the inside.
+        methods: the method of each stage's calls.
+        note: the plan's note.
 
     Returns:
         A plan of one unit per rank.
     """
     size = tree.size
     blocks = [[rank] for rank in tree.ranks]
-    begins, width = [0], size  # what the rank at each place of a block holds
+    begins, width = [0], size  # the units that the rank at each place of a block holds
     down: list[Level] = []
     for number, (stage, method) in enumerate(zip(stages, methods, strict=True)):
         part = width // stage.degree
@@ -129,12 +131,9 @@ def staged_plan(
 
 
 def method_of(stage: Stage) -> Method:
-    """The choice of BlueConnect's Eq. 3.
+    """Chooses a method by BlueConnect's Eq. 3: "recursive" if the degree is a power of two, else "ring".
 
     Args:
-        stage: of p learners.
-
-    Returns:
-        "recursive" where p is a power of two, else "ring".
+        stage: the stage.
     """
     return "recursive" if is_recursive(stage.degree) else "ring"

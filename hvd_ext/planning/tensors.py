@@ -1,4 +1,4 @@
-"""A tensor as the planner and the engine know it, and the dtypes that travel."""
+"""The description of a tensor for the planner and the engine, and the dtypes that the engine reduces."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DTYPES: dict[str, DType] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """A gradient, or another tensor, by name.
+    """The description of a gradient or another tensor.
 
     Args:
-        name: a variable's path, for example; ranks compare it.
-        shape: fully known.
-        dtype: NumPy's name of it; what travels has a key of `DTYPES`.
+        name: for example a variable's path; the ranks compare it.
+        shape: the fully known shape.
+        dtype: NumPy's name of the dtype; a key of `DTYPES` if the tensor is sent.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The size in memory."""
+        """The size in memory, in bytes."""
         return self.elements * DTYPES[self.dtype].nbytes
 
     @property

@@ -1,8 +1,8 @@
-"""The symbolic verifier: runs the rows of all ranks on sets of contributors instead of numbers.
+"""The symbolic verifier: it runs the rows of all ranks on multisets of contributors instead of numbers.
 
-An all-ones test cannot see swapped contributors and one run cannot see a deadlock; this sees both, for every size and
-dtype at once, because plans are in units. Sends are taken as synchronous (they end when the receiver has posted its
-receive): a plan that lives without the transport's buffers lives with them.
+A test on buffers of ones does not notice swapped contributors, and a single run may miss a deadlock. The verifier finds
+both, and for every size and dtype at once, because plans are in units. It treats sends as synchronous: a send ends when
+the receiver has posted its receive. A plan that runs without the transport's buffers also runs with them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def verify(plan: LogicalPlan) -> None:
     """Proves that a plan computes its collective on all ranks.
 
     Args:
-        plan: of any collective. The work grows with size^2 * rows: for tests and for jobs of up to about 64 ranks.
+        plan: a plan of any collective. The time grows with size^2 * rows, so this is for tests and for jobs of up to
+            about 64 ranks.
 
     Raises:
-        PlanError: names the rank, the unit and the round.
+        PlanError: the plan is wrong; the message names the rank, the unit and the round.
     """
     rows = [rows_of(plan, rank) for rank in range(plan.size)]
     verify_rows(rows, plan.units, plan.collective, plan.root, name=plan.algorithm)
@@ -54,16 +55,17 @@ def verify_rows(rows: Sequence[Rows], units: int, collective: Collective, root: 
     """Proves that the rows of all ranks compute a collective.
 
     Args:
-        rows: per rank, int64 [n, 5].
-        units: of the plan.
-        collective: what it should compute; all_gather and reduce_scatter have one unit per rank, all_to_all one per
-            pair: unit s * P + r goes from rank s to rank r.
-        root: of broadcast and reduce.
-        name: of the plan, for messages.
+        rows: the rows of each rank, int64 [n, 5].
+        units: the number of units of the plan.
+        collective: what the rows should compute. An all_gather and a reduce_scatter have one unit per rank; an
+            all_to_all has one unit per pair of ranks: unit s * P + r goes from rank s to rank r.
+        root: the root of a broadcast or a reduce.
+        name: the plan's name, for messages.
 
     Raises:
         PlanError: a row is malformed; units overlap within a round; a send has no receive of the same units; ranks
-            wait for each other for ever; a contribution is missing, counted twice, or is not the rank's to give.
+            wait for each other for ever; a contribution is missing or counted twice, or a rank sends data that it does
+            not have.
     """
     size = len(rows)
     if collective in ("all_gather", "reduce_scatter") and units != size:
@@ -110,9 +112,9 @@ def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None
 
 
 def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, int]], where: str) -> None:
-    """Within a round a unit that is overwritten is neither received twice nor sent.
+    """Checks that a unit that is overwritten in a round is neither received twice nor sent in it.
 
-    A unit that is reduced into may be sent: the value from before the round travels, see ir.def.
+    A unit that is reduced into may be sent in the same round: its value from before the round is sent, see ir.def.
     """
     ordered = sorted(received)
     reach, overwrites = 0, False
@@ -131,7 +133,7 @@ def _check_overlaps(received: list[tuple[int, int, int]], sent: list[tuple[int, 
 
 
 def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -> NDArray[np.int64]:
-    """The units where some row begins or ends: between two of them all units fare alike, so one stands for all."""
+    """The units where some row begins or ends. All units between two cuts are treated alike, so they form one piece."""
     edges = [np.array([0, units], dtype=np.int64)]
     edges += [np.concatenate((own[:, BEGIN], own[:, BEGIN] + own[:, COUNT])) for own in rows]
     if collective in ("all_gather", "reduce_scatter"):
@@ -142,7 +144,7 @@ def _cuts(rows: Sequence[Rows], units: int, size: int, collective: Collective) -
 
 
 def _initial(size: int, cuts: NDArray[np.int64], collective: Collective, root: int) -> _Counts:
-    """state[rank, piece, contributor]: how often; the last contributor stands for memory that nobody has filled."""
+    """Counts the contributors in state[rank, piece, contributor]; the last contributor stands for unfilled memory."""
     pieces = len(cuts) - 1
     state = np.zeros((size, pieces, size + 1), dtype=np.int16)
     for rank in range(size):
@@ -192,7 +194,7 @@ def _faults(seen: _Counts, wanted: _Counts) -> str:
 
 @dataclass(slots=True)
 class _Progress:
-    """Where one rank is: rows of its current round, messages started to and from each peer."""
+    """How far one rank is: its current round, and the number of messages started to and from each peer."""
 
     rounds: list[list[list[int]]]
     at: int = -1
@@ -201,9 +203,9 @@ class _Progress:
 
 
 def _run(rows: Sequence[Rows], vectors: Vectors, name: str) -> None:
-    """Runs all ranks until all have ended, each starting a round when its round before is complete."""
+    """Runs all ranks to their ends; a rank starts a round when its previous round is complete."""
     ranks = [_Progress(_by_round(own)) for own in rows]
-    # Messages in flight: (sender, receiver) -> [(row, what it holds)], in order.
+    # The messages from a sender to a receiver, in order: each with its row and its contents.
     sent: dict[tuple[int, int], list[tuple[list[int], Message]]] = defaultdict(list)
 
     def start(rank: int) -> None:

@@ -1,9 +1,9 @@
-"""The symbolic verifier's part for sparse plans: vectors beside units, as if every element were selected.
+"""The symbolic verifier's part for sparse plans, which runs vectors as if every element were selected.
 
-A selection drops nothing here, so that what a sparse plan adds up is provably every contribution once; that what is
-dropped stays in a residual is the kernels' matter. Three more things are proved: no vector is read that was not
-received, every contribution goes through error feedback once, and all ranks add up in one order, so that they end with
-the same bits.
+Because a selection drops nothing here, the verifier can prove that a sparse plan adds up every contribution once; the
+tests of the kernels show that dropped elements stay in the residual. The verifier also proves that no vector is read
+before it is received, that every contribution goes through error feedback once, and that all ranks add up in the same
+order and therefore get equal bits.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from hvd_ext.planning.ir import (
 )
 
 _Counts = NDArray[np.int16]
-# What travels: the contributors of each piece, and the sums that its ranks have formed.
+# The contents of a message: the contributors of each piece, and the number of the sum that was formed of them.
 Message = tuple[_Counts, list[int]]
 _ZERO = 0  # the sum of nothing
 
 
 def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
-    """Checks whose vector a local row names.
+    """Checks the peer of a local row, whose vector the row uses.
 
     Args:
-        row: with an opcode in LOCAL_OPCODES.
-        rank: whose row.
-        where: of it, for messages.
+        row: a row with an opcode in LOCAL_OPCODES.
+        rank: the rank of the row.
+        where: the place of the row, for messages.
 
     Raises:
-        PlanError: MERGE and TAKE name another rank, the others but SCATTER_ADD their own.
+        PlanError: a MERGE or TAKE names its own rank, or another row that is not a SCATTER_ADD names another rank.
     """
     own, name = row[PEER] == rank, OPCODE_NAMES[row[OPCODE]]
     if row[OPCODE] in (MERGE, TAKE) and own:
@@ -61,15 +61,15 @@ def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
 
 
 def check_order(rows: Rows, rank: int, name: str) -> None:
-    """Checks what the engine's decoder checks: rounds of one sort, and vectors that are there when they are read.
+    """Checks the order of rows, as the engine's decoder does.
 
     Args:
-        rows: of one rank.
-        rank: whose.
-        name: of the plan.
+        rows: the rows of one rank.
+        rank: the rank.
+        name: the plan's name, for messages.
 
     Raises:
-        PlanError: a round has messages and local rows; a vector is sent, added, merged or taken that is not there.
+        PlanError: a round has both messages and local rows, or a row uses a vector that does not exist yet.
     """
     has_own = has_feedback = False
     received: dict[int, set[tuple[int, int]]] = defaultdict(set)
@@ -100,25 +100,25 @@ class Vectors:
     """The sparse vectors of all ranks while a plan is run, and the order in which units were added up."""
 
     def __init__(self, state: _Counts, cuts: NDArray[np.int64], name: str) -> None:
-        """Start with the contributions where they are.
+        """Start with the contributions of all ranks.
 
         Args:
-            state: [rank, piece, contributor], of the units; changed by local rows.
+            state: the counts of contributors of the units, [rank, piece, contributor]; the rows change it.
             cuts: the units between which the pieces lie.
-            name: of the plan.
+            name: the plan's name, for messages.
         """
         self._state, self._cuts, self._name = state, cuts, name
         size, pieces = state.shape[:2]
         self._sums = [[1 + rank] * pieces for rank in range(size)]
         self._known: dict[tuple[int, int], int] = {}
         self._next = 1 + size
-        # By rank and rank of origin: the contributors and the sum of each piece that the vector has.
+        # By rank and rank of origin: the contributors and the sum of each piece of the vector.
         self._vectors: dict[tuple[int, int], dict[int, tuple[_Counts, int]]] = defaultdict(dict)
         self._fed = np.zeros(state.shape[1:], dtype=np.int16)
         self._feeds = False
 
     def outgoing(self, rank: int, row: Sequence[int]) -> Message:
-        """What a SEND or a SEND_SPARSE hands over when its round starts."""
+        """Returns the contents of the message of a SEND or a SEND_SPARSE, which are taken when its round starts."""
         if row[OPCODE] != SEND_SPARSE:
             first, last = self._span(row)
             return self._state[rank, first:last].copy(), self._sums[rank][first:last]
@@ -152,7 +152,7 @@ class Vectors:
             self._vectors[rank, rank] = dict(
                 zip(range(first, last), zip(copied, sums[first:last], strict=True), strict=True)
             )
-            if opcode == SELECT:  # what is left in the units is undefined
+            if opcode == SELECT:  # a selection leaves the units undefined
                 units[:] = 0
                 units[:, -1] = 1
         elif opcode == CLEAR:
@@ -173,11 +173,11 @@ class Vectors:
             self._vectors[rank, rank] = {first + at: piece for at, piece in enumerate(taken)}
 
     def finish(self) -> None:
-        """Checks what must hold when all ranks have ended.
+        """Checks the contributions and the orders of sums when all ranks have ended.
 
         Raises:
-            PlanError: a contribution did not go through error feedback once, where any does; ranks have added a unit
-                up in different orders.
+            PlanError: some contribution of a plan with error feedback did not go through it exactly once, or ranks have
+                added up a unit in different orders.
         """
         size = len(self._state)
         for piece in range(len(self._cuts) - 1):
@@ -210,7 +210,7 @@ class Vectors:
         return [vector[piece] for piece in range(*self._span(row))]
 
     def _sum(self, one: int, two: int) -> int:
-        """The number of a sum: a + b and b + a are the same bits, (a + b) + c and a + (b + c) are not."""
+        """Numbers a sum by its bits: a + b and b + a have equal bits, but (a + b) + c and a + (b + c) may differ."""
         if one == _ZERO or two == _ZERO:
             return one + two
         key = (min(one, two), max(one, two))

@@ -1,6 +1,6 @@
 """The part of hvd_ext that uses TensorFlow.
 
-`import hvd_ext.tensorflow as hvd` has the public names of `hvd_ext`: it stands for `import horovod.tensorflow as hvd`.
+`import hvd_ext.tensorflow as hvd` replaces `import horovod.tensorflow as hvd`: it has the public names of `hvd_ext`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `from horovod.tensorflow.data.compute_service import ...` meets here: an ImportError that says what to use."""
+"""A replacement for horovod.tensorflow.data.compute_service: an ImportError that says what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU machines: one GPU for each rank of a host, and our ops on the CPU: tensors of a GPU go through host memory."""
+"""Machines with GPUs: each rank of a host gets a GPU. Our ops run on the CPU, so tensors go through host memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hvd_ext.job import consensus, runtime
 logger = logging.getLogger("hvd_ext")
 HOST = "CPU:0"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_said: set[str] = set()  # what this process has been warned of
+_said: set[str] = set()  # the warnings that this process has logged
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a rank says of its GPUs.
+    """A rank's report about its GPUs.
 
     Attributes:
-        host: its host's name.
+        host: the name of its host.
         gpus: the number of GPUs that TensorFlow lists.
-        visible: its CUDA_VISIBLE_DEVICES, or None.
-        initialized: TensorFlow uses its GPUs already, more of them than one.
+        visible: the rank's CUDA_VISIBLE_DEVICES, or None.
+        initialized: whether TensorFlow already uses several of the GPUs.
     """
 
     host: str
@@ -39,20 +39,20 @@ class Seen:
 
 
 def pin_gpu(*, memory_growth: bool = True) -> Any:
-    """Give this rank one GPU of its host, that of its `local_rank()`; all ranks call it, right after `init()`.
+    """Give this rank the GPU of its host whose number is `local_rank()`; all ranks call it, right after `init()`.
 
-    Where the launcher has given each rank its own GPU (CUDA_VISIBLE_DEVICES, as SLURM does with --gpus-per-task), that
-    one is taken. On a job without GPUs nothing happens.
+    If the launcher has given each rank a GPU of its own (CUDA_VISIBLE_DEVICES, as SLURM does with --gpus-per-task),
+    the rank takes this one. On a host without GPUs nothing happens.
 
     Args:
-        memory_growth: TensorFlow takes the GPU's memory as it needs it, and not all of it at once.
+        memory_growth: let TensorFlow take the GPU's memory as it needs it, instead of all memory at once.
 
     Returns:
-        The `tf.config.PhysicalDevice`, or None where the host has no GPU.
+        The `tf.config.PhysicalDevice`, or None if the host has no GPU.
 
     Raises:
-        InvalidError: a host has fewer GPUs than ranks, ranks would share one, or TensorFlow has used its GPUs already;
-            on all ranks, with the words for the first such rank.
+        InvalidError: a host has fewer GPUs than ranks, ranks would share a GPU, or TensorFlow has used its GPUs
+            already; raised on all ranks, with the message about the first such rank.
         NotInitializedError: before `init()`.
     """
     job = runtime.current()
@@ -66,7 +66,7 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
     index = choose(answers)[job.engine.rank]
     if index is None:
         return None
-    # after the first use this is allowed where it changes nothing
+    # once TensorFlow has used its GPUs, it refuses every call of set_visible_devices that changes something
     if [gpus[index]] != tf.config.get_visible_devices("GPU"):
         tf.config.set_visible_devices(gpus[index], "GPU")
     if memory_growth and not _initialized():
@@ -75,13 +75,13 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:
-    """Say which of its GPUs each rank takes.
+    """Choose a GPU for each rank.
 
     Args:
-        answers: what the ranks say, by rank.
+        answers: the ranks' reports, by rank.
 
     Returns:
-        By rank: the place in TensorFlow's list of GPUs, or None where there is none.
+        For each rank the place in TensorFlow's list of GPUs, or None if there is no GPU.
 
     Raises:
         InvalidError: see `pin_gpu`.
@@ -116,7 +116,7 @@ def choose(answers: Sequence[Seen]) -> list[int | None]:
 
 
 def warn_of_shared() -> None:
-    """Warn once where several ranks of a host see several GPUs: each would take memory of all of them."""
+    """Warn once if several ranks of a host see several GPUs: each rank would take memory of all of them."""
     job = runtime.current_or_none()
     if job is None or job.hosts.count(job.hosts[job.engine.rank]) < 2:
         return
@@ -133,10 +133,10 @@ def warn_of_shared() -> None:
 
 
 class OnHost:
-    """The functions of a library of ops, run on the CPU whatever device the caller has chosen.
+    """The functions of a library of ops, which run on the CPU whatever device the caller has chosen.
 
     Args:
-        module: from `tf.load_op_library`.
+        module: the library, from `tf.load_op_library`.
     """
 
     def __init__(self, module: Any) -> None:

@@ -1,4 +1,4 @@
-"""The TensorFlow ops of tf_ops/ops: loaded at their first use, errors in our own classes, names of calls."""
+"""The TensorFlow ops of tf_ops/ops, which are loaded at their first use; their errors, and the names of calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job import runtime
 from hvd_ext.tensorflow import devices
 
-# They order themselves: by names and their n-th use, or by a channel. TensorFlow would chain them one after the other.
+# These ops are ordered by their names or their channel. Without this list TensorFlow would run them one after another.
 _INDEPENDENT = (
     "HvdExt>BeginStep",
     "HvdExt>BeginSparseStep",
@@ -36,14 +36,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def plain(function: Function) -> Function:
-    """Keep AutoGraph from rewriting a function that a user calls while tracing, and all that it calls.
+    """Keep AutoGraph from rewriting a function that a user calls while tracing, and everything that it calls.
+
+    Unlike TensorFlow's decorator this one keeps the function's signature for type checkers.
 
     Args:
         function: the function.
-
-    Returns:
-        The same function for TensorFlow, and with its own signature for type checkers, to which TensorFlow's
-        decorator would make it anything.
     """
     return tf.autograph.experimental.do_not_convert(function)
 
@@ -53,7 +51,7 @@ def library() -> Any:
     """Load the ops, once.
 
     Returns:
-        The module that TensorFlow makes of them.
+        TensorFlow's module of the ops, with all ops placed on the CPU.
 
     Raises:
         NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
@@ -84,22 +82,22 @@ def begin_step(channel: int) -> tf.Operation | None:
 
 
 def begin_sparse_step(density: tf.Tensor, channel: int) -> tf.Operation | None:
-    """Begin a step in which a part of the gradients is sent; see the op's text in tf_ops/ops/gradient.cc."""
+    """Begin a step of a channel with top-k gradients; see the op's text in tf_ops/ops/gradient.cc."""
     return library().hvd_ext_begin_sparse_step(density, channel=channel)
 
 
 def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:
-    """End such a step; see the op's text in tf_ops/ops/gradient.cc."""
+    """End a step of a channel with top-k gradients; see the op's text in tf_ops/ops/gradient.cc."""
     return library().hvd_ext_end_step(ok, channel=channel)
 
 
 def submit(gradient: tf.Tensor, channel: int, tensor: int) -> tf.Tensor:
-    """Hand a gradient over; see the op's text in tf_ops/ops/gradient.cc."""
+    """Hand a gradient over to the engine; see the op's text in tf_ops/ops/gradient.cc."""
     return library().hvd_ext_submit(gradient, channel=channel, tensor=tensor)
 
 
 def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, tensor: int) -> tf.Tensor:
-    """Get a gradient back reduced; see the op's text in tf_ops/ops/gradient.cc."""
+    """Get a reduced gradient back from the engine; see the op's text in tf_ops/ops/gradient.cc."""
     return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
 
 
@@ -140,10 +138,10 @@ def barrier(name: Any, signature: Any = "", **attributes: Any) -> tf.Operation |
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn the exceptions of our ops into ours, where they run eagerly; a running graph raises TensorFlow's.
+    """Translate the exceptions of our eager ops into ours; a running graph raises TensorFlow's own.
 
     Raises:
-        HvdExtError: the class that belongs to the code (`hvd_ext.errors.TENSORFLOW_CODES`).
+        HvdExtError: the subclass for the code of TensorFlow's exception (`hvd_ext.errors.TENSORFLOW_CODES`).
     """
     try:
         yield
@@ -163,20 +161,22 @@ def translated() -> Iterator[None]:
 
 
 def memory_of_graph() -> dict[Any, Any]:
-    """Give a dictionary that lives as long as the graph that is being built; a fresh one when executing eagerly."""
+    """Return a dictionary that lives as long as the graph under construction; in eager mode, a new dictionary."""
     return {} if tf.executing_eagerly() else _memory(tf.compat.v1.get_default_graph())
 
 
 def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -> str:
-    """Name a call such that all ranks give it the same name, though they trace at different times.
+    """Name a call such that all ranks give it the same name, even if they trace at different times.
 
     Args:
-        kind: "allreduce", ...; default names count per kind: in the job when eager, else in the outermost function.
-        name: what the user gave, or None.
+        kind: the collective, such as "allreduce". Default names count the calls of a kind: in eager mode those of the
+            job, else those of the outermost function.
+        name: the user's name, or None.
         job: the runtime of the ranks that take part; None for all ranks.
 
     Returns:
-        The name. In one function, a second call of the same name gets "#2" and so on: its calls have no order.
+        The name. Calls in one function run in no particular order, so the second call of a name there gets "#2", and
+        so on.
     """
     job = runtime.current() if job is None else job
     if tf.executing_eagerly():
@@ -187,7 +187,7 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
     # Each process set counts for itself: its members need not be in the same other sets.
     counts: dict[str, int] = _memory(graph).setdefault(f"counts {job.engine.generation}", {})
     if name is None:
-        # TensorFlow numbers the names of some graphs per process.
+        # TensorFlow appends a number to the names of some graphs, which may differ between processes.
         function = re.sub(r"_\d+$", "", getattr(graph, "name", "graph"))
         name = f"{function}/{kind}.{counts.get(kind, 0)}"
         counts[kind] = counts.get(kind, 0) + 1
@@ -198,7 +198,7 @@ def call_name(kind: str, name: str | None, job: runtime.Runtime | None = None) -
 
 
 def _memory(graph: Any) -> dict[Any, Any]:
-    # On the graph itself: what is remembered refers back to the graph, so a table of graphs would keep them for ever.
+    # The dictionary is an attribute of the graph because its values refer to the graph: a table would never free it.
     memory: dict[Any, Any] | None = getattr(graph, "_hvd_ext_memory", None)
     if memory is None:
         memory = graph._hvd_ext_memory = {}

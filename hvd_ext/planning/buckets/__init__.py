@@ -1,4 +1,4 @@
-"""Bucketers by name: every module here but `model` is one way to say which gradients travel together."""
+"""Bucketers by name: every module here except `model` is a way to divide the tensors of a step into buckets."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _SIMPLEST_FIRST = ("by_size", "by_groups", "apart")
 
 
 class Bucketer(Protocol):
-    """What a module here offers. One that cannot meet every request also has `supports(request)`."""
+    """The interface of a module here. A bucketer that cannot meet every request also has `supports(request)`."""
 
     @property
     def card(self) -> Card:
-        """What people read about it."""
+        """The bucketer's description."""
 
     @staticmethod
     def build(request: Request, /) -> BucketPlan:
         """Plans a request.
 
         Args:
-            request: one that it supports.
+            request: a request that the bucketer supports.
 
         Returns:
             The plan: one dtype per bucket, each tensor in one bucket, the buckets in the order in which their last
@@ -76,25 +76,18 @@ def _found() -> dict[str, Bucketer]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all bucketers.
-
-    Returns:
-        Sorted.
-    """
+    """The sorted names of all bucketers."""
     return tuple(_found())
 
 
 def get(name: str) -> Bucketer:
-    """The bucketer of a name.
+    """Finds the module of a bucketer.
 
     Args:
         name: one of names().
 
-    Returns:
-        The module that implements it.
-
     Raises:
-        PlanError: there is none.
+        PlanError: there is no such bucketer.
     """
     if name not in _found():
         raise PlanError(f"bucketer {name!r}: it is one of {', '.join(names())}")
@@ -102,36 +95,33 @@ def get(name: str) -> Bucketer:
 
 
 def supports(bucketer: Bucketer, request: Request) -> str | None:
-    """Says whether a bucketer can meet a request.
+    """Checks whether a bucketer can meet a request.
 
     Args:
-        bucketer: by get().
-        request: of the user.
+        bucketer: the bucketer, from get().
+        request: the user's request.
 
     Returns:
-        None if it can, else the reason in words.
+        None if the bucketer can meet it, else the reason in words.
     """
     asked: Callable[[Request], str | None] | None = getattr(bucketer, "supports", None)
     return None if asked is None else asked(request)
 
 
 def choose(request: Request) -> str:
-    """Chooses a bucketer.
+    """Chooses the simplest bucketer that can meet a request, and returns its name.
 
     Args:
-        request: of the user.
-
-    Returns:
-        Its name: the simplest that can meet the request.
+        request: the user's request.
     """
     return next(name for name in _SIMPLEST_FIRST if supports(get(name), request) is None)
 
 
 def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
-    """Plans which tensors travel together.
+    """Divides the tensors of a request into buckets.
 
     Args:
-        request: of the user.
+        request: the user's request.
         bucketer: one of names(), or "auto".
 
     Returns:

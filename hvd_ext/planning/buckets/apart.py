@@ -1,4 +1,4 @@
-"""Buckets where some tensors may be sparsified and the others may not: the two kinds never share one."""
+"""Buckets for steps in which only some tensors may be sparsified: the two kinds never share a bucket."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def apart(
     groups: int | Sequence[Sequence[int]] | None = None,
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
 ) -> BucketPlan:
-    """Plans each kind by itself, or divides the user's groups by kind.
+    """Plans each kind of tensors by itself, or divides the user's groups by kind.
 
     Args:
-        tensors: in the order of the model's layers.
-        sparse: the indices of the tensors of one kind.
+        tensors: the tensors in the order of the model's layers.
+        sparse: the indices of the tensors that may be sparsified.
         groups: as `by_groups` takes them; None for buckets of a fixed size.
         bucket_nbytes: the size that a bucket should have.
 
@@ -52,7 +52,7 @@ def apart(
         The buckets of both kinds in the order in which their last tensor is ready.
 
     Raises:
-        PlanError: what `by_size` or `by_groups` refuses.
+        PlanError: `by_size` or `by_groups` refuses the arguments.
     """
     kinds = [[index for index in range(len(tensors)) if (index in sparse) == kind] for kind in (False, True)]
     if groups is None:
@@ -73,5 +73,5 @@ def apart(
             for dtype, part in parts
             if part
         ]
-    # back-propagation makes the last tensors first: a bucket is full when its first tensor of the model is there
+    # back-propagation ends with the model's first tensors, so a bucket is full when its lowest-numbered tensor is ready
     return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))

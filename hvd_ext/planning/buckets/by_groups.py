@@ -1,4 +1,4 @@
-"""Buckets that the user names: so many, or lists of tensors that travel together."""
+"""Buckets that the user asks for, as a number of buckets or as lists of tensors that share a bucket."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ card = Card(
 
 
 def supports(request: Request) -> str | None:
-    """Says whether a request can be met.
+    """Checks whether this bucketer can meet a request.
 
     Args:
-        request: of the user.
+        request: the user's request.
 
     Returns:
         None if it can, else the reason in words.
@@ -40,7 +40,7 @@ def build(request: Request) -> BucketPlan:
     """Plans a request.
 
     Args:
-        request: one that it supports.
+        request: a request that the bucketer supports.
 
     Returns:
         See `by_groups`.
@@ -57,20 +57,20 @@ def by_groups(
     """Makes one bucket of each group, or one for each of its dtypes.
 
     Args:
-        tensors: in the order of the model's layers.
-        groups: how many groups of consecutive tensors there shall be, of about equal bytes; fewer if there are fewer
-            tensors. Or the groups: lists of indices into the tensors, of any sizes and dtypes; an empty one is left
-            out.
-        bucket_nbytes: what is in no group travels in buckets of this size.
+        tensors: the tensors in the order of the model's layers.
+        groups: the number of groups of consecutive tensors, which get about equal bytes; there are fewer groups if
+            there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
+            empty lists are ignored.
+        bucket_nbytes: the size of the buckets of tensors that are in no group.
 
     Returns:
-        One dtype per bucket; the buckets in the order in which their last tensor is ready.
+        Buckets of one dtype each, in the order in which their last tensor is ready.
 
     Raises:
-        PlanError: an index that is not there or is there twice, a number of groups below 1, or tensors that `by_size`
-            refuses.
+        PlanError: an index is out of range or occurs twice, the number of groups is below 1, or `by_size` refuses the
+            tensors.
     """
-    by_size(tensors)  # it checks them
+    by_size(tensors)  # checks the tensors
     nbytes = [tensor.elements * DTYPES[tensor.dtype].nbytes for tensor in tensors]
     if isinstance(groups, int):
         if groups < 1:
@@ -87,7 +87,7 @@ def by_groups(
     rest = sorted(set(range(len(tensors))) - set(grouped))
     for bucket in by_size([tensors[index] for index in rest], bucket_nbytes).buckets:
         buckets.append(Bucket(bucket.dtype, tuple(rest[index] for index in bucket.tensors), bucket.nbytes))
-    # back-propagation makes the last tensors first: a bucket is full when its first tensor of the model is there
+    # back-propagation ends with the model's first tensors, so a bucket is full when its lowest-numbered tensor is ready
     return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))
 
 
@@ -102,7 +102,7 @@ def _by_dtype(tensors: Sequence[Tensor], group: Sequence[int]) -> list[Bucket]:
 
 
 def _divided(nbytes: Sequence[int], count: int) -> list[list[int]]:
-    """Cut the tensors into `count` runs: one ends where its share of the bytes is reached, and none is empty."""
+    """Cut the tensors into `count` runs. A run ends when it has its share of the bytes, and no run is empty."""
     count = min(count, len(nbytes))
     runs: list[list[int]] = [[]]
     done, total = 0, sum(nbytes)

@@ -22,10 +22,10 @@ card = Card(
 
 
 def supports(request: Request) -> str | None:
-    """Says whether a request can be met.
+    """Checks whether this bucketer can meet a request.
 
     Args:
-        request: of the user.
+        request: the user's request.
 
     Returns:
         None if it can, else the reason in words.
@@ -39,7 +39,7 @@ def build(request: Request) -> BucketPlan:
     """Plans a request.
 
     Args:
-        request: one that it supports.
+        request: a request that the bucketer supports.
 
     Returns:
         See `by_size`.
@@ -51,12 +51,11 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
     """Fills buckets of a fixed size with tensors in reverse order, the order in which back-propagation makes gradients.
 
     Args:
-        tensors: in the order of the model's layers.
-        bucket_nbytes: a bucket is closed before the tensor that would exceed this; a larger tensor has a bucket of
-            its own.
+        tensors: the tensors in the order of the model's layers.
+        bucket_nbytes: the size that no bucket exceeds, except that a larger tensor gets a bucket of its own.
 
     Returns:
-        One dtype per bucket; the buckets in the order in which their last tensor is ready.
+        Buckets of one dtype each, in the order in which their last tensor is ready.
 
     Raises:
         PlanError: bucket_nbytes is below 1, or a tensor has an unknown dtype or a negative number of elements.
@@ -69,7 +68,7 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
 
     def close(dtype: str) -> None:
         indices = filling.pop(dtype)
-        # Tensors come with falling index, so the last one's negated index is the time when the bucket is full.
+        # Tensors become ready in the order of falling indices, so the negated last index orders the full buckets.
         closed.append((-indices[-1], Bucket(dtype, tuple(indices), nbytes.pop(dtype))))
 
     for index in reversed(range(len(tensors))):

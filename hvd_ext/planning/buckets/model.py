@@ -1,4 +1,4 @@
-"""A bucket plan as a value: which tensors travel together, and in which order the buckets start."""
+"""A bucket plan as a value: the tensors of each bucket, and the order in which the buckets start."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DEFAULT_BUCKET_NBYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be put into buckets, and how.
+    """The tensors that need buckets, and the user's wishes.
 
     Args:
-        tensors: in the order of the model's layers.
+        tensors: the tensors in the order of the model's layers.
         bucket_nbytes: the size that a bucket should have.
-        groups: the user's, as `by_groups` takes them; None where there are none.
-        sparse: the indices of the tensors that may be sparsified, where buckets of the two kinds are kept apart; None
-            where they need not be.
+        groups: the user's groups, as `by_groups` takes them; None for none.
+        sparse: the indices of the tensors that may be sparsified, which then share no bucket with the others; None if
+            the two kinds may share buckets.
     """
 
     tensors: Sequence[Tensor]
@@ -30,12 +30,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What people read about a bucketer.
+    """The description of a bucketer for people.
 
     Args:
-        name: the bucketer's, equal to its module's.
+        name: the name of the bucketer and of its module.
         idea: one sentence.
-        source: paper, section, equations; or what it is like.
+        source: paper, section, equations; or a similar program.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Bucket:
     """Tensors of one dtype that are sent together.
 
     Args:
-        dtype: of all its tensors.
-        tensors: indices into the list that was planned, in their order in the buffer.
-        nbytes: of the buffer.
+        dtype: the dtype of all its tensors.
+        tensors: indices into the request's tensors, in their order in the buffer.
+        nbytes: the size of the buffer.
     """
 
     dtype: str
@@ -60,10 +60,6 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """All buckets in the order in which they start, the same on all ranks.
-
-    Args:
-        buckets: every tensor is in exactly one.
-    """
+    """All buckets in the order in which they start, the same on all ranks; every tensor is in exactly one bucket."""
 
     buckets: tuple[Bucket, ...]

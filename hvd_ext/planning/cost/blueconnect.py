@@ -15,10 +15,10 @@ def ring_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) 
     """Eq. 1: T_r, a reduce-scatter or an all-gather as a ring (FlexReduce's Eq. 2 is the same).
 
     Args:
-        nbytes: of the whole buffer, n.
+        nbytes: the size of the whole buffer, n.
         size: learners in the ring, p.
-        link: of each learner.
-        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+        link: the link of each learner.
+        gamma_s_per_byte: the time of a reduction; 0 for an all-gather.
 
     Returns:
         (p - 1) * alpha + (p - 1) / p * n * (beta + gamma), seconds.
@@ -30,10 +30,10 @@ def recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 
     """Eq. 2: T_c, recursive halving or doubling; for any p, as the circulant pattern that we run needs no power of two.
 
     Args:
-        nbytes: of the whole buffer, n.
+        nbytes: the size of the whole buffer, n.
         size: learners, p.
-        link: of each learner.
-        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+        link: the link of each learner.
+        gamma_s_per_byte: the time of a reduction; 0 for an all-gather.
 
     Returns:
         ceil(lg p) * alpha + (p - 1) / p * n * (beta + gamma), seconds.
@@ -58,10 +58,10 @@ def ring_or_recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: 
     """Eq. 3: T_r/c, the best of both.
 
     Args:
-        nbytes: of the whole buffer, n.
+        nbytes: the size of the whole buffer, n.
         size: learners, p.
-        link: of each learner.
-        gamma_s_per_byte: of a reduction; 0 for an all-gather.
+        link: the link of each learner.
+        gamma_s_per_byte: the time of a reduction; 0 for an all-gather.
 
     Returns:
         Seconds.
@@ -73,10 +73,10 @@ def broadcast_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 
     """Eq. 4: a broadcast is a scatter (T_c) and an all-gather (T_r); a reduce is the same backwards.
 
     Args:
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         size: learners.
-        link: of each learner.
-        gamma_s_per_byte: of a reduce; 0 for a broadcast.
+        link: the link of each learner.
+        gamma_s_per_byte: the time of a reduction; 0 for a broadcast.
 
     Returns:
         Seconds.
@@ -88,10 +88,10 @@ def one_level_s(nbytes: float, size: int, slowest: Link, gamma_s_per_byte: float
     """Eq. 5-6: an allreduce as one ring, gated by the slowest link.
 
     Args:
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         size: learners, |P|.
         slowest: min W.
-        gamma_s_per_byte: of the reductions.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         Seconds.
@@ -103,7 +103,7 @@ def two_level_s(nbytes: float, per_host: int, hosts: int, inside: Link, slowest:
     """Eq. 7: reduce to a master per node, an allreduce over the masters, broadcast.
 
     Args:
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         per_host: learners on each node, p_0.
         hosts: nodes, |P| / p_0.
         inside: link of the nodes, w_0.
@@ -141,10 +141,10 @@ def fat_tree_s(
     """Eq. 9: BlueConnect on a tree of switches, with |P| = p_0 p_1 ... (Eq. 8).
 
     Args:
-        nbytes: of the buffer, N.
+        nbytes: the size of the buffer, N.
         degrees: p_i, from the inside.
         links: w_i, from the inside.
-        gamma_s_per_byte: of the reductions.
+        gamma_s_per_byte: the time of a reduction.
         ring_only: T_r in every stage instead of T_r/c; then it is FlexReduce's Eq. 3 and 11.
 
     Returns:
@@ -162,10 +162,10 @@ def torus_s(nbytes: float, degrees: Sequence[int], links: Sequence[Link], gamma_
     """Eq. 10: BlueConnect on a torus, where each dimension between the nodes has links of its own.
 
     Args:
-        nbytes: of the buffer, N.
+        nbytes: the size of the buffer, N.
         degrees: p_i; p_0 learners share a node.
         links: w_i.
-        gamma_s_per_byte: of the reductions.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         Seconds: in stage i a learner has min{w_0, w_j / p_0}, 1 <= j <= i.

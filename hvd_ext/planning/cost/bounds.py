@@ -29,7 +29,7 @@ def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, n.
+        nbytes: the size of the buffer, n.
 
     Returns:
         The largest bound of the cuts at each depth of the tree, seconds; 0 for one rank.
@@ -43,7 +43,7 @@ def ring_bound_s(tree: Tree, nbytes: float) -> float:
 
     Args:
         tree: the cluster; the ring follows its order, and so enters and leaves each host once.
-        nbytes: of the buffer, n.
+        nbytes: the size of the buffer, n.
 
     Returns:
         2 (P - 1) / P * n * beta, seconds.
@@ -56,7 +56,7 @@ def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         algorithm: its name; "ring" has a bound of its own, the others have that of any allreduce.
 
     Returns:

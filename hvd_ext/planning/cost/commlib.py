@@ -24,7 +24,7 @@ def flat_all_gather_s(
         size: workers, P.
         density: rho.
         between: link of a worker to the others.
-        element_nbytes: of an element; of an entry, for what is really sent.
+        element_nbytes: the bytes of an element; pass the bytes of an entry for the data that is really sent.
 
     Returns:
         alpha log P + 4 (P - 1) beta k, seconds.
@@ -39,8 +39,8 @@ def reduce_scatter_s(elements: float, per_node: int, inside: Link, element_nbyte
     Args:
         elements: d.
         per_node: n.
-        inside: link of a node.
-        element_nbytes: of an element.
+        inside: the link inside a node.
+        element_nbytes: the bytes of an element.
 
     Returns:
         (n - 1) alpha + 4 (n - 1) d / n beta, seconds.
@@ -74,7 +74,7 @@ def inter_all_gather_s(
         nodes: m.
         density: rho.
         between: link of a GPU to those of other nodes.
-        element_nbytes: of an element; of an entry, for what is really sent.
+        element_nbytes: the bytes of an element; pass the bytes of an entry for the data that is really sent.
 
     Returns:
         alpha log m + 4 (m - 1) rho d / n beta, seconds.
@@ -93,8 +93,8 @@ def intra_all_gather_s(
         per_node: n.
         nodes: m.
         density: rho.
-        inside: link of a node.
-        element_nbytes: of an element; of an entry, for what is really sent.
+        inside: the link inside a node.
+        element_nbytes: the bytes of an element; pass the bytes of an entry for the data that is really sent.
 
     Returns:
         alpha log n + 4 (n - 1) rho d m / n beta, seconds.
@@ -114,7 +114,7 @@ def hitopk_s(
         tree: the cluster; nodes are its hosts.
         elements: d.
         density: rho.
-        entry_nbytes: of a value and its index on the way.
+        entry_nbytes: the bytes of a value and its index, as sent.
         dense_gather: the last step gathers whole shards, as Algorithm 2 has it, and not what Eq. 10 charges.
 
     Returns:
@@ -138,7 +138,7 @@ def naive_s(tree: Tree, elements: float, density: float, entry_nbytes: float = E
         tree: the cluster.
         elements: d.
         density: rho.
-        entry_nbytes: of a value and its index on the way.
+        entry_nbytes: the bytes of a value and its index, as sent.
 
     Returns:
         Seconds.
@@ -159,7 +159,7 @@ def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: f
         hosts: m.
         elements: d.
         density: rho.
-        entry_nbytes: of a value and its index on the way.
+        entry_nbytes: the bytes of a value and its index, as sent.
 
     Returns:
         (m - 1) K entry_nbytes.

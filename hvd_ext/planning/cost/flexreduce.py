@@ -14,7 +14,7 @@ def message_s(nbytes: float, link: Link) -> float:
     """Eq. 1: a message.
 
     Args:
-        nbytes: of the message.
+        nbytes: the size of the message.
         link: it goes over.
 
     Returns:
@@ -28,8 +28,8 @@ def level_s(nodes: Sequence[Node], nbytes: float, gamma_s_per_byte: float = 0.0)
 
     Args:
         nodes: of the level.
-        nbytes: of the buffer, n.
-        gamma_s_per_byte: of the reductions.
+        nbytes: the size of the buffer, n.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         Seconds of the slowest link (Eq. 2 is BlueConnect's Eq. 1).
@@ -49,7 +49,7 @@ def tree_s(tree: Tree, nbytes: float) -> float:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, n.
+        nbytes: the size of the buffer, n.
 
     Returns:
         Seconds of reduce-scatter and all-gather.
@@ -62,7 +62,7 @@ def even_s(nbytes: float, degrees: Sequence[int], links: Sequence[Link]) -> floa
     """Eq. 8: T_FR where degrees and links depend on the level only (Eq. 7); by Eq. 9-11 it is BlueConnect's.
 
     Args:
-        nbytes: of the buffer, n.
+        nbytes: the size of the buffer, n.
         degrees: delta_l, from the bottom.
         links: omega_l, from the bottom.
 

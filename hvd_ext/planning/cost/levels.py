@@ -56,7 +56,7 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
     Args:
         plan: of tree.size ranks, as many as you like.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
-        sparsity: of the step, for sparse plans.
+        sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
         The load.
@@ -101,9 +101,9 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
     """Adds up what a plan sends over each kind of link.
 
     Args:
-        plan: of tree.size ranks.
+        plan: a plan for tree.size ranks.
         tree: the cluster.
-        sparsity: of the step, for sparse plans.
+        sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
         For each depth of the tree from the root down; the multiples are of the buffer.
@@ -130,9 +130,9 @@ def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Tra
     """Finds the kind of link whose busiest port is busy for longest.
 
     Args:
-        plan: of tree.size ranks.
+        plan: a plan for tree.size ranks.
         tree: the cluster.
-        sparsity: of the step, for sparse plans.
+        sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
         The traffic over it, of equals that nearest to the root; None where the plan sends nothing.

@@ -77,7 +77,7 @@ class Ports:
         Args:
             senders: rank of each message [n].
             receivers: rank of each message [n].
-            nbytes: of each message.
+            nbytes: the size of each message.
 
         Returns:
             The largest latency, and the bytes of the busiest port; seconds.
@@ -107,7 +107,7 @@ class Profile:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
 
         Args:
-            nbytes: of the buffer.
+            nbytes: the size of the buffer.
             segment_nbytes: grain of pipelining; None for none, as in the papers' closed forms.
 
         Returns:
@@ -141,9 +141,9 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     It builds the rows of all ranks: for plans of at most a few hundred ranks.
 
     Args:
-        plan: of tree.size ranks.
+        plan: a plan for tree.size ranks.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
-        sparsity: of the step, for sparse plans.
+        sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
         The load.

@@ -26,7 +26,7 @@ class Line:
         """Eq. 9.
 
         Args:
-            nbytes: of the message, M.
+            nbytes: the size of the message, M.
 
         Returns:
             Seconds.
@@ -43,8 +43,8 @@ def binary_tree(size: int, link: Link, gamma_s_per_byte: float = 0.0) -> Line:
 
     Args:
         size: GPUs, N.
-        link: between any two.
-        gamma_s_per_byte: of a reduction.
+        link: the link between any two GPUs.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         The line.
@@ -59,8 +59,8 @@ def recursive_doubling(size: int, link: Link, gamma_s_per_byte: float = 0.0) -> 
     Args:
         size: GPUs, N. Where it is no power of two, the ranks above one fold in and out: one step with and one without
             a reduction beside those of the power of two below.
-        link: between any two.
-        gamma_s_per_byte: of a reduction.
+        link: the link between any two GPUs.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         The line.
@@ -75,8 +75,8 @@ def halving_doubling(size: int, link: Link, gamma_s_per_byte: float = 0.0) -> Li
 
     Args:
         size: GPUs, N.
-        link: between any two.
-        gamma_s_per_byte: of a reduction.
+        link: the link between any two GPUs.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         The line.
@@ -90,8 +90,8 @@ def ring(size: int, link: Link, gamma_s_per_byte: float = 0.0) -> Line:
 
     Args:
         size: GPUs, N.
-        link: between any two.
-        gamma_s_per_byte: of a reduction.
+        link: the link between any two GPUs.
+        gamma_s_per_byte: the time of a reduction.
 
     Returns:
         The line.

@@ -60,7 +60,7 @@ def simulate(
     Args:
         plan: of tree.size ranks; the rows of all of them are made, so that a few dozen ranks are much.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         segment_nbytes: the grain of pipelining, as from planner.segment_nbytes().
         window: segments in flight.
         sparsity: of the step, for sparse plans; these run as one segment.

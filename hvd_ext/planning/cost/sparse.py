@@ -39,8 +39,8 @@ class Sparsity:
     """How sparse a step is, and what that costs.
 
     Args:
-        density: the part of the elements that is selected, in (0, 1].
-        entry_nbytes: of a value and its index on the way, in the mean.
+        density: the fraction of the elements that is selected, in (0, 1].
+        entry_nbytes: the mean number of bytes of a value and its index, as sent.
         select_s_per_element: of a pass over memory, such as a selection; seconds.
         add_s_per_entry: of adding an entry to a buffer; seconds.
     """
@@ -89,7 +89,7 @@ def vectors_of(rows: Rows) -> NDArray[np.float64]:
     """How many selections the own vector of a rank holds at each of its rows, if nothing is dropped twice.
 
     Args:
-        rows: of one rank.
+        rows: the rows of one rank.
 
     Returns:
         float64 [n]: 1 until a PACK, then the selections added to each of its units in the mean.
@@ -111,9 +111,9 @@ def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float6
     """The bytes of each row's message as a share of the buffer's.
 
     Args:
-        rows: of one rank.
-        units: of the plan.
-        sparsity: of the step.
+        rows: the rows of one rank.
+        units: the number of units of the plan.
+        sparsity: the sparsity of the step.
 
     Returns:
         float64 [n]; for local rows it has no meaning.
@@ -130,9 +130,9 @@ def local_s_per_byte(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.f
     """The time of each local row for each byte of the buffer.
 
     Args:
-        rows: of one rank.
-        units: of the plan.
-        sparsity: of the step.
+        rows: the rows of one rank.
+        units: the number of units of the plan.
+        sparsity: the sparsity of the step.
 
     Returns:
         float64 [n], seconds; 0 for messages.

@@ -17,7 +17,7 @@ def vectors_at(plan: LogicalPlan) -> list[int]:
     """How many selections a vector holds in each level.
 
     Args:
-        plan: any.
+        plan: any plan.
 
     Returns:
         For each level 1 up to the sparse_allreduce, then the ranks of its largest group.
@@ -33,7 +33,7 @@ def message_rounds(level: Level) -> int:
     """The rounds of the longest call of a level that have messages.
 
     Args:
-        level: any.
+        level: any level.
 
     Returns:
         The rounds without those of local rows.
@@ -54,7 +54,7 @@ def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Flo
 
     Args:
         call: of a kind in model.SPARSE.
-        sparsity: of the step.
+        sparsity: the sparsity of the step.
 
     Returns:
         Senders, receivers, and the units that hold as many bytes as the entries; none for the kinds in which all send
@@ -81,10 +81,10 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
     """What the calls of a level in which all send to all put on the ports.
 
     Args:
-        level: any.
+        level: any level.
         ways: [ranks, depth], the ports on the way from the root to each rank, -1 below a leaf.
         size: number of ports.
-        sparsity: of the step.
+        sparsity: the sparsity of the step.
         vectors: selections that the vectors of the level hold.
 
     Returns:
@@ -111,7 +111,7 @@ def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
 
     Args:
         call: of a kind in model.LOCAL or model.SPARSE.
-        sparsity: of the step.
+        sparsity: the sparsity of the step.
         vectors: selections that the vectors of its level hold.
 
     Returns:

@@ -13,10 +13,10 @@ def chain_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0)
     """A reduce or a broadcast along a chain of neighbours, pipelined in many segments.
 
     Args:
-        nbytes: of the whole buffer.
+        nbytes: the size of the whole buffer.
         size: ranks in the chain, d.
-        link: of each rank.
-        gamma_s_per_byte: of a reduction; 0 for a broadcast.
+        link: the link of each rank.
+        gamma_s_per_byte: the time of a reduction; 0 for a broadcast.
 
     Returns:
         (d - 1) * alpha + n * (beta + gamma) for d > 1, seconds: each port carries the buffer once.
@@ -28,9 +28,9 @@ def pipelined_s(nbytes: float, rounds: int, link: Link, busiest_s_per_byte: floa
     """Segments one after the other through rounds that each carry a whole segment over some port.
 
     Args:
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
         rounds: that a segment goes through.
-        link: of each rank.
+        link: the link of each rank.
         busiest_s_per_byte: time of the busiest port over all rounds.
         segment_nbytes: grain of pipelining.
 

@@ -21,14 +21,14 @@ On several hosts: in each host first, then between the hosts' first ranks.""",
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 1, for each level of the tree: its slowest branch.
+    """MG-WFBP Table II, row 1, added up over the levels of the tree, with the slowest branch of each level.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
-        Seconds. A message between hosts also crosses the ports inside them; the slower counts.
+        Seconds. A message between hosts also crosses ports inside the hosts; the slowest of its links counts.
     """
     total = 0.0
     for nodes in tree.levels():
@@ -38,7 +38,7 @@ def cost(tree: Tree, nbytes: int) -> float:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan: along the tree, so that a host's link carries the buffer once each way if it is a leaf of its level.
+    """The plan, which follows the tree: a host's link carries the buffer once each way if it is a leaf of its level.
 
     Args:
         tree: the cluster; the first rank of each branch is its head.

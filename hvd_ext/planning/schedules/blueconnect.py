@@ -1,4 +1,4 @@
-"""BlueConnect: reduce-scatters along the levels of the cluster, each on a part that shrinks, and all-gathers back."""
+"""BlueConnect: reduce-scatters along the levels of the cluster, on smaller and smaller parts, then all-gathers back."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _falls_back(stages: tuple[Stage, ...]) -> bool:
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, BlueConnect Eq. 9; Eq. 6 where it falls back to a ring.
+    """The closed form, BlueConnect Eq. 9, or Eq. 6 if the schedule falls back to a ring.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
         Seconds.
@@ -46,13 +46,13 @@ def cost(tree: Tree, nbytes: int) -> float:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; each stage is a ring or recursive by Eq. 3.
+    """The plan; Eq. 3 decides whether a stage is a ring or recursive.
 
     Args:
         tree: the cluster.
 
     Returns:
-        A plan of P units, whose note tells the factorisation.
+        A plan of P units; its note has the factorisation.
     """
     stages = stages_of(tree)
     if _falls_back(stages):

@@ -27,16 +27,16 @@ P = 2 + 3 learners, n = 12 (the paper's Fig. 2); reduce in hosts, then between t
     source="FlexReduce Section III, Fig. 2-3, Eq. 2-12",
 )
 
-# Shares are exact where the common denominator of all shares is at most this; else they are rounded to this many units.
+# Shares are exact if their common denominator is at most this; else they are rounded to this many units.
 MOST_UNITS = 1 << 20
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form, FlexReduce Eq. 6: every level waits for the slowest link on its ways.
+    """The closed form, FlexReduce Eq. 6: every level waits for the slowest link that it uses.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
         Seconds.
@@ -62,15 +62,16 @@ def build(tree: Tree) -> LogicalPlan:
 def climb(
     tree: Tree, units: int, wanted: Callable[[Node], bool] = lambda node: True
 ) -> Iterator[tuple[tuple[Node, ...], Level, dict[int, tuple[int, int]]]]:
-    """The way up: the reduces of each level of the tree, the deepest first.
+    """Makes the reduces of each level of the tree, the deepest level first.
 
     Args:
         tree: the cluster.
-        units: of the plan.
-        wanted: the branches in which to reduce; with a branch all those below it.
+        units: the number of units of the plan.
+        wanted: whether to reduce in a branch; if it is true for a branch, it is true for all branches below it.
 
     Yields:
-        The wanted branches of a level; their reduces; and for each rank the units, begin and end, that it holds then.
+        The wanted branches of a level; the level of their reduces; and the units, as begin and end, that each rank
+        holds after it.
     """
     place = {rank: index for index, rank in enumerate(tree.ranks)}
     portion = dict.fromkeys(tree.ranks, Fraction(1))
@@ -87,13 +88,12 @@ def climb(
 
 
 def denominator(root: Node) -> int:
-    """The units in which all shares below a branch are exact.
+    """The number of units in which all shares below a branch are exact.
+
+    It is the common denominator of the shares, one over the product of the degrees above a leaf.
 
     Args:
-        root: of the cluster, or a branch that reduces by itself.
-
-    Returns:
-        The common denominator of one over the product of the degrees above each leaf.
+        root: the root of the cluster, or a branch that reduces by itself.
     """
     found = 1
     open_nodes = [(root, 1)]
@@ -112,7 +112,7 @@ def _targets(
     place: dict[int, int],
     units: int,
 ) -> dict[int, tuple[int, int]]:
-    """Section III-A's heuristic: leaves, by the end and then the start of their range, take their portions in turn."""
+    """Section III-A's heuristic: leaves take their portions in turn, sorted by the end and the start of their range."""
     progress = Fraction(0)
     target: dict[int, tuple[int, int]] = {}
     for rank in sorted(node.ranks, key=lambda rank: (held[rank][1], held[rank][0], place[rank])):
@@ -124,14 +124,15 @@ def _targets(
 
 
 def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tuple[int, int]]) -> list[Call]:
-    """One reduce per sub-range on which neither the owner nor the holders change (find_bounds() of Fig. 3)."""
+    """One reduce for each sub-range that has the same owner and holders throughout (find_bounds() of Fig. 3)."""
     holders_of = [_holders(child, held) for child in node.children]
     owner_begins, owners = _sorted_ranges(target)
     cuts = np.unique(np.concatenate([owner_begins, *(begins for begins, _ in holders_of)]))
     ends = np.append(cuts[1:], max(end for _, end in target.values()))
     owner = owners[np.searchsorted(owner_begins, cuts, side="right") - 1].tolist()
     held_by = np.stack([ranks[np.searchsorted(begins, cuts, side="right") - 1] for begins, ranks in holders_of], axis=1)
-    # Sub-ranges with the same holders share one tuple: a top of 1,000 hosts has thousands of sub-ranges, few groups.
+    # Sub-ranges with the same holders share one tuple, because a root of 1,000 hosts has thousands of sub-ranges but
+    # few groups.
     changes = np.concatenate(([True], np.any(held_by[1:] != held_by[:-1], axis=1)))
     groups = [tuple(group) for group in held_by[changes].tolist()]
     group_of = (np.cumsum(changes) - 1).tolist()
@@ -140,7 +141,7 @@ def _reduces(node: Node, held: dict[int, tuple[int, int]], target: dict[int, tup
     for begin, end, root, number in zip(cuts.tolist(), ends.tolist(), owner, group_of, strict=True):
         group, branch = groups[number], child_of[root]
         if group[branch] != root:
-            # The owner does not hold this range yet: its neighbour in its own branch comes last, and hands it over.
+            # The owner does not hold this range yet: the holder in its own branch is last in the group, and sends it.
             group = group[branch + 1 :] + group[: branch + 1]
         calls.append(Call("reduce", group, (Span(begin, end - begin),), root))
     return calls
@@ -151,7 +152,7 @@ def _holders(child: Node, held: dict[int, tuple[int, int]]) -> tuple[NDArray[np.
 
 
 def _sorted_ranges(ranges: dict[int, tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The begins and the ranks of the ranges that are not empty, by begin: together they cover the whole buffer."""
+    """The begins and the ranks of the non-empty ranges, sorted by begin; together they cover the whole buffer."""
     filled = sorted((begin, rank) for rank, (begin, end) in ranges.items() if end > begin)
     table = np.array(filled, dtype=np.int64)
     return table[:, 0], table[:, 1]

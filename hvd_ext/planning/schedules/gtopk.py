@@ -1,4 +1,4 @@
-"""gTop-k: selections are merged along a binomial tree, and all ranks get the k largest of what is left."""
+"""gTop-k: selections are merged along a binomial tree, and all ranks get the k largest elements of the last merge."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
 
 
 def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """Latencies and entries up and down the tree, over the slowest link, and the selection.
+    """The latencies and entries up and down the tree over the slowest link, and the time of the selection.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        density: the part of the elements that is selected.
+        nbytes: the size of the float32 buffer.
+        density: the fraction of the elements that is selected.
 
     Returns:
-        2 ceil(log2 P) (alpha + k entry beta) and the selection, seconds.
+        2 ceil(log2 P) (alpha + k entry beta) plus the selection, seconds.
     """
     elements, link = nbytes / ELEMENT_NBYTES, slowest(tree)
     message_s = link.alpha_s + density * elements * ENTRY_NBYTES * link.beta_s_per_byte
@@ -46,7 +46,7 @@ def build(tree: Tree) -> LogicalPlan:
         tree: the cluster.
 
     Returns:
-        A plan of one unit; for one rank it is the dense one.
+        A plan of one unit; for one rank it is the dense plan.
     """
     if tree.size == 1:
         return dense(tree)
@@ -67,20 +67,20 @@ def dense(tree: Tree, height: int = 0) -> LogicalPlan:
 
     Args:
         tree: the cluster.
-        height: of no account: ranks select by themselves.
+        height: ignored, because every rank selects by itself.
 
     Returns:
-        FlexReduce after every rank has folded all of its buffer.
+        A plan in which every rank folds its whole buffer before FlexReduce.
     """
     return sparse_stages.dense_plan("gtopk", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans among which the price decides.
+    """The plans from which the planner takes the cheapest.
 
     Args:
         tree: the cluster.
-        height: of no account: ranks select by themselves.
+        height: ignored, because every rank selects by itself.
 
     Returns:
         The plan of build().

@@ -24,14 +24,14 @@ P = 4, chunks a b c d:  round 1, distance 2: 0 sends c d to 2, 1 sends d a to 3,
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 3, with the ports that several messages share on their way between hosts.
+    """MG-WFBP Table II, row 3, but with ports between hosts that several messages share.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
-        Seconds; Table II's line where all ranks are on one host.
+        Seconds; on one host, this is Table II's line.
     """
     size, ports = tree.size, Ports(tree)
     order = np.array(_order(tree), dtype=np.int64)
@@ -45,7 +45,7 @@ def cost(tree: Tree, nbytes: int) -> float:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; ranks of one host are far from each other in the circle, as the large messages go far.
+    """The plan. The ranks of a host are far from each other in the circle, because the large messages go far.
 
     Args:
         tree: the cluster.
@@ -61,7 +61,7 @@ def build(tree: Tree) -> LogicalPlan:
 
 
 def _order(tree: Tree) -> tuple[int, ...]:
-    """The ranks such that neighbours are on different hosts, and a host's ranks are spread evenly."""
+    """An order of the ranks in which neighbours are on different hosts, and each host's ranks are spread evenly."""
 
     def spread(node: Node) -> list[int]:
         if not node.children:

@@ -1,4 +1,4 @@
-"""HiTopKComm: hosts add up whole, select in shards, and exchange what they have selected."""
+"""HiTopKComm: each host reduces all elements, its ranks select in their shards, and hosts exchange the selections."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ P = 2 + 3 ranks, n = 6 elements; shards are 3 + 3 and 2 + 2 + 2:
 
 
 def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 7-10, with both halves of an entry, and the cheaper of the two last steps.
+    """CommLib Eq. 7-10, with values and indices, and with the cheaper way to gather in the last step.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        density: the part of the elements that is selected.
+        nbytes: the size of the float32 buffer.
+        density: the fraction of the elements that is selected.
 
     Returns:
         Seconds.
@@ -49,12 +49,12 @@ def build(tree: Tree, *, gather: str = "dense", height: int = sparse_stages.HOST
 
     Args:
         tree: the cluster.
-        gather: the last step: "dense" for whole shards, back through the levels, or "sparse" for their elements that
-            are not 0, from each rank to all others below the branch.
-        height: of the branches that add up before they select: 1 for hosts, 2 for racks of hosts.
+        gather: the last step: "dense" gathers whole shards back through the levels, and "sparse" sends the non-zero
+            elements of each rank's shard to all other ranks of its party.
+        height: the height of the parties: 1 for hosts, 2 for racks of hosts.
 
     Returns:
-        The plan; on one host it is the dense one, as nothing is saved there.
+        The plan; for a single party it is the dense plan, because a selection would save nothing.
     """
     members = sparse_stages.parties(tree, height)
     if len(members) == 1:
@@ -82,27 +82,25 @@ def _span(begin: int, end: int) -> Span:
 
 
 def dense(tree: Tree, height: int = sparse_stages.HOSTS) -> LogicalPlan:
-    """The plan of a step in which nothing is selected.
+    """The plan of a step in which nothing is selected: FlexReduce, with folds when a party has been reduced.
 
     Args:
         tree: the cluster.
         height: as for build().
-
-    Returns:
-        FlexReduce, with the folds where a host is added up.
     """
     return sparse_stages.dense_plan("hitopk", tree, height)
 
 
 def variants(tree: Tree, height: int = sparse_stages.HOSTS) -> tuple[LogicalPlan, ...]:
-    """The plans among which the price decides: how the last step gathers.
+    """The plans from which the planner takes the cheapest: how the last step gathers.
 
     Args:
         tree: the cluster.
         height: as for build().
 
     Returns:
-        The plan of build(), and where hosts of several ranks select the one that gathers elements that are not 0.
+        The plan of build(); and, if the parties are several hosts with several ranks, the plan that gathers non-zero
+        elements.
     """
     plan, members = build(tree, height=height), sparse_stages.parties(tree, height)
     several = len(members) > 1 and any(len(party.ranks) > 1 for party in members)

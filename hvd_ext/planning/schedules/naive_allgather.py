@@ -25,12 +25,12 @@ P = 3:  0: select k     0 -> 1, 2     each rank adds up the
 
 
 def cost(tree: Tree, nbytes: int, density: float) -> float:
-    """CommLib Eq. 3 with both halves of an entry, and the selection.
+    """CommLib Eq. 3 with values and indices, and the time of the selection.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer, float32.
-        density: the part of the elements that is selected.
+        nbytes: the size of the float32 buffer.
+        density: the fraction of the elements that is selected.
 
     Returns:
         Seconds.
@@ -45,7 +45,7 @@ def build(tree: Tree) -> LogicalPlan:
         tree: the cluster.
 
     Returns:
-        A plan of one unit; for one rank it is the dense one.
+        A plan of one unit; for one rank it is the dense plan.
     """
     if tree.size == 1:
         return dense(tree)
@@ -60,20 +60,20 @@ def dense(tree: Tree, height: int = 0) -> LogicalPlan:
 
     Args:
         tree: the cluster.
-        height: of no account: ranks select by themselves.
+        height: ignored, because every rank selects by itself.
 
     Returns:
-        FlexReduce after every rank has folded all of its buffer.
+        A plan in which every rank folds its whole buffer before FlexReduce.
     """
     return sparse_stages.dense_plan("naive_allgather", tree, 0)
 
 
 def variants(tree: Tree, height: int = 0) -> tuple[LogicalPlan, ...]:
-    """The plans among which the price decides.
+    """The plans from which the planner takes the cheapest.
 
     Args:
         tree: the cluster.
-        height: of no account: ranks select by themselves.
+        height: ignored, because every rank selects by itself.
 
     Returns:
         The plan of build().

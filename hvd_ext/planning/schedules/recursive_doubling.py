@@ -26,7 +26,7 @@ _Pairs = list[tuple[int, int]]
 
 
 def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
-    """Who folds into whom (from, to), and the pairs of each round: neighbours in the tree come first."""
+    """The pairs (from, to) of ranks that fold, and the pairs of each round, with neighbours in the tree first."""
     ranks, power = tree.ranks, 1 << (tree.size.bit_length() - 1)
     extra = tree.size - power
     folded = [(ranks[2 * i + 1], ranks[2 * i]) for i in range(extra)]
@@ -38,14 +38,14 @@ def _rounds(tree: Tree) -> tuple[_Pairs, list[_Pairs]]:
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """MG-WFBP Table II, row 2, with the ports that several pairs share on their way between hosts.
+    """MG-WFBP Table II, row 2, but with ports between hosts that several pairs share.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
-        Seconds; Table II's line where all ranks are on one host.
+        Seconds; on one host, this is Table II's line.
     """
     ports = Ports(tree)
     folded, rounds = _rounds(tree)
@@ -60,7 +60,7 @@ def cost(tree: Tree, nbytes: int) -> float:
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; partners get a + b and b + a, which are the same bits.
+    """The plan. Partners compute a + b and b + a, which have equal bits.
 
     Args:
         tree: the cluster.

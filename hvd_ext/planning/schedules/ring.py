@@ -29,7 +29,7 @@ def cost(tree: Tree, nbytes: int) -> float:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
         Seconds.
@@ -41,7 +41,7 @@ def build(tree: Tree) -> LogicalPlan:
     """The plan: reduce-scatter and all-gather over all ranks.
 
     Args:
-        tree: the cluster; its order is the ring's, so that each host is entered and left once.
+        tree: the cluster; the ring follows the tree's order, so that it enters and leaves each host once.
 
     Returns:
         A plan of P units, with 4 (P - 1) rows for each rank.

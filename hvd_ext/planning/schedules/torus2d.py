@@ -1,4 +1,4 @@
-"""Torus: rings along each dimension of an even cluster, hosts x ranks per host, and more through the tree's levels."""
+"""Torus: rings along each dimension of an even cluster: hosts x ranks per host, and further levels of the tree."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ P = 4 on 2 hosts, chunks a b:
 
 
 def supports(tree: Tree) -> str | None:
-    """Says whether the schedule can run on a cluster.
+    """Checks whether the schedule can run on a cluster.
 
     Args:
         tree: the cluster.
 
     Returns:
-        None if it is even in all dimensions, else the reason.
+        None if the cluster is even in all dimensions, else the reason in words.
     """
     stages = stages_of(tree)
     if any(not stage.follows for stage in stages):
@@ -45,10 +45,10 @@ def cost(tree: Tree, nbytes: int) -> float:
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
-        Seconds. Where the dimensions have links of their own it is Eq. 10 (cost.blueconnect.torus_s).
+        Seconds. If each dimension has links of its own, Eq. 10 holds instead (cost.blueconnect.torus_s).
     """
     stages = stages_of(tree)
     degrees, links = [stage.degree for stage in stages], [stage.link for stage in stages]
@@ -62,7 +62,7 @@ def build(tree: Tree) -> LogicalPlan:
         tree: an even cluster.
 
     Returns:
-        A plan of P units; its note tells the dimensions.
+        A plan of P units; its note has the dimensions.
     """
     stages = stages_of(tree)
     note = " x ".join(str(stage.degree) for stage in reversed(stages)) + " torus"

@@ -1,4 +1,4 @@
-"""Tree: two binary trees at once, each with half of the buffer; who is inside one is a leaf of the other."""
+"""Tree: two binary trees at once, each with half of the buffer; an inner node of one tree is a leaf of the other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Ranks of a host form a chain to one of two masters, which stand for it in the tr
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A place of a binary tree whose places are 0 .. m - 1 from left to right."""
+    """A node of a binary tree whose places are 0 .. m - 1 from left to right."""
 
     place: int
     height: int
     children: tuple[_Branch, ...]
 
     def branches(self) -> Iterator[_Branch]:
-        """This branch and all below it that have children."""
+        """This branch and all branches below it, except for leaves."""
         if self.children:
             yield self
         for child in self.children:
@@ -41,7 +41,7 @@ class _Branch:
 
 
 def _binary(first: int, count: int) -> _Branch:
-    """The tree over [first, first + count): its even places are leaves, its odd ones are not (Sanders et al.)."""
+    """The tree over [first, first + count): its even places are leaves, its odd places are not (Sanders et al.)."""
     left = (1 << (count.bit_length() - 1)) - 1
     right = count - left - 1
     children = ((_binary(first, left),) if left else ()) + ((_binary(first + left + 1, right),) if right else ())
@@ -49,17 +49,17 @@ def _binary(first: int, count: int) -> _Branch:
 
 
 def _hosts(tree: Tree) -> tuple[tuple[int, ...], ...]:
-    """What stands at the places of the two trees: hosts, or ranks where there is one host."""
+    """The groups of ranks at the places of the two trees: hosts, or single ranks if there is only one host."""
     hosts = tree.hosts()
     return hosts if len(hosts) > 1 else tuple((rank,) for rank in tree.ranks)
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """Chains in the hosts, and two trees over them in segments of two messages: each port carries the buffer twice.
+    """Chains in the hosts, and two trees over the hosts, in segments of two messages; each port carries 2 n bytes.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
         Seconds.
@@ -75,13 +75,13 @@ def cost(tree: Tree, nbytes: int) -> float:
         chain = chain_s(segment, longest, inside, gamma) + chain_s(segment, longest, inside)
     rounds = 2 * (len(hosts).bit_length() - 1)
     rate = max(2 * link.beta_s_per_byte, gamma) if tree.size > 1 else 0.0
-    if chain:  # a master also has its host's chain
+    if chain:  # a master's port also carries the messages of its host's chain
         rate = max(rate, 2.5 * inside.beta_s_per_byte, 1.5 * gamma)
     return chain + pipelined_s(nbytes, rounds, link, rate, 2 * MESSAGE_NBYTES)
 
 
 def build(tree: Tree) -> LogicalPlan:
-    """The plan; the executor pipelines segments through it.
+    """The plan, through which the executor pipelines segments.
 
     Args:
         tree: the cluster.
@@ -91,7 +91,7 @@ def build(tree: Tree) -> LogicalPlan:
     """
     hosts = _hosts(tree)
     halves = ((Span(0, 1),), (Span(1, 1),))
-    # The second tree is the first, one place on: then its leaves are the places inside the first.
+    # The second tree is the first, shifted by one place, so that the inner nodes of the first are its leaves.
     masters = ([host[0] for host in hosts], [host[-1] for host in hosts[1:] + hosts[:1]])
     inside = [
         Call("reduce", chain, half, chain[-1])

@@ -23,11 +23,11 @@ P = 4 on 2 hosts, masters 0 and 2:
 
 
 def cost(tree: Tree, nbytes: int) -> float:
-    """The closed form of BlueConnect Eq. 7, with reduce and broadcast as pipelined chains, as we run them.
+    """The closed form of BlueConnect Eq. 7, but with reduce and broadcast as pipelined chains, as the engine runs them.
 
     Args:
         tree: the cluster.
-        nbytes: of the buffer.
+        nbytes: the size of the buffer.
 
     Returns:
         Seconds.

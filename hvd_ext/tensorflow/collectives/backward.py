@@ -1,17 +1,17 @@
-"""The collectives' gradients, and the rows of size classes that each call carries.
+"""The collectives' gradients, and the plans by size class that each op gets as attributes.
 
-The gradients are Horovod's (horovod/tensorflow/mpi_ops.py, v0.28.1), so that a script trains as it does there. With
-y = collective(x), g_r = dL_r/dy_r on rank r, and P ranks that take part (in a process set its members), the gradient of
-x on a rank is
+The gradients are Horovod's (horovod/tensorflow/mpi_ops.py, v0.28.1), so that a script trains as it does with Horovod.
+Let y = collective(x), g_r = dL_r/dy_r on rank r, and P the number of ranks that take part. The gradient of x on a rank
+is
 
-- allreduce: the sum of all g_r, for `Average` their average;
+- allreduce: the sum of all g_r, or with `Average` their average;
 - allgather: the rank's own rows of the average of all g_r;
-- broadcast: the average of all g_r on the root, zero elsewhere;
-- reducescatter: the parts g_r joined, for `Sum` times P;
-- alltoall: the rows of g_r, each sent back to where it came from.
+- broadcast: the average of all g_r on the root, zero on all other ranks;
+- reducescatter: the joined parts g_r, with `Sum` multiplied by P;
+- alltoall: the rows of g_r, each sent back to the rank that it came from.
 
-The first and the last are the gradient of the sum of all ranks' losses. That of an allgather or a broadcast is divided
-by P: the gradient of their average. That of a reducescatter is multiplied by P.
+For allreduce and alltoall this is the gradient of the sum of all ranks' losses. For allgather and broadcast it is this
+gradient divided by P, which is the gradient of the average loss. For reducescatter it is this gradient multiplied by P.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from hvd_ext.job.runtime import Prepared, Runtime
 from hvd_ext.options import Average, ReduceOp, Sum
 from hvd_ext.tensorflow import ops
 
-# The ranks' parts of an allgather or alltoall differ in size, so its grain cannot follow them: that of a middling size.
+# The ranks' parts of an allgather or alltoall differ in size, so the grain cannot depend on them; it is the grain of
+# this medium size.
 _GATHER_NBYTES = 1 << 20
 
 
@@ -38,21 +39,18 @@ def summed(
     Args:
         job: the runtime of the ranks that take part.
         name: the call's final name.
-        tensor: of a dtype that the engine reduces.
-        op: how the ranks' values become one.
-        algorithm: None for the options'.
-        wire: the dtype in which float32 travels, "" for its own.
-        **more: what else the op takes.
-
-    Returns:
-        The reduced tensor.
+        tensor: a tensor of a dtype that the engine reduces.
+        op: how the ranks' values are combined.
+        algorithm: the algorithm; None for the algorithm of the options.
+        wire: the dtype in which float32 is sent; "" for float32.
+        **more: further attributes of the op.
     """
     rows = _rows([job.allreduce(limit, algorithm) for limit in runtime.SIZE_CLASSES])
     return ops.allreduce(name, tensor, op=int(op), wire=wire, **rows, **more)
 
 
 def gather_classes(job: Runtime) -> dict[str, list[int]]:
-    """Give the op's attributes for an allgather; one class only, whatever the parts' sizes.
+    """Return the op's attributes for an allgather: a single size class, because the parts' sizes are not known.
 
     Args:
         job: the runtime of the ranks that take part.
@@ -61,7 +59,7 @@ def gather_classes(job: Runtime) -> dict[str, list[int]]:
 
 
 def scatter_classes(job: Runtime) -> dict[str, list[int]]:
-    """Give the op's attributes for a reducescatter.
+    """Return the op's attributes for a reducescatter.
 
     Args:
         job: the runtime of the ranks that take part.
@@ -70,7 +68,7 @@ def scatter_classes(job: Runtime) -> dict[str, list[int]]:
 
 
 def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
-    """Give the op's attributes for an alltoall.
+    """Return the op's attributes for an alltoall.
 
     Args:
         job: the runtime of the ranks that take part.
@@ -79,11 +77,11 @@ def alltoall_classes(job: Runtime) -> dict[str, list[int]]:
 
 
 def broadcast_classes(job: Runtime, root: int) -> dict[str, list[int]]:
-    """Give the op's attributes for a broadcast.
+    """Return the op's attributes for a broadcast.
 
     Args:
         job: the runtime of the ranks that take part.
-        root: the place among them of the rank whose tensor all get.
+        root: the root's place among these ranks.
     """
     return _rows([job.broadcast(limit, root) for limit in runtime.SIZE_CLASSES])
 
@@ -98,7 +96,7 @@ def _rows(prepared: list[Prepared]) -> dict[str, list[int]]:
 
 
 def _job(op: Any) -> Runtime:
-    """The ranks of the forward call: the handle of its plan begins with the generation of their engine."""
+    """Find the runtime of the forward call: the handle of the call's plan begins with its engine's generation."""
     job = runtime.current()
     for one in (None, *job.process_sets.values()):
         found = process_sets.runtime_of(one)
@@ -110,7 +108,7 @@ def _job(op: Any) -> Runtime:
 
 
 def _to_tensor(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
-    """The gradient of an op's inputs: only its second, the tensor, has one."""
+    """Return the gradients of an op's inputs: only the second input, the tensor, has one."""
     return [gradient if index == 1 else None for index in range(len(op.inputs))]
 
 
@@ -141,7 +139,7 @@ def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     average = summed(job, _name(op), gradient, Average)
     if op.get_attr("root") == job.engine.rank:
         return _to_tensor(op, average)
-    # zeros of a known shape are a constant: without this a graph of TensorFlow 1 would leave the allreduce out
+    # zeros of a known shape are a constant; without this dependency a graph of TensorFlow 1 would drop the allreduce
     with tf.control_dependencies([average]):
         return _to_tensor(op, tf.zeros_like(average))
 
@@ -160,7 +158,7 @@ def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Te
     return _to_tensor(op, result)
 
 
-# A reduced gradient is a constant to a tape: its way goes through tickets, which are whole numbers.
+# A reduced gradient is a constant to a tape, because it passes through tickets, which are integers.
 for _kind in ("BeginStep", "BeginSparseStep", "EndStep", "Submit", "Collect", "Barrier"):
     tf.no_gradient(f"HvdExt>{_kind}")
 

@@ -1,4 +1,4 @@
-"""What is common to the user's collectives: the ranks that take part, the call's name, and what else must agree."""
+"""The common part of the user's collectives: the ranks that take part, the call's name, and its signature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call:
         kind: the function that the user has called.
         job: the runtime of the ranks that take part.
         name: matches the ranks' calls.
-        counted: the name is a number of the calls so far, which says nothing where several threads call at once.
+        counted: whether the name comes from counting the calls, which is ambiguous if several threads call at once.
     """
 
     kind: str
@@ -41,15 +41,15 @@ class Call:
 
 @contextlib.contextmanager
 def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> Iterator[Call]:
-    """Name a call before anything can refuse it; the ranks that make the call hear of a refusal on this one.
+    """Name a call before its arguments are checked, so that the other ranks learn if this rank refuses the call.
 
     Args:
         kind: the function that the user has called.
-        name: what the user gave, or None.
-        process_set: what the user gave; None for all ranks.
+        name: the user's name for the call, or None.
+        process_set: the user's process set; None for all ranks.
 
     Raises:
-        InvalidError: the name is no text, or this rank is not in the set.
+        InvalidError: the name is not a string or is empty, or this rank is not in the set.
     """
     job = process_sets.member(process_set, kind)
     if name is not None and (not isinstance(name, str) or not name):
@@ -64,18 +64,15 @@ def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> It
 
 
 def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> ReduceOp:
-    """Make one op of Horovod's two ways to say it.
+    """Return the op that is given by one of Horovod's two arguments for it.
 
     Args:
         kind: the collective, for messages.
         op: None for `Average`; `Min`, `Max` and `Product` are for an allreduce only.
         average: True for `Average`, False for `Sum`, or None.
 
-    Returns:
-        The op.
-
     Raises:
-        InvalidError: both are given, or one that is not supported.
+        InvalidError: both arguments are given, or the op is not supported.
     """
     if average is not None:
         if op is not None:
@@ -92,14 +89,14 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
 
 
 def signature(label: str, *lines: Any) -> Any:
-    """Write down what must be the same on all ranks, beyond what the engine compares.
+    """Make a signature: the lines that must be the same on all ranks, beyond what the engine compares.
 
     Args:
-        label: what the user has called, for messages.
-        *lines: one agreement each, a text or a string tensor.
+        label: the function that the user has called, for messages.
+        *lines: further lines, each a string or a string tensor.
 
     Returns:
-        A text, or a string tensor where a graph does not know it yet.
+        A string; a string tensor if some line is a tensor.
     """
     everything = [label, *lines]
     if all(isinstance(line, str) for line in everything):
@@ -108,14 +105,14 @@ def signature(label: str, *lines: Any) -> Any:
 
 
 def described(tensor: tf.Tensor, free: bool = False) -> Any:
-    """Write down a tensor's dtype and shape, as in "float32[2, 3]"; equally whether a graph knows the shape or not.
+    """Describe a tensor's dtype and shape, as in "float32[2, 3]".
 
     Args:
-        tensor: any.
-        free: the first dimension may differ between ranks and is written "*".
+        tensor: any tensor.
+        free: whether the first dimension may differ between ranks; it is then written "*".
 
     Returns:
-        A text, or a string tensor.
+        A string; the same text as a string tensor if the shape is unknown while a graph is built.
     """
     name = tensor.dtype.name
     first = ["*"] if free else []
@@ -127,11 +124,11 @@ def described(tensor: tf.Tensor, free: bool = False) -> Any:
 
 
 def agree(call: Call, signature: Any) -> tf.Operation | None:
-    """Wait for all ranks, and compare what has no tensor to go with.
+    """Wait for all ranks, and compare a signature that no tensor carries.
 
     Args:
-        call: from `preparing`.
-        signature: from `signature`, or "".
+        call: the call, from `preparing`.
+        signature: the signature, from `signature`, or "".
 
     Returns:
         The operation while a graph is built, else None.

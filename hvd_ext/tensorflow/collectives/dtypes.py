@@ -1,4 +1,4 @@
-"""Which dtypes the collectives take: the engine's own, and those that travel in another one and come back."""
+"""The dtypes that the collectives take: the engine's own, and others, which are converted for the way."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import Average, ReduceOp, Sum
 
-# What the engine adds (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
+# The dtypes that the engine reduces (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
 REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-# Added in a wider dtype: the sum is checked before it is made narrow again.
+# These dtypes are added in a wider one, and the sum is checked before it is converted back.
 WIDENED = {"int8": "int32", "int16": "int32", "uint8": "int32", "uint16": "int32", "uint32": "int64"}
 ALLREDUCED = (*REDUCED, *WIDENED)
-# Moved as they are in memory, or in a wider dtype where the engine has none of their size.
+# These dtypes are moved bit by bit, or in a wider dtype if the engine has none of their size.
 CARRIER = {
     "bool": "uint8",
     "int8": "uint8",
@@ -36,18 +36,15 @@ _ADVICE = {
 
 
 def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
-    """Make a tensor of what a user gave.
+    """Convert a user's argument to a tensor.
 
     Args:
         kind: the collective, for messages.
-        value: a tensor, a variable, NumPy or what TensorFlow converts.
-        dtypes: those that the collective takes.
-
-    Returns:
-        The tensor.
+        value: a tensor, a variable, a NumPy array or any value that TensorFlow converts.
+        dtypes: the dtypes that the collective takes.
 
     Raises:
-        InvalidError: IndexedSlices, a dtype that is not taken, or what does not become a tensor.
+        InvalidError: the value is IndexedSlices, has another dtype, or cannot be converted.
     """
     if isinstance(value, tf.IndexedSlices):
         raise InvalidError(f"{kind} (IndexedSlices): make it dense first: tf.convert_to_tensor(value)")
@@ -64,18 +61,15 @@ def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
 
 
 def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
-    """Check that a tensor has a first dimension.
+    """Check that a tensor has a first dimension, and return it.
 
     Args:
         kind: the collective, for messages.
-        tensor: any.
-        verb: what happens along the first dimension, "joined" or "divided".
-
-    Returns:
-        The tensor.
+        tensor: any tensor.
+        verb: what the collective does along the first dimension, "joined" or "divided".
 
     Raises:
-        InvalidError: a scalar.
+        InvalidError: the tensor is a scalar.
     """
     if tensor.shape.rank == 0:
         raise InvalidError(
@@ -86,13 +80,13 @@ def with_rows(kind: str, tensor: tf.Tensor, verb: str) -> tf.Tensor:
 
 
 def carried(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
-    """Give a tensor in the dtype in which it is moved.
+    """Convert a tensor to the dtype in which it is moved.
 
     Args:
-        tensor: of a dtype of `MOVED`.
+        tensor: a tensor of one of the dtypes `MOVED`.
 
     Returns:
-        The same values in a dtype of the engine; the tensor's own dtype, or "" where it is the engine's.
+        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
     """
     name = tensor.dtype.name
     if name not in CARRIER:
@@ -107,10 +101,7 @@ def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
     Args:
         tensor: a result in the carrier's dtype.
-        dtype: the user's.
-
-    Returns:
-        The same values in the user's dtype.
+        dtype: the user's dtype.
     """
     if tensor.dtype == dtype:
         return tensor
@@ -119,31 +110,29 @@ def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def widened(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
-    """Give a tensor in the dtype in which it is added.
+    """Convert a tensor to the dtype in which it is added.
 
     Args:
-        tensor: of a dtype of `ALLREDUCED`.
+        tensor: a tensor of one of the dtypes `ALLREDUCED`.
 
     Returns:
-        The same values in a dtype of the engine; the tensor's own dtype, or "" where it is the engine's.
+        The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
     """
     name = tensor.dtype.name
     return (tf.cast(tensor, WIDENED[name]), name) if name in WIDENED else (tensor, "")
 
 
 def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Undo `widened`, and refuse a result that does not fit: it is the same on all ranks, so all of them raise.
+    """Undo `widened`, and refuse a result that does not fit; all ranks have the same result, so all of them raise.
 
     Args:
         what: the call, for the message.
         tensor: the sum.
-        dtype: the user's.
-
-    Returns:
-        The result in the user's dtype.
+        dtype: the user's dtype.
 
     Raises:
-        InvalidError: a result outside the dtype's range; in a running graph TensorFlow's InvalidArgumentError.
+        InvalidError: the result is outside the dtype's range; a running graph raises TensorFlow's
+            InvalidArgumentError.
     """
     if tensor.dtype == dtype:
         return tensor
@@ -164,14 +153,11 @@ def factor(kind: str, name: str, value: Any) -> float:
 
     Args:
         kind: the collective, for the message.
-        name: the argument's.
-        value: what the user gave.
-
-    Returns:
-        The factor.
+        name: the name of the argument.
+        value: the user's value.
 
     Raises:
-        InvalidError: not a finite number.
+        InvalidError: the value is not a finite number.
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
@@ -183,11 +169,8 @@ def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
     """Multiply a tensor, in its own dtype; differentiable.
 
     Args:
-        tensor: of a dtype of `REDUCED`.
-        by: a factor. Halves are multiplied in float32, whole numbers in float64 and then cut toward zero.
-
-    Returns:
-        The product, of the tensor's dtype.
+        tensor: a tensor of one of the dtypes `REDUCED`.
+        by: the factor. 16-bit floats are multiplied in float32; integers in float64, and then truncated toward zero.
     """
     if by == 1.0:
         return tensor
@@ -196,11 +179,11 @@ def scaled(tensor: tf.Tensor, by: float) -> tf.Tensor:
 
 
 def split_factors(tensor: tf.Tensor, op: ReduceOp, postscale: float, size: int) -> tuple[ReduceOp, float]:
-    """Say what the engine does, and what is multiplied afterwards: whole numbers are cut toward zero once only.
+    """Choose the engine's op and the factor for its result such that integers are truncated toward zero only once.
 
     Args:
-        tensor: of a dtype of `REDUCED`.
-        op: what the user asks for.
+        tensor: a tensor of one of the dtypes `REDUCED`.
+        op: the user's op.
         postscale: the user's factor for the result.
         size: the number of ranks.
 

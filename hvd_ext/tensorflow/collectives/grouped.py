@@ -1,9 +1,8 @@
 """Collectives of several tensors in one call.
 
-The first message of a group says what all its tensors are, so a group is compared as a whole before anything of it is
-exchanged. An allreduce joins the dense tensors of one dtype, and so a group of one dtype is a single call of the
-engine. The tensors of an allgather or a reducescatter, and IndexedSlices, are calls of their own, which follow the
-first.
+The first message of a group describes all its tensors, so that the ranks compare the whole group before they exchange
+any of it. An allreduce joins the dense tensors of each dtype; a group of one dtype is therefore a single call of the
+engine. Each tensor of an allgather or a reducescatter, and each IndexedSlices, is a call of its own after the first.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def grouped_allreduce(
     """Reduce several tensors over the ranks; all ranks call it with equal lists. Differentiable.
 
     Args:
-        tensors: dense tensors and `tf.IndexedSlices`, of any of the dtypes of `allreduce`, mixed as you like; shapes
-            and dtypes are equal on all ranks. May be empty.
+        tensors: dense tensors and `tf.IndexedSlices` of the dtypes of `allreduce`, mixed at will; shapes and dtypes
+            must be equal on all ranks. May be empty.
         average: see `allreduce`.
         device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
         device_sparse: see device_dense.
@@ -59,8 +58,9 @@ def grouped_allreduce(
         The results, in the order of the tensors.
 
     Raises:
-        MismatchError: the ranks' lists, op, compression or factors differ; on all ranks, before anything is exchanged.
-        InvalidError: an argument that cannot be, or a sum that does not fit into a narrow dtype.
+        MismatchError: the ranks' lists, op, compression or factors differ; raised on all ranks, before any tensor is
+            sent.
+        InvalidError: an argument breaks its rule, or a sum does not fit into a narrow dtype.
         CommunicationError: a peer is gone or stayed away.
     """
     kind = "grouped_allreduce"
@@ -110,9 +110,9 @@ def grouped_allgather(
         The joined tensors, in the order of the parts.
 
     Raises:
-        MismatchError: the ranks' lists differ in more than first dimensions; on all ranks, before anything is
-            exchanged.
-        InvalidError: a scalar, or a dtype that cannot be moved.
+        MismatchError: the ranks' lists differ in more than first dimensions; raised on all ranks, before any tensor is
+            sent.
+        InvalidError: a tensor is a scalar, or its dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
     kind = "grouped_allgather"
@@ -140,7 +140,7 @@ def grouped_reducescatter(
     """Sum or average several tensors over the ranks and keep one part of each; all ranks call it. Differentiable.
 
     Args:
-        tensors: each as in `reducescatter`; dtypes may be mixed, shapes are equal on all ranks. May be empty.
+        tensors: each as in `reducescatter`; dtypes may be mixed, shapes must be equal on all ranks. May be empty.
         device_dense: accepted for Horovod's sake, like ignore_name_scope.
         compression: see `allreduce`.
         op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
@@ -151,11 +151,12 @@ def grouped_reducescatter(
         ignore_name_scope: see device_dense.
 
     Returns:
-        This rank's rows of each, in the order of the tensors.
+        This rank's rows of each result, in the order of the tensors.
 
     Raises:
-        MismatchError: the ranks' lists, op, compression or factors differ; on all ranks, before anything is exchanged.
-        InvalidError: a scalar, or a dtype that cannot be reduced.
+        MismatchError: the ranks' lists, op, compression or factors differ; raised on all ranks, before any tensor is
+            sent.
+        InvalidError: a tensor is a scalar, or its dtype cannot be reduced.
         CommunicationError: a peer is gone or stayed away.
     """
     kind = "grouped_reducescatter"
@@ -205,7 +206,7 @@ def _part(call: Call, suffix: str) -> Call:
 
 
 def _agree(call: Call, signature: Any) -> list[Any]:
-    """Compare a group whose first tensor cannot carry its signature; what this gives must come first."""
+    """Compare a group whose first tensor cannot carry its signature; returns the operations that must run first."""
     done = calls.agree(call, signature)
     return [] if done is None else [done]
 
@@ -222,7 +223,7 @@ def _each(
 
 
 def _joined(request: Reduction, members: list[tf.Tensor], signature: Any) -> list[tf.Tensor]:
-    """Allreduce dense tensors of one dtype as one."""
+    """Allreduce dense tensors of one dtype as a single tensor."""
     if len(members) == 1:
         return [request.allreduced(members[0], signature=signature)]
     flat = request.allreduced(tf.concat([tf.reshape(one, [-1]) for one in members], 0), signature=signature)

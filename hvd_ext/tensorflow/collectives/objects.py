@@ -1,4 +1,4 @@
-"""Python objects from rank to rank. Small ones need no TensorFlow; large ones travel as tensors."""
+"""Collectives of Python objects. Small objects need no TensorFlow; large ones are sent as tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _OBJECT, _ERROR, _NOTHING, _LARGE = b"o", b"e", b"n", b"l"
 
-# Objects from this size on do not pass through rank 0 but by a broadcast or an allgather of their bytes.
+# Smaller objects are exchanged through rank 0; objects from this size on by a broadcast or an allgather of their bytes.
 LARGE_NBYTES = 4 << 20
 
 
@@ -29,10 +29,10 @@ def broadcast_object(
     """Give all ranks the object that one rank has; all ranks call it.
 
     Args:
-        obj: anything that pickles (with cloudpickle where it is installed); only the root's counts.
-        root_rank: whose object all get: a rank of the job, also in a process set.
+        obj: anything that pickles (with cloudpickle if it is installed); ignored except on the root.
+        root_rank: the rank whose object all ranks get, counted in the job, also with a process set.
         session: None, or a session of tf.compat.v1, which is not needed.
-        name: for messages; the same on all ranks. None: "broadcast_object".
+        name: a name for messages, the same on all ranks; None for "broadcast_object".
         process_set: the ranks that take part; None for all.
 
     Returns:
@@ -41,7 +41,7 @@ def broadcast_object(
     Raises:
         InvalidError: the root is not one of the ranks.
         MismatchError: the ranks name different roots.
-        HvdExtError: the root's object does not pickle; on all ranks.
+        HvdExtError: the root's object does not pickle; raised on all ranks.
         CommunicationError: a peer is gone or stayed away.
     """
     job = process_sets.member(process_set, "broadcast_object")
@@ -64,19 +64,19 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Give all ranks the objects of all; all ranks call it.
+    """Give all ranks the objects of all ranks; all ranks call it.
 
     Args:
-        obj: anything that pickles (with cloudpickle where it is installed).
+        obj: anything that pickles (with cloudpickle if it is installed).
         session: None, or a session of tf.compat.v1, which is not needed.
-        name: for messages; the same on all ranks. None: "allgather_object".
+        name: a name for messages, the same on all ranks; None for "allgather_object".
         process_set: the ranks that take part; None for all.
 
     Returns:
-        The objects, by rank; in a process set in the order of its ranks.
+        The objects, in the order of the ranks.
 
     Raises:
-        HvdExtError: an object does not pickle; on all ranks.
+        HvdExtError: an object does not pickle; raised on all ranks.
         CommunicationError: a peer is gone or stayed away.
     """
     job = process_sets.member(process_set, "allgather_object")
@@ -109,7 +109,7 @@ def _dumped(obj: Any) -> tuple[bytes, bytes]:
     try:
         payload = bytes(pickler.dumps(obj))
     except Exception as error:
-        # The other ranks must hear of it, whatever it is, or they would wait for ever.
+        # The other ranks must learn of every error, or they would wait for ever.
         return _ERROR, f"{type(error).__name__}: {error}".encode()
     return (_LARGE if len(payload) >= LARGE_NBYTES else _OBJECT), payload
 
@@ -117,7 +117,7 @@ def _dumped(obj: Any) -> tuple[bytes, bytes]:
 def _exchanged(
     job: Runtime, name: str, own: tuple[bytes, bytes], root: int
 ) -> tuple[list[bytes], list[int], list[bytes]]:
-    """One byte of kind, the root in decimal digits and a space, and the object, or its size where it is large."""
+    """Exchange messages: a byte of kind, the root in decimal digits, a space, and the object, or its size if large."""
     kind, payload = own
     message = b"%d" % len(payload) if kind == _LARGE else payload
     kinds, roots, payloads = [], [], []
@@ -130,7 +130,7 @@ def _exchanged(
 
 
 def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, process_set: ProcessSet | None) -> bytes:
-    """Broadcast bytes from a root, or join those of all ranks."""
+    """Broadcast the root's bytes, or join the bytes of all ranks if the root is None."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Rank, size and so on as ops: what they give is found out when the graph runs, not when it is traced."""
+"""Rank, size and similar facts as ops, which read them when the graph runs, not when it is traced."""
 
 from __future__ import annotations
 
@@ -13,87 +13,87 @@ from hvd_ext.job import process, process_sets
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.tensorflow.ops import plain
 
-# What Horovod answers for a set where there is no answer.
+# The codes that Horovod returns when it cannot tell whether a rank is in a process set.
 NOT_INITIALIZED = -1
 UNKNOWN_SET = -2
 
 
 @plain
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Give this process's rank when the graph runs.
+    """Return this process's rank, read when the graph runs.
 
     Args:
-        name: of the op.
+        name: the op's name.
 
     Returns:
-        int32 scalar.
+        An int32 scalar.
 
     Raises:
-        NotInitializedError: before `init()`; in a running graph TensorFlow's error with the same words.
+        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
     return _found(process.rank, name)
 
 
 @plain
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Give this rank's place on its host when the graph runs.
+    """Return this rank's place among the ranks of its host, read when the graph runs.
 
     Args:
-        name: of the op.
+        name: the op's name.
 
     Returns:
-        int32 scalar.
+        An int32 scalar.
 
     Raises:
-        NotInitializedError: before `init()`; in a running graph TensorFlow's error with the same words.
+        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
     return _found(process.local_rank, name)
 
 
 @plain
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Give the number of ranks on this host when the graph runs.
+    """Return the number of ranks on this host, read when the graph runs.
 
     Args:
-        name: of the op.
+        name: the op's name.
 
     Returns:
-        int32 scalar.
+        An int32 scalar.
 
     Raises:
-        NotInitializedError: before `init()`; in a running graph TensorFlow's error with the same words.
+        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
     """
     return _found(process.local_size, name)
 
 
 @plain
 def size_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
-    """Give the number of ranks, of the job or of a process set, when the graph runs.
+    """Return the number of ranks of the job or of a process set, read when the graph runs.
 
     Args:
-        process_set_id: of a set that was added, or the set; 0 for all ranks.
-        name: of the op.
+        process_set_id: a process set that was added, or its id; 0 for all ranks.
+        name: the op's name.
 
     Returns:
-        int32 scalar.
+        An int32 scalar.
 
     Raises:
-        NotInitializedError: before `init()`; in a running graph TensorFlow's error with the same words.
-        InvalidError: there is no such set; in a running graph TensorFlow's error with the same words.
+        NotInitializedError: before `init()`; a running graph raises TensorFlow's error with the same message.
+        InvalidError: there is no such set; a running graph raises TensorFlow's error with the same message.
     """
     return _found(lambda: process_sets.find(_identity(process_set_id)).size(), name)
 
 
 @plain
 def process_set_included_op(process_set_id: int | ProcessSet = 0, name: str | None = None) -> tf.Tensor:
-    """Tell whether this rank is in a process set when the graph runs.
+    """Return whether this rank is in a process set, read when the graph runs.
 
     Args:
-        process_set_id: of a set that was added, or the set; 0 for all ranks.
-        name: of the op.
+        process_set_id: a process set that was added, or its id; 0 for all ranks.
+        name: the op's name.
 
     Returns:
-        int32 scalar: 1 or 0; as in Horovod -1 before `init()`, and -2 where there is no such set.
+        An int32 scalar, 1 or 0. As in Horovod it is -1 before `init()`, and -2 if there is no such set.
     """
 
     def included() -> int:

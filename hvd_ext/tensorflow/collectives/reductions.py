@@ -1,4 +1,4 @@
-"""A user's reduction, checked: op, factors and compression; and how tensors go through it."""
+"""A user's reduction: its checked op, factors and compression, and the calls that apply it to tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvd_ext.tensorflow.collectives.calls import Call
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What a user asks for, beside the tensors.
+    """The arguments of a user's reduction, beside the tensors.
 
     Args:
-        call: who takes part, under which name.
-        op: how the ranks' values become one.
-        compression: how float32 travels.
-        prescale: multiplies before the reduction.
-        postscale: multiplies after it.
+        call: the name of the call and the ranks that take part.
+        op: how the ranks' values are combined.
+        compression: the format in which float32 is sent.
+        prescale: multiplies the tensors before the reduction.
+        postscale: multiplies the results.
     """
 
     call: Call
@@ -38,9 +38,9 @@ class Reduction:
         """Check a user's arguments.
 
         Args:
-            call: from `calls.preparing`.
+            call: the call, from `calls.preparing`.
             op: a `ReduceOp`, or None for `Average`.
-            average: Horovod's older way to say it, or None.
+            average: Horovod's older argument for the op, or None.
             compression: a `Compression`, Horovod's class for the same, or None.
             prescale_factor: a finite number.
             postscale_factor: a finite number.
@@ -57,22 +57,22 @@ class Reduction:
         )
 
     def signature(self, label: str, *lines: Any) -> Any:
-        """Write down what must agree; see `calls.signature`.
+        """Make the signature of the call; see `calls.signature`.
 
         Args:
-            label: what the user has called.
-            *lines: more agreements.
+            label: the function that the user has called.
+            *lines: further lines.
         """
         return calls.signature(
             label, f"prescale_factor {self.prescale!r}", f"postscale_factor {self.postscale!r}", *lines
         )
 
     def full_signature(self, label: str, *lines: Any) -> Any:
-        """Write down what must agree where the engine does not see op and compression.
+        """Make the signature of a call whose op and compression the engine does not see.
 
         Args:
-            label: what the user has called.
-            *lines: more agreements.
+            label: the function that the user has called.
+            *lines: further lines.
         """
         return self.signature(label, f"op {self.op.name.lower()}", f"compression {self.compression.name}", *lines)
 
@@ -80,12 +80,9 @@ class Reduction:
         """Allreduce a tensor.
 
         Args:
-            tensor: of a dtype of `dtypes.ALLREDUCED`.
-            algorithm: None for the options'.
-            signature: what must agree; None for the factors.
-
-        Returns:
-            The reduced tensor.
+            tensor: a tensor of one of the dtypes `dtypes.ALLREDUCED`.
+            algorithm: the algorithm; None for the algorithm of the options.
+            signature: the signature; None for one with the factors.
         """
         wide, dtype = dtypes.widened(tensor)
         op, after = dtypes.split_factors(wide, self.op, self.postscale, self.call.job.engine.size)
@@ -104,14 +101,11 @@ class Reduction:
         return dtypes.narrowed(str(self.call), dtypes.scaled(result, after), tensor.dtype)
 
     def scattered(self, tensor: tf.Tensor, signature: Any = None) -> tf.Tensor:
-        """Reduce a tensor, and keep this rank's rows.
+        """Reduce a tensor, and return this rank's rows.
 
         Args:
-            tensor: of a dtype of `dtypes.REDUCED`.
-            signature: what must agree; None for the factors.
-
-        Returns:
-            This rank's rows.
+            tensor: a tensor of one of the dtypes `dtypes.REDUCED`.
+            signature: the signature; None for one with the factors.
         """
         op, after = dtypes.split_factors(tensor, self.op, self.postscale, self.call.job.engine.size)
         classes = backward.scatter_classes(self.call.job)

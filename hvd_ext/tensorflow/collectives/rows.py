@@ -1,4 +1,4 @@
-"""IndexedSlices that a user reduces: rows of a table, compared, gathered and added up."""
+"""The user's reductions of IndexedSlices: the ranks compare them, gather the rows and add them up."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
         algorithm: must be None.
 
     Returns:
-        The same, all of tensors.
+        The same slices, with all parts converted to tensors.
 
     Raises:
-        InvalidError: another op, an algorithm is given, or a dtype that cannot be reduced.
+        InvalidError: the op is another one, an algorithm is given, or the dtype cannot be reduced.
     """
     kind = f"{kind} of IndexedSlices"
     if op not in (Average, Sum):
@@ -46,14 +46,14 @@ def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | 
 
 
 def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Allreduce slices on their own.
+    """Allreduce slices that are not part of a group.
 
     Args:
         request: the user's reduction.
-        slices: from `checked`.
+        slices: the slices, from `checked`.
 
     Returns:
-        Ascending indices, each once, and the sums or averages of their rows.
+        Ascending indices without repetition, and the sums or averages of their rows.
 
     Raises:
         MismatchError: the ranks' values, op, compression or factors differ; on all ranks.
@@ -65,29 +65,29 @@ def allreduced(request: Reduction, slices: tf.IndexedSlices) -> tf.IndexedSlices
 
 
 def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.IndexedSlices:
-    """Gather rows and add them up, after the ranks have compared them.
+    """Gather rows and add them up, after the ranks have compared their descriptions.
 
     Args:
         request: the user's reduction.
-        slices: from `checked`.
-        suffix: what makes a name of its own of the call's.
+        slices: the slices, from `checked`.
+        suffix: makes the name of this gather unique within the call.
 
     Returns:
-        Ascending indices, each once, and the sums or averages of their rows; averages of whole numbers are float32 for
-        those of 8 and 16 bits and float64 for wider ones, as in Horovod.
+        Ascending indices without repetition, and the sums or averages of their rows. As in Horovod, averages of 8-bit
+        and 16-bit integers are float32, and averages of wider integers are float64.
 
     Raises:
-        InvalidError: a sum that does not fit into a narrow dtype.
+        InvalidError: a sum does not fit into a narrow dtype.
     """
     call = dataclasses.replace(request.call, name=f"{request.call.name}/{suffix}")
     dtype = slices.values.dtype
-    divided = dtype.is_integer and request.op != Sum  # whole numbers are added up, and divided at the end
+    divided = dtype.is_integer and request.op != Sum  # integers are added up first, and divided at the end
     wide, _ = dtypes.widened(slices.values)
     scaled = tf.IndexedSlices(dtypes.scaled(wide, request.prescale), slices.indices, slices.dense_shape)
     options = GradientOptions(op=Sum if divided else request.op, compression=request.compression)
     result = sparse.reduce(call.job, call.name, scaled, options)
     if divided:
-        floating = tf.float32 if dtype.size <= 2 else tf.float64  # as TensorFlow divides them
+        floating = tf.float32 if dtype.size <= 2 else tf.float64  # the dtypes of TensorFlow's division
         values = dtypes.scaled(tf.cast(result.values / call.job.engine.size, floating), request.postscale)
     else:
         values = dtypes.narrowed(str(call), dtypes.scaled(result.values, request.postscale), dtype)

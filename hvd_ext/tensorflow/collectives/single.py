@@ -1,10 +1,11 @@
 """The collectives that a user calls: allreduce, allgather, broadcast, reducescatter, alltoall, barrier.
 
-All work eagerly and in `tf.function`. The ranks' calls are matched by name: the n-th use of a name on one rank meets
-the n-th use on the others, so they may come in any order; two uses at once are an error, because nobody can tell which
-is which. Default names count the calls of a kind, so ranks that make the same calls in one thread need no names.
+All of them work eagerly and in `tf.function`. The ranks' calls are matched by name: the n-th use of a name on one rank
+meets the n-th use on the other ranks, so that calls may come in any order. Using a name twice at the same time is an
+error, because the ranks cannot tell which use is which. Default names count the calls of each kind, so that ranks that
+make the same calls in one thread need no names.
 
-The arguments are Horovod's, in its order. `device_dense`, `device_sparse` and `ignore_name_scope` choose nothing here:
+The arguments are Horovod's, in Horovod's order. `device_dense`, `device_sparse` and `ignore_name_scope` have no effect:
 tensors go through the host's memory, and names do not depend on name scopes.
 """
 
@@ -45,15 +46,16 @@ def allreduce(
     """Reduce a tensor over the ranks; all ranks call it and get the same bits. Differentiable.
 
     Args:
-        tensor: of equal shape and dtype on all ranks; a tensor, a variable, NumPy or what TensorFlow converts. float32,
-            float64, float16, bfloat16, int32, int64; int8, int16, uint8, uint16 and uint32 where the sum fits. Averages
-            of whole numbers are cut toward zero. Or `tf.IndexedSlices`, whose rows are joined; averages of whole
-            numbers are floats there, as in Horovod.
-        average: Horovod's older way to say `op`: True for `Average`, False for `Sum`.
+        tensor: a tensor, a variable, a NumPy array or any value that TensorFlow converts, of equal shape and dtype on
+            all ranks: float32, float64, float16, bfloat16, int32 or int64; or int8, int16, uint8, uint16 or uint32 if
+            the sum fits. Averages of integers are truncated toward zero. Or `tf.IndexedSlices`, whose rows are joined;
+            their averages of integers are floats, as in Horovod.
+        average: Horovod's older argument for `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
         device_sparse: see device_dense.
-        compression: `hvd_ext.Compression.fp16` or `.bf16`: float32 travels as halves, is added in float32, and comes
-            back rounded, or infinite beyond 65504 with fp16; other dtypes travel as they are. None: no compression.
+        compression: `hvd_ext.Compression.fp16` or `.bf16`: float32 is sent in 16 bits and added in float32. The result
+            is rounded; with fp16 it is infinite beyond 65504. Other dtypes are sent as they are. None for no
+            compression.
         op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
             take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
         prescale_factor: multiplies the tensor before the reduction.
@@ -61,15 +63,16 @@ def allreduce(
         name: matches the ranks' calls; None for a counted name.
         process_set: the ranks that take part; None for all.
         ignore_name_scope: see device_dense.
-        algorithm: the name of an algorithm, "auto", or None for the options'.
+        algorithm: the name of an algorithm, "auto", or None for the algorithm of the options.
 
     Returns:
-        The result, of the tensor's shape and dtype. IndexedSlices come back as such, each index once.
+        The result, of the tensor's shape and dtype. IndexedSlices are returned as IndexedSlices, without repeated
+        indices.
 
     Raises:
-        MismatchError: shape, dtype, op, compression, a factor or the plan differ between ranks; on all ranks, and the
-            next collective works.
-        InvalidError: an argument that cannot be, or a sum that does not fit into a narrow dtype.
+        MismatchError: shape, dtype, op, compression, a factor or the plan differ between ranks; raised on all ranks,
+            and the next collective works.
+        InvalidError: an argument breaks its rule, or a sum does not fit into a narrow dtype.
         PlanError: the algorithm is unknown or cannot run on the topology.
         CommunicationError: a peer is gone or stayed away.
     """
@@ -95,8 +98,8 @@ def allgather(
     Differentiable.
 
     Args:
-        tensor: this rank's part, of at least one dimension; all but the first are equal on all ranks. float32, float64,
-            float16, bfloat16, bool, or whole numbers of 8 to 64 bits.
+        tensor: this rank's part, with at least one dimension; all dimensions but the first must be equal on all ranks.
+            float32, float64, float16, bfloat16, bool, or integers of 8 to 64 bits.
         name: matches the ranks' calls; None for a counted name.
         ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
         process_set: the ranks that take part; None for all.
@@ -105,8 +108,9 @@ def allgather(
         The joined parts, of the same dtype.
 
     Raises:
-        MismatchError: dtype, rank or a dimension other than the first differ between ranks; on all ranks.
-        InvalidError: a scalar, or a dtype that cannot be moved.
+        MismatchError: the dtype, the number of dimensions or a dimension other than the first differs between ranks;
+            raised on all ranks.
+        InvalidError: the tensor is a scalar, or its dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("allgather", name, process_set) as call:
@@ -115,15 +119,12 @@ def allgather(
 
 
 def gathered(call: Call, tensor: tf.Tensor, signature: Any = "") -> tf.Tensor:
-    """Join the parts of a checked call.
+    """Join the ranks' parts, after the arguments have been checked.
 
     Args:
-        call: from `calls.preparing`.
-        tensor: of a dtype of `MOVED`.
-        signature: from `calls.signature`.
-
-    Returns:
-        The joined parts.
+        call: the call, from `calls.preparing`.
+        tensor: this rank's part, of one of the dtypes `MOVED`.
+        signature: the signature, from `calls.signature`.
     """
     carrier, dtype = dtypes.carried(tensor)
     classes = backward.gather_classes(call.job)
@@ -143,8 +144,9 @@ def broadcast(
     """Give all ranks the tensor of one rank; all ranks call it. Differentiable.
 
     Args:
-        tensor: of equal shape and dtype on all ranks; its values count on the root only. Of the dtypes of `allgather`.
-        root_rank: whose values all get: a rank of the job, also in a process set.
+        tensor: a tensor of the dtypes of `allgather`, of equal shape and dtype on all ranks; only the root's values are
+            used.
+        root_rank: the rank whose values all ranks get, counted in the job, also with a process set.
         name: matches the ranks' calls; None for a counted name.
         ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
         process_set: the ranks that take part; None for all.
@@ -153,8 +155,8 @@ def broadcast(
         The root's tensor.
 
     Raises:
-        MismatchError: shape, dtype or root differ between ranks; on all ranks.
-        InvalidError: the root is not one of the ranks, or a dtype that cannot be moved.
+        MismatchError: shape, dtype or root differ between ranks; raised on all ranks.
+        InvalidError: the root is not one of the ranks, or the dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("broadcast", name, process_set) as call:
@@ -181,12 +183,12 @@ def reducescatter(
 ) -> tf.Tensor:
     """Sum or average a tensor over the ranks and keep one part on each rank; all ranks call it. Differentiable.
 
-    The rows (the first dimension) are divided over the ranks in their order; where they do not divide evenly, the first
-    ranks have one more, and where there are fewer rows than ranks, the last ones have none.
+    The rows (the first dimension) are divided over the ranks in their order. If they do not divide evenly, the first
+    ranks get one row more; if there are fewer rows than ranks, the last ranks get none.
 
     Args:
-        tensor: of equal shape and dtype on all ranks, of at least one dimension; float32, float64, float16, bfloat16,
-            int32 or int64.
+        tensor: a tensor with at least one dimension, of equal shape and dtype on all ranks; float32, float64, float16,
+            bfloat16, int32 or int64.
         device_dense: accepted for Horovod's sake, like ignore_name_scope.
         compression: as in `allreduce`.
         op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
@@ -200,9 +202,9 @@ def reducescatter(
         This rank's rows of the sum or average, of the same dtype.
 
     Raises:
-        MismatchError: shape, dtype, op, compression or a factor differ between ranks; on all ranks, and the next
+        MismatchError: shape, dtype, op, compression or a factor differ between ranks; raised on all ranks, and the next
             collective works.
-        InvalidError: a scalar, or a dtype that cannot be reduced.
+        InvalidError: the tensor is a scalar, or its dtype cannot be reduced.
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("reducescatter", name, process_set) as call:
@@ -224,21 +226,23 @@ def alltoall(
     Differentiable.
 
     Args:
-        tensor: of at least one dimension; all but the first are equal on all ranks. Of the dtypes of `allgather`.
-        splits: how many rows go to each rank, the first ones to the first rank: whole numbers, one for each rank, that
-            add up to the rows. None: equal parts.
+        tensor: a tensor of the dtypes of `allgather`, with at least one dimension; all dimensions but the first must be
+            equal on all ranks.
+        splits: the number of rows for each rank, in the order of the ranks: integers that add up to the number of rows.
+            None for equal parts.
         name: matches the ranks' calls; None for a counted name.
         ignore_name_scope: accepted for Horovod's sake; names never depend on name scopes.
         process_set: the ranks that take part; None for all.
 
     Returns:
-        The received rows, of the same dtype. With splits also how many rows came from each rank, in the dtype of
-        splits.
+        The received rows, of the same dtype. With splits also the number of rows that came from each rank, in the dtype
+        of splits.
 
     Raises:
-        MismatchError: dtype, rank or a dimension other than the first differ between ranks; on all ranks.
-        InvalidError: splits that do not add up on some rank, or rows that cannot be divided evenly; on all ranks. Also
-            a scalar, or a dtype that cannot be moved.
+        MismatchError: the dtype, the number of dimensions or a dimension other than the first differs between ranks;
+            raised on all ranks.
+        InvalidError: on some rank the splits do not add up, or the rows cannot be divided evenly; raised on all ranks.
+            Also if the tensor is a scalar, or its dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
     with calls.preparing("alltoall", name, process_set) as call:
@@ -260,7 +264,7 @@ def alltoall(
 
 @plain
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> tf.Operation | None:
-    """Wait until all ranks have come here. In a `tf.function` it keeps its place among the ops with side effects.
+    """Wait until all ranks have called it. A `tf.function` keeps its order among the ops with side effects.
 
     Args:
         name: matches the ranks' calls; None for a counted name.

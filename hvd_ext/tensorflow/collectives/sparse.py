@@ -1,8 +1,8 @@
-"""Sparse gradients: the rows of a table that each rank has touched, joined over the ranks and added up.
+"""Sparse gradients: the rows of a table that the ranks have touched are gathered and added up.
 
-Every rank adds up its own repeated rows first, so that a row travels once per rank; then it gathers the rows of all
-ranks and adds them in the order of ranks. All ranks do the same sums in the same order on the same values, on the CPU:
-they end with equal bits.
+Every rank first adds up its own repeated rows, so that it sends each row once; then it gathers the rows of all ranks
+and adds them in the order of ranks. All ranks compute the same sums in the same order on the same values, on the CPU,
+and therefore get equal bits.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.options.gradients import GradientOptions
 
-# The ranks' parts differ in size, so the grain cannot follow them: that of a middling size.
+# The ranks' parts differ in size, so the grain cannot depend on them; it is the grain of this medium size.
 _GATHER_NBYTES = 1 << 20
-# Added in float32: a sum that is rounded to 8 bits after every addition drifts.
+# These dtypes are added in float32, because a sum drifts if it is rounded to 8 bits after every addition.
 _HALVES = (tf.float16, tf.bfloat16)
-# Tables of fewer rows send their indices in 4 bytes.
+# The indices of tables with fewer rows are sent in 4 bytes.
 _INT32_ROWS = 1 << 31
 
 
 @ops.plain
 def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Add up the rows of equal index; the same bits every time.
+    """Add up the rows of equal index, with the same bits every time.
 
     Args:
-        slices: indices int32 or int64 [n], values [n, ...] of a floating dtype or int32 or int64; n may be 0.
+        slices: int32 or int64 indices [n], and values [n, ...] of a floating dtype or int32 or int64; n may be 0.
 
     Returns:
-        Ascending indices, each once, in their dtype, with the sums of their rows in the values' dtype (halves are added
-        in float32); the same dense_shape.
+        Ascending indices without repetition, and the sums of their rows, in the dtypes and with the dense_shape of
+        `slices`. Values of 16 bits are added in float32.
     """
     with tf.device("CPU:0"):
         indices, values = _summed(slices.indices, _wide(slices.values))
@@ -46,11 +46,11 @@ def deduplicated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 @ops.plain
 def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
-    """Make slices without any row, for a rank that has no gradient where others have a sparse one.
+    """Make slices without rows, for a rank that lacks a sparse gradient that other ranks have.
 
     Args:
-        shape: of the whole table.
-        dtype: of its values.
+        shape: the shape of the whole table.
+        dtype: the dtype of the values.
 
     Returns:
         Slices with int64 indices [0] and values [0, ...].
@@ -72,27 +72,28 @@ def reduce(
     shape: Sequence[int] | None = None,
     dtype: tf.DType | str | None = None,
 ) -> tf.IndexedSlices:
-    """Sum or average one sparse gradient over the ranks; eager or in a graph, and all ranks call it.
+    """Sum or average one sparse gradient over the ranks, eagerly or in a graph; all ranks call it.
 
     Args:
         job: the runtime of the ranks that take part.
-        name: matches the ranks' calls; of its own for each tensor of each channel. In one `tf.function` its second use
-            gets a number.
-        slices: this rank's rows, in any order and with repetitions, indices int32 or int64; None for none. Rows of
-            whole numbers are summed only.
-        options: op, compression and gradient_predivide_factor count. With a compression float32 rows travel as halves
-            and are added in float32; other dtypes travel as they are.
-        present: False: this rank has no gradient, `slices` is not looked at.
-        shape: the table's, the same on all ranks; needed where slices may be None. With it, indices of tables below
-            2^31 rows travel in 4 bytes.
-        dtype: of the result, the same on all ranks; None for that of the slices. Needed where slices may be None.
+        name: matches the ranks' calls; unique for each tensor of each channel. A second use in one `tf.function` gets
+            a number.
+        slices: this rank's rows, in any order and with repetitions, with int32 or int64 indices; None if this rank has
+            no gradient. Integer rows can only be summed.
+        options: only op, compression and gradient_predivide_factor are used. With a compression, float32 rows are sent
+            in 16 bits and added in float32; other dtypes are sent as they are.
+        present: False if this rank has no gradient; `slices` is then ignored.
+        shape: the table's shape, the same on all ranks; required if slices may be None. With a shape, the indices of
+            tables below 2^31 rows are sent in 4 bytes.
+        dtype: the dtype of the result, the same on all ranks; None for the dtype of the slices. Required if slices may
+            be None.
 
     Returns:
-        Ascending indices, each once, with the sums or averages of their rows; equal bits on all ranks. The indices have
-        the dtype of this rank's slices, int64 where it has none.
+        Ascending indices without repetition, with the sums or averages of their rows; equal bits on all ranks. The
+        indices have the dtype of this rank's slices, or int64 if it has none.
 
     Raises:
-        InvalidError: neither slices nor shape and dtype.
+        InvalidError: there are neither slices nor a shape and a dtype.
         MismatchError: the ranks' rows differ in dtype or shape; on all ranks.
         CommunicationError: a peer is gone or stayed away.
     """
@@ -117,8 +118,8 @@ def reduce(
 
 
 def _summed(indices: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sort rows by index and add those of equal index, in their order."""
-    indices = tf.ensure_shape(indices, [None])  # a graph may know nothing of it
+    """Sort rows by index, and add rows of equal index in their order."""
+    indices = tf.ensure_shape(indices, [None])  # in a graph the shape may be unknown
     order = tf.argsort(indices, stable=True)
     ascending = tf.gather(indices, order)
     first = tf.ones(tf.minimum(tf.size(ascending), 1)[tf.newaxis], tf.bool)
@@ -140,7 +141,7 @@ def _gathered(job: Runtime, name: str, part: tf.Tensor) -> tf.Tensor:
 
 
 def _divisors(job: Runtime, options: GradientOptions) -> tuple[float, float]:
-    """What the rows are divided by before they travel, and after they are added."""
+    """Return the divisors of the rows before they are sent, and after they are added."""
     if options.op == Sum:
         return 1.0, 1.0
     predivide = float(options.gradient_predivide_factor)

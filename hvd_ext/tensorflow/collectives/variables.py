@@ -1,4 +1,4 @@
-"""Variables from one rank to all: at the start of training, so that all ranks train the same model."""
+"""Broadcasts of variables, at the start of training, so that all ranks train the same model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_ext.tensorflow.collectives.dtypes import MOVED
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
 
-# Variables travel together in pieces of about so many bytes: few calls, and little memory beside the variables'.
+# Variables are sent together in pieces of about this size, which needs few calls and little extra memory.
 PIECE_NBYTES = 64 << 20
 
 
@@ -30,22 +30,22 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Give all ranks the values that the variables have on one rank; all ranks call it.
 
-    Run eagerly it compares the variables' names, shapes and dtypes first. In a `tf.function` the calls compare shapes
-    and dtypes only.
+    In eager mode the ranks compare the variables' names, shapes and dtypes first; in a `tf.function`, only shapes and
+    dtypes.
 
     Args:
-        variables: `keras.Variable`, `tf.Variable` and those of tf_keras, mixed, in the same order on all ranks; an
-            iterable, read once, or a function that gives one, such as the `variables` of an older optimizer.
-        root_rank: whose values all get: a rank of the job, also in a process set.
+        variables: variables of Keras 3, TensorFlow and tf_keras, mixed at will, in the same order on all ranks: an
+            iterable, which is read once, or a function that returns one, such as the `variables` of an older optimizer.
+        root_rank: the rank whose values all ranks get, counted in the job, also with a process set.
         process_set: the ranks that take part; None for all.
-        inplace: accepted for Horovod's sake; either way only pieces of 64 MiB are in memory beside the variables.
+        inplace: accepted for Horovod's sake; either way at most a piece of about 64 MiB is copied at a time.
 
     Returns:
-        None; in a graph of TensorFlow 1 the operation that does it.
+        None; in a graph of TensorFlow 1, the operation that assigns all variables.
 
     Raises:
-        MismatchError: the ranks have different variables; the message names the first and both ranks' values. It is
-            raised on all ranks and changes no variable.
+        MismatchError: the ranks have different variables; the message names the first difference and both ranks'
+            values. It is raised on all ranks, and no variable is changed.
         InvalidError: the root is not one of the ranks, or a variable's dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
@@ -60,15 +60,15 @@ def broadcast_(
 
     Args:
         variables: see `broadcast_variables`.
-        root_rank: whose values all get: a rank of the job, also in a process set.
-        name: for messages; the same on all ranks.
+        root_rank: see `broadcast_variables`.
+        name: a name for messages, the same on all ranks.
         process_set: the ranks that take part; None for all.
 
     Returns:
-        The variables' values after it.
+        The variables' new values.
 
     Raises:
-        MismatchError: the ranks have different variables; on all ranks.
+        MismatchError: the ranks have different variables; raised on all ranks.
         InvalidError: the root is not one of the ranks, or a variable's dtype cannot be moved.
         CommunicationError: a peer is gone or stayed away.
     """
@@ -83,13 +83,13 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """Broadcast the global variables of a graph of TensorFlow 1 (`with tf.Graph().as_default()`).
 
     Args:
-        root_rank: whose values all get.
+        root_rank: the rank whose values all ranks get.
 
     Returns:
         The operation to run in a session after the variables' initializers.
 
     Raises:
-        InvalidError: anywhere else: TensorFlow 2 keeps no list of its variables.
+        InvalidError: there is no graph of TensorFlow 1, and TensorFlow 2 keeps no list of its variables.
     """
     graph = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or _is_function(graph):
@@ -163,7 +163,7 @@ def _value(variable: Any) -> tf.Tensor:
 
 
 def _pieces(tensors: list[tf.Tensor]) -> list[tuple[str, list[int]]]:
-    """Group the tensors by dtype, in pieces of limited size."""
+    """Group the tensors by dtype, in pieces of limited size; a piece is a dtype and the places of its tensors."""
     pieces: list[tuple[str, list[int]]] = []
     open_piece: dict[str, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):

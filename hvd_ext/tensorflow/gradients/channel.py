@@ -1,8 +1,7 @@
-"""A channel: the gradients of one optimizer or tape, agreed over the ranks once and then reduced every step.
+"""A channel: the gradients of one optimizer or tape. The ranks agree on them once and then reduce them every step.
 
-Made by `registration.open`. A step is `reduce`: one op that begins the step, one `submit` per gradient and one
-`collect` per gradient, so that buckets travel while back-propagation still runs (docs/design.md, "two ops per
-gradient").
+`reduce` makes one op that begins the step, and for each gradient one `submit` and one `collect`, so that buckets are
+sent while back-propagation still runs (docs/design.md, "Two ops per gradient").
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Channel:
 
     Attributes:
         name: the channel's name, for messages.
-        kinds: what the ranks together have of each gradient, one letter each (`registration.joint`).
-        layout: how its steps are reduced. The dense gradients are in its buckets; slices travel apart
+        kinds: the combined kinds of all ranks, one letter for each gradient (`registration.joint`).
+        layout: how a step is reduced. Its buckets have the dense gradients; sparse gradients are reduced separately
             (`hvd_ext.tensorflow.collectives.sparse`).
     """
 
@@ -43,33 +42,34 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the channel can reduce: not closed, and its engine still runs."""
+        """Whether the channel was not closed and its engine still runs."""
         return self._handle is not None and _runs(self._owner)
 
     @property
     def selects(self) -> bool:
-        """Whether a part of its gradients waits on the ranks between steps: each step then ends with `end_step`."""
+        """Whether some of its gradients have error feedback; each step must then end with `end_step`."""
         return bool(self.layout.selected)
 
     @ops.plain
     def reduce(self, gradients: Sequence[tf.Tensor | None], density: tf.Tensor | None = None) -> list[tf.Tensor | None]:
         """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
 
-        Every rank calls it once per step. Gradients that are None here but present elsewhere count as zeros. A tape
-        takes the results for constants: use `hvd_ext.allreduce` for what shall be differentiated.
+        Every rank calls it once per step. A gradient that is None here but present on another rank counts as zeros. The
+        results are constants to a gradient tape; use `hvd_ext.allreduce` for a differentiable reduction.
 
         Args:
             gradients: one dense tensor or None for each of the layout's tensors, of its shape and dtype.
-            density: float64, the same on all ranks: the part that is sent; needed where the channel `selects`.
+            density: a float64 scalar, the same on all ranks: the fraction of elements that is sent. Required if the
+                channel `selects`.
 
         Returns:
             The sums or averages, bit-identical on all ranks; None where no rank has the gradient.
 
         Raises:
-            InvalidError: a wrong number of gradients, a wrong shape or dtype, or a gradient that no rank had when the
-                channel was opened.
+            InvalidError: the number, shape or dtype of the gradients is wrong, or there is a gradient that no rank had
+                when the channel was opened.
             NotInitializedError: the channel is closed, or hvd_ext was shut down after it was opened.
-            CommunicationError: a peer is gone or stayed away. In a running `tf.function`: `tf.errors.UnknownError`.
+            CommunicationError: a peer is gone or stayed away; a running `tf.function` raises `tf.errors.UnknownError`.
         """
         handle, tensors = self.handle, self.layout.tensors
         if len(gradients) != len(tensors):
@@ -83,7 +83,7 @@ class Channel:
         if not order:
             return reduced
         with ops.translated(), tf.name_scope("hvd_ext_reduce"):
-            # Two steps in one graph: the second begins after the first, which nothing else would order.
+            # If a graph has two steps, only this makes the second begin after the first.
             last = ops.memory_of_graph().setdefault(("last step", handle), [])
             with tf.control_dependencies(list(last)):
                 if self.selects:
@@ -106,11 +106,11 @@ class Channel:
         """End a step of a channel that `selects`; all ranks call it alike.
 
         Args:
-            ok: a boolean that depends on all that `reduce` gave; False: residuals and velocities are as before the
-                step.
+            ok: a boolean that depends on all results of `reduce`; False restores the residuals and velocities from
+                before the step.
 
         Returns:
-            The operation, in a graph.
+            The operation in a graph, else None.
 
         Raises:
             NotInitializedError: as `reduce`.
@@ -123,7 +123,7 @@ class Channel:
         return ended
 
     def close(self) -> None:
-        """Give the channel's buffers back; collects that still wait fail. All ranks close it. Again: nothing."""
+        """Free the channel's buffers; pending collects fail. All ranks close it. A second call does nothing."""
         if self.is_open:
             assert self._handle is not None
             self._owner.engine.close_channel(self._handle)
@@ -167,6 +167,6 @@ class Channel:
 
 
 def _runs(owner: runtime.Runtime) -> bool:
-    """Whether it is the job's runtime, or that of a process set which is still there."""
+    """Whether it is the runtime of the job, or of a process set that still exists."""
     job = runtime.current_or_none()
     return job is not None and (job is owner or any(one._runtime is owner for one in job.process_sets.values()))

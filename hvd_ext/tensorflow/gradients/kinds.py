@@ -1,4 +1,4 @@
-"""One gradient and its variable: its key, name, dtype and kind, what it becomes before it travels, what is refused."""
+"""One gradient and its variable: key, name, dtype and kind, its form before it is sent, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow.collectives import sparse
 
-# What the ranks have of a gradient: nothing, a dense one, `tf.IndexedSlices`; a local one that stays on its rank; or
-# one of a rank that is outside of the process set.
+# The kinds of a gradient: there is none, it is dense, or it is sparse (`tf.IndexedSlices`); it is local, so that it
+# stays on its rank; or its rank is outside of the process set.
 NONE, DENSE, SPARSE, LOCAL, OUTSIDE = "-", "d", "s", "l", "o"
 
 
 def inner(variable: Any) -> Any:
-    """Give TensorFlow's variable inside of one of Keras 3, or the variable itself."""
+    """Return the TensorFlow variable inside a Keras 3 variable; any other variable is returned as it is."""
     found = getattr(variable, "_value", None)
     return variable if found is None else found
 
 
 def key(variable: Any) -> Any:
-    """Give what tells variables apart, of Keras or TensorFlow; a variable of Keras and its value have one key."""
+    """Return a key that identifies a variable; a Keras variable and its TensorFlow variable have the same key."""
     found = inner(variable)
     return getattr(found, "_unique_id", None) or id(found)
 
 
 def name(variable: Any) -> str:
-    """Give a variable's path, where it has one, or its name."""
+    """Return a variable's path if it has one, else its name."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
 def dtype(variable: Any) -> tf.DType:
-    """Give a variable's dtype."""
+    """Return a variable's dtype as TensorFlow's."""
     return tf.as_dtype(variable.dtype)
 
 
 def kind(gradient: Any, dense: bool) -> str:
-    """Give this rank's kind of a gradient.
+    """Return this rank's kind of a gradient.
 
     Args:
         gradient: a dense tensor, `tf.IndexedSlices` or None.
-        dense: sparse ones will be made dense.
+        dense: whether sparse gradients will be made dense.
     """
     if gradient is None:
         return NONE
@@ -50,21 +50,21 @@ def kind(gradient: Any, dense: bool) -> str:
 
 
 def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -> Any:
-    """Make a gradient what the ranks have agreed on.
+    """Convert a gradient to the kind that the ranks have agreed on.
 
     Args:
-        label: whose it is, for messages.
-        gradient: this rank's.
-        variable: that it belongs to.
+        label: the optimizer or tape, for messages.
+        gradient: this rank's gradient.
+        variable: the gradient's variable.
         agreed: the kind.
-        divisor: of local gradients.
+        divisor: what a local gradient is divided by.
 
     Returns:
-        In the variable's dtype: dense, with zeros where only other ranks have it; slices, without rows where only
-        others have it; None where no rank has it.
+        A gradient in the variable's dtype. If only other ranks have the gradient, it is a tensor of zeros or slices
+        without rows; if no rank has it, None.
 
     Raises:
-        InvalidError: a gradient that cannot be reduced.
+        InvalidError: the gradient cannot be reduced.
     """
     if agreed == NONE or (agreed == LOCAL and gradient is None):
         return None
@@ -77,7 +77,7 @@ def ready(label: str, gradient: Any, variable: Any, agreed: str, divisor: int) -
     if agreed == SPARSE or (agreed == LOCAL and isinstance(gradient, tf.IndexedSlices)):
         gradient = tf.IndexedSlices(tf.cast(gradient.values, dtype(variable)), gradient.indices, gradient.dense_shape)
     else:
-        # Keras casts too, but only in its update step: after the reduction
+        # Keras casts too, but only in its update step, after the reduction
         gradient = tf.cast(tf.convert_to_tensor(gradient), dtype(variable))
     return scaled(gradient, 1 / divisor) if agreed == LOCAL else gradient
 
@@ -87,7 +87,7 @@ def scaled(gradient: Any, factor: float) -> Any:
 
     Args:
         gradient: dense or slices.
-        factor: 1 leaves it as it is.
+        factor: the number; 1 returns the gradient itself.
     """
     if factor == 1:
         return gradient
@@ -97,7 +97,7 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 
 def mark_reduced(gradient: Any, by: Any) -> None:
-    """Note that a gradient is that of all ranks: who reduces it again would take a sum of sums.
+    """Mark a gradient as reduced, so that a second reduction, which would add up sums, is refused.
 
     Args:
         gradient: dense or slices.
@@ -107,7 +107,7 @@ def mark_reduced(gradient: Any, by: Any) -> None:
 
 
 def reduced_by(gradient: Any) -> Any:
-    """Give what `mark_reduced` noted; None for this rank's own gradient, and for what was computed from a marked one.
+    """Return the mark of `mark_reduced`; None for an unmarked gradient, even if it was computed from a marked one.
 
     Args:
         gradient: dense, slices or None.
@@ -116,11 +116,11 @@ def reduced_by(gradient: Any) -> Any:
 
 
 def reduced_copy(gradient: Any, by: Any) -> Any:
-    """Give a copy of a gradient with a note of its own.
+    """Copy a gradient and mark the copy.
 
     Args:
         gradient: dense or slices.
-        by: as for `mark_reduced`; None for no note.
+        by: as for `mark_reduced`; None for no mark.
     """
     copied = tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
     mark_reduced(copied, by)
@@ -128,15 +128,16 @@ def reduced_copy(gradient: Any, by: Any) -> Any:
 
 
 def refuse(label: str, gradient: Any, variable: Any) -> None:
-    """Refuse what cannot be reduced.
+    """Refuse a gradient that cannot be reduced.
 
     Args:
-        label: whose it is, for messages.
-        gradient: this rank's.
-        variable: that it belongs to.
+        label: the optimizer or tape, for messages.
+        gradient: this rank's gradient, or None.
+        variable: the gradient's variable.
 
     Raises:
-        InvalidError: the gradient is not floating, not of its variable's shape, or the variable is overwritten with it.
+        InvalidError: the gradient has been reduced already, is not of a floating dtype, or has not its variable's
+            shape; or the variable is overwritten with its gradient.
     """
     if getattr(variable, "overwrite_with_gradient", False):
         raise InvalidError(
@@ -170,13 +171,13 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
 
 
 def refuse_xla(label: str) -> None:
-    """Refuse a function that XLA compiles, while it is traced.
+    """Refuse a function that XLA will compile, while the function is traced.
 
     Args:
-        label: whose gradients they are, for messages.
+        label: the optimizer or tape, for messages.
 
     Raises:
-        InvalidError: the graph that is built, or one around it, will be compiled.
+        InvalidError: XLA will compile the graph under construction, or a graph around it.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:

@@ -1,7 +1,7 @@
-"""How a list of gradients is reduced over the ranks: optimizers and tapes of Keras 3, Keras 2 and TensorFlow use it.
+"""The reduction of a list of gradients over the ranks, for the optimizers of Keras 3 and Keras 2 and for tapes.
 
-Channels are opened when they are first needed. Most optimizers have one; an optimizer or tape that is used for several
-parts of a model in turn has one for each list of variables.
+Channels are opened when they are first needed. Most optimizers need one. An optimizer or tape that is used for several
+parts of a model in turn has one channel for each list of variables.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class Slot:
     """One variable of a step, and its gradient.
 
     Args:
-        variable: of the model.
-        kind: what the ranks have agreed on (`kinds`).
-        gradient: what was given to the caller; None where no rank has one.
-        place: in the list that the ranks have agreed on; None of a local variable, and outside of the process set.
+        variable: the model's variable.
+        kind: the kind that the ranks have agreed on (`kinds`).
+        gradient: the gradient before the reduction; None if no rank has one.
+        place: the variable's place in the list that the ranks have agreed on; None for a local variable, and on a rank
+            outside of the process set.
     """
 
     variable: Any
@@ -50,19 +51,19 @@ class Slot:
 
 @dataclasses.dataclass
 class Step:
-    """A step under way: what the ranks have agreed on for it.
+    """A step under way, with what the ranks have agreed on for it.
 
     Args:
-        slots: one for each variable, in their order.
-        job: the runtime of the ranks that take part; None where this rank does not.
-        channel: for the dense gradients; None where this rank does not take part.
-        feedback: of a step that selects; else None.
-        name: of the calls for slices.
+        slots: one for each variable, in the order of the variables.
+        job: the runtime of the ranks that take part; None if this rank does not take part.
+        channel: the channel of the dense gradients; None if this rank does not take part.
+        feedback: the error feedback with `TopK`, else None.
+        name: the prefix of the calls that reduce sparse gradients.
 
     Attributes:
         reduced: whether the gradients were reduced.
-        compared: in a graph, the comparison of the weights that comes before the reduction; None where there is none.
-        finite: whether all that was reduced is finite; None where nobody asks.
+        compared: in a graph, the comparison of the weights that must run before the reduction; None if there is none.
+        finite: whether all reduced gradients are finite; None without `TopK`.
     """
 
     slots: list[Slot]
@@ -84,14 +85,14 @@ class Reducer:
     """The reduction of one optimizer's or tape's gradients.
 
     Args:
-        label: its name in messages and of its channels, such as "Adam".
-        options: how gradients become one.
-        momentum: taken over from the optimizer, where the options ask for that.
-        first_step: gives the number of update steps that there were before the first.
-        after_first: the weights may be broadcast after the first step, as a loop with a tape does.
+        label: the name of the optimizer or tape, such as "Adam", for messages and channels.
+        options: how gradients are reduced.
+        momentum: the optimizer's momentum, if the options ask for momentum correction.
+        first_step: returns the number of update steps before the first step of this object.
+        after_first: whether the weights may be broadcast after the first step, as a loop with a tape does.
 
     Attributes:
-        broadcast_follows: a callback will broadcast the weights after the batch that comes.
+        broadcast_follows: whether a callback will broadcast the weights after the next batch.
     """
 
     def __init__(
@@ -122,13 +123,13 @@ class Reducer:
 
     @property
     def sets(self) -> tuple[GradientSet, ...]:
-        """The lists of variables whose gradients were reduced so far, in the order of their first steps."""
+        """One set for each list of variables reduced so far, in the order of their first steps."""
         return tuple(self._sets.values())
 
     def restore(self, states: dict[int, tuple[Arrays | None, Everyone]]) -> None:
-        """Go on from what was saved of each list, by its place in `sets`; all ranks call it alike.
+        """Restore what each list of variables has saved, by its place in `sets`; all ranks call it alike.
 
-        Now, or at the list's first step: see `GradientSet.load`.
+        A list that has had no step yet is restored at its first step; see `GradientSet.load`.
         """
         self._restored = dict(states)
         for place, one in enumerate(self.sets):
@@ -136,15 +137,15 @@ class Reducer:
 
     @property
     def pending(self) -> dict[int, tuple[Arrays | None, Everyone]]:
-        """What `restore` was given for lists that have had no step since, by their places."""
+        """The states from `restore` for the lists that have had no step since, by place."""
         return dict(self._restored)
 
     def save_first(self) -> Arrays:
-        """Copy what waits on this rank of a tape's only list."""
+        """Copy this rank's residuals of a tape, which has only one list."""
         return self.sets[0].save() if self._sets else {}
 
     def load_first(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Go on from what `save_first` gave; see `GradientSet.load`."""
+        """Restore what `save_first` returned; see `GradientSet.load`."""
         self.restore({0: (own, everyone)})
 
     def flush(self) -> None:
@@ -155,24 +156,24 @@ class Reducer:
                 one.feedback.flush()
 
     def scale_momentum(self, factor: float) -> None:
-        """Multiply the momentum that was taken over, where there is one, between two steps; all ranks call it alike."""
+        """Multiply the velocities of momentum correction, between two steps; all ranks call it alike."""
         for one in self.sets:
             one.scale_momentum(factor)
 
     def register_local_var(self, variable: Any) -> None:
-        """Keep the gradient of a variable of this rank or of all: it is only divided (`scale_local_gradients`)."""
+        """Make a variable local: its gradient is not reduced, only scaled (`scale_local_gradients`)."""
         self.register_local_source(lambda: (variable,))
 
     @property
     def local_keys(self) -> frozenset[Any]:
-        """The keys of the variables whose gradients stay on their rank."""
+        """The keys of the local variables."""
         return frozenset(kinds.key(variable) for source in self._local for variable in source())
 
     def register_local_source(self, source: Callable[[], Iterable[Any]]) -> None:
-        """Keep the gradients of variables on their rank that need not be there yet.
+        """Make variables local that may not exist yet.
 
         Args:
-            source: gives the variables, asked at every step; for example the weights of a layer.
+            source: returns the variables, for example the weights of a layer; called at every step.
         """
         self._local.append(source)
 
@@ -183,12 +184,12 @@ class Reducer:
         Args:
             gradients: this rank's gradients: dense tensors, `tf.IndexedSlices` or None.
             variables: the variables that they belong to, in an order that is the same on all ranks.
-            facts: gives what else must be the same on all ranks; asked when a channel is opened.
+            facts: returns further values that must be the same on all ranks; compared when a channel is opened.
 
         Returns:
-            The sums or averages in their variables' dtypes, with equal bits on all ranks: slices without repeated rows
-            where no rank has a dense gradient; None where no rank has one. Of local variables this rank's own, divided;
-            outside of the process set all are this rank's own, as they were.
+            The sums or averages in their variables' dtypes, with equal bits on all ranks: `tf.IndexedSlices` without
+            repeated rows if no rank has a dense gradient, None if no rank has any. The gradient of a local variable is
+            this rank's own, scaled. On a rank outside of the process set all gradients are returned unchanged.
 
         Raises:
             InvalidError: the gradients cannot be reduced; the message says why and what to do.
@@ -210,20 +211,19 @@ class Reducer:
         communicates: bool = True,
         weights: Sequence[Any] | None = None,
     ) -> Iterator[list[Any]]:
-        """Begin a step whose gradients are reduced later, by `reduce_step`; for Keras, which drops those that are None.
+        """Begin a step whose gradients are reduced later, by `reduce_step`; for Keras, which drops gradients of None.
 
         Args:
             gradients: this rank's gradients.
             variables: the variables that they belong to.
-            facts: gives what else must be the same on all ranks; asked when a channel is opened.
-            dense: sparse gradients are made dense.
-            communicates: False: nothing will be reduced in this eager call, which only adds its gradients up; what was
-                agreed last holds.
-            weights: the variables themselves, where `variables` only stand for them; tensors, which are none, too.
+            facts: returns further values that must be the same on all ranks; compared when a channel is opened.
+            dense: make sparse gradients dense.
+            communicates: False if this eager call only accumulates its gradients; the last agreement then holds.
+            weights: the real sources, if `variables` are only their descriptions; tensors among them are not compared.
 
         Yields:
-            The gradients to hand to `reduce_step` (without those that are None): in their variables' dtypes, zeros or
-            empty slices where only other ranks have one.
+            The gradients for `reduce_step`, which takes them without the None ones, in their variables' dtypes. A
+            gradient that only other ranks have is a tensor of zeros or slices without rows.
 
         Raises:
             InvalidError, MismatchError, NotInitializedError: as `reduce`.
@@ -250,25 +250,25 @@ class Reducer:
 
     @property
     def was_reduced(self) -> bool:
-        """Whether the step under way has reduced its gradients, or has none to reduce."""
+        """Whether the step under way has reduced its gradients, or has no gradients."""
         step = self._under_way
         return step is None or step.reduced or not step.present
 
     @property
     def local_now(self) -> list[bool]:
-        """Which of the gradients that `step` gave, without those that were None, are local."""
+        """For each gradient of `step` that is not None, whether it is local."""
         step = self._under_way
         return [] if step is None else [slot.kind == kinds.LOCAL for slot in step.present]
 
     @property
     def finite(self) -> tf.Tensor:
-        """Whether all that the step under way has reduced is finite, equal on all ranks; known where a part is sent."""
+        """Whether all reduced gradients of the step under way are finite, equal on all ranks; True without `TopK`."""
         step = self._under_way
         return tf.constant(True) if step is None or step.finite is None else step.finite
 
     @property
     def through_momentum(self) -> frozenset[Any]:
-        """The keys of the variables whose gradients have gone through a momentum in the step under way."""
+        """The keys of the variables whose gradients go through momentum correction in the step under way."""
         step = self._under_way
         if step is None or step.channel is None:
             return frozenset()
@@ -279,15 +279,16 @@ class Reducer:
         """Reduce the gradients of the step under way.
 
         Args:
-            gradients: what `step` gave, without those that were None.
-            after: a whole number that orders the steps of a graph: one step's reduction begins after the one before
-                has ended, also where nothing else connects them (a loop, constant gradients).
+            gradients: the gradients from `step`, without the None ones.
+            after: an integer variable that orders the steps of a graph: the reduction of a step begins after that of
+                the step before has ended, even if nothing else connects them (a loop, constant gradients).
 
         Returns:
-            The sums or averages. None of them is ready before all are, so that a failed step changes no variable.
+            The sums or averages. In a graph none of them is ready before all are, so that a failed step changes no
+            variable.
 
         Raises:
-            HvdExtError: outside of a step, or some of the gradients were dropped.
+            HvdExtError: there is no step under way, or some of its gradients were dropped.
         """
         step = self._under_way
         if step is None:
@@ -312,7 +313,7 @@ class Reducer:
             return [tf.nest.map_structure(tf.identity, result, expand_composites=True) for result in reduced]
 
     def close(self) -> None:
-        """Give the channels' buffers back. Again: nothing."""
+        """Free the channels' buffers. A second call does nothing."""
         sets, self._sets = self._sets, {}
         for every in sets.values():
             every.close()
@@ -345,7 +346,7 @@ class Reducer:
             given = variables if weights is None else weights
             pairs = [(kinds.name(variables[index]), given[index]) for index in shared]
             unsure = Weights.here([(name, weight) for name, weight in pairs if hasattr(weight, "assign")])
-        with tf.init_scope():  # exchanges are eager, and Keras reads the learning rate for the facts
+        with tf.init_scope():  # exchanges are eager, and `facts` may read Keras' learning rate
             channel, joint = every.agree(own, checked, traced=traced, communicates=communicates, weights=unsure)
             self._load(number, every)
         compared = None if every.start is None or unsure is None else every.start.again(unsure)
@@ -361,7 +362,7 @@ class Reducer:
         return Step(slots, job, channel, every.feedback, every.name, compared=compared)
 
     def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
-        """Reduce the gradients of the slots that have one; what went through a momentum has the learning rate in it."""
+        """Reduce the step's gradients; for momentum correction they are first multiplied by the learning rate."""
         assert step.job is not None
         assert step.channel is not None
         options, topk, channel = self.options, self.options.topk, step.channel
@@ -406,12 +407,12 @@ class Reducer:
         ]
 
     def _load(self, number: int, every: GradientSet) -> None:
-        """Give a list what was restored for it, once it has a channel."""
+        """Restore a list's state, once the list has a channel."""
         if number in self._restored and every.feedback is not None:
             every.load(*self._restored.pop(number))
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
-        """Give the list of these variables and its number, in the order of the lists' first steps."""
+        """Return the set of these variables, and its place in `sets`."""
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
             if every is not None and every.feedback is not None:
@@ -425,16 +426,16 @@ class Reducer:
         if not self.options.check_start or job.engine.size == 1:
             return None
         if not tf.compat.v1.executing_eagerly_outside_functions():
-            return None  # a graph of TensorFlow 1 has values in its sessions only
+            return None  # in a graph of TensorFlow 1, variables have values only in a session
         return SameStart(self.label, job, after_first=self._after_first, waits=lambda: self.broadcast_follows)
 
 
 def _clipped(gradients: Sequence[Any], limit: float) -> list[Any]:
-    """Scale gradients down to a norm over all of them, in float32; of slices the rows count as they are."""
+    """Scale gradients so that their joint norm, in float32, is at most the limit; repeated rows are not added first."""
     values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
     squares = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
     norm = tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
-    # a norm that is not finite makes gradients that are not: the step is left out on all ranks
+    # if the norm is not finite, all gradients become NaN, so that all ranks skip the step
     factor = tf.where(tf.math.is_finite(norm), tf.where(norm > limit, limit / norm, 1.0), float("nan"))
     scaled = [one * tf.cast(factor, one.dtype) for one in values]
     return [

@@ -1,12 +1,12 @@
-"""Registration: the ranks agree on a list of gradients, once, and then reduce them without negotiation.
+"""Registration: the ranks agree on a list of gradients once, and then reduce them without negotiation.
 
-`open` opens a channel on all ranks together. What must agree (names, shapes, dtypes, options, plans) is compared then;
-a difference is the same `MismatchError` on all ranks and leaves nothing behind.
+`open` opens a channel on all ranks together. The ranks compare names, shapes, dtypes, options and plans at that moment.
+A difference raises the same `MismatchError` on all ranks and leaves nothing behind.
 
 A `GradientSet` is one list of variables with its channels. Ranks may have different gradients: a variable that a rank's
-loss does not use has none there. Eagerly the ranks tell each other at every step what they have. A traced function has
-the same gradients at every step, so its ranks tell each other once, when a rank's own pattern is new; all ranks must
-then come to a new pattern together.
+loss does not use has no gradient on that rank. In eager mode the ranks tell each other at every step which gradients
+they have. A traced function has the same gradients at every step, so its ranks exchange their patterns only when they
+trace a pattern that is new to them; all ranks must then reach a new pattern together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
 
-# One name for all channels: ranks that come with different ones meet, and hear what differs.
+# All channels share one name, so that ranks that open different channels meet, and learn what differs.
 EXCHANGE = "agreement on gradients"
 
 _LOG = logging.getLogger("hvd_ext")
@@ -59,18 +59,19 @@ def open(
     It runs eagerly, also while a function is traced.
 
     Args:
-        name: for messages ("Adam"); several channels may have one name.
+        name: the channel's name in messages, such as "Adam"; several channels may share a name.
         tensors: the gradients, in the same order on all ranks.
-        options: algorithm, bucket_nbytes, op and compression; None for those of the owner.
-        kinds: what this rank has of each gradient, one letter each (`gradients.kinds.kind`); None: all are dense.
-        owner: the runtime of the ranks that take part; None for that of all ranks.
-        groups: as `planning.layout.layout` takes them, of places in `tensors`.
-        topk: how a part of the gradients is selected; None: they are sent whole.
-        sparse_algorithm: of the buckets from which a part is selected.
-        momentum: what gradients go through before they are selected.
-        facts: gives what else must be the same on all ranks, by name; what it raises is raised on all ranks.
-        start: compares the weights before the first update; None where nobody asks for that.
-        weights: what it compares.
+        options: algorithm, bucket_nbytes, op and compression; None takes the options of `owner`.
+        kinds: this rank's kind of each gradient, one letter each (`gradients.kinds.kind`); None if all are dense.
+        owner: the runtime of the ranks that take part; None for all ranks.
+        groups: as `planning.layout.layout` takes them, with places in `tensors`.
+        topk: how top-k gradients are selected; None to send whole gradients.
+        sparse_algorithm: the algorithm of the buckets with top-k gradients.
+        momentum: the momentum correction that gradients go through before the selection.
+        facts: returns further values that must be the same on all ranks, by name; an exception in it is raised on all
+            ranks.
+        start: compares the weights before the first update; None to skip this comparison.
+        weights: the weights that `start` compares.
 
     Returns:
         The open channel.
@@ -78,7 +79,7 @@ def open(
     Raises:
         MismatchError: the ranks disagree; the message names the tensor or option and both ranks' values. It is
             raised on all ranks, and the next collective works.
-        InvalidError: a dtype or shape that cannot be reduced, on any rank; raised on all ranks.
+        InvalidError: a dtype or shape on some rank cannot be reduced; raised on all ranks.
         PlanError: the algorithm cannot run on the topology.
         NotInitializedError: before `init()`.
     """
@@ -97,7 +98,7 @@ def open(
 
     values = consensus.exchange(owner.engine, EXCHANGE, mine)
     check_facts(values, owner.engine.ranks)
-    where = f"channel {values[0]['name']!r}"  # the verdict has the same words on all ranks
+    where = f"channel {values[0]['name']!r}"  # so that all ranks raise the same message
     consensus.check_same(where, [value["options"] for value in values], owner.engine.ranks)
     consensus.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
     if start is not None and weights is not None:
@@ -129,26 +130,26 @@ def open(
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
-    """Compare what must be the same on all ranks.
+    """Compare the facts of all ranks.
 
     Args:
-        values: what the ranks sent: "name", the channel's there, and "facts".
-        ranks: the job's numbers of these ranks.
+        values: what each rank sent: the "name" of its channel, and its "facts".
+        ranks: the numbers of these ranks in the job.
 
     Raises:
-        MismatchError: a fact differs; with rank 0's name in its words.
+        MismatchError: a fact differs; the message has the channel's name on rank 0.
     """
     consensus.check_same(values[0]["name"], [value["facts"] for value in values], ranks)
 
 
 def joint(ranks: Sequence[str]) -> str:
-    """Give what the ranks have together of each gradient.
+    """Combine the ranks' kinds of each gradient.
 
     Args:
-        ranks: for each rank one letter per gradient, from `kinds.kind`.
+        ranks: for each rank, one letter per gradient, from `kinds.kind`.
 
     Returns:
-        Per gradient "-" where no rank has it, "s" where all that have it have it sparse, else "d".
+        For each gradient "-" if no rank has it, "s" if every rank that has it has it sparse, else "d".
     """
     return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
@@ -175,23 +176,23 @@ def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: 
 
 
 class GradientSet:
-    """The variables of one list, agreed with the ranks of one runtime.
+    """One list of variables, on which the ranks of one runtime have agreed.
 
     Attributes:
         job: the runtime of the ranks that take part.
-        channels: opened so far: one, and another when a variable gets a dense gradient that had none before.
-        name: the same on all ranks; once it is open, unlike that of any other set of the job.
-        feedback: of the steps that select; None before the first, and where all is sent.
-        start: the comparison of the weights before the first update; None where nobody asks for it.
+        channels: the channels opened so far. Another one is opened when a variable gets its first dense gradient.
+        name: the same on all ranks; unique in the job once the first channel is open.
+        feedback: the error feedback; None before the first step, and without `TopK`.
+        start: the comparison of the weights before the first update; None if there is none.
 
     Args:
-        label: whose gradients they are, for messages.
-        options: how they become one.
+        label: the optimizer or tape, for messages.
+        options: how the gradients are reduced.
         job: the runtime of the ranks that take part.
         variables: the list, without local variables.
-        momentum: what gradients go through before they are selected; None for nothing.
-        first_step: gives the number of update steps before the first; rank 0's counts.
-        start: compares the weights before the first update; None where nobody asks for that.
+        momentum: the momentum correction that gradients go through before the selection; None for none.
+        first_step: returns the number of update steps before the first; the value of rank 0 counts.
+        start: compares the weights before the first update; None to skip this comparison.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class GradientSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can reduce; before its first channel it can not be used by a step."""
+        """Whether all its channels are open; also True before the first channel."""
         return all(channel.is_open for channel in self.channels)
 
     def agree(
@@ -241,14 +242,14 @@ class GradientSet:
 
         Args:
             own: this rank's kinds (`kinds.kind`), one letter for each variable.
-            checked: gives what must be the same on all ranks, or raises what all shall hear; asked when a channel is
-                opened.
-            traced: a function is being traced.
-            communicates: False: gradients are only added up in this eager call, nothing is asked.
-            weights: what `start` compares.
+            checked: checks this rank's gradients and returns the facts that must be the same on all ranks; an
+                exception in it is raised on all ranks. Called when the ranks exchange their kinds.
+            traced: whether a function is being traced.
+            communicates: False if this eager call only accumulates gradients; then nothing is exchanged.
+            weights: the weights that `start` compares.
 
         Returns:
-            A channel for all dense gradients, and the ranks' kinds.
+            A channel for all dense gradients, and the combined kinds of all ranks.
 
         Raises:
             MismatchError: the ranks' variables, options or first weights differ.
@@ -256,7 +257,7 @@ class GradientSet:
         """
         if not self.channels:
             channel = self._open(own, lambda: {_LIST: "new", **checked()}, self.start, weights)
-            # counted when it is open on all ranks: one that was refused is not counted by anybody
+            # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
             self._number = self.job.count("gradient set")
             self.name = f"{self._label}.{self._number}"
             banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options.topk))
@@ -280,17 +281,17 @@ class GradientSet:
         return channel, self._with_waiting(found, channel)
 
     def save(self) -> Arrays:
-        """Copy the residuals and velocities of this rank; nothing before the first step."""
+        """Copy the residuals and velocities of this rank; an empty dict before the first step."""
         if self.feedback is None:
             return {}
         return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
 
     def load(self, own: Arrays | None, everyone: Everyone) -> None:
-        """Go on from what `save` gave, after the first channel was opened; all ranks call it alike.
+        """Restore what `save` returned, after the first channel was opened; all ranks call it alike.
 
         Args:
-            own: as `Feedback.load` takes it.
-            everyone: as there.
+            own: see `Feedback.load`.
+            everyone: see `Feedback.load`.
         """
         assert self.feedback is not None
         for channel in self.channels[:-1]:
@@ -298,18 +299,18 @@ class GradientSet:
         self.feedback.load(self.channels[-1], own, everyone)
 
     def scale_momentum(self, factor: float) -> None:
-        """Multiply the momentum that this rank has taken over, between two steps; all ranks call it alike."""
+        """Multiply this rank's velocities, between two steps; all ranks call it alike."""
         for channel in self.channels:
             if channel.is_open:
                 residuals.scale_velocities(channel, self.job.engine, factor)
 
     def close(self) -> None:
-        """Close its channels."""
+        """Close all channels."""
         for channel in self.channels:
             channel.close()
 
     def _with_waiting(self, found: str, channel: Channel) -> str:
-        """Take zeros for the gradients that nobody has now: what waits for them travels and is applied."""
+        """Mark top-k gradients that no rank has now as dense zeros, so that their residuals are still sent."""
         selected = channel.layout.selected
         return "".join(_DENSE if place in selected else kind for place, kind in enumerate(found))
 
@@ -323,7 +324,7 @@ class GradientSet:
         return joint([value["kinds"] for value in values])
 
     def _channel(self, found: str) -> Channel:
-        # what waits on the ranks is with the newest
+        # with TopK the residuals are in the newest channel
         for channel in self.channels if self._options.topk is None else reversed(self.channels):
             if all(kind == _DENSE for kind, wanted in zip(channel.kinds, found, strict=True) if wanted == _DENSE):
                 return channel
@@ -359,7 +360,7 @@ class GradientSet:
         return channel
 
     def _feed(self, channel: Channel) -> None:
-        """Give a channel that was opened what waits on the ranks."""
+        """Give a newly opened channel the residuals of the channel before, or begin the error feedback."""
         if self.feedback is not None:
             self.feedback.opened(channel)
             self.feedback.move(self.channels[-1], channel)
@@ -369,7 +370,7 @@ class GradientSet:
         self.feedback.opened(channel)
 
     def _tell_of_one_host(self, laid_out: Layout) -> None:
-        """Say once, on the first rank, that `TopK` has nothing to leave out."""
+        """Log once, on the first rank, that `TopK` has no effect on one host."""
         choices = [bucket.choice for bucket in laid_out.buckets if bucket.selection is not None]
         if self.job.engine.rank or not choices or any(choice and choice.selects for choice in choices):
             return

@@ -1,9 +1,9 @@
-"""A comparison of the weights over the ranks before the first update: a broadcast may have been forgotten.
+"""A comparison of the weights over the ranks before the first update, in case the script forgot to broadcast them.
 
-It rides along with the registration of the gradients, and costs a checksum of each variable. Where it cannot be
-decided then, it is taken up again in the steps that follow, until all ranks have the same weights once: a loop with a
-tape may broadcast after its first batch, as Horovod's examples do, a callback too, and a function may do so in front of
-its first update.
+The comparison is part of the exchange that registers the gradients, and costs a checksum of each variable. If unequal
+weights may still become equal, the comparison is repeated in the following steps until all ranks have had the same
+weights once: a loop with a tape may broadcast after its first batch, as Horovod's examples do; so may a callback; and a
+function may broadcast before its first update.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Weights:
     """The variables of a step that are compared.
 
     Args:
-        names: of the variables.
-        variables: themselves; in a function that is being traced they may have no values yet.
-        broadcast: the function broadcasts something in front of its update.
+        names: the names of the variables.
+        variables: the variables; in a function that is being traced they may have no values yet.
+        broadcast: whether the function broadcasts something before its update.
     """
 
     names: Sequence[str]
@@ -51,15 +51,15 @@ class Weights:
 
     @classmethod
     def here(cls, pairs: Sequence[tuple[str, Any]]) -> Weights:
-        """Take variables by name, where the step is made: eagerly, or in the function that is being traced."""
+        """Make the value from pairs of name and variable, in the eager step or in the function that is being traced."""
         return cls([name for name, _ in pairs], [variable for _, variable in pairs], _broadcasts_before())
 
     def tensors(self) -> list[tf.Tensor]:
-        """Read them."""
+        """Read the variables."""
         return [_tensor(variable) for variable in self.variables]
 
     def sums_now(self) -> Sums | None:
-        """Give their checksums; None where one of them has no value yet."""
+        """Return the variables' checksums; None if some variable has no value yet."""
         with tf.init_scope():
             tensors = [_value_now(variable) for variable in self.variables]
             return None if any(tensor is None for tensor in tensors) else checksums(tensors)
@@ -69,15 +69,15 @@ class SameStart:
     """The comparison for one list of variables.
 
     Args:
-        label: whose gradients they are, for messages.
+        label: the optimizer or tape, for messages.
         job: the runtime of the ranks that take part.
-        after_first: unequal weights are an error only when they have changed since the first step: they may be
-            broadcast after it.
-        waits: tells whether a broadcast of them is still to come; the same on all ranks.
+        after_first: the weights may be broadcast after the first step, so that unequal weights are an error only once
+            they have changed since that step.
+        waits: returns whether a broadcast of the weights is still to come; the same on all ranks.
 
     Attributes:
-        done: whether all ranks have had the same weights.
-        name: of its exchanges; the same on all ranks, and another one for each list.
+        done: whether all ranks have had the same weights once.
+        name: the name of its exchanges; the same on all ranks, and different for each list.
     """
 
     def __init__(self, label: str, job: Runtime, *, after_first: bool, waits: Callable[[], bool]) -> None:
@@ -91,10 +91,10 @@ class SameStart:
         self._compared: tf.Variable | None = None
 
     def described(self, weights: Weights) -> dict[str, Any]:
-        """Give what the ranks exchange when the gradients are registered.
+        """Return this rank's part of the exchange that registers the gradients.
 
         Args:
-            weights: of the step; what has no value yet is looked at when the function runs.
+            weights: the weights of the step; variables without a value are compared when the function runs.
         """
         self._names = weights.names
         self._first = weights.sums_now()
@@ -105,10 +105,10 @@ class SameStart:
         """Compare what the ranks have exchanged.
 
         Args:
-            ranks: from `described`, by rank.
+            ranks: the values of `described`, by rank.
 
         Raises:
-            MismatchError: the weights differ, and nothing can come that makes them equal; on all ranks.
+            MismatchError: the weights differ, and no broadcast can follow that makes them equal; on all ranks.
         """
         sums = [rank["sums"] for rank in ranks]
         if not any(rank["later"] for rank in ranks):
@@ -116,17 +116,17 @@ class SameStart:
         self.done = sums[0] is not None and all(each == sums[0] for each in sums)
 
     def again(self, weights: Weights) -> tf.Operation | None:
-        """Compare in a later step, or in the function that is being traced, when that runs.
+        """Compare the weights again: now if eager, else whenever the function that is being traced runs.
 
         Args:
-            weights: of the step.
+            weights: the weights of the step.
 
         Returns:
-            In a function, what must come before the step; None where all is said.
+            In a function, the operation that must run before the step; None if there is nothing left to compare.
 
         Raises:
-            MismatchError: the weights differ; on all ranks. In a function `tf.errors.InvalidArgumentError`, in these
-                words.
+            MismatchError: the weights differ; on all ranks. A running function raises `tf.errors.InvalidArgumentError`
+                with the same message.
         """
         if self.done:
             return None
@@ -139,7 +139,7 @@ class SameStart:
         compared = self._compared
 
         def compare() -> tf.Tensor:
-            # reads in here come after what the function has assigned before
+            # these reads see the values that the function has assigned so far
             equal = tf.py_function(self._compare, weights.tensors(), tf.bool)
             equal.set_shape(())
             with tf.control_dependencies([compared.assign(equal, read_value=False)]):
@@ -171,10 +171,10 @@ class SameStart:
 
 
 def checksums(tensors: Sequence[tf.Tensor]) -> Sums:
-    """Give the CRC-32 of each tensor's bytes; of tensors that differ, one pair in 2**32 goes unnoticed.
+    """Return the CRC-32 of each tensor's bytes; a difference goes unnoticed with a probability of 2**-32.
 
     Args:
-        tensors: eager ones.
+        tensors: eager tensors.
     """
     return [zlib.crc32(np.atleast_1d(tensor.numpy()).reshape(-1).view(np.uint8).data) for tensor in tensors]
 
@@ -185,15 +185,16 @@ def refuse(
     """Refuse variables whose bits differ between ranks.
 
     Args:
-        label: whose they are.
-        names: of the variables.
-        sums: from `checksums`, by rank.
-        ranks: the job's numbers of these ranks.
-        advice: what to do.
-        when: they must be equal; in words behind a space.
+        label: the start of the message.
+        names: the variables' names.
+        sums: the checksums, by rank.
+        ranks: the numbers of these ranks in the job.
+        advice: what the user can do, for the message.
+        when: when the variables must be equal, for the message; begins with a space.
 
     Raises:
-        MismatchError: naming the first variable that differs and the first rank that differs from the first of all.
+        MismatchError: the message names the first rank that differs from the first of all, and the first variable that
+            differs there.
     """
     for rank, own in zip(ranks, sums, strict=True):
         for name, mine, first in zip(names, own, sums[0], strict=True):
@@ -205,7 +206,7 @@ def refuse(
 
 
 def _tensor(variable: Any) -> tf.Tensor:
-    """Read a variable behind the back of tapes and custom gradients, which would take note of it."""
+    """Read a variable without any tape or custom gradient recording the read."""
     inner = kinds.inner(variable)
     handle = getattr(inner, "handle", None)
     if handle is None:
@@ -214,18 +215,18 @@ def _tensor(variable: Any) -> tf.Tensor:
 
 
 def _value_now(variable: Any) -> tf.Tensor | None:
-    """Give a variable's value, eagerly; None where it will have one later only."""
+    """Return a variable's value as an eager tensor; None if it has no value yet."""
     handle = getattr(kinds.inner(variable), "handle", None)
-    if not hasattr(handle, "numpy"):  # of a function's argument
+    if not hasattr(handle, "numpy"):  # the variable is an argument of a function
         return None
     try:
         return _tensor(variable)
-    except tf.errors.FailedPreconditionError:  # made by the function that is being traced
+    except tf.errors.FailedPreconditionError:  # the function that is being traced makes the variable
         return None
 
 
 def _broadcasts_before() -> bool:
-    """Tell whether the function that is being traced broadcasts something in front of its update."""
+    """Whether the function that is being traced has broadcast something before its update."""
     graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     while graph is not None:
         if any(operation.type == "HvdExt>Broadcast" for operation in graph.get_operations()):

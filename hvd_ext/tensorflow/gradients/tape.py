@@ -1,4 +1,4 @@
-"""`DistributedGradientTape`: a gradient tape whose gradients are those of all ranks, for loops without `fit`."""
+"""`DistributedGradientTape`: a gradient tape that reduces its gradients over the ranks, for loops without `fit`."""
 
 from __future__ import annotations
 
@@ -41,36 +41,37 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: Literal[False] = False,
     check_every: Literal[0] = 0,
 ) -> WrappedTape:
-    """Make a tape's `gradient` give the gradients reduced over the ranks; for loops with a plain optimizer.
+    """Make a tape's `gradient` return gradients reduced over the ranks; for loops with a plain optimizer.
 
-    The tape itself is changed and returned, so that it may be wrapped before, around or after what it records. All
-    ranks call `gradient` alike, and have equal weights when the first step has been applied (check_start). Jacobians
-    are this rank's own. A wrapped optimizer would reduce a second time, and refuses gradients of such a tape: use one
-    of them.
+    The tape itself is changed and returned, so that it may be wrapped before, during or after its recording. All ranks
+    call `gradient` alike, and must have equal weights once the first step has been applied (see check_start). Jacobians
+    are not reduced. A wrapped optimizer would reduce a second time, and refuses gradients of a wrapped tape: wrap
+    either the tape or the optimizer.
 
     Args:
         gradtape: a `tf.GradientTape`.
         op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
-        compression: how float32 gradients travel, `hvd_ext.Compression.fp16` or `.bf16`; or which part of them, a
-            `hvd_ext.TopK` (docs/topk.md). None for that of `init`.
-        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
-        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
-        groups: a number of buckets, or lists of variables that travel together; None: buckets of bucket_nbytes.
+        compression: the format in which float32 gradients are sent, `hvd_ext.Compression.fp16` or `.bf16`, or a
+            `hvd_ext.TopK` to send only the largest elements (docs/topk.md). None for the compression of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they are reduced.
+        gradient_predivide_factor: a number f: gradients are divided by f before the sum, and the sum by size/f. Only
+            with `Average`.
+        groups: a number of buckets, or lists of variables that share a bucket; None for buckets of bucket_nbytes.
         process_set: the ranks that reduce among themselves; None for all.
         scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        algorithm: "auto" or an allreduce algorithm; None for that of `init`. With a `TopK` an algorithm for sparse
-            gradients; None for "hitopk".
-        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for those of `init`.
-        check_start: the ranks compare their weights before the second step (docs/training.md); False: they do not.
+        algorithm: "auto" or an allreduce algorithm; None for the algorithm of `init`. With a `TopK`, a sparse
+            algorithm; None for "hitopk".
+        bucket_nbytes: the approximate size of a bucket in bytes; None for the size of `init`.
+        check_start: compare the ranks' weights before the second step (docs/training.md).
         num_groups: Horovod's older name for groups.
         device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
         device_sparse: see device_dense.
-        backward_passes_per_step: must be 1; a tape adds nothing up.
-        average_aggregated_gradients: must be False; it speaks of backward_passes_per_step.
-        check_every: must be 0; a tape does not see the weights change.
+        backward_passes_per_step: must be 1, because a tape does not accumulate gradients.
+        average_aggregated_gradients: must be False, because it is about backward_passes_per_step.
+        check_every: must be 0, because a tape does not see the weights change.
 
     Returns:
-        The same object; it has `register_local_source` and `get_local_and_global_gradients` too.
+        The same object, with `register_local_source` and `get_local_and_global_gradients` added.
 
     Raises:
         InvalidError: the tape cannot be wrapped, or an argument breaks its rule; the message says what to do.
@@ -113,19 +114,19 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: Literal[False] = False,
     check_every: Literal[0] = 0,
 ) -> WrappedTape:
-    """Make a tape's `gradient` give reduced gradients, except for the weights of some layers, which stay on their rank.
+    """Make a tape's `gradient` return reduced gradients, except for the weights of some layers, which are local.
 
     Args:
         gradtape: a `tf.GradientTape`.
-        local_layers: a Keras layer or a list of them; their gradients are this rank's own, divided by the number of
-            ranks unless scale_local_gradients is False. None for none.
-        op: as for `DistributedGradientTape`, and so are all that follow.
+        local_layers: a Keras layer or a list of layers. Their gradients are not reduced; they are divided by the number
+            of ranks unless scale_local_gradients is False. None for no layer.
+        op: as for `DistributedGradientTape`, and so are all arguments after it.
 
     Returns:
         The same object.
 
     Raises:
-        As `DistributedGradientTape`, and InvalidError for what is not a layer.
+        As `DistributedGradientTape`, and InvalidError if an element of local_layers is not a layer.
     """
     layers = [local_layers] if hasattr(local_layers, "trainable_weights") else list(local_layers or ())
     for layer in layers:
@@ -148,7 +149,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
 
 class Distributed:
-    """What `DistributedGradientTape` puts in front of the tape's class; `isinstance` tells a wrapped tape."""
+    """The class that `DistributedGradientTape` puts in front of the tape's own; wrapped tapes are its instances."""
 
     _hvd_ext_options: GradientOptions
     _hvd_ext_local: list[Callable[[], Iterable[Any]]]
@@ -163,19 +164,20 @@ class Distributed:
         unconnected_gradients: Any = _NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """Give the gradients reduced over the ranks; see `tf.GradientTape.gradient`.
+        """Return the gradients reduced over the ranks; see `tf.GradientTape.gradient`.
 
         Args:
-            target: what is differentiated.
-            sources: variables of Keras or TensorFlow, or tensors of known shape, nested as you like; in the same order
-                on all ranks.
+            target: the tensors to differentiate.
+            sources: variables of Keras or TensorFlow, or tensors of known shape, in any nesting; in the same order on
+                all ranks.
             output_gradients: as in TensorFlow.
             unconnected_gradients: as in TensorFlow. A bool is taken for use_generic_names, Horovod's fourth argument.
-            use_generic_names: the variables are told apart by their places; False: by their names, which are compared
-                between the ranks.
+            use_generic_names: identify the sources by their places in the list, instead of by their names; the ranks
+                compare either.
 
         Returns:
-            The sums or averages, nested as the sources, with equal bits on all ranks; None where no rank has one.
+            The sums or averages, nested as the sources, with equal bits on all ranks; None where no rank has the
+            gradient.
 
         Raises:
             InvalidError: a source that cannot be reduced.
@@ -194,15 +196,15 @@ class Distributed:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *arguments: Any, **keywords: Any) -> Any:
-        """Give this rank's own jacobian; see `tf.GradientTape.jacobian`."""
+        """Return this rank's own jacobian; see `tf.GradientTape.jacobian`."""
         return self._own(super().jacobian, arguments, keywords)  # type: ignore[misc]
 
     def batch_jacobian(self, *arguments: Any, **keywords: Any) -> Any:
-        """Give this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
+        """Return this rank's own jacobian for each example; see `tf.GradientTape.batch_jacobian`."""
         return self._own(super().batch_jacobian, arguments, keywords)  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
-        """Keep a source's gradient on its rank: it is not reduced, only divided (`scale_local_gradients`).
+        """Make a source local: its gradient is not reduced, only scaled (`scale_local_gradients`).
 
         Args:
             source: a variable of Keras or TensorFlow, or a tensor.
@@ -212,16 +214,16 @@ class Distributed:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Give the gradients as `gradient` does, those of local sources apart.
+        """Return the gradients as `gradient` does, with the local sources in a list of their own.
 
         Args:
             target: as for `gradient`.
-            sources: as for `gradient`; nested ones are taken in flat order.
+            sources: as for `gradient`; nested sources are flattened.
             output_gradients: as for `gradient`.
             use_generic_names: as for `gradient`.
 
         Returns:
-            Two lists of pairs (source, gradient): of the local sources, and of all others.
+            Two lists of pairs (source, gradient): first the local sources, then all others.
         """
         flat = tf.nest.flatten(sources)
         places = self._local_places(flat)
@@ -236,7 +238,7 @@ class Distributed:
         return tuple(place for place, source in enumerate(sources) if id(source) in local)
 
     def _own(self, method: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
-        # TensorFlow's jacobians call self.gradient for each element, in a loop where nothing can be reduced
+        # TensorFlow's jacobians call self.gradient for each element, in a loop in which no reduction can run
         self._hvd_ext_plain = True
         try:
             return method(*arguments, **keywords)
@@ -247,11 +249,11 @@ class Distributed:
 if TYPE_CHECKING:
 
     class WrappedTape(Distributed, tf.GradientTape):
-        """What a type checker sees of a wrapped tape; its class at run time is made by `_distributed_class`."""
+        """The type of a wrapped tape for type checkers; `_distributed_class` makes the class at run time."""
 
 
 def _refuse(backward_passes_per_step: int, average_aggregated_gradients: bool, check_every: int) -> None:
-    """Refuse options of optimizers in words; a tape gives its gradients out at every call."""
+    """Refuse options that only optimizers support; a tape returns its gradients at every call."""
     if backward_passes_per_step != 1:
         raise InvalidError(
             f"backward_passes_per_step ({backward_passes_per_step!r}): a tape adds nothing up, must be 1; add the "
@@ -293,7 +295,7 @@ def _distributed_class(plain: type) -> type:
 
 
 def _is_recorded() -> bool:
-    """Whether a tape may want the derivative of what is done now; TensorFlow keeps a custom gradient for ever."""
+    """Whether a tape may be recording now. Only then is a custom gradient made, because TensorFlow never frees one."""
     from tensorflow.python.eager import record
 
     return bool(record.could_possibly_record())
@@ -305,7 +307,7 @@ def _reduced(
     shared = reducer_for(LABEL, options, sources, local, generic)
     dense = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
     results: list[Any] = []
-    own = set(local)  # what is not reduced: on a rank outside of the process set, nothing is
+    own = set(local)  # the places that are not reduced; all of them on a rank outside of the process set
 
     def reduce(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
         given = list(gradients)
@@ -321,7 +323,7 @@ def _reduced(
                     f"{LABEL}: with compression=hvd_ext.TopK(...) the reduced gradients depend on earlier steps, and "
                     "cannot be differentiated; take the second derivative of the loss with a plain tape"
                 )
-            # a sum over the ranks, and each rank's result is the same: its transpose is the sum again
+            # all ranks get the same sum, and the transpose of this map is the sum over the ranks again
             back: list[Any] = [None] * len(gradients)
             for place, gradient in zip(tensors_out, upstream, strict=True):
                 back[place] = gradient

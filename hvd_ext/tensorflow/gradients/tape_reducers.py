@@ -1,6 +1,6 @@
-"""What the tapes of a training share: a loop makes a new tape in every step, and its channels shall live on.
+"""The reducers that the tapes of a training loop share: each step makes a new tape, but its channels must stay open.
 
-What has been opened is kept by the options and the sources, until one of the sources is gone.
+A reducer is kept under its options and sources, until one of the sources is deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """What the reducer needs to know of a source; it does not keep the variable alive.
-
-    Args:
-        name: compared between the ranks.
-        shape: compared too.
-        dtype: compared too.
-    """
+    """The description of a source, which the ranks compare; it does not keep the variable alive."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,13 +31,13 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class TapeReducer:
-    """What is opened once for some options and sources.
+    """The reducer for one combination of options and sources.
 
     Args:
         reducer: opens the channels.
-        sources: stand for the variables, in their order.
-        steps: orders the steps of a function; None in a graph of TensorFlow 1, of which a session runs one step at a
-            time and whose initializer may have been made before.
+        sources: the descriptions of the variables, in their order.
+        steps: orders the steps of a function. None in a graph of TensorFlow 1: its sessions run one step at a time, and
+            its initializer may exist already, so that a new variable would stay uninitialized.
     """
 
     reducer: Reducer
@@ -58,7 +52,7 @@ class TapeReducer:
             sources: the sources themselves, whose weights are compared.
 
         Returns:
-            The reduced ones, in a graph ordered after those of the step before.
+            The reduced gradients; in a graph, their reduction begins after that of the step before has ended.
         """
         with self.reducer.step(gradients, self.sources, weights=sources) as ready:
             present = [gradient for gradient in ready if gradient is not None]
@@ -72,20 +66,20 @@ _reducers: dict[tuple[Any, ...], TapeReducer] = {}
 def reducer_for(
     label: str, options: GradientOptions, sources: Sequence[Any], local: Sequence[int], generic: bool
 ) -> TapeReducer:
-    """Give what tapes with these options and sources share; made at the first call.
+    """Return the reducer that tapes with these options and sources share; the first call makes it.
 
     Args:
-        label: for messages.
-        options: of the tape.
+        label: the tape's name in messages.
+        options: the tape's options.
         sources: variables of Keras or TensorFlow, or tensors.
-        local: which of them stay on their rank.
-        generic: name them after their places, not after the variables.
+        local: the places of the sources whose gradients are not reduced.
+        generic: name the sources after their places, not after the variables.
 
     Returns:
-        The same for the same variables, or tensors of the same shapes.
+        The same object for the same variables, or for tensors of the same shapes and dtypes.
 
     Raises:
-        InvalidError: a source that cannot be reduced.
+        InvalidError: a source cannot be reduced.
     """
     own = tuple(_described(label, place, source, generic) for place, source in enumerate(sources))
     place_of = {kinds.key(source): place for place, source in enumerate(sources)}
@@ -123,13 +117,13 @@ def reducer_for(
 
 
 def _register(reducer: Reducer) -> None:
-    """Make what sparse steps leave part of checkpoints: tapes are told apart by the order of their first steps."""
+    """Add the residuals to checkpoints, under the number of the tape in the order of the first steps."""
     job = process_sets.runtime_of(reducer.options.process_set)
     if job is None:
         return
     ranks = "" if job is runtime.current() else f" of ranks {', '.join(map(str, job.engine.ranks))}"
     owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
-    state.unregister(owner)  # of an earlier init
+    state.unregister(owner)  # an earlier init may have registered this owner
     state.register(owner, reducer.save_first, load_all=reducer.load_first)
 
 
@@ -149,19 +143,19 @@ def _described(label: str, place: int, source: Any, generic: bool) -> Source:
 
 
 def _same(place: int, source: Any, about: Source) -> tuple[Any, ...]:
-    """What two steps must have in common to share a channel."""
+    """Return the part of the key that two steps must have in common to share a channel."""
     owner = _owner(source)
     described = (about.name, about.shape, about.dtype)
     return (*described, place) if owner is None else (*described, kinds.key(source) if owner is source else id(owner))
 
 
 def _owner(source: Any) -> Any:
-    """With whose end a channel ends; None for the job's: tensors come and go, their channel serves the next one too."""
+    """Return the object whose deletion closes the channel; None for a tensor: the next tensors use its channel too."""
     if not hasattr(source, "assign"):
         return None
     if getattr(getattr(source, "handle", None), "graph", None) is None:
         return source
-    # an argument of a traced function: a variable that TensorFlow drops after tracing
+    # the source is an argument of a traced function: TensorFlow drops this variable after tracing, so the graph counts
     graph = source.handle.graph
     while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
         graph = graph.outer_graph

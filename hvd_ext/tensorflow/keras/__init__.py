@@ -1,4 +1,4 @@
-"""The names of `hvd_ext.keras`, for scripts that said `import horovod.tensorflow.keras as hvd`."""
+"""The names of `hvd_ext.keras`, for scripts that had `import horovod.tensorflow.keras as hvd`."""
 
 from __future__ import annotations
 

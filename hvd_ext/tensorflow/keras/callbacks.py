@@ -1,4 +1,4 @@
-"""The callbacks where Horovod has them: `from hvd_ext.tensorflow.keras.callbacks import MetricAverageCallback`."""
+"""The callbacks at Horovod's place: `from hvd_ext.tensorflow.keras.callbacks import MetricAverageCallback`."""
 
 from __future__ import annotations
 

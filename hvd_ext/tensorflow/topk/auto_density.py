@@ -1,4 +1,4 @@
-"""`density="auto"`: the density of each window of steps follows from how much the gradients' norm has changed."""
+"""`density="auto"`: the change of the gradients' norm decides the density of each window of steps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NAMES = ("auto density", "auto norm", "auto sum", "auto steps")
 
 
 class AutoDensity:
-    """What is seen of the gradients, and the density that follows; all ranks have the same.
+    """The gradients' norm over a window of steps, and the density that follows from it, the same on all ranks.
 
     Args:
-        label: whose gradients they are, for messages.
+        label: the optimizer or tape, for messages.
         job: the runtime of the ranks that take part.
-        process_set: theirs; None for all ranks.
+        process_set: the process set of these ranks; None for all ranks.
     """
 
     def __init__(self, label: str, job: Runtime, process_set: Any) -> None:
@@ -38,19 +38,20 @@ class AutoDensity:
         ]
 
     def density(self) -> tf.Tensor:
-        """Give the density of the next step: float64."""
+        """Return the density of the next step, a float64 scalar."""
         return self._density.read_value()
 
     def seen(self, reduced: Sequence[tf.Tensor], rates: Sequence[Any], ok: tf.Tensor) -> None:
-        """Take note of a step.
+        """Add a step to the window, and decide at the window's end.
 
         Args:
-            reduced: its gradients.
-            rates: the learning rate in each of them, which says nothing about the gradients; 0: left out.
-            ok: whether they are all finite; a step that is not is not looked at.
+            reduced: the step's reduced gradients.
+            rates: the learning rate that each gradient was multiplied by, which is divided out; a gradient with rate 0
+                is left out.
+            ok: whether all gradients are finite; otherwise the step is left out.
         """
-        # the shares of several threads may be added up in another order on another rank: the end of a window decides by
-        # the average of all ranks' sums, which is the same bit for bit
+        # TensorFlow's threads may add up in another order on each rank, so that the sums may differ in their last bits;
+        # the decision therefore uses the average of the ranks' sums, which has equal bits on all ranks
         squares = [
             tf.math.divide_no_nan(tf.cast(tf.reduce_sum(tf.square(one)), tf.float64), tf.cast(rate, tf.float64) ** 2)
             for one, rate in zip(reduced, rates, strict=True)
@@ -67,11 +68,11 @@ class AutoDensity:
             tf.cond(tf.logical_and(full, ok), self._decide, lambda: tf.constant(True))
 
     def save(self) -> dict[str, np.ndarray]:
-        """Copy what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {name: variable.numpy() for name, variable in zip(_NAMES, self._variables, strict=True)}
 
     def load(self, saved: dict[str, np.ndarray]) -> None:
-        """Go on from what `save` gave; what is not there stays as it is."""
+        """Restore what `save` returned; values that are missing stay as they are."""
         for name, variable in zip(_NAMES, self._variables, strict=True):
             if name in saved:
                 variable.assign(saved[name])

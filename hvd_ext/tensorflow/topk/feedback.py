@@ -1,7 +1,7 @@
-"""What the ranks share about the steps of one list of gradients of which a part is sent.
+"""The error feedback of one list of top-k gradients: densities, skipped steps, and the state for checkpoints.
 
-The density of the next step, which steps count, and what waits on the ranks between steps. All of it is equal on all
-ranks, except for what waits; ranks with different densities would run different plans.
+Densities and the number of steps are equal on all ranks, because ranks with different densities would run different
+plans. Residuals and velocities differ.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _LOG = logging.getLogger("hvd_ext")
 Arrays = dict[str, np.ndarray]
 Everyone = Callable[[], Iterable[Arrays]]
 
-# what is saved beside the pieces of tensors; none of these names can be a piece's
+# the names of the values that are saved beside the pieces of tensors; the name of a piece has a slash
 _RANKS, _STEPS, _FLUSHING = "ranks", "steps", "flushing"
 
 
 class Feedback:
-    """The steps of one list of gradients.
+    """The error feedback of one list of gradients, over all its channels.
 
     Args:
-        label: whose gradients they are, for messages.
-        options: with a `TopK`.
+        label: the optimizer or tape, for messages.
+        options: options with a `TopK`.
         job: the runtime of the ranks that take part.
-        first_step: how many update steps there have been; the same on all ranks.
+        first_step: the number of update steps so far; the same on all ranks.
     """
 
     def __init__(self, label: str, options: GradientOptions, job: Runtime, first_step: int) -> None:
@@ -57,12 +57,12 @@ class Feedback:
 
     @property
     def steps(self) -> int:
-        """How many update steps there have been; those that were skipped are not counted."""
+        """The number of update steps so far, without the skipped ones."""
         return int(self._steps.numpy())
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped since this began."""
+        """The number of steps that this object has seen skipped."""
         return int(self._skipped.numpy())
 
     def flush(self) -> None:
@@ -71,13 +71,13 @@ class Feedback:
             flushing.assign(True)
 
     def opened(self, channel: Channel) -> None:
-        """Take note of a channel: traced functions go on with theirs, and each must be flushed."""
+        """Add a channel. Traced functions keep using their channel, so each channel is flushed on its own."""
         with tf.init_scope(), tf.device("CPU:0"):
             start = any(bool(one.numpy()) for one in self._flushing.values())
             self._flushing[channel] = tf.Variable(start, trainable=False, name="hvd_ext_topk_flushing")
 
     def density(self, channel: Channel) -> tf.Tensor:
-        """Give the density of the next step: float64."""
+        """Return the density of the next step, a float64 scalar."""
         with tf.device("CPU:0"):
             firsts = tf.constant(self._schedule.firsts, tf.int64)
             place = tf.reduce_sum(tf.cast(self._steps.read_value() >= firsts, tf.int32)) - 1
@@ -89,16 +89,16 @@ class Feedback:
             return tf.where(self._flushing[channel].read_value(), tf.constant(1.0, tf.float64), scheduled)
 
     def ended(self, channel: Channel, reduced: Sequence[Any], rates: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
-        """End a step: what waits becomes what it left, if it is finite, or stays what it was.
+        """End a step: its residuals and velocities are kept if all gradients are finite, and dropped otherwise.
 
         Args:
-            channel: that has reduced it.
-            reduced: all gradients of the step that were reduced, dense ones and slices.
-            rates: the learning rate in each of them; 1 where there is none.
+            channel: the channel that has reduced the step.
+            reduced: all reduced gradients of the step, dense and sparse.
+            rates: for each gradient the learning rate that it was multiplied by; 1 if there was none.
 
         Returns:
-            The same gradients, not ready before the step has ended; and whether all of them are finite, equal on all
-            ranks.
+            The same gradients, which are not ready before the step has ended; and whether all of them are finite, equal
+            on all ranks.
         """
         tensors = [one.values if isinstance(one, tf.IndexedSlices) else one for one in reduced]
         finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
@@ -120,10 +120,10 @@ class Feedback:
             return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in reduced], ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
-        """Copy what waits on this rank, between two steps.
+        """Copy this rank's state, between two steps.
 
         Args:
-            channels: of the list, open ones; later ones before.
+            channels: the open channels of the list, the newest first.
 
         Returns:
             Arrays by name.
@@ -141,16 +141,16 @@ class Feedback:
         }
 
     def load(self, channel: Channel, own: Arrays | None, everyone: Everyone) -> None:
-        """Go on from what `save` gave in an earlier job of any shape; all ranks call it, between two steps.
+        """Restore the state that `save` returned in an earlier job of any shape; all ranks call it, between two steps.
 
-        On the same shape every rank gets its own again. On another shape the sum of what the ranks had of an element
-        goes to the first rank that keeps it now; with op=Average it is multiplied by the ratio of the numbers of ranks,
-        so that the update which waits is the same.
+        If the job has the same shape, every rank gets its own state back. Otherwise the residuals that the ranks had of
+        an element are added up, and the first rank that now keeps this element gets the sum. With op=Average the sum is
+        multiplied by the ratio of the new number of ranks to the old one, so that the pending update stays the same.
 
         Args:
-            channel: an open one.
-            own: what this rank saved; None where there was no such rank.
-            everyone: gives what each rank of the earlier job saved; read only on another shape.
+            channel: an open channel.
+            own: the state that this rank saved; None if the earlier job had no such rank.
+            everyone: returns the state of each rank of the earlier job; called only if the shape is another one.
 
         Raises:
             HvdExtError: another rank failed.
@@ -198,7 +198,7 @@ class Feedback:
             _LOG.info("%s: what sparse steps have left is distributed anew over %d ranks", self._label, engine.size)
 
     def move(self, old: Channel, new: Channel) -> None:
-        """Take over what waits from a channel that another replaces; all ranks call it, between two steps."""
+        """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
         from hvd_ext.tensorflow.collectives.objects import allgather_object
 
         own = self.save([old])
@@ -208,7 +208,7 @@ class Feedback:
         self.clear(old)
 
     def clear(self, channel: Channel) -> None:
-        """Let nothing wait in a channel that is not used any more, or only by a function that was traced with it."""
+        """Set the residuals and velocities of a channel to 0, once another channel has replaced it."""
         residuals.write(channel, self._job.engine, {})
 
     def _go_on(self, saved: Arrays, pieces: Sequence[residuals.Piece]) -> None:
@@ -244,16 +244,16 @@ class Feedback:
 
 
 def had_momentum(saved: Arrays) -> bool:
-    """Tell whether what `Feedback.save` gave has a momentum that was taken over from an optimizer."""
+    """Whether a state from `Feedback.save` has velocities, the momentum that was taken over from an optimizer."""
     return any(key.startswith(residuals.VELOCITY) for key in saved)
 
 
 def tell_of_momentum(label: str, how: str) -> None:
-    """Warn that a momentum ends, because momentum_correction was switched on or off; one rank calls it.
+    """Warn that the momentum is lost because momentum_correction was switched on or off; one rank calls it.
 
     Args:
-        label: whose momentum it is.
-        how: "with" or "without", as the training was that had the momentum.
+        label: the optimizer, for the message.
+        how: "with" or "without": whether the training before used momentum_correction.
     """
     _LOG.warning("%s: trained %s momentum_correction until now: momentum begins anew", label, how)
 

@@ -1,4 +1,4 @@
-"""Selecting the k elements of greatest magnitude: `mstopk`, and with error feedback `topk_error_feedback`.
+"""The selection of the k elements of greatest magnitude: `mstopk`, and `topk_error_feedback` with error feedback.
 
 Neither needs `hvd_ext.init()`.
 """
@@ -34,26 +34,28 @@ def mstopk(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Select the k elements of greatest magnitude.
 
-    The default gives the unique answer: elements are ordered by their bits without the sign (0 = -0 < denormals <
-    normals < infinity < NaN), and of equal ones those of lowest index are taken, on any number of threads and with any
-    instructions. CommLib (MLSys 2021), section 3.1, is `mode="mstopk"`. The values are differentiable by x.
+    The default mode has a unique result, for any number of threads and any instruction set: elements are ordered by
+    their bits without the sign (0 = -0 < denormals < normals < infinity < NaN), and of equal elements those of lowest
+    index are selected. `mode="mstopk"` is the algorithm of CommLib (MLSys 2021), section 3.1. The values are
+    differentiable with respect to x.
 
     Args:
-        x: a tensor of any shape, float32, float64, float16 or bfloat16; it is read flat.
-        k: how many, from 0 to the number of elements; with segments one for each. Numbers or an integer tensor.
-        mode: a name of `hvd_ext.compression.selectors`; "dgc" and "threshold" may give fewer than k.
-        segments: the numbers of elements of the parts that are selected from separately; they add up to x's.
+        x: a tensor of any shape, float32, float64, float16 or bfloat16; it is flattened.
+        k: the number of elements to select, from 0 to the number of elements; with segments, one number for each
+            segment. Integers or an integer tensor.
+        mode: a name of `hvd_ext.compression.selectors`; "dgc" and "threshold" may select fewer than k elements.
+        segments: the lengths of the parts of x that are selected from separately; they must add up to the length of x.
         index_dtype: tf.int32, or tf.int64 for 2**31 elements and more.
         samplings: the N of "mstopk".
-        seed: for "mstopk", "dgc" and "random": a number or an integer scalar tensor, at least 0.
-        threshold: the magnitude of "threshold", at least 0.
+        seed: for "mstopk", "dgc" and "random": an integer or an integer scalar tensor, at least 0.
+        threshold: the magnitude for "threshold", at least 0.
 
     Returns:
-        Values and indices, both of one dimension, ascending by index, one segment after the other. Indices are
-        positions in the flat x.
+        Values and indices, both of one dimension, one segment after another, each in ascending order of indices.
+        Indices are positions in the flat x.
 
     Raises:
-        InvalidError: an argument breaks its rule; in a running graph TensorFlow's InvalidArgumentError.
+        InvalidError: an argument breaks its rule; a running graph raises TensorFlow's InvalidArgumentError.
     """
     chosen = selectors.find(mode)
     if samplings < 0:
@@ -91,27 +93,27 @@ def topk_error_feedback(
     segments: Sequence[int] | tf.Tensor | None = None,
     index_dtype: tf.DType = tf.int32,
 ) -> tuple[tf.Tensor, ...]:
-    """Add a gradient to what was left, select from the sum, and keep what was not selected, in one pass over memory.
+    """Add a gradient to a residual, select from the sum, and keep the rest as the residual, in one pass over memory.
 
-    Nothing is lost: values at their indices plus the new residual are the old residual plus the gradient, bit for bit.
+    The values at their indices plus the new residual equal the old residual plus the gradient, bit for bit.
 
     Args:
         residual: a float32 `tf.Variable`, which is updated, or a tensor.
-        gradient: float32, of the same shape.
+        gradient: a float32 tensor of the same shape.
         k: as for `mstopk`.
         segments: as for `mstopk`.
         index_dtype: as for `mstopk`.
 
     Returns:
-        Values and indices as `mstopk` gives them; for a tensor also the new residual, as the third.
+        Values and indices as from `mstopk`; and, if the residual is a tensor, the new residual.
 
     Raises:
-        InvalidError: an argument breaks its rule; in a running graph TensorFlow's InvalidArgumentError.
+        InvalidError: an argument breaks its rule; a running graph raises TensorFlow's InvalidArgumentError.
     """
     added = dtypes.converted("topk_error_feedback", gradient, ("float32",))
     dtype = _index_dtype(index_dtype)
     picks, offsets = _parts(added, k, segments)
-    # a variable of Keras holds one of TensorFlow
+    # a Keras variable holds a TensorFlow variable
     variable = residual if hasattr(residual, "handle") else getattr(residual, "value", residual)
     library = ops.library()
     with ops.translated():
@@ -133,7 +135,7 @@ def _index_dtype(dtype: Any) -> tf.DType:
 
 
 def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Give k and the offsets of the segments as int64 vectors; what is known costs no op, an op costs as a small x."""
+    """Return k and the segments' offsets as int64 vectors, without an op (as slow as a small x) for known values."""
     picks = _whole("k", k)
     if segments is None:
         if _length(picks) not in (None, 1):
@@ -152,7 +154,7 @@ def _parts(x: tf.Tensor, k: Any, segments: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _whole(name: str, value: Any) -> Any:
-    """Give whole numbers as an int64 vector: of NumPy where they are known now, else a tensor."""
+    """Return integers as an int64 vector: of NumPy if they are known now, else a tensor."""
     if tf.is_tensor(value):
         if not value.dtype.is_integer:
             raise InvalidError(f"{name} ({value.dtype.name}): must be whole numbers")
@@ -177,7 +179,7 @@ def _tensor(numbers: Any) -> tf.Tensor:
 
 
 def _used(picks: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Say of every place whether a pick stands there."""
+    """Return, for every place of the output, whether an element was selected for it."""
     begins = tf.cumsum(picks, exclusive=True)
     places = tf.range(tf.reduce_sum(picks))
     return places < tf.repeat(begins + counts, picks)
@@ -206,7 +208,7 @@ def _to_the_picks(op: Any, values: tf.Tensor, *_: Any) -> list[Any]:
     x, indices = op.inputs[0], tf.cast(op.outputs[1], tf.int64)
     used = indices >= 0
     size = tf.size(x, out_type=tf.int64)
-    places = tf.where(used, indices, size)[:, tf.newaxis]  # one more place takes what belongs to none
+    places = tf.where(used, indices, size)[:, tf.newaxis]  # unused places are scattered behind the end, and cut off
     flat = tf.scatter_nd(places, values, [size + 1])[:-1]
     return [tf.reshape(flat, tf.shape(x)), None, None, None]
 

@@ -1,7 +1,7 @@
-"""What sparse steps leave on a rank, as arrays by tensor and place: for checkpoints, and for other shapes of a job.
+"""Residuals and velocities as arrays by tensor and offset, for checkpoints and for jobs of another shape.
 
-A rank keeps, for each bucket of which a part is sent, a residual of its own share of the bucket, and with momentum
-correction a velocity. Buckets and shares depend on options and on the cluster; tensors and places in them do not.
+For each bucket with top-k gradients, a rank keeps the residual of its own share of the bucket, and with momentum
+correction the velocity. Buckets and shares depend on the options and on the cluster; tensors and offsets do not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Piece:
     Args:
         which: `RESIDUAL` or `VELOCITY`.
         tensor: the tensor's index in its list of variables.
-        offset: the first element in the tensor.
-        count: how many.
-        name: of the tensor, for readers.
-        bucket: of the channel; 0 where it does not matter.
-        place: of the first element in the rank's share of the bucket.
+        offset: the place of the first element in the tensor.
+        count: the number of elements.
+        name: the tensor's name, for people who read the file.
+        bucket: the bucket's number in the channel; 0 for a piece of a file.
+        place: the place of the first element in the rank's share of the bucket.
     """
 
     which: str
@@ -46,24 +46,21 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """What it is called in a file: which, tensor, offset, and the tensor's name."""
+        """The piece's name in a file: which, tensor, offset, and the tensor's name."""
         return f"{self.which}/{self.tensor}/{self.offset}/{self.name}"
 
     @property
     def where(self) -> tuple[str, int, int, int]:
-        """What must be equal for a piece to be the same in two jobs."""
+        """The fields that identify the piece in any job."""
         return self.which, self.tensor, self.offset, self.count
 
 
 def pieces(channel: Channel, engine: Engine) -> list[Piece]:
-    """List what this rank keeps of a channel.
+    """List the pieces that this rank keeps for a channel, in the order of buckets and places.
 
     Args:
-        channel: an open one.
-        engine: its engine.
-
-    Returns:
-        The pieces in the order of buckets and places.
+        channel: an open channel.
+        engine: the channel's engine.
     """
     found = []
     for number, bucket in enumerate(channel.layout.buckets):
@@ -84,14 +81,14 @@ def pieces(channel: Channel, engine: Engine) -> list[Piece]:
 
 
 def read(channel: Channel, engine: Engine) -> Arrays:
-    """Copy what this rank keeps of a channel, between two steps.
+    """Copy this rank's residuals and velocities of a channel, between two steps.
 
     Args:
-        channel: an open one.
-        engine: its engine.
+        channel: an open channel.
+        engine: the channel's engine.
 
     Returns:
-        float32, by the pieces' keys.
+        float32 arrays by the pieces' keys.
     """
     found = pieces(channel, engine)
     shares = {
@@ -106,12 +103,12 @@ def read(channel: Channel, engine: Engine) -> Arrays:
 
 
 def write(channel: Channel, engine: Engine, arrays: Arrays) -> None:
-    """Set what this rank keeps of a channel, between two steps; what is not among the arrays becomes 0.
+    """Set this rank's residuals and velocities of a channel, between two steps; pieces without an array become 0.
 
     Args:
-        channel: an open one.
-        engine: its engine.
-        arrays: float32, by the keys of this channel's pieces.
+        channel: an open channel.
+        engine: the channel's engine.
+        arrays: float32 arrays by the keys of this channel's pieces.
     """
     by_where = {parsed(key, array).where: array for key, array in arrays.items()}
     shares: dict[tuple[int, str], np.ndarray] = {}
@@ -129,9 +126,9 @@ def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
     """Multiply this rank's velocities of a channel, between two steps.
 
     Args:
-        channel: an open one.
-        engine: its engine.
-        factor: by which.
+        channel: an open channel.
+        engine: the channel's engine.
+        factor: the factor.
     """
     for bucket in {piece.bucket for piece in pieces(channel, engine) if piece.which == VELOCITY}:
         share = np.zeros(engine.state(channel.handle, bucket)[1], np.float32)
@@ -141,25 +138,27 @@ def scale_velocities(channel: Channel, engine: Engine, factor: float) -> None:
 
 
 def parsed(key: str, array: np.ndarray) -> Piece:
-    """Read a key of a file.
+    """Make a piece from its key in a file.
 
     Args:
-        key: from `Piece.key`.
-        array: that it belongs to.
+        key: the key, from `Piece.key`.
+        array: the array of this key.
     """
     which, tensor, offset, name = key.split("/", 3)
     return Piece(which, int(tensor), int(offset), int(array.size), name)
 
 
 def claims(wanted: Sequence[Sequence[tuple[str, int, int, int]]], rank: int) -> list[np.ndarray]:
-    """Tell which elements a rank is the first to keep: hosts keep the same elements, and a sum goes to one of them.
+    """Mark the elements that a rank is the first to keep.
+
+    Each host keeps all elements, on some of its ranks; the sum over an earlier job must go to only one host.
 
     Args:
         wanted: for each rank the `where` of its pieces.
-        rank: one of them.
+        rank: the rank.
 
     Returns:
-        A mask for each of the rank's pieces.
+        A boolean mask for each of the rank's pieces.
     """
     masks = []
     for which, tensor, offset, count in wanted[rank]:
@@ -173,16 +172,16 @@ def claims(wanted: Sequence[Sequence[tuple[str, int, int, int]]], rank: int) -> 
 
 
 def regrouped(own: Sequence[Piece], masks: Sequence[np.ndarray], states: Iterable[Arrays], scale: float) -> Arrays:
-    """Add up, for the elements of this rank, what all ranks of an earlier job have kept.
+    """Add up the residuals and velocities of all ranks of an earlier job, for the elements of this rank.
 
     Args:
         own: this rank's pieces.
-        masks: which of their elements are this rank's, from `claims`.
-        states: what each rank of the earlier job has saved, from `read`; taken one after the other.
-        scale: every sum is multiplied by it.
+        masks: the elements of these pieces that get a sum, from `claims`; the others become 0.
+        states: the arrays that each rank of the earlier job saved, from `read`; read one after another.
+        scale: multiplies every sum.
 
     Returns:
-        float32, by the keys of the pieces; each sum is taken in float64 and rounded once.
+        float32 arrays by the pieces' keys; each sum is computed in float64 and rounded once.
     """
     totals = [np.zeros(piece.count, np.float64) for piece in own]
     for state in states:
