@@ -1,4 +1,4 @@
-"""The rows of the life of a job and of the collectives."""
+"""The rows of starting and stopping a job, of process sets and of collectives."""
 
 from __future__ import annotations
 

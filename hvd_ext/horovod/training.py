@@ -1,4 +1,4 @@
-"""The rows of what trains: optimizers, tapes, callbacks, models."""
+"""The rows of optimizers, tapes, callbacks and models."""
 
 from __future__ import annotations
 
