@@ -56,7 +56,7 @@ class App(typer.Typer):
 
 
 def table_console(rank: int | None = None) -> Console:
-    """Give the console for tables: of a fixed width where nobody sees it.
+    """Return the console for tables: of a fixed width where nobody sees it.
 
     Args:
         rank: of this process in a launched job; None where no launcher has started it.

@@ -29,7 +29,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?", re.IGNORECASE)
 
 
 def size_of(text: str) -> int:
-    """Reads a number of bytes.
+    """Read a number of bytes.
 
     Args:
         text: "1000000", "64k" (1,000 bytes), "8MiB" (1,048,576 bytes), "1.5G".
@@ -90,7 +90,7 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
 
 
 def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None) -> str:
-    """Says what the prices take the links to be.
+    """Say what the prices take the links to be.
 
     Args:
         links: of the cluster.
@@ -123,7 +123,7 @@ def _alphas(link: explaining.LinkKind) -> str:
 
 
 def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
-    """Says that a size was rounded, where it was."""
+    """Say that a size was rounded, where it was."""
     if nbytes == chosen_for_nbytes:
         return []
     return [
@@ -269,7 +269,7 @@ def _draw(console: Console, drawn: LogicalPlan) -> None:
 
 
 def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:
-    """Shows algorithms as a table.
+    """Show algorithms as a table.
 
     Args:
         entries: of a cluster.

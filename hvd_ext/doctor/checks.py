@@ -94,7 +94,7 @@ def _which(name: str) -> str:
 
 
 def flavour(text: str) -> str:
-    """Shortens what an MPI says of itself to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
+    """Shorten what an MPI says of itself to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
     for name, pattern in (("Open MPI", r"Open MPI\)? v?([\d.]+)"), ("MPICH", r"(?:MPICH|HYDRA)\D*([\d.]+\d)")):
         found = re.search(pattern, text)
         if found:

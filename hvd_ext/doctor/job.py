@@ -48,7 +48,7 @@ class Report:
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher has started this process, also one that `init` refuses."""
+    """Return whether a launcher has started this process, also one that `init` refuses."""
     try:
         return launch.examine(environ).mpi
     except ValueError:
@@ -147,7 +147,7 @@ def output(report: Report) -> None:
 
 
 def console_width(environ: Mapping[str, str]) -> int:
-    """Give the width of the report: what launchers put in place of the terminal knows nothing of its width.
+    """Return the width of the report: what launchers put in place of the terminal knows nothing of its width.
 
     Args:
         environ: the environment.

@@ -35,5 +35,5 @@ def differing(groups: Mapping[Any, Sequence[int]]) -> str:
 
 
 def rank_of(number: int, answer: Mapping[str, Any], answers: Answers) -> int:
-    """Give the rank that has said something: the only one that speaks may be another than 0."""
+    """Return the rank that has said something: the only one that speaks may be another than 0."""
     return number if len(answers) > 1 or answer["rank"] is None else int(answer["rank"])

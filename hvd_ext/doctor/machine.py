@@ -34,7 +34,7 @@ ORDER: Sequence[Callable[[], Finding]] = (
 
 
 def examine() -> list[Finding]:
-    """Makes all checks, two at a time: most wait for a child that imports TensorFlow.
+    """Make all checks, two at a time: most wait for a child that imports TensorFlow.
 
     Returns:
         One finding for each check, in a fixed order.
@@ -46,12 +46,12 @@ def examine() -> list[Finding]:
 
 
 def can_train(findings: Sequence[Finding]) -> bool:
-    """Tells whether nothing that training needs is missing or wrong."""
+    """Return whether nothing that training needs is missing or wrong."""
     return all(finding.state is not State.WRONG for finding in findings)
 
 
 def as_table(findings: Sequence[Finding], title: str = "") -> Table:
-    """Gives the findings as a table: part, state, what was seen; the title is that of the interpreter by default."""
+    """Return the findings as a table: part, state, what was seen; the title is that of the interpreter by default."""
     table = Table(title=title or f"hvd_ext on {sys.executable}", title_justify="left", title_style="bold", expand=False)
     for name in ("part", "state", "what was seen"):
         table.add_column(name, overflow="fold")
@@ -63,7 +63,7 @@ def as_table(findings: Sequence[Finding], title: str = "") -> Table:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Gives what to do, a line for each command, and a last sentence that tells whether training works here.
+    """Return what to do, a line for each command, and a last sentence that tells whether training works here.
 
     Args:
         findings: from `examine`.
@@ -85,5 +85,5 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Gives the findings as a JSON list of objects with part, state, seen and mend."""
+    """Return the findings as a JSON list of objects with part, state, seen and mend."""
     return json.dumps([{**dataclasses.asdict(f), "state": f.state.value} for f in findings], indent=2)
