@@ -61,7 +61,7 @@ def _rows() -> Iterator[Row]:
     for flag in LAUNCHING.split():
         yield Row(SECTION, f"horovodrun {flag}", f"horovodrun {flag}", SAME)
     for flag in ABOUT_HOROVOD.split():
-        note = "it speaks of Horovod; ours is python -m hvd_ext doctor"
+        note = "the flag describes Horovod; python -m hvd_ext doctor describes hvd_ext"
         yield Row(SECTION, f"horovodrun {flag}", "python -m hvd_ext doctor", OTHER, note)
     yield Row(SECTION, "horovodrun --jsrun", "horovodrun --jsrun", OTHER, "starts an MPI job; we have not tried it")
     for flag, variable in VARIABLES.items():

@@ -175,22 +175,36 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("HVD_EXT_ALGORITHM", "algorithm", str, "auto", "allreduce algorithm: auto, or a name that `plan` lists"),
     Setting(
-        "HVD_EXT_BUCKET_NBYTES", "bucket_nbytes", int, str(8 * MIB), "gradients travel in buckets of so many bytes"
+        "HVD_EXT_BUCKET_NBYTES",
+        "bucket_nbytes",
+        int,
+        str(8 * MIB),
+        "approximate size in bytes of the buckets of gradients",
     ),
-    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: hosts are found by themselves"),
+    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: the hosts are detected"),
     Setting(
-        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "name a rank that stays away so many seconds; 0 never"
-    ),
-    Setting(
-        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
-    ),
-    Setting(
-        "HVD_EXT_SHARED_MEMORY", "shared_memory", bool, "1", "ranks of a host read each other's memory; 0: they use MPI"
+        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"
     ),
     Setting(
-        "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
+        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "seconds after which waiting for a rank fails; 0: never"
     ),
-    Setting("HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not say what runs: ranks, hosts, algorithm, buckets"),
+    Setting(
+        "HVD_EXT_SHARED_MEMORY",
+        "shared_memory",
+        bool,
+        "1",
+        "1: ranks of a host read each other's memory; 0: they use MPI",
+    ),
+    Setting(
+        "HVD_EXT_TRACE",
+        "trace",
+        str,
+        "",
+        "folder for a trace of every bucket, which the command `trace` reads; empty: no trace",
+    ),
+    Setting(
+        "HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"
+    ),
 )
 
 

@@ -86,7 +86,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_FUSION_THRESHOLD",
         HEEDED,
-        "HVD_EXT_BUCKET_NBYTES: gradients travel in buckets of so many bytes; 0: a bucket for each tensor",
+        "HVD_EXT_BUCKET_NBYTES: approximate size in bytes of the buckets of gradients; 0: a bucket for each tensor",
         "bucket_nbytes",
         _bucket,
         f"{_NUMBER}, in bytes",
@@ -94,7 +94,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         HEEDED,
-        "HVD_EXT_STALL_WARN_S: seconds until a rank that stays away is named; 0 never",
+        "HVD_EXT_STALL_WARN_S: seconds after which a missing rank is named; 0: never",
         "stall_warn_s",
         _whole,
         f"{_NUMBER}, in seconds",
@@ -102,7 +102,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_CHECK_DISABLE",
         HEEDED,
-        "HVD_EXT_STALL_WARN_S=0: no rank is named that stays away",
+        "HVD_EXT_STALL_WARN_S=0: missing ranks are not named",
         "stall_warn_s",
         _never,
         "0 or 1",
@@ -110,7 +110,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         HEEDED,
-        "HVD_EXT_STALL_FATAL_S: seconds until waiting for a rank is an error; 0 never",
+        "HVD_EXT_STALL_FATAL_S: seconds after which waiting for a rank fails; 0: never",
         "stall_fatal_s",
         _whole,
         f"{_NUMBER}, in seconds",
@@ -130,15 +130,17 @@ VARIABLES: tuple[Variable, ...] = (
         "horovodrun --gloo starts no MPI job: use horovodrun --mpi or mpirun",
     ),
     Variable("HOROVOD_RANK", REFUSED, "set by horovodrun --gloo, whose processes are no MPI job"),
-    _ignored("HOROVOD_CYCLE_TIME", "there are no cycles: a bucket starts when its last gradient is there"),
+    _ignored("HOROVOD_CYCLE_TIME", "there are no cycles: a bucket starts when its last gradient has arrived"),
     _ignored("HOROVOD_CACHE_CAPACITY", "there is no cache of responses: the order of the buckets is agreed once"),
-    _ignored("HOROVOD_DISABLE_GROUP_FUSION", "HVD_EXT_BUCKET_NBYTES and groups= say what travels together", *_OFF),
+    _ignored(
+        "HOROVOD_DISABLE_GROUP_FUSION", "HVD_EXT_BUCKET_NBYTES and groups= decide which gradients share a bucket", *_OFF
+    ),
     _ignored(
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
-        "the algorithm is chosen for the hosts by itself; HVD_EXT_ALGORITHM=two_level forces one",
+        "the algorithm is chosen for the hosts automatically; HVD_EXT_ALGORITHM=two_level forces one",
         *_OFF,
     ),
-    _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", "allgather takes the hosts into account by itself", *_OFF),
+    _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", "allgather always takes the hosts into account", *_OFF),
     _ignored("HOROVOD_TORUS_ALLREDUCE", "HVD_EXT_ALGORITHM=torus2d forces this algorithm", *_OFF),
     _ignored("HOROVOD_AUTOTUNE", "nothing is tuned while training: plans are priced before the first step", *_OFF),
     _ignored("HOROVOD_AUTOTUNE_LOG", "there is no autotuning"),
