@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_ext.engine import native
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.reports import KeptShard, SparseStatistics
+from hvd_ext.engine.reports import ResidualShard, SparseStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.tensors import DTYPES
 
@@ -167,7 +167,7 @@ class Channels:
         """
         _call("hvd_ext_channel_end_step", channel, int(commit))
 
-    def state(self, channel: int, bucket: int) -> KeptShard:
+    def state(self, channel: int, bucket: int) -> ResidualShard:
         """Return the range of a sparse bucket's elements whose residual this rank keeps.
 
         Args:
@@ -182,7 +182,7 @@ class Channels:
         """
         values = (ctypes.c_int64 * 4)()
         _call("hvd_ext_channel_state", channel, bucket, values)
-        return KeptShard(values[0], values[1], bool(values[2]))
+        return ResidualShard(values[0], values[1], bool(values[2]))
 
     def read_state(
         self, channel: int, bucket: int, which: int = RESIDUAL, out: npt.NDArray[np.float32] | None = None

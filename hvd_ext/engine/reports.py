@@ -6,7 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 
-class KeptShard(NamedTuple):
+class ResidualShard(NamedTuple):
     """The elements [begin, begin + elements) of a sparse bucket, whose residual and velocity this rank keeps."""
 
     begin: int

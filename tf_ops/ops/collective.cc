@@ -39,7 +39,7 @@ using tensorflow::shape_inference::ShapeHandle;
   REGISTER_OP(name)                    \
       .Input("call_name: string")      \
       .Input("tensor: T")              \
-      .Input("terms: string")          \
+      .Input("signature: string")          \
       .Output("result: T")             \
       .Attr("dtype: string = ''")      \
       .Attr("counted: bool = false")   \
@@ -77,7 +77,7 @@ Gives all ranks the sum, average, minimum, maximum or product of their tensors, 
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: what else all ranks must give alike, one item a line; the first line is what the user has called.
+signature: what else all ranks must give alike, one item a line; the first line is what the user has called.
 result: of the tensor's shape and dtype.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -94,7 +94,7 @@ Gives all ranks the tensors of all, joined along the first dimension in the orde
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's part; the first dimension may differ from rank to rank.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the joined parts.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -114,7 +114,7 @@ Gives all ranks the tensor of one.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: the root's values; on the other ranks only shape and dtype count.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the root's values.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -136,7 +136,7 @@ Gives each rank its part of the sum or average of all ranks' tensors, divided al
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: this rank's rows of the sum or average; the first ranks have one more where they do not divide evenly.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -161,7 +161,7 @@ Gives each rank rows of every rank's tensor, joined along the first dimension in
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's rows; the first dimension may differ from rank to rank.
 splits: how many rows go to each rank, from the first row on.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the rows that all ranks have sent here.
 received: how many rows came from each rank.
 limits: sizes in bytes, ascending; the last row takes what is larger.
@@ -175,7 +175,7 @@ counted: as in HvdExt>Allreduce.
 
 REGISTER_OP("HvdExt>Barrier")
     .Input("call_name: string")
-    .Input("terms: string")
+    .Input("signature: string")
     .Attr("engine: int = 0")
     .Attr("counted: bool = false")
     .SetIsStateful()
@@ -184,7 +184,7 @@ REGISTER_OP("HvdExt>Barrier")
 Ends when all ranks of the engine have come to it.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 engine: of the process set; 0 is the job's.
 counted: as in HvdExt>Allreduce.
 )doc");
