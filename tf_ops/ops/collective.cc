@@ -1,6 +1,6 @@
 // The collectives that a user calls by name: allreduce, allgather, broadcast, reducescatter, alltoall, barrier. Their
-// Python face is hvd_ext/tensorflow/collectives/single.py. All are asynchronous: the engine matches the ranks' calls and ends
-// the op.
+// Python face is hvd_ext/tensorflow/collectives/single.py. All are asynchronous: the engine matches the ranks' calls
+// and ends the op.
 //
 // The plan of a call depends on the tensor's size, which a graph may not know when it is built. The ops carry one row
 // per class of sizes (attributes limits, plans, digests, segments) and take the first whose limit is not below the
@@ -39,7 +39,7 @@ using tensorflow::shape_inference::ShapeHandle;
   REGISTER_OP(name)                    \
       .Input("call_name: string")      \
       .Input("tensor: T")              \
-      .Input("signature: string")          \
+      .Input("signature: string")      \
       .Output("result: T")             \
       .Attr("dtype: string = ''")      \
       .Attr("counted: bool = false")   \
