@@ -1,1 +1,1 @@
-"""Sparse gradients: which elements are chosen (selectors, reference), and what a user can set (topk, density)."""
+"""Top-k gradients: the options (topk, density, momentum), the selectors, and a NumPy reference."""

@@ -12,10 +12,11 @@ class Momentum:
     """The momentum that is taken over from an optimizer (momentum correction; DGC, equation 4).
 
     Args:
-        value: of the optimizer, above 0.
-        nesterov: the optimizer's.
-        rate: gives the learning rate of the step under way. Gradients are multiplied by it before they go through the
-            momentum, as Keras does; what waits keeps the rate of its own step (Karimireddy et al., 2019, algorithm 2).
+        value: the optimizer's momentum, above 0.
+        nesterov: whether the optimizer's momentum is Nesterov's.
+        rate: returns the learning rate of the current step. As in Keras, gradients are multiplied by it before they go
+            through the momentum, so that the residual has the rate of each element's own step (Karimireddy et al.,
+            2019, algorithm 2).
     """
 
     value: float

@@ -1,4 +1,4 @@
-"""The selection and its error feedback in NumPy: the contract of tf_ops/kernels/topk.h, written to be read."""
+"""The selection and its error feedback in NumPy: a readable version of the contract of tf_ops/kernels/topk.h."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def keys(x: NDArray[Any]) -> NDArray[Any]:
-    """Give the numbers by which elements are ordered: their bits without the sign.
+    """Return the integers by which elements are ordered: their bits without the sign.
 
     Args:
-        x: of a floating dtype of 2, 4 or 8 bytes.
+        x: an array of a floating dtype of 2, 4 or 8 bytes.
 
     Returns:
         Unsigned integers of the same size: 0 = -0 < denormals < normals < infinity < NaN.
@@ -26,27 +26,27 @@ def keys(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def top_k(x: NDArray[Any], k: int) -> NDArray[np.int64]:
-    """Give the indices of the k elements of greatest magnitude.
+    """Return the indices of the k elements of greatest magnitude.
 
     Args:
-        x: one dimension.
-        k: from 0 to the number of elements.
+        x: an array of one dimension.
+        k: the number of elements to select, from 0 to the number of elements.
 
     Returns:
-        Exactly k distinct indices, ascending; of elements with equal keys those of lowest index.
+        Exactly k distinct indices, ascending; of elements with equal keys those of lowest index are selected.
     """
-    # keys are below the sign bit, so their complement orders them from greatest to least, and a stable sort keeps ties
+    # the complement of the keys orders elements from greatest to least, and a stable sort keeps ties in their order
     order = np.argsort(~keys(x), kind="stable")
     return np.sort(order[:k]).astype(np.int64)
 
 
 def top_k_of_segments(x: NDArray[Any], k: list[int], segments: list[int]) -> NDArray[np.int64]:
-    """Give the picks of several segments, one after the other.
+    """Return the selected indices of several segments, one segment after another.
 
     Args:
-        x: one dimension.
-        k: picks of each segment.
-        segments: elements of each segment; they cover x.
+        x: an array of one dimension.
+        k: the number of elements to select from each segment.
+        segments: the number of elements of each segment; together they cover x.
 
     Returns:
         Positions in x.
@@ -63,17 +63,19 @@ def feed(
     momentum: float = 0.0,
     nesterov: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """Accumulate a gradient with what earlier steps left; every operation is rounded to float32 for itself.
+    """Add a gradient to the residual of earlier steps (Deep Gradient Compression, section 3.2).
+
+    Every operation is rounded to float32.
 
     Args:
         residual: float32, one dimension.
         gradient: float32, the same shape.
         velocity: float32, the same shape; None without momentum.
-        momentum: its factor.
-        nesterov: look one step ahead, as SGD with nesterov=True does.
+        momentum: the coefficient of the velocity.
+        nesterov: whether to look one step ahead, as SGD with nesterov=True does.
 
     Returns:
-        What is selected from, and the next velocity before masking. Deep Gradient Compression, section 3.2.
+        The sum to select from, and the next velocity before masking.
     """
     if velocity is None:
         return residual + gradient, None
@@ -91,19 +93,19 @@ def error_feedback(
     nesterov: bool = False,
     masks: bool = True,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.float32] | None]:
-    """Do one step of error feedback: accumulate, select, keep the rest.
+    """Do one step of error feedback: accumulate, select, and keep the rest as the residual.
 
     Args:
         residual: float32, one dimension.
         gradient: float32, the same shape.
-        k: picks.
+        k: the number of elements to select.
         velocity: float32, the same shape; None without momentum.
-        momentum: its factor.
+        momentum: the coefficient of the velocity.
         nesterov: see `feed`.
-        masks: the velocity becomes 0 at the picks (momentum factor masking).
+        masks: whether the velocity of selected elements becomes 0 (momentum factor masking).
 
     Returns:
-        Values, indices, next residual, next velocity; the arguments are left as they are.
+        Values, indices, the next residual and the next velocity; the arguments are not changed.
     """
     accumulated, moved = feed(residual, gradient, velocity, momentum, nesterov)
     indices = top_k(accumulated, k)

@@ -1,4 +1,4 @@
-"""The selectors: ways to choose k elements of a gradient. Tests, benchmarks and tables are enumerated from here."""
+"""The selectors: ways to select k elements of a gradient. Tests, benchmarks and tables enumerate this list."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Literal
 
 from hvd_ext.errors import InvalidError
 
-# What an editor offers for `TopK(selector=...)`, and for the mode of `mstopk`; a test compares them with `SELECTORS`.
+# The types of `TopK(selector=...)` and of the mode of `mstopk`, for editors; a test compares them with `SELECTORS`.
 Native = Literal["exact", "mstopk", "dgc", "threshold", "random"]
 Mode = Literal["exact", "mstopk", "dgc", "threshold", "random", "tf"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Selector:
-    """A way to choose elements.
+    """A way to select elements.
 
     Attributes:
-        name: what `mode` and `TopK(selector=...)` take.
-        number: its number in the native code (`Selector` of tf_ops/kernels/topk.h); None for what TensorFlow computes.
-        promises: what a caller may rely on.
-        source: where it comes from.
-        unique: the answer is determined by x and k alone.
-        fills: it gives exactly k elements, for every input.
+        name: the value for `mode` and `TopK(selector=...)`.
+        number: its number in the native code (`Selector` of tf_ops/kernels/topk.h); None if TensorFlow computes it.
+        promises: the properties that a caller may rely on.
+        source: the paper or method that it comes from.
+        unique: whether x and k alone determine the result.
+        fills: whether it selects exactly k elements from every input.
     """
 
     name: str
@@ -86,28 +86,22 @@ SELECTORS: tuple[Selector, ...] = (
 
 
 def names(*, native: bool = False) -> tuple[str, ...]:
-    """List the selectors.
+    """List the names of the selectors.
 
     Args:
-        native: only those of the native code, which error feedback and the engine can use.
-
-    Returns:
-        Their names.
+        native: list only the selectors of the native code, which error feedback and the engine can use.
     """
     return tuple(selector.name for selector in SELECTORS if selector.number is not None or not native)
 
 
 def find(name: str) -> Selector:
-    """Give a selector by its name.
+    """Find a selector by its name.
 
     Args:
         name: one of `names()`.
 
-    Returns:
-        The selector.
-
     Raises:
-        InvalidError: there is none of that name.
+        InvalidError: there is no selector of this name.
     """
     for selector in SELECTORS:
         if selector.name == name:

@@ -1,4 +1,4 @@
-"""The options of sparse gradients: which part of them travels, and what becomes of the rest."""
+"""The options of top-k gradients: which elements are sent, and what happens to the rest."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Indices = Literal["auto", "int32", "delta", "bitmap"]
 
 WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 INDICES = get_args(Indices)
-# The order of tf_ops/engine: HvdExtSparse.indices is the place in INDICES.
+# The place in INDICES is HvdExtSparse.indices of tf_ops/engine, so their order must agree.
 
-# docs/performance.md, Convergence: nearly as good as a dense warm-up, and better than densities that fall soon.
+# In docs/performance.md, Convergence, this is nearly as good as a dense warm-up, and better than falling densities.
 WARMUP_DENSITIES = (0.25,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """How dense the first steps are.
+    """The densities of the first steps.
 
-    The steps are divided into equal parts, one for each density; a density that is not above the one of `TopK` is left
+    The steps are divided into equal parts, one for each density; densities that are not above that of `TopK` are left
     out. Three tenths of a training, while the learning rate is high, are a good number of steps. Deep Gradient
     Compression (Lin et al., 2018, section 3.3) has (0.25, 0.0625, 0.015625, 0.004, 0.001) in the first four epochs.
 
     Args:
-        steps: so many update steps, at least 1.
-        densities: falling, each above 0 and at most 1.
-        dense: all of the steps are dense; in place of densities.
+        steps: the number of update steps, at least 1.
+        densities: falling densities, each above 0 and at most 1.
+        dense: make all these steps dense; then densities must not be given.
 
     Raises:
         InvalidError: a value breaks its rule.
@@ -60,41 +60,41 @@ class Warmup:
                 "Warmup, dense (True): all of its steps are dense, and there are densities too; give one of the two"
             )
         object.__setattr__(self, "densities", (1.0,) if self.dense else falling)
-        object.__setattr__(self, "dense", False)  # said by the densities now, so that equal schedules are equal
+        object.__setattr__(self, "dense", False)  # the densities say it now, so that equal schedules compare equal
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The largest elements of the gradients travel between hosts; the rest waits, and is added to the next gradients.
+    """Send only the largest elements of the gradients between hosts; the rest is added to the gradients of later steps.
 
-    Given to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host gradients are added up as they
-    are; each rank then selects from its share of the host's sum and of what had been left there before (error
-    feedback; CommLib, section 3.2, and Stich et al., 2018, algorithm 1).
+    Pass it to `hvd_ext.DistributedOptimizer` or a tape as `compression`. Inside a host whole gradients are added up.
+    Each rank adds its residual to its share of the host's sum, selects elements from the result, and keeps the rest as
+    its new residual (error feedback; CommLib, section 3.2, and Stich et al., 2018, algorithm 1).
 
     Args:
-        density: the part of the elements that travels, above 0 and at most 1; "auto" chooses it from how much the
-            gradients' norm changes (`hvd_ext.compression.density.Auto`).
-        selector: how elements are chosen: "exact" takes the largest; "mstopk", "dgc", "threshold" and "random" are for
-            comparisons.
-        per_tensor: select from each tensor by itself, not from all that a rank holds of a bucket.
-        height: levels of the topology that add up before ranks select: 1 for hosts, 2 for racks of hosts, ...; None
-            for what the cost model finds fastest. Of "hitopk".
+        density: the fraction of elements that is sent, above 0 and at most 1; "auto" chooses it by the change of the
+            gradients' norm (`hvd_ext.compression.density.Auto`).
+        selector: how elements are selected: "exact" takes the largest; "mstopk", "dgc", "threshold" and "random" are
+            for comparisons.
+        per_tensor: select from each tensor separately, instead of from a rank's whole share of a bucket.
+        height: for "hitopk", the levels of the topology in which whole gradients are added up before the selection: 1
+            for hosts, 2 for racks of hosts, and so on; None for the fastest by the cost model.
         min_elements: tensors with fewer elements stay dense.
-        vectors: tensors of rank 1 and 0 (biases, scales) may be sparse too.
-        warmup: how dense the first steps are; None: as all others.
-        momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): gradients go through it
-            before elements are chosen, on each rank's share (DGC, equation 4), each with the learning rate of its own
-            step, as in Keras. "auto": where the optimizer has one that can be taken over.
-        masks: with momentum_correction: the momentum of what travels begins anew (DGC, equation 5). The more travels,
-            the less momentum is left.
-        clip: a rank's gradients are scaled down to a norm of clip / sqrt(number of ranks) before anything else;
-            None: not.
-        wire: the dtype in which chosen values travel, "fp16", "bf16" or "fp32"; what rounding loses waits with the
-            rest.
-        indices: how places travel: "auto" takes the smallest, or "int32", "delta", "bitmap".
-        seed: of the selectors that draw random numbers.
-        samplings: of "mstopk" (CommLib, algorithm 1).
-        threshold: of "threshold": the least absolute value that travels.
+        vectors: also sparsify tensors of rank 1 and 0 (biases, scales).
+        warmup: the densities of the first steps; None for no warm-up.
+        momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): on each rank's share,
+            gradients go through this momentum before the selection (DGC, equation 4), each multiplied by the learning
+            rate of its own step, as in Keras. "auto" does so if the optimizer has a momentum that can be taken over.
+        masks: with momentum_correction, set the velocity of sent elements to 0 (DGC, equation 5). The more elements are
+            sent, the less momentum is left.
+        clip: before anything else, scale a rank's gradients down to a norm of clip / sqrt(number of ranks); None for no
+            clipping.
+        wire: the dtype in which selected values are sent, "fp16", "bf16" or "fp32"; the rounding error stays in the
+            residual.
+        indices: the encoding of indices, "int32", "delta" or "bitmap"; "auto" takes the smallest.
+        seed: the seed of the selectors that draw random numbers.
+        samplings: the number of samplings of "mstopk" (CommLib, algorithm 1).
+        threshold: the least absolute value that the selector "threshold" sends.
 
     Raises:
         InvalidError: a value breaks its rule, or two of them exclude each other.
@@ -154,10 +154,9 @@ class TopK:
             )
 
     def described(self) -> dict[str, Any]:
-        """Give the options as plain values, to be compared between the ranks.
+        """Return the options by name as plain values, so that the ranks can compare them.
 
-        Returns:
-            By name; the warm-up as a list [steps, densities].
+        The warm-up is a list [steps, densities].
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.warmup is not None:
@@ -165,11 +164,11 @@ class TopK:
         return values
 
     def takes(self, shape: Sequence[int], dtype: str) -> bool:
-        """Tell whether a gradient may be sparse.
+        """Whether a gradient may be sparsified.
 
         Args:
-            shape: of the gradient.
-            dtype: NumPy's name of its dtype; only float32 may.
+            shape: the shape of the gradient.
+            dtype: NumPy's name of its dtype; only float32 may be sparsified.
         """
         elements = math.prod(shape)
         return dtype == "float32" and elements >= max(1, self.min_elements) and (self.vectors or len(shape) > 1)
@@ -179,11 +178,11 @@ def from_text(text: str) -> TopK:
     """Read options from one word of a command line.
 
     Args:
-        text: "topk", "topk:0.01" (the density), or "topk:density=0.01,wire=bf16,warmup=100": fields of `TopK` by name,
-            numbers, "true" and "false" as YAML reads them; a warm-up as its steps, or "100/dense".
+        text: "topk", "topk:0.01" with a density, or "topk:density=0.01,wire=bf16,warmup=100" with fields of `TopK` by
+            name. Values are read as YAML; a warm-up is a number of steps, or "100/dense".
 
     Raises:
-        InvalidError: a field that there is not, or a value that breaks its rule.
+        InvalidError: there is no such field, or a value breaks its rule.
     """
     import yaml
 

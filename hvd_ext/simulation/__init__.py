@@ -1,1 +1,1 @@
-"""What happens on links and ranks, played with events: only messages and ports are known here, no plans."""
+"""A simulation of links and ranks by events; it knows messages and ports, but no plans."""

@@ -1,10 +1,11 @@
 """The events of links and ranks: messages cut into parts, ports that serve one part after the other, rounds.
 
-A rank has a window of segments in flight. A round of a segment starts when the round before it has ended on this rank:
-its messages are handed over at once, and it ends when they have left the rank and all messages for it have come and
-been reduced. A message travels in parts. A part goes over each port on its way; each port serves parts in the order of
-their arrival, for part * beta, and passes a part on as soon as it has begun with it (cut-through). So messages that
-share a port share its time, part by part. A message has come when its last part is through, and its alpha later.
+A rank has a window of segments in flight. A round of a segment starts when the round before it has ended on this rank.
+The round then hands over all its messages at once; it ends when they have left the rank and all messages for it have
+arrived and been reduced. A message is sent in parts. A part crosses each port on its way; each port serves parts in the
+order of their arrival, for part * beta, and passes a part on as soon as it has begun to serve it (cut-through). So
+messages that share a port share its time, part by part. A message arrives alpha after its last part has crossed the
+last port.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-# More parts than these make a long message no smoother, only the simulation longer.
+# The largest number of parts of a message; more parts would only make the simulation slower.
 MOST_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Of each segment: its share, its directed ports in order, and the round (a place in the list) that takes it."""
+    """A message of each segment: its share of the segment, its directed ports, and its round on the receiver."""
 
     share: float
     way: tuple[int, ...]
@@ -30,22 +31,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The rows of all ranks. rounds[r][k]: what rank r sends in its k-th round, how many messages it waits for, and how
-    long its local rows take for each byte of the buffer."""
+    """The rows of all ranks.
+
+    rounds[r][k] has the messages that rank r sends in its k-th round, the number of messages that this round waits for,
+    and the time of its local rows for each byte of the buffer.
+    """
 
     messages: tuple[Message, ...]
     rounds: tuple[tuple[tuple[tuple[int, ...], int, float], ...], ...]
-    beta_s_per_byte: tuple[float, ...]  # by directed port
+    beta_s_per_byte: tuple[float, ...]  # for each directed port
     gamma_s_per_byte: float
-    part_nbytes: int  # messages travel in parts of at most so many bytes
+    part_nbytes: int  # the largest part of a message, unless it has MOST_PARTS parts
 
 
-# Events: a part reaches a port; a message has come; a round has ended.
+# Events: a part reaches a port; a message arrives; a round ends.
 _PART, _COME, _ENDED = 0, 1, 2
 
 
 class Play:
-    """One run of a program: a heap of events in the order of time, and of their making where times are equal."""
+    """One run of a program: a heap of events, ordered by time, and by their creation if times are equal."""
 
     def __init__(self, program: Program, segment_nbytes: float, segments: int, window: int) -> None:
         self._program = program
@@ -54,20 +58,20 @@ class Play:
         self._window = window
         ranks = range(len(program.rounds))
         self._port_free_s = [0.0] * len(program.beta_s_per_byte)
-        self._rank_free_s = [0.0 for _ in ranks]  # of reductions
+        self._rank_free_s = [0.0 for _ in ranks]  # when a rank's reductions and local rows have ended
         self._started = [0 for _ in ranks]
         self._ended = [[False] * segments for _ in ranks]
-        # Of each rank and segment: the round under way, what it still waits for, and when it ends at the earliest.
+        # For each rank and segment: the current round, the number of messages that are missing, and its earliest end.
         self._round = [[-1] * segments for _ in ranks]
         self._missing = [[0] * segments for _ in ranks]
         self._ready_s = [[0.0] * segments for _ in ranks]
-        self._early: dict[tuple[int, int, int], list[int]] = {}  # messages that came before their round
+        self._early: dict[tuple[int, int, int], list[int]] = {}  # messages that arrived before their round
         self._events: list[tuple[float, int, int, int, int, int, float, float]] = []
         self._made = 0
         self._last_s = 0.0
 
     def seconds(self) -> float:
-        """Plays to the end; returns when the last rank has ended."""
+        """Runs the program and returns the time at which the last rank ends."""
         for rank in range(len(self._started)):
             self._start_segments(rank, 0.0)
         program, events, free_s = self._program, self._events, self._port_free_s
@@ -120,7 +124,7 @@ class Play:
             self._take(which, segment, now_s)
 
     def _send(self, which: int, segment: int, now_s: float) -> float:
-        """Gives a message to the first port, in parts; returns when it has left the rank."""
+        """Sends a message to its first port, in parts, and returns the time at which it has left the rank."""
         message, program = self._program.messages[which], self._program
         nbytes, port = message.share * self._nbytes, message.way[0]
         parts = min(max(-int(-nbytes // program.part_nbytes), 1), MOST_PARTS)
@@ -128,7 +132,7 @@ class Play:
         for number in range(parts):
             begin_s = max(now_s, self._port_free_s[port])
             end_s = self._port_free_s[port] = begin_s + part * program.beta_s_per_byte[port]
-            # The last part is told by its sign.
+            # The last part is marked by a negative size.
             self._push(begin_s, _PART, which, segment, 1, -part if number + 1 == parts else part, end_s)
         return end_s
 
@@ -141,7 +145,7 @@ class Play:
             self._early.setdefault((rank, segment, place), []).append(which)
 
     def _take(self, which: int, segment: int, now_s: float) -> None:
-        """Reduces a message that has come, one after the other on each rank, and notes it."""
+        """Takes a message that has arrived, and reduces it; a rank reduces one message after another."""
         message = self._program.messages[which]
         rank = message.receiver
         if message.reduces and self._program.gamma_s_per_byte:

@@ -1,9 +1,9 @@
-"""A cluster from a YAML file; docs/topology.md is its page.
+"""A cluster from a YAML file; docs/topology.md describes the format.
 
-A node has a name, the link that joins its children, and one of three: `ranks` (a host), `children` (a rack, the
-cluster; as deep and as uneven as it likes), or `rank` (one rank beside branches; it has no link). A link has a
-latency and either `beta_s_per_byte` or `gbit_per_s`. The outermost node may tell `gamma_s_per_byte`, the time of a rank
-to reduce a byte; without it reductions cost nothing. Two hosts with three and two ranks:
+A node has a name, the link that joins its children, and one of three keys: `ranks` for a host, `children` for a rack or
+the cluster (of any depth, and as uneven as needed), or `rank` for a single rank beside branches, which has no link. A
+link has a latency and either `beta_s_per_byte` or `gbit_per_s`. The outermost node may have `gamma_s_per_byte`, the
+time in which a rank reduces a byte; without it reductions cost nothing. Two hosts with three and two ranks:
 
     name: cluster
     link: {alpha_s: 30.0e-6, gbit_per_s: 10}
@@ -93,10 +93,10 @@ class _ClusterSchema(_NodeSchema):
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """Gives the keys of a topology file.
+    """Lists the keys of a topology file.
 
     Returns:
-        For each one its name, what it belongs to, what it takes and what it means.
+        For each key its name, the object that it belongs to, the type of its value, and its meaning.
     """
     outermost = {
         name: field for name, field in _ClusterSchema.model_fields.items() if name not in _NodeSchema.model_fields
@@ -112,7 +112,7 @@ def table() -> list[tuple[str, str, str, str]]:
 
 
 def _takes(schema: dict[str, Any]) -> str:
-    """Says what a key takes, from pydantic's JSON schema of it."""
+    """Describes the values of a key in words, from the key's JSON schema of pydantic."""
     schema = next((one for one in schema.get("anyOf", ()) if one.get("type") != "null"), schema)
     if "$ref" in schema:
         return {"_LinkSchema": "a link", "_NodeSchema": "a node"}[schema["$ref"].rpartition("/")[2]]
@@ -126,14 +126,11 @@ def _takes(schema: dict[str, Any]) -> str:
 
 
 def read(path: str | Path, size: int | None = None) -> Tree:
-    """Reads a cluster from a YAML file; the format is in the module's description.
+    """Reads a cluster from a YAML file in the format that the module's docstring describes.
 
     Args:
-        path: of the file.
-        size: the number of ranks of the job, where it is known.
-
-    Returns:
-        The tree.
+        path: the path of the file.
+        size: the number of ranks of the job; None if it is not known.
 
     Raises:
         TopologyError: the file is missing, is not YAML, breaks the format (unknown key, missing key, wrong type),
@@ -152,12 +149,9 @@ def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     """Reads a cluster from YAML text.
 
     Args:
-        text: as in the module's description.
-        source: where it comes from, for messages.
-        size: the number of ranks of the job, where it is known.
-
-    Returns:
-        The tree.
+        text: YAML in the format that the module's docstring describes.
+        source: the origin of the text, for messages.
+        size: the number of ranks of the job; None if it is not known.
 
     Raises:
         TopologyError: as for read().

@@ -1,4 +1,4 @@
-"""A cluster as a tree: leaves are ranks, and every other node is a host, a rack, ... whose links join its children."""
+"""A cluster as a tree. Leaves are ranks; every other node is a host, a rack or the cluster, and links its children."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvd_ext.errors import TopologyError
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The port of each child of a node, each way, in the alpha-beta model: n bytes take alpha_s + n * beta_s_per_byte.
+    """The port of each child of a node, per direction; by the alpha-beta model n bytes take alpha + n * beta.
 
     Args:
-        alpha_s: latency of a message, seconds.
+        alpha_s: the latency of a message, seconds.
         beta_s_per_byte: seconds per byte, the inverse of the bandwidth w.
     """
 
@@ -32,8 +32,8 @@ class Link:
 
 NO_LINK = Link(0.0, 0.0)
 
-# Assumed where nobody has measured: shared memory of one host at 2 GB/s a rank, and 10 Gbit/s Ethernet between hosts.
-# Only the ratio matters for the choice of an algorithm; a YAML file states the real values (hvd_ext/topology/read.py).
+# The assumed links of a job without a YAML file: shared memory at 2 GB/s per rank in a host, and 10 Gbit/s Ethernet
+# between hosts. For the choice of an algorithm only their ratio matters; a YAML file has the real values (read.py).
 SHARED_MEMORY = Link(alpha_s=5e-6, beta_s_per_byte=1 / 2e9)
 ETHERNET = Link(alpha_s=30e-6, beta_s_per_byte=1 / 1.25e9)
 
@@ -43,10 +43,10 @@ class Node:
     """A leaf (one rank) or a branch (a host, a rack, the cluster).
 
     Args:
-        name: for messages; a leaf may leave it empty.
-        link: of a branch, joins its children (the w_x at node x of FlexReduce's Table I); a leaf has none.
-        children: of a branch, at least one.
-        rank: of a leaf; -1 for a branch.
+        name: the node's name in messages; it may be empty for a leaf.
+        link: the link between a branch's children (the w_x at node x of FlexReduce's Table I); NO_LINK for a leaf.
+        children: a branch's children, at least one; empty for a leaf.
+        rank: a leaf's rank; -1 for a branch.
     """
 
     name: str
@@ -70,18 +70,18 @@ class Node:
 
     @cached_property
     def height(self) -> int:
-        """Levels of branches from here down to the deepest leaf; 0 for a leaf."""
+        """The number of levels of branches from this node down to its deepest leaf; 0 for a leaf."""
         return 1 + max(child.height for child in self.children) if self.children else 0
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A cluster, of any depth and as uneven as it likes.
+    """A cluster, of any depth, even or uneven.
 
     Args:
-        root: its leaves carry the ranks 0 .. size - 1, each once, in any order.
-        gamma_s_per_byte: time of a rank to reduce a byte (the gamma of MG-WFBP's Table II); 0 leaves arithmetic out of
-            the prices, as BlueConnect and FlexReduce do.
+        root: the root, whose leaves have the ranks 0 .. size - 1, each once, in any order.
+        gamma_s_per_byte: the time in which a rank reduces a byte (the gamma of MG-WFBP's Table II); 0 leaves arithmetic
+            out of the prices, as BlueConnect and FlexReduce do.
     """
 
     root: Node
@@ -108,20 +108,19 @@ class Tree:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks in tree order: neighbours in the tree are neighbours here, whatever their numbers."""
+        """The ranks in tree order, in which neighbours in the tree are next to each other, whatever their numbers."""
         return self.root.ranks
 
     @property
     def depth(self) -> int:
-        """Levels of branches on the longest way from the root to a leaf."""
+        """The number of levels of branches on the longest way from the root to a leaf."""
         return self.root.height
 
     def levels(self) -> tuple[tuple[Node, ...], ...]:
-        """The branches by their distance from the root, the deepest first (the V_0 ... V_{L-1} of FlexReduce's Table
-        I).
+        """The branches by their distance from the root, the deepest first (V_0 ... V_{L-1} of FlexReduce's Table I).
 
         Returns:
-            One tuple of nodes per level, in tree order; the last holds the root alone. Empty for a tree of one leaf.
+            One tuple of nodes per level, in tree order; the last tuple has only the root. Empty for a tree of one leaf.
         """
         found: list[tuple[Node, ...]] = []
         nodes: tuple[Node, ...] = (self.root,)
@@ -131,7 +130,7 @@ class Tree:
         return tuple(reversed(found))
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that share a host: the leaves of each branch that has leaves only.
+        """The ranks of each host; a host is a branch whose children are all leaves.
 
         Returns:
             One tuple of ranks per host, in tree order. A leaf beside branches is a host of its own.
@@ -149,27 +148,26 @@ class Tree:
         return tuple(found)
 
     def is_uniform(self) -> bool:
-        """Whether all branches of a level have as many children (the horizontal symmetry that BlueConnect needs).
+        """Whether all branches of a level have equally many children and all leaves have the same depth.
 
-        Returns:
-            True if so, and all leaves are equally deep.
+        BlueConnect needs this horizontal symmetry.
         """
         levels = self.levels()
         even = all(len({len(node.children) for node in level}) == 1 for level in levels)
         return even and all(len({bool(c.children) for node in level for c in node.children}) == 1 for level in levels)
 
     def subset(self, ranks: Sequence[int]) -> Tree:
-        """The tree of some of the ranks, numbered anew by their places.
+        """The tree of some of the ranks, with new numbers.
 
         Args:
-            ranks: those that stay, each once; ranks[i] becomes rank i.
+            ranks: the ranks that stay, each once; ranks[i] becomes rank i.
 
         Returns:
-            The same links without the branches that have no rank left. Where one branch of the root is left, that is
-            the root.
+            The tree without the branches that have no rank left. If only one branch of the root is left, this branch
+            becomes the root.
 
         Raises:
-            TopologyError: a rank that is not in the tree, or none at all.
+            TopologyError: a rank is not in the tree or is given twice, or there is no rank.
         """
         place_of = {rank: place for place, rank in enumerate(ranks)}
         if not place_of or len(place_of) != len(ranks) or not place_of.keys() <= set(self.ranks):
@@ -190,11 +188,7 @@ class Tree:
         return Tree(root, self.gamma_s_per_byte)
 
     def describe(self) -> str:
-        """One line for people: "8 ranks on 2 hosts (4 + 4)".
-
-        Returns:
-            The line; hosts beyond the eighth are left out.
-        """
+        """Describes the cluster in one line, as in "8 ranks on 2 hosts (4 + 4)", with the sizes of up to 8 hosts."""
         hosts = [len(host) for host in self.hosts()]
         sizes = " + ".join(str(n) for n in hosts[:8]) + (" + ..." if len(hosts) > 8 else "")
         ranks = f"{self.size} rank{'s' if self.size > 1 else ''}"
@@ -202,28 +196,24 @@ class Tree:
 
 
 def leaf(rank: int) -> Node:
-    """A node for one rank.
+    """Makes the leaf of one rank.
 
     Args:
-        rank: 0 or more.
-
-    Returns:
-        The leaf.
+        rank: the rank, 0 or more.
     """
     return Node(f"rank {rank}", rank=rank)
 
 
 def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, between: Link = ETHERNET) -> Tree:
-    """The tree of a job whose ranks have told the names of their hosts.
+    """Makes the tree of a job from the names of its hosts.
 
     Args:
-        host_of_rank: element r is the name of rank r's host; ranks of a host need not be neighbours (mpirun --map-by
-            node).
-        inside: assumed link between the ranks of a host.
-        between: assumed link between the hosts.
+        host_of_rank: the name of each rank's host; the ranks of a host need not be neighbours (mpirun --map-by node).
+        inside: the assumed link between the ranks of a host.
+        between: the assumed link between the hosts.
 
     Returns:
-        A root over one branch per host, in the order of their lowest ranks; with one host, that host is the root.
+        A root with one branch per host, in the order of the hosts' lowest ranks; a single host is itself the root.
 
     Raises:
         TopologyError: the list is empty.

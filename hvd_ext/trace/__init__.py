@@ -1,1 +1,1 @@
-"""Traces: what the engine records becomes a file for each rank; files of all ranks are merged and summed up."""
+"""Traces: the engine's records become a file for each rank; the files of all ranks are merged and summed up."""

@@ -1,4 +1,4 @@
-"""From the engine's records to events of Chrome's trace format, which Perfetto opens; pure.
+"""The conversion of the engine's records to events of Chrome's trace format, which Perfetto opens; pure functions.
 
 Format: "Trace Event Format", Google, 2016: `ph` X is a span (ts and dur in microseconds), i an instant, M a name.
 """
@@ -22,9 +22,9 @@ class Levels:
     """A plan as the trace shows it.
 
     Args:
-        algorithm: its name.
-        names: of its levels.
-        ends: the first round behind each level.
+        algorithm: the name of its algorithm.
+        names: the names of its levels.
+        ends: the first round after each level.
     """
 
     algorithm: str
@@ -52,14 +52,14 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class Book:
-    """What the records of a rank are about.
+    """The names and plans that a rank's records refer to.
 
     Args:
-        rank: whose they are.
-        host: its machine.
+        rank: the rank.
+        host: the rank's host.
         zero_ns: the time on the rank's clock that is 0 in the trace.
-        channels: by lane.
-        plans: of calls, by handle.
+        channels: the channels by lane.
+        plans: the plans of calls, by handle.
     """
 
     rank: int
@@ -70,13 +70,13 @@ class Book:
 
 
 def levels_of(plan: LogicalPlan) -> Levels:
-    """Say which rounds belong to which level of a plan.
+    """Find the rounds of each level of a plan.
 
     Args:
-        plan: of all ranks.
+        plan: the plan of all ranks.
 
     Returns:
-        Its levels; one without a name is called by its place.
+        The plan's levels; a level without a name is named after its place.
     """
     ends, end = [], 0
     for level in plan.levels:
@@ -90,11 +90,11 @@ def events_of(records: Sequence[Record], book: Book) -> list[Event]:
     """Make the events of one rank.
 
     Args:
-        records: of the engine; steps of which some are missing have no event of category "step".
-        book: what they are about.
+        records: the engine's records; a step with missing records gets no event of category "step".
+        book: the names and plans that the records refer to.
 
     Returns:
-        Events, the names of process and tracks first. Each has the categories of docs/trace.md.
+        Events with the categories of docs/trace.md; the names of the process and of the tracks come first.
     """
     writer = _Writer(book)
     of_step: dict[tuple[int, int], list[Record]] = defaultdict(list)
@@ -113,7 +113,7 @@ class _Writer:
         self.book = book
         self.events: list[Event] = []
         self._tracks: dict[tuple[int, ...], str] = {}
-        self._calls_end: list[int] = []  # by track of calls: when its last call ended
+        self._calls_end: list[int] = []  # for each track of calls, the end of its last call
 
     def named(self) -> list[Event]:
         where = f"rank {self.book.rank} on {self.book.host}"
@@ -202,7 +202,7 @@ class _Writer:
         return self._tid(track)
 
     def _tid(self, track: tuple[int, ...]) -> int:
-        """Numbers that depend on the track alone: the same on all ranks, in the order of the drawing."""
+        """Return a track's number, which depends only on the track: equal on all ranks, in the order of the drawing."""
         lane, part, level = (*track, 0, 0)[:3]
         return lane * 1_000_000 + part * 100 + level
 
@@ -219,7 +219,7 @@ class _Writer:
 
 
 def _by_level(rounds: Sequence[Record], levels: Levels) -> dict[int, Record]:
-    """Joins the rounds of each level: from the first's begin to the last's end."""
+    """Join the rounds of each level into one record, from the begin of the first round to the end of the last."""
     spans: dict[int, Record] = {}
     for record in rounds:
         index = next((i for i, end in enumerate(levels.ends) if record.round < end), None)

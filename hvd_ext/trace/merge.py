@@ -1,4 +1,4 @@
-"""The traces of all ranks, read from their folder and put together; pure but for the reading."""
+"""The traces of all ranks, read from their folder and merged; only the reading has side effects."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Merged:
     """The traces of a job.
 
     Args:
-        ranks: what each file says of itself (its "otherData"), by rank; only ranks whose file is good.
-        events: of all of them.
-        problems: files that are missing, torn or of another run, and records that were dropped, in words.
+        ranks: the "otherData" of each file, by rank; only ranks with a valid file.
+        events: the events of all these ranks.
+        problems: descriptions of missing and broken files, of files of another run, and of dropped records.
     """
 
     ranks: dict[int, dict[str, Any]]
@@ -32,12 +32,12 @@ class Merged:
 
     @property
     def uncertainty_us(self) -> float:
-        """How far two ranks' times may be apart at most although they were the same moment."""
+        """The largest possible difference between two ranks' times of the same moment."""
         worst = sorted(float(about["clock_uncertainty_us"]) for about in self.ranks.values())
         return sum(worst[-2:])
 
     def document(self) -> dict[str, Any]:
-        """Give the merged trace, for a file that Perfetto opens."""
+        """Return the merged trace, for a file that Perfetto opens."""
         about = {"ranks": [self.ranks[rank] for rank in sorted(self.ranks)], "problems": self.problems}
         return {"traceEvents": self.events, "displayTimeUnit": "ms", "otherData": about}
 
@@ -46,13 +46,13 @@ def read(folder: Path) -> Merged:
     """Read and merge the files of a folder.
 
     Args:
-        folder: that of `HVD_EXT_TRACE` or `start_trace`.
+        folder: the folder of `HVD_EXT_TRACE` or `start_trace`.
 
     Returns:
-        The merged trace; a rank whose file is missing or broken is named in `problems`.
+        The merged trace; its `problems` name the ranks whose files are missing or broken.
 
     Raises:
-        InvalidError: there is no such folder, or no file in it can be used.
+        InvalidError: there is no such folder, or it has no valid file.
     """
     if not folder.is_dir():
         raise InvalidError(f"{folder}: it must be the folder of a trace; there is no such folder")
@@ -89,17 +89,14 @@ def read(folder: Path) -> Merged:
 
 
 def checked(document: Any, rank: int) -> dict[str, Any]:
-    """Check a rank's file.
+    """Check a rank's file and return its document.
 
     Args:
-        document: what JSON made of it.
-        rank: of its name.
-
-    Returns:
-        The document.
+        document: the parsed JSON.
+        rank: the rank in the file's name.
 
     Raises:
-        ValueError: it is no trace of this rank, in words.
+        ValueError: the document is not a trace of this rank; the message says why.
     """
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ValueError("it must be an object with a list of traceEvents")
@@ -117,7 +114,7 @@ def checked(document: Any, rank: int) -> dict[str, Any]:
 
 
 def problem_of(event: Any) -> str:
-    """Say what is wrong with an event, by Chrome's trace event format as far as we use it; "" if nothing is."""
+    """Describe what is wrong with an event by the part of Chrome's trace event format that we use; "" if nothing is."""
     if not isinstance(event, dict) or event.get("ph") not in _PHASES:
         return f"ph must be one of {', '.join(_PHASES)}"
     if not isinstance(event.get("name"), str) or not isinstance(event.get("pid"), int):

@@ -1,4 +1,4 @@
-"""The engine's records: starting, stopping and reading them."""
+"""Recording in the engine: start, stop, and read the records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_ext.engine import native
 
 
 class Kind(enum.IntEnum):
-    """What a record is about; the numbers are those of tf_ops/engine/trace.h, which says more."""
+    """The kind of a record; tf_ops/engine/trace.h has the same numbers and explains them."""
 
     FILL = 0
     SUBMITTED = 1
@@ -24,7 +24,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """Something that took from `begin_ns` to `end_ns` of this machine's steady clock; fields as in trace.h."""
+    """An activity from `begin_ns` to `end_ns` of this machine's steady clock; the fields are those of trace.h."""
 
     begin_ns: int
     end_ns: int
@@ -38,10 +38,10 @@ class Record(NamedTuple):
 
 
 def start(capacity: int) -> None:
-    """Let the running engine record from now on, and forget what was recorded before.
+    """Start recording in the running engine, and drop earlier records.
 
     Args:
-        capacity: so many records are kept, the newest.
+        capacity: the number of records that are kept; the newest ones are.
 
     Raises:
         InvalidError: the capacity is below 1.
@@ -51,13 +51,13 @@ def start(capacity: int) -> None:
 
 
 def stop() -> None:
-    """End the recording; what the engine's thread is doing right now is still in it. The records stay readable."""
+    """Stop recording; the current activity of the engine's thread is still recorded. The records stay readable."""
     native.call("hvd_ext_trace_stop")
 
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """What was read: memory with `count` records in the order in which they came; `dropped` older ones were lost."""
+    """The memory of `count` records in the order in which they were made; `dropped` older records were lost."""
 
     memory: ctypes.Array[native.TraceRecord]
     count: int
@@ -65,10 +65,10 @@ class Raw:
 
 
 def read(capacity: int) -> Raw:
-    """Read what was recorded; quick, so that a rank that leaves keeps nobody waiting.
+    """Read the records without decoding them, which is quick, so that a rank that leaves keeps no other rank waiting.
 
     Args:
-        capacity: at most so many records, the newest.
+        capacity: the largest number of records to read; the newest ones are read.
 
     Returns:
         The records, for `decoded`.
@@ -80,7 +80,7 @@ def read(capacity: int) -> Raw:
 
 
 def decoded(raw: Raw) -> list[Record]:
-    """Give what was read as values of Python."""
+    """Decode records into Python values."""
     return [
         Record(
             record.begin_ns,

@@ -1,6 +1,6 @@
-"""Communication per step from the events of a trace: how much was exposed, how much hidden, who came last; pure.
+"""The communication of each step, from the events of a trace: exposed time, hidden time, last rank; pure functions.
 
-The words are defined in docs/trace.md. Times are in microseconds.
+docs/trace.md defines the words. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ class Step:
     """One step of a channel, over all ranks of the trace.
 
     Args:
-        channel: its name.
-        step: its number.
-        communication_us: time in which a bucket was on its way; of the rank with most.
-        exposed_us: time in which, all tensors being submitted, a collect waited; of the rank with most.
-        hidden: the part of all ranks' communication that was not exposed, 0 to 1; None without communication.
+        channel: the channel's name.
+        step: the step's number.
+        communication_us: the time in which some bucket was being reduced, of the rank with the longest time.
+        exposed_us: the time in which all tensors were submitted and a collect waited, of the rank with the longest
+            time.
+        hidden: the fraction of all ranks' communication that was not exposed, 0 to 1; None without communication.
         slowest: the bucket that took longest on any rank; None without communication.
-        slowest_us: how long.
-        last: the rank whose last tensor came last; None on one rank.
-        late_us: how long after that of the first rank.
+        slowest_us: the time of this bucket.
+        last: the rank that was the last to submit its last tensor; None on one rank.
+        late_us: the time between the first rank's last tensor and that of this rank.
     """
 
     channel: str
@@ -54,7 +55,8 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
     """Sum up each step.
 
     Args:
-        events: of a merged trace. Only steps with an event "step" count: others were cut off by the begin of the trace.
+        events: the events of a merged trace. Steps without an event "step" are ignored, because the trace began during
+            them.
 
     Returns:
         The steps in the order of their begin.
@@ -99,13 +101,10 @@ def _step(number: int, ranks: dict[int, list[Event]]) -> Step:
 
 
 def total(values: Sequence[float]) -> Total:
-    """Give the median and the 90th percentile.
+    """Return the median and the 90th percentile, interpolated linearly between the values.
 
     Args:
-        values: at least one.
-
-    Returns:
-        Both, interpolated linearly between the values.
+        values: at least one value.
     """
     ordered = sorted(values)
 
@@ -119,20 +118,20 @@ def total(values: Sequence[float]) -> Total:
 
 
 def stragglers(steps: Iterable[Step]) -> list[tuple[int, int]]:
-    """Count in how many steps each rank came last.
+    """Count the steps in which each rank was last.
 
     Args:
-        steps: of a trace.
+        steps: the steps of a trace.
 
     Returns:
-        Pairs of rank and steps, the rank with most first.
+        Pairs of a rank and its number of steps, with the largest number first.
     """
     counts = collections.Counter(step.last for step in steps if step.last is not None)
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def union(spans: Iterable[tuple[float, float]]) -> _Spans:
-    """Join spans that overlap or touch; sorted."""
+    """Join spans that overlap or touch; the result is sorted."""
     joined: _Spans = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -143,7 +142,7 @@ def union(spans: Iterable[tuple[float, float]]) -> _Spans:
 
 
 def common(first: _Spans, second: _Spans) -> _Spans:
-    """Give what two unions have in common."""
+    """Return the intersection of two unions of spans."""
     pairs = [(max(a, c), min(b, d)) for a, b in first for c, d in second]
     return [(begin, end) for begin, end in pairs if begin < end]
 

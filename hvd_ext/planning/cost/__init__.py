@@ -1,4 +1,4 @@
-"""What a collective costs in the alpha-beta-gamma model: one module per paper, and the price of a plan on a tree."""
+"""The price of collectives in the alpha-beta-gamma model: closed forms, one module per paper, and prices of plans."""
 
 from __future__ import annotations
 

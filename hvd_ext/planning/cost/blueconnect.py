@@ -1,6 +1,6 @@
-"""BlueConnect's performance models (Section 2.2, 2.3 and 3.3), Eq. 1-10, with the time of the reductions beside them.
+"""BlueConnect's performance models (Section 2.2, 2.3 and 3.3), Eq. 1-10, with the time of the reductions added.
 
-The paper leaves arithmetic out: gamma_s_per_byte = 0 gives its equations. A Link holds alpha and 1 / w.
+The paper leaves arithmetic out; gamma_s_per_byte = 0 gives its equations. A Link has alpha and 1 / w.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def ring_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) 
 
     Args:
         nbytes: the size of the whole buffer, n.
-        size: learners in the ring, p.
+        size: the number of learners in the ring, p.
         link: the link of each learner.
         gamma_s_per_byte: the time of a reduction; 0 for an all-gather.
 
@@ -27,7 +27,7 @@ def ring_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) 
 
 
 def recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
-    """Eq. 2: T_c, recursive halving or doubling; for any p, as the circulant pattern that we run needs no power of two.
+    """Eq. 2: T_c, recursive halving or doubling, for any p: our circulant pattern does not need a power of two.
 
     Args:
         nbytes: the size of the whole buffer, n.
@@ -43,19 +43,16 @@ def recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 
 
 
 def is_recursive(size: int) -> bool:
-    """Eq. 3's choice: recursive where the number of learners is a power of two, else a ring.
+    """Eq. 3's choice: True, for recursive, if the number of learners is a power of two; else False, for a ring.
 
     Args:
-        size: learners, p.
-
-    Returns:
-        True for 1, 2, 4, 8, ...
+        size: the number of learners, p.
     """
     return size & (size - 1) == 0
 
 
 def ring_or_recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
-    """Eq. 3: T_r/c, the best of both.
+    """Eq. 3: T_r/c, recursive or a ring by the choice of `is_recursive`.
 
     Args:
         nbytes: the size of the whole buffer, n.
@@ -70,7 +67,7 @@ def ring_or_recursive_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: 
 
 
 def broadcast_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0) -> float:
-    """Eq. 4: a broadcast is a scatter (T_c) and an all-gather (T_r); a reduce is the same backwards.
+    """Eq. 4: a broadcast is a scatter (T_c) and an all-gather (T_r); a reduce is the reverse.
 
     Args:
         nbytes: the size of the buffer.
@@ -85,12 +82,12 @@ def broadcast_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 
 
 
 def one_level_s(nbytes: float, size: int, slowest: Link, gamma_s_per_byte: float = 0.0) -> float:
-    """Eq. 5-6: an allreduce as one ring, gated by the slowest link.
+    """Eq. 5-6: an allreduce as one ring, limited by the slowest link.
 
     Args:
         nbytes: the size of the buffer.
-        size: learners, |P|.
-        slowest: min W.
+        size: the number of learners, |P|.
+        slowest: the slowest link, min W.
         gamma_s_per_byte: the time of a reduction.
 
     Returns:
@@ -100,14 +97,14 @@ def one_level_s(nbytes: float, size: int, slowest: Link, gamma_s_per_byte: float
 
 
 def two_level_s(nbytes: float, per_host: int, hosts: int, inside: Link, slowest: Link, gamma: float = 0.0) -> float:
-    """Eq. 7: reduce to a master per node, an allreduce over the masters, broadcast.
+    """Eq. 7: a reduce to a master on each node, an allreduce over the masters, and a broadcast.
 
     Args:
         nbytes: the size of the buffer.
-        per_host: learners on each node, p_0.
-        hosts: nodes, |P| / p_0.
-        inside: link of the nodes, w_0.
-        slowest: min W.
+        per_host: the number of learners on each node, p_0.
+        hosts: the number of nodes, |P| / p_0.
+        inside: the link inside the nodes, w_0.
+        slowest: the slowest link, min W.
         gamma: seconds per reduced byte.
 
     Returns:
@@ -119,14 +116,14 @@ def two_level_s(nbytes: float, per_host: int, hosts: int, inside: Link, slowest:
 
 
 def shared(links: Sequence[Link], degrees: Sequence[int], stage: int) -> Link:
-    """The share of the slowest network that a learner has in a stage: min over j <= i of w_j / (p_0 ... p_{j-1}).
+    """A learner's share of the slowest network in a stage: min over j <= i of w_j / (p_0 ... p_{j-1}).
 
-    The paper prints j < i under the minimum of Eq. 9; its first line, min{w_0, w_1 / p_0} in stage 1, has j <= i.
+    The paper prints j < i under the minimum of Eq. 9, but its first line, min{w_0, w_1 / p_0} in stage 1, has j <= i.
 
     Args:
-        links: of the networks, from the inside.
-        degrees: learners per stage, p_i.
-        stage: i.
+        links: the links of the networks, from the inside.
+        degrees: the number of learners per stage, p_i.
+        stage: the stage, i.
 
     Returns:
         The largest alpha and the largest shared beta.
@@ -145,7 +142,7 @@ def fat_tree_s(
         degrees: p_i, from the inside.
         links: w_i, from the inside.
         gamma_s_per_byte: the time of a reduction.
-        ring_only: T_r in every stage instead of T_r/c; then it is FlexReduce's Eq. 3 and 11.
+        ring_only: use T_r in every stage instead of T_r/c, which gives FlexReduce's Eq. 3 and 11.
 
     Returns:
         Seconds.

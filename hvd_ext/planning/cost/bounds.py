@@ -1,18 +1,19 @@
 """The time that no dense allreduce on a cluster can beat, from the rates of its links alone.
 
-Derivation. Cut the tree into M parties, each a set of ranks with one port to the others: the children of a root, all
-hosts, all ranks. Look at one element. Each party has a summand, and all need the sum; so what each party has must reach
-all the others, as in gossip by one-way messages, and that takes at least 2 (M - 1) messages between parties (Harary
-and Schwenk 1974; M - 1 to collect the sum, M - 1 to hand it out). So of n bytes the parties send 2 (M - 1) n in all. In
-a time T a party with a port of rate w sends at most T w, and the sum over the parties gives
+Derivation. Cut the tree into M parties, each a set of ranks with one port to the others: the children of the root, all
+hosts, or all ranks. Consider one element. Each party has a summand, and all parties need the sum. So each summand must
+reach all other parties, as in gossip by one-way messages, which takes at least 2 (M - 1) messages between parties
+(Harary and Schwenk 1974: M - 1 to collect the sum and M - 1 to distribute it). For n bytes, the parties therefore send
+at least 2 (M - 1) n bytes in all. In a time T, a party whose port has the rate w sends at most T w bytes, and the sum
+over the parties gives
 
     T >= 2 (M - 1) n / (w_1 + ... + w_M),    for M equal ports  2 (M - 1) / M * n / w.
 
-A message crosses the sender's port up and the receiver's port down, and the same holds for what parties receive. What
-a single party sends is at least its summand, n bytes, and that can be more where ports differ: T >= n / w_i. Every cut
-gives a bound, and the largest of them holds. A message through several ports only loads more of them, so
-nothing is claimed about its way. For racks of hosts the cut into racks gives 2 (R - 1) / R * n / w_rack, the
-cut into hosts 2 (m - 1) / m * n / w_host. Latency and arithmetic are left out.
+A message crosses the sender's port upwards and the receiver's port downwards, so the same bound holds for received
+bytes. Each party also sends at least its summand, n bytes, so that T >= n / w_i, which can be the larger bound if ports
+differ. Every cut gives a bound, and the largest bound holds. A message through several ports only loads more ports, so
+the bound assumes nothing about its way. With racks of hosts, the cut into racks gives 2 (R - 1) / R * n / w_rack, and
+the cut into hosts gives 2 (m - 1) / m * n / w_host. Latency and arithmetic are left out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hvd_ext.topology.tree import Tree
 def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
     """The least time of a dense allreduce, whatever the algorithm.
 
-    The rates are those of the tree: give it the wire's rate for a bound that counts framing as a loss, or the rate of
-    payload for one that does not.
+    The bound uses the rates of the tree: it counts framing as a loss if these are the rates of the wire, and does not
+    if they are the rates of the payload.
 
     Args:
         tree: the cluster.
@@ -38,11 +39,10 @@ def allreduce_bound_s(tree: Tree, nbytes: float) -> float:
 
 
 def ring_bound_s(tree: Tree, nbytes: float) -> float:
-    """The least time of one flat ring (Patarasuk and Yuan 2009): each rank sends 2 (P - 1) / P * n over the slowest
-    link.
+    """The least time of one flat ring, which sends 2 (P - 1) / P * n over the slowest link (Patarasuk and Yuan 2009).
 
     Args:
-        tree: the cluster; the ring follows its order, and so enters and leaves each host once.
+        tree: the cluster; the ring follows the tree's order, and so enters and leaves each host once.
         nbytes: the size of the buffer, n.
 
     Returns:
@@ -52,12 +52,12 @@ def ring_bound_s(tree: Tree, nbytes: float) -> float:
 
 
 def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
-    """The bound that an algorithm is measured by.
+    """The bound with which an algorithm is compared.
 
     Args:
         tree: the cluster.
         nbytes: the size of the buffer.
-        algorithm: its name; "ring" has a bound of its own, the others have that of any allreduce.
+        algorithm: the algorithm's name; "ring" has a bound of its own, all others have the bound of any allreduce.
 
     Returns:
         Seconds.
@@ -66,7 +66,7 @@ def bound_s(tree: Tree, nbytes: float, algorithm: str = "") -> float:
 
 
 def _cuts(tree: Tree) -> list[list[float]]:
-    """For each depth the ports of the nodes there, and of leaves above it: seconds per byte."""
+    """For each depth, the seconds per byte of the ports of the nodes at this depth and of the leaves above it."""
     cuts = []
     parties = [(tree.root, 0.0)]
     while any(node.children for node, _ in parties):
@@ -81,6 +81,6 @@ def _cuts(tree: Tree) -> list[list[float]]:
 
 def _cut_s_per_byte(betas: list[float]) -> float:
     if not all(betas):
-        # A port that takes no time can do the work of all: only what each of the others must send is left.
+        # A port that takes no time can send the bytes of all; only the bound of each other port is left.
         return max(betas)
     return max(2 * (len(betas) - 1) / sum(1 / beta for beta in betas), *betas)

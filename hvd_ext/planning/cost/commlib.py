@@ -1,8 +1,9 @@
 """CommLib's model of its hierarchical top-k communication (HiTopKComm, Section 3.2), Eq. 3 and 7-10.
 
-m nodes of n GPUs; d elements of `element_nbytes` (the paper has 4, FP32) of which a share rho, the density, is kept.
-Section 3.2 says that 2 k numbers travel, values and indices, but Eq. 3, 9 and 10 charge 4 bytes for each of k: half of
-what is sent. Give them the bytes of an entry; hitopk_s() and naive_s() do.
+There are m nodes of n GPUs, and d elements of `element_nbytes` bytes (4 in the paper, FP32); a share rho, the density,
+is selected. Section 3.2 says that 2 k numbers are sent, values and indices, but Eq. 3, 9 and 10 charge 4 bytes for each
+of k elements, which is half of what is sent. For the real price pass the bytes of an entry, as hitopk_s() and naive_s()
+do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def flat_all_gather_s(
 
     Args:
         elements: d.
-        size: workers, P.
+        size: the number of workers, P.
         density: rho.
-        between: link of a worker to the others.
+        between: the link of a worker to the others.
         element_nbytes: the bytes of an element; pass the bytes of an entry for the data that is really sent.
 
     Returns:
@@ -50,12 +51,12 @@ def reduce_scatter_s(elements: float, per_node: int, inside: Link, element_nbyte
 
 
 def select_s(elements: float, per_node: int, select_s_per_element: float) -> float:
-    """Eq. 8: the selection of the top k, linear in a GPU's part.
+    """Eq. 8: the selection of the top k, linear in the elements of a GPU.
 
     Args:
         elements: d.
         per_node: n.
-        select_s_per_element: of the selection; the paper gives the order only.
+        select_s_per_element: the time of the selection; the paper gives only its order.
 
     Returns:
         Seconds.
@@ -73,7 +74,7 @@ def inter_all_gather_s(
         per_node: n.
         nodes: m.
         density: rho.
-        between: link of a GPU to those of other nodes.
+        between: the link of a GPU to the GPUs of other nodes.
         element_nbytes: the bytes of an element; pass the bytes of an entry for the data that is really sent.
 
     Returns:
@@ -86,7 +87,7 @@ def inter_all_gather_s(
 def intra_all_gather_s(
     elements: float, per_node: int, nodes: int, density: float, inside: Link, element_nbytes: float = ELEMENT_NBYTES
 ) -> float:
-    """Eq. 10: the last all-gather in each node, if all nodes selected different elements.
+    """Eq. 10: the last all-gather in each node, if all nodes have selected different elements.
 
     Args:
         elements: d.
@@ -108,17 +109,17 @@ def hitopk_s(
 ) -> tuple[float, float, float, float]:
     """Eq. 7-10 on a cluster whose hosts may differ: each step waits for the slowest host.
 
-    The ranks of a host share its port, so that what Eq. 9 sends from a GPU goes at 1 / n of the port's rate.
+    The ranks of a host share its port, so that each GPU in Eq. 9 has 1 / n of the port's rate.
 
     Args:
-        tree: the cluster; nodes are its hosts.
+        tree: the cluster; its hosts are the nodes.
         elements: d.
         density: rho.
         entry_nbytes: the bytes of a value and its index, as sent.
-        dense_gather: the last step gathers whole shards, as Algorithm 2 has it, and not what Eq. 10 charges.
+        dense_gather: gather whole shards in the last step, as in Algorithm 2, instead of the entries of Eq. 10.
 
     Returns:
-        The seconds of the four steps: reduce-scatter, selection, all-gather between and in the hosts.
+        The seconds of the four steps: reduce-scatter, selection, all-gather between hosts, all-gather in hosts.
     """
     hosts = [(len(ranks), _inside(tree, ranks)) for ranks in tree.hosts()]
     nodes, link = len(hosts), slowest(tree)
@@ -126,13 +127,13 @@ def hitopk_s(
     select = max(select_s(elements, n, SELECT_S_PER_ELEMENT) for n, _ in hosts)
     shared = [(n, Link(link.alpha_s, link.beta_s_per_byte * n)) for n, _ in hosts]
     between = max(inter_all_gather_s(elements, n, nodes, density, port, entry_nbytes) for n, port in shared)
-    # A ring's all-gather takes what its reduce-scatter took.
+    # A ring's all-gather takes as long as its reduce-scatter.
     sparse = max(intra_all_gather_s(elements, n, nodes, density, inside, entry_nbytes) for n, inside in hosts)
     return scatter, select, between, scatter if dense_gather else sparse
 
 
 def naive_s(tree: Tree, elements: float, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
-    """Eq. 3 on a cluster: the ranks of the largest host share its port; and the selection.
+    """Eq. 3 on a cluster, where the ranks of the largest host share its port, plus the selection.
 
     Args:
         tree: the cluster.
@@ -150,10 +151,10 @@ def naive_s(tree: Tree, elements: float, density: float, entry_nbytes: float = E
 
 
 def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: float = ENTRY_NBYTES) -> float:
-    """What each host sends to the others in a step of hitopk, whatever the number of its ranks.
+    """The bytes that each host sends to the others in a step of hitopk, whatever the number of its ranks.
 
-    The shards of a host are the whole buffer, so that its ranks select K = round(rho d) elements in all, and each of
-    them goes to the one rank of every other host that holds its place.
+    The shards of a host together are the whole buffer, so that its ranks select K = round(rho d) elements in all. Each
+    of these is sent to one rank of every other host, the one that holds its place.
 
     Args:
         hosts: m.
@@ -168,6 +169,6 @@ def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: f
 
 
 def _inside(tree: Tree, ranks: tuple[int, ...]) -> Link:
-    """The link that joins the ranks of a host; a host of one rank has none."""
+    """The link between the ranks of a host; a zero link for a host of one rank."""
     nodes = (node for level in tree.levels() for node in level)
     return next((node.link for node in nodes if node.ranks == ranks and len(ranks) > 1), NO_LINK)

@@ -15,7 +15,7 @@ def message_s(nbytes: float, link: Link) -> float:
 
     Args:
         nbytes: the size of the message.
-        link: it goes over.
+        link: the link of the message.
 
     Returns:
         alpha + n / w, seconds.
@@ -24,10 +24,10 @@ def message_s(nbytes: float, link: Link) -> float:
 
 
 def level_s(nodes: Sequence[Node], nbytes: float, gamma_s_per_byte: float = 0.0) -> float:
-    """T_l of Eq. 4-6: for each node of the level its own link, and those below it, which share the traffic.
+    """T_l of Eq. 4-6: the time of a level over its nodes' own links and the links below, which share the traffic.
 
     Args:
-        nodes: of the level.
+        nodes: the nodes of the level.
         nbytes: the size of the buffer, n.
         gamma_s_per_byte: the time of a reduction.
 
@@ -52,19 +52,19 @@ def tree_s(tree: Tree, nbytes: float) -> float:
         nbytes: the size of the buffer, n.
 
     Returns:
-        Seconds of reduce-scatter and all-gather.
+        The seconds of the reduce-scatter and the all-gather.
     """
     levels, gamma = tree.levels(), tree.gamma_s_per_byte
     return sum(level_s(level, nbytes, gamma) + level_s(level, nbytes) for level in levels)
 
 
 def even_s(nbytes: float, degrees: Sequence[int], links: Sequence[Link]) -> float:
-    """Eq. 8: T_FR where degrees and links depend on the level only (Eq. 7); by Eq. 9-11 it is BlueConnect's.
+    """Eq. 8: T_FR if degrees and links depend only on the level (Eq. 7); by Eq. 9-11 it equals BlueConnect's time.
 
     Args:
         nbytes: the size of the buffer, n.
-        degrees: delta_l, from the bottom.
-        links: omega_l, from the bottom.
+        degrees: the degrees delta_l, from the bottom.
+        links: the links omega_l, from the bottom.
 
     Returns:
         Seconds.
@@ -76,13 +76,13 @@ def even_s(nbytes: float, degrees: Sequence[int], links: Sequence[Link]) -> floa
 
 
 def calls_bound(next_share: Fraction, shares_below: Iterable[Iterable[Fraction]]) -> int:
-    """Eq. 12: how many calls a learner owns in a level at most, if no two bounds of ranges meet.
+    """Eq. 12: the largest number of calls that a learner owns in a level, if no two bounds of ranges coincide.
 
     Args:
-        next_share: the learner's part of the buffer after the level.
-        shares_below: for each child of the level's node, the parts that its learners hold before the level.
+        next_share: the learner's share of the buffer after the level.
+        shares_below: for each child of the level's node, the shares that its learners hold before the level.
 
     Returns:
-        The sum over the children of ceil(next share / smallest share), and one.
+        The sum over the children of ceil(next share / smallest share), plus one.
     """
     return sum(ceil(next_share / min(shares)) for shares in shares_below) + 1

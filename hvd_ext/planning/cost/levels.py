@@ -1,8 +1,8 @@
-"""What the calls of a plan send, and its price, without its rows: for clusters whose rows are too many to look at.
+"""The traffic and the price of a plan from its calls, for clusters that have too many rows.
 
-Each level is taken as a whole: what its calls send over each port, and as many latencies as it has rounds. The busiest
-port over the whole plan, which decides on large buffers, is exact; the way of the first segment is exact where one port
-is the busiest in all rounds of a level, as in rings, and else estimated.
+Each level is priced as a whole, by the traffic of its calls over each port and one latency per round. The busiest port
+over the whole plan, which decides on large buffers, is exact. The time of the first segment is exact if one port is the
+busiest in all rounds of a level, as in rings; otherwise it is estimated.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from hvd_ext.planning.model import LOCAL, SPARSE, Call, Level, LogicalPlan
 from hvd_ext.topology.tree import Tree
 
 _Ints = NDArray[np.int64]
-# Senders and receivers as places of a group, and units, which may be parts of units where entries are sent.
+# Senders and receivers as places in a group, and the units of each message, which are fractions for sparse vectors.
 _Messages = tuple[_Ints, _Ints, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a plan sends over one kind of link: the ports at one depth of the tree.
+    """A plan's traffic over one kind of link, the ports at one depth of the tree; bytes are multiples of the buffer.
 
     Args:
-        depth: of the branch that the link belongs to; 0 is the root.
-        total: over all ports, both ways, as a multiple of the buffer.
-        busiest: over the port and direction that carries most, as a multiple of the buffer.
-        busiest_s_per_byte: how long the port and direction is busy that is so for longest, per byte of the buffer.
-        bottleneck: what that port carries in that direction, as a multiple of the buffer.
+        depth: the depth of the branch that the link belongs to; 0 is the root.
+        total: the traffic over all ports in both directions.
+        busiest: the traffic over the port and direction with the most bytes.
+        busiest_s_per_byte: the time for which the slowest port and direction is busy, per byte of the buffer.
+        bottleneck: the traffic over this slowest port and direction.
     """
 
     depth: int
@@ -54,7 +54,7 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
     """Counts what a plan sends over each port of a cluster, level by level.
 
     Args:
-        plan: of tree.size ranks, as many as you like.
+        plan: a plan for tree.size ranks, of any number.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
         sparsity: the sparsity of the step, for sparse plans.
 
@@ -91,7 +91,7 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
 
 
 def _longest_chain(level: Level) -> int:
-    """Units times hops of the call that takes longest for one target: its hops come one after the other."""
+    """The largest product of units and hops over all rings with one target, whose hops follow one another."""
     chains = [c for c in level.calls if c.root >= 0 and c.method == "ring"]
     return max(((len(call.ranks) - 1) * call.spans[0].count for call in chains), default=0)
 
@@ -106,7 +106,7 @@ def traffic(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> tuple[
         sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
-        For each depth of the tree from the root down; the multiples are of the buffer.
+        The traffic at each depth of the tree, from the root down.
     """
     ports = Ports(tree)
     carried = np.zeros(2 * len(ports.depths))
@@ -135,16 +135,18 @@ def bottleneck(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Tra
         sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
-        The traffic over it, of equals that nearest to the root; None where the plan sends nothing.
+        The traffic over this kind, or of equals over the one nearest to the root; None if the plan sends nothing.
     """
     kinds = [found for found in traffic(plan, tree, sparsity) if found.total]
     return max(kinds, key=lambda found: found.busiest_s_per_byte, default=None)
 
 
 def _level(level: Level, sparsity: Sparsity) -> _Messages:
-    """All messages of a level that can be listed: ranks instead of places; entries count as the units that hold as many
-    bytes."""
-    # By group (its id(), as large plans share tuples) and direction: the ranks, and units over each hop of a ring.
+    """The messages of a level between ranks, except for kinds in which all send to all.
+
+    Entries count as the units that have as many bytes.
+    """
+    # By group (its id(): large plans share tuples) and direction: the ranks, and the units of each hop of a ring.
     rings: dict[tuple[int, bool], tuple[_Ints, _Ints]] = {}
     found: list[_Messages] = [(np.empty(0, dtype=np.int64),) * 3]
     for call in level.calls:
@@ -177,7 +179,7 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
 
 
 def _add_ring(call: Call, hops: _Ints) -> None:
-    """Every chain uses the hop from a place to the next, but for the one that ends at this place."""
+    """Adds a ring's units to each hop. All chains use the hop from a place to the next, except those that end there."""
     if call.root < 0:
         counts = np.array([span.count for span in call.spans], dtype=np.int64)
         hops += counts.sum() - counts
@@ -187,7 +189,7 @@ def _add_ring(call: Call, hops: _Ints) -> None:
 
 
 def _of_call(call: Call) -> list[_Messages]:
-    """The messages of a recursive or direct reduction, of which a gather is the reverse, and of the other kinds."""
+    """The messages of an exchange, an all_to_all, or a recursive or direct reduction, whose reverse is a gather."""
     size = len(call.ranks)
     places = np.arange(size, dtype=np.int64)
     counts = np.array([span.count for span in call.spans], dtype=np.int64)
@@ -209,7 +211,7 @@ def _of_call(call: Call) -> list[_Messages]:
     around = np.concatenate(([0], np.cumsum(np.tile(owned, 2))))
     for step in range((size - 1).bit_length()):
         half = 1 << step
-        # What ends at distance [half, 2 half) behind goes half as far.
+        # The units whose targets are [half, 2 half) places behind are sent over the distance `half`.
         units = around[places + size - half + 1] - around[places + size - min(2 * half, size) + 1]
         found.append((places, (places - half) % size, units))
     return found

@@ -1,7 +1,7 @@
-"""The price of a plan: what its rows send over each port of a cluster, round by round.
+"""The price of a plan from the traffic of its rows over each port of a cluster, round by round.
 
-Every port (of a rank to its host, of a host to its network) carries each direction at its own rate, and the messages of
-a round share the ports on their way.
+Every port (of a rank to its host, of a host to its network) carries both directions at the same time, and the messages
+of a round share the ports on their way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ports:
                 alphas.append(node.link.alpha_s)
                 betas.append(node.link.beta_s_per_byte)
                 depths.append(len(way))
-        # From the root down; -1 below a leaf. Two ways differ at every depth after they part.
+        # The ports from the root down to each rank; -1 below a leaf. Two ways differ at every depth after they part.
         self.ways: _Ints = np.full((tree.size, max(tree.depth, 1)), -1, dtype=np.int64)
         for rank, way in ways.items():
             self.ways[rank, : len(way)] = way
@@ -54,14 +54,15 @@ class Ports:
         self.depths: _Ints = np.array(depths or [0], dtype=np.int64)
 
     def crossed(self, senders: _Ints, receivers: _Ints) -> tuple[_Ints, _Ints]:
-        """Which ports messages go over.
+        """Finds the ports that messages cross.
 
         Args:
-            senders: rank of each message [n].
-            receivers: rank of each message [n].
+            senders: the sender of each message [n].
+            receivers: the receiver of each message [n].
 
         Returns:
-            Number of the message and of the directed port (2 * port, and 1 more for the way down), for each pair.
+            For each crossing, the number of the message and that of the directed port: 2 * port, plus 1 for the way
+            down.
         """
         parted = self.ways[senders] != self.ways[receivers]
         messages, ports = [], []
@@ -72,15 +73,15 @@ class Ports:
         return np.concatenate(messages), np.concatenate(ports)
 
     def round_s(self, senders: _Ints, receivers: _Ints, nbytes: float) -> float:
-        """A round of messages of equal size.
+        """The time of a round of messages of equal size.
 
         Args:
-            senders: rank of each message [n].
-            receivers: rank of each message [n].
+            senders: the sender of each message [n].
+            receivers: the receiver of each message [n].
             nbytes: the size of each message.
 
         Returns:
-            The largest latency, and the bytes of the busiest port; seconds.
+            The largest latency plus the time of the busiest port, seconds.
         """
         _, ports = self.crossed(senders, receivers)
         if not len(ports):
@@ -91,12 +92,12 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How a plan loads a cluster, for any size of buffer.
+    """The load of a plan on a cluster, for any size of buffer.
 
     Args:
-        latency_s: the largest latency of each round, added up.
-        rounds_s_per_byte: the time of each round's busiest port and of its longest work on a rank, added up.
-        busiest_s_per_byte: the time of the port, or of the rank that works, that is busiest over all rounds.
+        latency_s: the sum over the rounds of the largest latency.
+        rounds_s_per_byte: the sum over the rounds of the time of the busiest port and of the longest work on a rank.
+        busiest_s_per_byte: the time of the port or the rank that is busiest over all rounds.
     """
 
     latency_s: float
@@ -108,7 +109,7 @@ class Profile:
 
         Args:
             nbytes: the size of the buffer.
-            segment_nbytes: grain of pipelining; None for none, as in the papers' closed forms.
+            segment_nbytes: the grain of pipelining; None for no pipelining, as in the papers' closed forms.
 
         Returns:
             Seconds.
@@ -118,7 +119,7 @@ class Profile:
 
 
 class _Messages:
-    """All messages of a plan: round, share of the buffer, sender and receiver; and how long each rank works."""
+    """All messages of a plan, with round, share of the buffer, sender and receiver, and the work of each rank."""
 
     def __init__(self, plan: LogicalPlan, gamma_s_per_byte: float, sparsity: Sparsity) -> None:
         rows = [rows_of(plan, rank) for rank in range(plan.size)]
@@ -136,9 +137,9 @@ class _Messages:
 
 
 def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profile:
-    """Counts what a plan sends over each port of a cluster.
+    """Counts the bytes that a plan sends over each port of a cluster.
 
-    It builds the rows of all ranks: for plans of at most a few hundred ranks.
+    It makes the rows of all ranks, and is meant for plans of at most a few hundred ranks.
 
     Args:
         plan: a plan for tree.size ranks.

@@ -1,6 +1,6 @@
-"""MG-WFBP's Table II: allreduce algorithms as lines a + b * M (its Eq. 9) on a network where all links are equal.
+"""MG-WFBP's Table II: allreduce algorithms as lines a + b * M (its Eq. 9) on a network whose links are all equal.
 
-The table assumes a power of two of GPUs; where log2 N stands we take the next whole number of steps.
+The table assumes that the number of GPUs is a power of two; we round log2 N up to a whole number of steps.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def recursive_doubling(size: int, link: Link, gamma_s_per_byte: float = 0.0) -> 
     """Table II, row 2: a = alpha log2 N, b = (beta + gamma) log2 N.
 
     Args:
-        size: GPUs, N. Where it is no power of two, the ranks above one fold in and out: one step with and one without
-            a reduction beside those of the power of two below.
+        size: the number of GPUs, N. If it is not a power of two, the ranks above the next lower power fold in and out,
+            which takes one more step with and one more step without a reduction.
         link: the link between any two GPUs.
         gamma_s_per_byte: the time of a reduction.
 

@@ -1,8 +1,8 @@
-"""The time of a plan as it runs: its segments, in flight side by side, on the ports of a cluster; simulated.
+"""The simulated time of a plan whose segments are in flight at the same time on the ports of a cluster.
 
-What the engine does (tf_ops/engine/executor.h, transport_mpi.cc) is played with the events of `hvd_ext.simulation`. A
-message goes over the ports up from its sender and then over those down to its receiver; a port has two directions, so
-that opposing messages do not meet. A message has come after the largest alpha on its way.
+The engine (tf_ops/engine/executor.h, transport_mpi.cc) is simulated with the events of `hvd_ext.simulation`. A message
+crosses the ports upwards from its sender and then downwards to its receiver. A port has two directions, so that
+opposing messages do not share it. The latency of a message is the largest alpha on its way.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.simulation.events import Message, Play, Program
 from hvd_ext.topology.tree import Tree
 
-WINDOW = 4  # segments in flight, as the engine's default
-# So many messages are played, but at least so many windows of segments; the second half of them tells the pace of what
-# is left. It settles within some twenty windows, as measured by playing on.
+WINDOW = 4  # segments in flight, the engine's default
+# The largest number of messages that are simulated, but at least the number of windows below. The pace of the second
+# half of them is taken for the rest of the buffer; longer simulations showed that it settles within about 20 windows.
 MOST_MESSAGES = 20_000
 FULL_WINDOWS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a plan takes.
+    """The time of a plan, and the load of its busiest port.
 
     Args:
-        seconds: from the first message to the last.
-        bottleneck_nbytes: over the port and direction that is busy for longest.
-        bottleneck_s: how long that port is busy.
+        seconds: the time from the first message to the last.
+        bottleneck_nbytes: the bytes over the port and direction that is busy for longest.
+        bottleneck_s: the time for which this port is busy, seconds.
     """
 
     seconds: float
@@ -52,21 +52,18 @@ def simulate(
     window: int = WINDOW,
     sparsity: Sparsity = DENSE,
 ) -> Simulation:
-    """Plays a plan on a cluster.
+    """Simulates a plan on a cluster.
 
-    Of a long buffer only the first segments are played, at least 24 windows; the rest goes on at the pace of the second
-    half of them. The times are those of ports and of reductions; processors are taken to keep up.
+    Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
+    pace of their second half. Only ports and reductions take time; processors are assumed to keep up.
 
     Args:
-        plan: of tree.size ranks; the rows of all of them are made, so that a few dozen ranks are much.
+        plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
         tree: the cluster; its gamma_s_per_byte prices the reductions.
         nbytes: the size of the buffer.
-        segment_nbytes: the grain of pipelining, as from planner.segment_nbytes().
-        window: segments in flight.
-        sparsity: of the step, for sparse plans; these run as one segment.
-
-    Returns:
-        The time, and the load of the port that is busiest.
+        segment_nbytes: the grain of pipelining, as from grain.segment_nbytes().
+        window: the number of segments in flight.
+        sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
     program, busiest = _program(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
     if busiest is None:
@@ -79,7 +76,7 @@ def simulate(
     if segments > played:
         half = played // 2
         pace_s = (seconds - Play(program, each, half, window).seconds()) / (played - half)
-        # While the queue before the busiest port still grows, the ranks seem faster than it is.
+        # While the queue before the busiest port still grows, the ranks seem faster than this port.
         seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
@@ -88,7 +85,7 @@ def simulate(
 def _program(plan: LogicalPlan, tree: Tree, sparsity: Sparsity) -> Program:
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
-    # The n-th send from one rank to another is what the n-th receive there takes.
+    # The n-th send from one rank to another matches the n-th receive there.
     receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
     waits: list[list[int]] = []
     for rank, table in enumerate(tables):
@@ -119,7 +116,7 @@ def _program(plan: LogicalPlan, tree: Tree, sparsity: Sparsity) -> Program:
 
 
 def _way(ports: Ports, sender: int, receiver: int) -> tuple[int, ...]:
-    """The directed ports of a message: up from the sender's to the top, then down to the receiver's."""
+    """The directed ports of a message: upwards from the sender's port, then downwards to the receiver's."""
     up, down = ports.ways[sender], ports.ways[receiver]
     parted = up != down
     ups = [2 * int(port) for port in up[parted & (up >= 0)]]

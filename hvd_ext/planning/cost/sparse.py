@@ -1,4 +1,4 @@
-"""What the rows of sparse plans send and do, at a density: entries of values and indices, and passes over memory."""
+"""The bytes and the work of the rows of sparse plans at a density: entries (value and index), passes over memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hvd_ext.planning.ir import (
 )
 
 ELEMENT_NBYTES = 4  # sparse plans are of float32
-# A half-precision value and, at densities of about 0.001, some 2 bytes of an index.
+# The bytes of an entry: a 16-bit value and, at densities of about 0.001, about 2 bytes of an index.
 ENTRY_NBYTES = 4.0
-# One pass over memory, on one core: measured for an exact selection at 25 M elements.
+# The time of one pass over memory on one core, measured for an exact selection at 25 M elements.
 SELECT_S_PER_ELEMENT = 0.3e-9
-# An entry that is added somewhere touches a cache line of its own. Assumed.
+# The time to add an entry to a buffer, which touches a cache line of its own; assumed, not measured.
 ADD_S_PER_ENTRY = 3e-9
 _PASSES = (SELECT, FOLD, PACK, CLEAR)
 _ENTRIES = (SCATTER_ADD, MERGE, TAKE)
@@ -36,13 +36,13 @@ _ENTRIES = (SCATTER_ADD, MERGE, TAKE)
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """How sparse a step is, and what that costs.
+    """The density of a step, and the prices of its entries and passes.
 
     Args:
         density: the fraction of the elements that is selected, in (0, 1].
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
-        select_s_per_element: of a pass over memory, such as a selection; seconds.
-        add_s_per_entry: of adding an entry to a buffer; seconds.
+        select_s_per_element: the time of a pass over memory, such as a selection, in seconds per element.
+        add_s_per_entry: the time to add an entry to a buffer, in seconds.
     """
 
     density: float
@@ -60,39 +60,41 @@ class Sparsity:
             )
 
     def filled(self, vectors: float) -> float:
-        """The part of a range that has an entry in the sum of so many selections, if they do not meet.
+        """The fraction of a range that has entries in the sum of several selections, if they have no common elements.
+
+        CommLib assumes the same in Eq. 10.
 
         Args:
-            vectors: selections that were added up.
+            vectors: the number of selections that were added up.
 
         Returns:
-            At most 1: what CommLib assumes in Eq. 10.
+            The fraction, at most 1.
         """
         return min(vectors * self.density, 1.0)
 
     def sent(self, vectors: float) -> float:
-        """The bytes on the way of a range's entries, as a multiple of the range's own bytes.
+        """The bytes of a range's entries as sent, divided by the bytes of the range.
 
         Args:
-            vectors: selections that were added up.
+            vectors: the number of selections that were added up.
 
         Returns:
-            Entries times their bytes, over elements times theirs: above 1 where a dense message would be smaller.
+            The quotient; it is above 1 if a dense message would be smaller.
         """
         return self.filled(vectors) * self.entry_nbytes / ELEMENT_NBYTES
 
 
-DENSE = Sparsity(1.0, float(ELEMENT_NBYTES))  # for plans without sparse rows, which do not ask
+DENSE = Sparsity(1.0, float(ELEMENT_NBYTES))  # a placeholder for plans without sparse rows
 
 
 def vectors_of(rows: Rows) -> NDArray[np.float64]:
-    """How many selections the own vector of a rank holds at each of its rows, if nothing is dropped twice.
+    """The number of selections in a rank's own vector at each of its rows.
 
     Args:
         rows: the rows of one rank.
 
     Returns:
-        float64 [n]: 1 until a PACK, then the selections added to each of its units in the mean.
+        float64 [n]: 1 until a PACK, then the mean number of selections that were added to each of its units.
     """
     found, now = np.ones(len(rows)), 1.0
     added: list[tuple[int, int]] = []
@@ -108,7 +110,7 @@ def vectors_of(rows: Rows) -> NDArray[np.float64]:
 
 
 def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float64]:
-    """The bytes of each row's message as a share of the buffer's.
+    """The bytes of each row's message as a share of the buffer's bytes.
 
     Args:
         rows: the rows of one rank.
@@ -116,7 +118,7 @@ def sent_shares(rows: Rows, units: int, sparsity: Sparsity) -> NDArray[np.float6
         sparsity: the sparsity of the step.
 
     Returns:
-        float64 [n]; for local rows it has no meaning.
+        float64 [n]; the values of local rows have no meaning.
     """
     shares: NDArray[np.float64] = rows[:, COUNT] / units
     sparse = rows[:, OPCODE] == SEND_SPARSE

@@ -1,4 +1,4 @@
-"""The calls of sparse plans without their rows: what they send and how long they work, for the prices of levels.py."""
+"""The messages and the work of the calls of sparse plans, without their rows, for the prices of levels.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _Floats = NDArray[np.float64]
 
 
 def vectors_at(plan: LogicalPlan) -> list[int]:
-    """How many selections a vector holds in each level.
+    """The number of selections in a vector at each level.
 
     Args:
         plan: any plan.
 
     Returns:
-        For each level 1 up to the sparse_allreduce, then the ranks of its largest group.
+        For each level 1 up to the sparse_allreduce, and after it the number of ranks in its largest group.
     """
     found, now = [], 1
     for level in plan.levels:
@@ -30,13 +30,10 @@ def vectors_at(plan: LogicalPlan) -> list[int]:
 
 
 def message_rounds(level: Level) -> int:
-    """The rounds of the longest call of a level that have messages.
+    """The number of rounds with messages in the longest call of a level, without the rounds of local rows.
 
     Args:
         level: any level.
-
-    Returns:
-        The rounds without those of local rows.
     """
     return max((_message_rounds(call) for call in level.calls), default=0)
 
@@ -53,12 +50,12 @@ def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Flo
     """The messages of a call that sends entries along a tree.
 
     Args:
-        call: of a kind in model.SPARSE.
+        call: a call of a kind in model.SPARSE.
         sparsity: the sparsity of the step.
 
     Returns:
-        Senders, receivers, and the units that hold as many bytes as the entries; none for the kinds in which all send
-        to all, whose messages are too many to list: see all_to_all_units().
+        Senders, receivers, and the units that have as many bytes as the entries. There are no messages for the kinds in
+        which all send to all; these messages are too many to list, see all_to_all_units().
     """
     size = len(call.ranks)
     ranks = np.array(call.ranks, dtype=np.int64)
@@ -66,7 +63,7 @@ def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Flo
     if call.kind == "sparse_merge":
         return ranks[1:], ranks[:1], counts * sparsity.sent(1)
     if call.kind == "sparse_broadcast":
-        behind = np.arange(1, size)  # places behind the root; each hears from the one without its lowest bit
+        behind = np.arange(1, size)  # places behind the root; each receives from the place without its lowest bit
         before = behind - (behind & -behind)
         root = call.ranks.index(call.root)
         return (
@@ -78,17 +75,17 @@ def messages_of_call(call: Call, sparsity: Sparsity) -> tuple[_Ints, _Ints, _Flo
 
 
 def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, vectors: int) -> _Floats:
-    """What the calls of a level in which all send to all put on the ports.
+    """The loads on the ports of the calls of a level in which all ranks send to all.
 
     Args:
         level: any level.
-        ways: [ranks, depth], the ports on the way from the root to each rank, -1 below a leaf.
-        size: number of ports.
+        ways: the ports on the way from the root to each rank, [ranks, depth], -1 below a leaf.
+        size: the number of ports.
         sparsity: the sparsity of the step.
-        vectors: selections that the vectors of the level hold.
+        vectors: the number of selections in the vectors of the level.
 
     Returns:
-        float64 [2 * size]: for each port up and down the units that hold as many bytes as the entries.
+        float64 [2 * size]: for each port, upwards and downwards, the units that have as many bytes as the entries.
     """
     found = np.zeros((size, 2))
     for call in level.calls:
@@ -107,15 +104,15 @@ def all_to_all_units(level: Level, ways: _Ints, size: int, sparsity: Sparsity, v
 
 
 def local_of_call(call: Call, sparsity: Sparsity, vectors: int) -> _Floats:
-    """How long each rank of a call works on its local rows.
+    """The time that each rank of a call spends on its local rows.
 
     Args:
-        call: of a kind in model.LOCAL or model.SPARSE.
+        call: a call of a kind in model.LOCAL or model.SPARSE.
         sparsity: the sparsity of the step.
-        vectors: selections that the vectors of its level hold.
+        vectors: the number of selections in the vectors of its level.
 
     Returns:
-        float64, one for each rank of the call: seconds for each unit, if a unit is a byte.
+        float64, one value for each rank of the call: the seconds if each unit were a byte.
     """
     size = len(call.ranks)
     counts = np.array([span.count for span in call.spans], dtype=np.float64) / ELEMENT_NBYTES

@@ -1,11 +1,10 @@
-"""Parts of closed forms that no paper numbers."""
+"""Parts of closed forms that have no equation number in a paper."""
 
 from __future__ import annotations
 
 from hvd_ext.topology.tree import Link, Tree
 
-# Open MPI's TCP transport serialises opposing messages above its eager limit of 64 KiB, so messages of about this
-# size are wanted.
+# The best size of a message: Open MPI's TCP transport serialises opposing messages above its eager limit of 64 KiB.
 MESSAGE_NBYTES = 60_000
 
 
@@ -14,7 +13,7 @@ def chain_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0)
 
     Args:
         nbytes: the size of the whole buffer.
-        size: ranks in the chain, d.
+        size: the number of ranks in the chain, d.
         link: the link of each rank.
         gamma_s_per_byte: the time of a reduction; 0 for a broadcast.
 
@@ -25,17 +24,17 @@ def chain_s(nbytes: float, size: int, link: Link, gamma_s_per_byte: float = 0.0)
 
 
 def pipelined_s(nbytes: float, rounds: int, link: Link, busiest_s_per_byte: float, segment_nbytes: float) -> float:
-    """Segments one after the other through rounds that each carry a whole segment over some port.
+    """The time of segments that follow one another through rounds, each of which sends a whole segment over some port.
 
     Args:
         nbytes: the size of the buffer.
-        rounds: that a segment goes through.
+        rounds: the number of rounds of a segment.
         link: the link of each rank.
-        busiest_s_per_byte: time of the busiest port over all rounds.
-        segment_nbytes: grain of pipelining.
+        busiest_s_per_byte: the time of the busiest port over all rounds.
+        segment_nbytes: the grain of pipelining.
 
     Returns:
-        The first segment's way, and the others at the rate of the busiest port, seconds.
+        The time of the first segment through all rounds, plus the others at the rate of the busiest port, seconds.
     """
     first = min(nbytes, segment_nbytes)
     way_s = rounds * (link.alpha_s + first * link.beta_s_per_byte)
@@ -43,7 +42,7 @@ def pipelined_s(nbytes: float, rounds: int, link: Link, busiest_s_per_byte: floa
 
 
 def slowest(tree: Tree) -> Link:
-    """The link that a ring over the whole tree waits for (the min W of BlueConnect Eq. 6).
+    """The link that limits a ring over the whole tree (the min W of BlueConnect Eq. 6).
 
     Args:
         tree: the cluster.
