@@ -25,6 +25,10 @@ oldest_python := PATH=$(abspath $(oldest))/bin:$$PATH $(abspath $(oldest))/bin/p
 oldest_tree := build/oldest
 native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.def' -o -name '*.map' -o -name CMakeLists.txt)
 cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
+# what clang checks the use of locks in (tf_ops/base/mutex.h)
+clang := $(shell command -v clang++)
+locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc)
+mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-oldest check sanitize lint format docs clean distclean
@@ -57,10 +61,15 @@ sanitize: $(stamps)/packages ## the native tests under the address, undefined-be
 	@echo "== the engine's tests, ranks as threads of one process, first with address,undefined and then with thread"
 	$(python) -m pytest -v --durations=0 $(PYTEST_ARGS) tests/native/test_native.py -k under_sanitizers
 
-lint: $(stamps)/packages ## ruff, clang-format, mypy
+lint: $(stamps)/packages ## ruff, clang-format, mypy; where clang++ is there, the use of locks
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(cxx_files)
+ifneq ($(clang),)
+	$(clang) -std=c++17 -fsyntax-only -Wthread-safety -Werror=thread-safety -Itf_ops $(mpi_flags) $(locking_sources)
+else
+	@echo "== clang++ is not on PATH: the use of locks is not checked"
+endif
 	$(python) -m mypy
 
 format: $(stamps)/packages ## rewrites the code in the house format

@@ -1,10 +1,10 @@
-"""Packs hvd_ext: the Python part always, the native libraries where this machine can build them.
+"""Packs hvd_ext: the Python part always, and the native libraries if this machine can build them.
 
-The native build needs TensorFlow, MPI and a C++ compiler. TensorFlow and MPI are looked for in the interpreter that pip
-runs with, also from inside pip's isolated build environment. What is missing is said in words and never installed: the
-build of TensorFlow that a machine has is not replaced. HVD_EXT_NATIVE=0 leaves the native build out.
+The native build needs TensorFlow, MPI and a C++ compiler. It uses the TensorFlow and the MPI of the interpreter that
+runs pip, even from inside pip's isolated build environment. It names what is missing but installs nothing, so that the
+machine's own build of TensorFlow is never replaced. HVD_EXT_NATIVE=0 skips the native build.
 
-The wheel carries the native sources too (hvd_ext/_native), so that `python -m hvd_ext build` works later.
+The wheel has the native sources too (hvd_ext/_native), so that `python -m hvd_ext build` works later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hvd_ext.engine import libraries, versions  # noqa: E402  (found through the
 
 
 def say(text: str) -> None:
-    """Writes to the log, and to the terminal where there is one: pip shows no log of a build that ends well."""
+    """Write to the log, and to the terminal if there is one, because pip hides the log of a successful build."""
     print(text, file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         return
@@ -40,7 +40,7 @@ class BuildWithNative(build_py):
     """Adds the list of opcodes, the native sources and, where they can be built, the native libraries."""
 
     def run(self) -> None:
-        """Builds into build_lib; an editable installation uses the source tree, where `make setup` builds."""
+        """Build into build_lib; an editable installation uses the source tree, where `make setup` builds."""
         if self.editable_mode:
             super().run()
             return
@@ -57,7 +57,7 @@ class BuildWithNative(build_py):
             self.build_native(tree, package / "lib")
 
     def build_native(self, tree: Path, output: Path) -> None:
-        """Builds the native libraries, or says why not and what brings them."""
+        """Build the native libraries, or say what is missing and how to get them."""
         toolchain, missing = native.find_toolchain(isolated=True)
         if toolchain is None:
             commands = [thing.mend for thing in missing] + [versions.BUILD]
@@ -74,10 +74,10 @@ class BuildWithNative(build_py):
 
 
 class NativeDistribution(Distribution):
-    """A package whose wheel fits one platform."""
+    """A distribution whose wheel is specific to a platform."""
 
     def has_ext_modules(self) -> bool:
-        """Tells setuptools that the wheel holds machine code."""
+        """Tell setuptools that the wheel holds machine code."""
         return True
 
 

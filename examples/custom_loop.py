@@ -1,6 +1,6 @@
-"""The digits again, in a training loop of one's own: a tape that reduces, and a plain Keras optimizer.
+"""Train the digits in a custom training loop, with a distributed tape and a plain Keras optimizer.
 
-horovodrun --mpi -np 4 python examples/custom_loop.py        (mpirun -np 4 does as well)
+horovodrun --mpi -np 4 python examples/custom_loop.py        (or mpirun -np 4)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(epochs: int) -> None:
     hvd.init()
     hvd.pin_gpu()
     keras.utils.set_random_seed(SEED + hvd.rank())
-    train, test = digits_of(hvd.rank(), hvd.size())  # equal numbers of batches on all ranks
+    train, test = digits_of(hvd.rank(), hvd.size())  # all ranks have the same number of batches
     dataset = tf.data.Dataset.from_tensor_slices(tuple(train)).shuffle(len(train.labels), seed=SEED).batch(BATCH)
     model = keras.Sequential(layers())
     optimizer = keras.optimizers.Adam(hvd.scale_learning_rate(5e-4))
@@ -33,7 +33,7 @@ def main(epochs: int) -> None:
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(labels, model(images, training=True))
-        tape = hvd.DistributedGradientTape(tape)  # the one line that makes it distributed
+        tape = hvd.DistributedGradientTape(tape)  # the only line that makes the training distributed
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
@@ -43,7 +43,7 @@ def main(epochs: int) -> None:
         losses = []
         for images, labels in dataset:
             losses.append(step(images, labels))
-            if first:  # after the first batch, which builds the optimizer, all go on from rank 0's variables
+            if first:  # the first batch has built the optimizer; now all ranks take rank 0's variables
                 hvd.broadcast_variables(model.variables, root_rank=0)
                 hvd.broadcast_variables(optimizer.variables, root_rank=0)
                 first = False

@@ -1,7 +1,7 @@
 """The demo: the same training with Horovod, with hvd_ext and with its TopK, on a cluster of uneven hosts.
 
-The hosts are rehearsed on this machine, with links of 100 Mbit/s (docs/cluster.md). Where that is not allowed, all
-ranks are on one host.
+The hosts are rehearsed on this machine, with links of 100 Mbit/s (docs/cluster.md). If this machine does not allow
+that, all ranks run on one host.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ SCRIPTS = {
     "hvd_ext, TopK": ["digits.py", "--density", "0.01"],
 }
 NO_HOROVOD = "Horovod is not installed, so there is no comparison with it: python -m hvd_ext install-horovod"
-# On one host a step is so short that one training would not say how much its time varies.
+# On one host steps are so short that a single training would not show how much their time varies.
 TURNS_ON_ONE_HOST = 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks are: in words, whether on one host, how a job is started there, and its environment."""
+    """Where the ranks run: a description, whether it is one host, how to start a job there, and its environment."""
 
     words: str
     one_host: bool
@@ -56,12 +56,12 @@ class Place:
 
 @contextmanager
 def place(hosts: tuple[int, ...], rate: str, why_not: str) -> Iterator[Place]:
-    """Make the cluster, and take it away again.
+    """Make the cluster, and remove it afterwards.
 
     Args:
-        hosts: ranks on each host.
-        rate: of the hosts' links.
-        why_not: why all ranks must be on one host; empty for a cluster.
+        hosts: the number of ranks on each host.
+        rate: the rate of the hosts' links.
+        why_not: why all ranks must run on one host; empty for a cluster.
 
     Yields:
         The place.
@@ -76,18 +76,18 @@ def place(hosts: tuple[int, ...], rate: str, why_not: str) -> Iterator[Place]:
 
 
 def train(training: Training, at: Place, epochs: int, timeout_s: float, log: Path, tell: Callable[[], None]) -> None:
-    """Run one training in processes of its own.
+    """Run one training as a job, and follow its report.
 
     Args:
-        training: takes what happens.
-        at: where.
+        training: the training, which takes the events of the report.
+        at: where the ranks run.
         epochs: passes over the training digits.
-        timeout_s: longest time.
-        log: file for all output of all ranks; an older one is replaced.
-        tell: called after news.
+        timeout_s: the time limit.
+        log: the file for the output of all ranks; an older one is replaced.
+        tell: called after new events.
 
     Raises:
-        JobError: when a rank fails; the message has its words.
+        JobError: a rank failed; the message has the end of its output.
     """
     log.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hvd_ext-demo-") as folder:
@@ -115,7 +115,7 @@ def train(training: Training, at: Place, epochs: int, timeout_s: float, log: Pat
 def compare(
     at: Place, names: list[str], epochs: int, turns: int, timeout_s: float, output: Path, console: Console
 ) -> list[Training]:
-    """Train in all ways, in turns, each turn in another order, and show how far it is; the arguments are `main`'s."""
+    """Run all trainings in turns, each turn in another order, and show the progress; the arguments are `main`'s."""
     trainings = [Training(name) for name in names]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[state]}"), console=console) as bar:

@@ -1,4 +1,4 @@
-"""What the demo shows: its trainings as rows of numbers, a table and a picture."""
+"""The results of the demo as rows of numbers, a table and a picture."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TARGET = 0.97
-# Okabe and Ito's palette; the opponent is grey
+# Okabe and Ito's palette; the baseline is grey.
 COLOURS = {"Horovod": "#777777", "hvd_ext": "#0072B2", "hvd_ext, TopK": "#D55E00"}
 
 
 @dataclass
 class Training:
-    """One way to train, as it went in one or several turns.
+    """The progress of one way to train, over one or several turns.
 
     Attributes:
-        name: for table and picture.
-        total: steps of a turn; 0 while the ranks start.
-        parameters: of the model.
-        steps: of each turn, seconds of each step.
-        accuracies: of each turn, how many steps were done and the share of the test digits that was right then.
-        ends: of each turn, how it ended; the values of examples/digits.py.
+        name: the name in the table and the picture.
+        total: the number of steps of a turn; 0 while the ranks start.
+        parameters: the number of the model's parameters.
+        steps: for each turn, the seconds of each step.
+        accuracies: for each turn, pairs of the number of steps done and the test accuracy after them.
+        ends: for each turn, the last event of its report.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Training:
     ends: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take one event of the report of examples/handwritten.py."""
+        """Add one event of the report that examples/handwritten.py writes."""
         if event["kind"] == "start":
             self.total, self.parameters = event["total"], event["parameters"]
             self.steps.append([])
@@ -52,7 +52,7 @@ class Training:
 
     @property
     def done(self) -> int:
-        """Steps of all turns so far."""
+        """The number of steps done in all turns."""
         return sum(map(len, self.steps))
 
     @property
@@ -64,13 +64,13 @@ class Training:
         return f"{tests[-1][1]:.1%} of the test digits right" if tests else "first steps"
 
     def row(self) -> dict[str, Any]:
-        """Give the numbers of the finished training.
+        """Return the numbers of the finished training.
 
         Returns:
-            `first_ms`: the first step, in which TensorFlow traces and hvd_ext makes its plans; the clock starts behind
-            it. `step_ms`: median and quartiles over the other steps of all turns. `curves`: of each turn, seconds of
-            training and accuracy. `seconds_to_target`: None where a turn did not come so far. Of several turns the
-            median is given.
+            `first_ms`: the time of the first step, in which TensorFlow traces and hvd_ext makes its plans; the clock of
+            the training starts after it. `step_ms`: the median and the quartiles over the other steps of all turns.
+            `curves`: for each turn, seconds of training and accuracy. `seconds_to_target`: None if a turn did not reach
+            the target. Over several turns the median is given.
         """
         later = [1e3 * step for turn in self.steps for step in turn[1:]]
         low, median, high = statistics.quantiles(later, n=4, method="inclusive")
@@ -93,19 +93,19 @@ class Training:
 
 
 def time_to_target(row: Mapping[str, Any]) -> str:
-    """Write how long the training took to the target."""
+    """Return the time that the training took to reach the target, as text."""
     seconds = row["seconds_to_target"]
     return "never" if seconds is None else f"{seconds:.1f} s"
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Draw the trainings side by side.
+    """Make the table of the trainings.
 
     Args:
         result: the content of the demo's file.
 
     Returns:
-        A table with one row each.
+        A table with one row for each training.
     """
     drawn = Table(title=f"{result['parameters'] / 1e6:.1f} million parameters on {result['place']}")
     drawn.add_column("training", no_wrap=True)
@@ -129,7 +129,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw accuracy over time, and the time of a step.
+    """Draw the accuracy over time, and the times of the steps.
 
     Args:
         result: the content of the demo's file.

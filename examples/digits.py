@@ -1,6 +1,6 @@
 """Train handwritten digits on several ranks with hvd_ext.
 
-horovodrun --mpi -np 4 python examples/digits.py        (mpirun -np 4 does as well)
+horovodrun --mpi -np 4 python examples/digits.py        (or mpirun -np 4)
 python -m hvd_ext cluster run --hosts 2,1 --rate 100mbit -- python examples/digits.py --density 0.01
 """
 
@@ -20,9 +20,9 @@ def main(epochs: int, algorithm: str | None, density: float | None, report: str 
 
     Args:
         epochs: passes over the training digits.
-        algorithm: how gradients are summed; None leaves the choice to hvd_ext.
-        density: the part of the gradients that leaves a host in each step; None for all of them.
-        report: file for the progress; None prints it.
+        algorithm: the allreduce algorithm; None leaves the choice to hvd_ext.
+        density: the share of gradient elements that a host sends in each step; None for all of them.
+        report: the file for the progress; None to print it.
     """
     hvd.init()
     keras.utils.set_random_seed(SEED + hvd.rank())
@@ -31,10 +31,10 @@ def main(epochs: int, algorithm: str | None, density: float | None, report: str 
 
     compression = hvd.Compression.none
     if density is not None:
-        warmup = max(1, 3 * epochs * (len(train.labels) // BATCH) // 10)  # steps: three tenths of the training
+        warmup = max(1, 3 * epochs * (len(train.labels) // BATCH) // 10)  # three tenths of the training's steps
         compression = hvd.TopK(density, warmup=hvd.Warmup(warmup))
     optimizer = keras.optimizers.Adam(RATE)
-    # the one line that makes it distributed
+    # the only line that makes the training distributed
     optimizer = hvd.DistributedOptimizer(optimizer, algorithm=algorithm, compression=compression)
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

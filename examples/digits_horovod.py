@@ -2,8 +2,8 @@
 
 horovodrun --mpi -np 4 python examples/digits_horovod.py
 
-Under Keras 3 Horovod's own DistributedOptimizer trains without synchronising and says nothing. So the gradients are
-reduced here in a training step of our own, which is right.
+With Keras 3 Horovod's own DistributedOptimizer silently trains without synchronising. So a custom training step reduces
+the gradients here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HorovodModel(keras.Sequential):
     """A model whose training step averages the gradients over the ranks with Horovod."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step; what Keras does, and the averaging between gradient and update."""
+        """Do one step as Keras does, but average the gradients before the update."""
         images, labels = data[0], data[1]
         with tf.GradientTape() as tape:
             predicted = self(images, training=True)
@@ -34,7 +34,7 @@ class HorovodModel(keras.Sequential):
 
 
 class AverageMetrics(keras.callbacks.Callback):
-    """Replaces the metrics of each epoch by their averages over the ranks; Horovod's callback needs Keras 2."""
+    """Replaces the metrics of each epoch by their averages over the ranks, because Horovod's callback needs Keras 2."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics in place."""
@@ -47,7 +47,7 @@ def main(epochs: int, report: str | None) -> None:
 
     Args:
         epochs: passes over the training digits.
-        report: file for the progress; None prints it.
+        report: the file for the progress; None to print it.
     """
     hvd.init()
     keras.utils.set_random_seed(SEED + hvd.rank())

@@ -1,4 +1,4 @@
-"""What the two digits examples share: the data of a rank, the model, and the report that the demo follows."""
+"""What the digits examples share: the data of a rank, the model, and the report that the demo follows."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ TEST_EVERY = 7
 
 
 class Digits(NamedTuple):
-    """Handwritten digits: images float32 [count, 8, 8, 1] in 0..1, labels int [count]."""
+    """Handwritten digits: images float32 [count, 8, 8, 1] with values 0 to 1, labels int64 [count]."""
 
     images: NDArray[np.float32]
     labels: NDArray[np.int64]
 
 
 def digits_of(rank: int, size: int) -> tuple[Digits, Digits]:
-    """Give a rank its part of the training digits, and the test digits.
+    """Return a rank's part of the training digits, and the test digits.
 
     Args:
         rank: this rank.
-        size: number of ranks.
+        size: the number of ranks.
 
     Returns:
-        The rank's own training digits, a whole number of batches and as many on every rank, since a rank with one step
-        more would wait for the others for ever; and all test digits.
+        The rank's own training digits, and all test digits. All ranks have the same whole number of batches, because a
+        rank with one more step would wait for the others forever.
 
     Raises:
-        ValueError: when there are too many ranks for a batch each.
+        ValueError: there are too many ranks to give each of them a batch.
     """
     data = load_digits()
     order = np.random.default_rng(SEED).permutation(len(data.target))
@@ -56,7 +56,7 @@ def digits_of(rank: int, size: int) -> tuple[Digits, Digits]:
 
 
 def layers() -> list[keras.layers.Layer]:
-    """The layers of a convolutional network of 1.1 million parameters; logits of 10 digits come out."""
+    """Make the layers of a convolutional network with 1.1 million parameters, whose outputs are logits of 10 digits."""
     return [
         keras.Input((8, 8, 1)),
         keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
@@ -70,31 +70,31 @@ def layers() -> list[keras.layers.Layer]:
 
 
 def fingerprint(model: keras.Model) -> str:
-    """A digest of all trained weights: equal on two ranks when their weights are equal to the last bit."""
+    """Return a digest of all trained weights, which two ranks share if their weights are equal bit for bit."""
     return hashlib.sha256(b"".join(np.asarray(weight).tobytes() for weight in model.trainable_variables)).hexdigest()
 
 
 class Report(keras.callbacks.Callback):
-    """Writes how the training goes to a file, for whoever follows it; only rank 0 has one."""
+    """Writes the progress of the training to a file that the demo follows; only rank 0 has one."""
 
     def __init__(self, path: str | None, test: Digits) -> None:
-        """Take the file, None for no report, and the digits to test with."""
+        """Store the path of the file (None for no report) and the test digits."""
         super().__init__()
         self._path, self._test = path, test
         self._begin = 0.0
         self._seconds: list[float] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell how long the training will be."""
+        """Report the length of the training."""
         total = self.params["epochs"] * self.params["steps"]
         emit(self._path, "start", total=total, parameters=self.model.count_params())
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the clock of a step; the test that comes between two steps is not timed."""
+        """Start the clock of a step, so that tests between two steps are not timed."""
         self._begin = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Stop it, and test the model now and then."""
+        """Stop the clock of the step, and test the model every few steps."""
         self._seconds.append(time.perf_counter() - self._begin)
         if self._path is not None and len(self._seconds) == TEST_EVERY:
             self._tell()

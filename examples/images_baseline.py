@@ -1,4 +1,4 @@
-"""Show that the image set needs learning: a small convolutional network beside classifiers that look at single pixels.
+"""Show that the image set is not trivial: compare a small convolutional network with linear classifiers.
 
 python examples/images_baseline.py --images out/images
 """
@@ -33,7 +33,7 @@ THUMBNAIL = 16
 
 @dataclass(frozen=True)
 class Score:
-    """What one classifier reached on the test images."""
+    """The accuracy of one classifier on the test images."""
 
     name: str
     accuracy: float
@@ -48,7 +48,7 @@ def colour_histogram(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         images: uint8 [count, rows, columns, 3].
 
     Returns:
-        Square root of the frequency of each of 8 x 8 x 8 colours, float32 [count, 512].
+        The square root of the frequency of each of 8 x 8 x 8 colours, float32 [count, 512].
     """
     cells = (images // (256 // BINS)).reshape(len(images), -1, 3).astype(np.int32)
     codes = (cells[..., 0] * BINS + cells[..., 1]) * BINS + cells[..., 2]
@@ -57,7 +57,7 @@ def colour_histogram(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The images as 16 x 16 pixels in a row, float32 [count, 768], values -1 to 1."""
+    """Shrink the images to 16 x 16 pixels and flatten them: float32 [count, 768], values -1 to 1."""
     count, side = images.shape[0], images.shape[1]
     step = side // THUMBNAIL
     cut = images[:, : step * THUMBNAIL, : step * THUMBNAIL].reshape(count, THUMBNAIL, step, THUMBNAIL, step, 3)
@@ -65,14 +65,14 @@ def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def linear(features: int, classes: int) -> keras.Model:
-    """A linear classifier of ready-made features."""
+    """Make a linear classifier of given features."""
     import keras
 
     return keras.Sequential([keras.Input((features,)), keras.layers.Dense(classes)])
 
 
 def network(pixels: int, classes: int) -> keras.Model:
-    """A convolutional network of 140,000 parameters; uint8 images in, logits out."""
+    """Make a convolutional network with 140,000 parameters that maps uint8 images to logits."""
     import keras
     from keras import layers
 
@@ -112,16 +112,16 @@ def measure(folder: Path, epochs: int, limit: int | None, tell: Callable[[str], 
     """Train the classifiers on an image set.
 
     Args:
-        folder: the image set.
-        epochs: passes of the network over the training images; the linear classifiers take 20.
-        limit: use only the first training images.
-        tell: takes one line about the state.
+        folder: the folder of the image set.
+        epochs: the network's passes over the training images; the linear classifiers make 20.
+        limit: use only so many training images, the first ones; None for all.
+        tell: called with one line about the progress.
 
     Returns:
-        The scores, the network's last.
+        The scores; the network's is the last one.
 
     Raises:
-        ImageSetError: when there is no whole image set.
+        ImageSetError: there is no complete image set.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""Make a procedural JPEG image data set whose classes need learning.
+"""Make a procedural JPEG image data set whose classes are not trivial to learn.
 
 python examples/make_images.py --output out/images
 """
@@ -43,7 +43,7 @@ def main(
     workers: Annotated[int, typer.Option(help="Processes that draw.")] = os.cpu_count() or 1,
     sheet: Annotated[Path | None, typer.Option(help="Only draw a picture of 48 samples into this file.")] = None,
 ) -> None:
-    """Make the image set, or go on with one that was begun; a whole set is checked and left as it is."""
+    """Make the image set, or continue one that was begun; a complete set is checked and left as it is."""
     recipe = Recipe(train, test, classes, pixels, seed)
     console = Console()
     columns = (TextColumn("images"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

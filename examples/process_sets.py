@@ -1,6 +1,6 @@
-"""Two trainings in one job: the even ranks try one learning rate, the odd ranks another, and all hear who was better.
+"""Two trainings in one job: the even ranks try one learning rate, the odd ranks another, and all compare the results.
 
-mpirun -np 4 python examples/process_sets.py        (on one rank there is one training)
+mpirun -np 4 python examples/process_sets.py        (a single rank makes one training)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(epochs: int) -> None:
     """
     hvd.init()
     halves = [list(range(first, hvd.size(), 2)) for first in range(min(2, hvd.size()))]
-    # every rank adds every set, its own and the other
+    # every rank adds both sets, also the one that it is not in
     sets = [hvd.add_process_set(ranks) for ranks in halves] if hvd.size() > 1 else [hvd.global_process_set]
     number, mine = next((index, one) for index, one in enumerate(sets) if one.included())
 

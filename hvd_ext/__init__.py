@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# module -> the public names that it has
+# module -> its public names
 _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.job.process": (
         "init",
@@ -77,18 +77,19 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.options.unsupported": ("Adasum", "join", "elastic"),
 }
 
-# public name -> the module that has it; an empty name in a pair (module, "") stands for the module itself
+# public name -> (module, its name there); an empty name stands for the module itself
 _NAMES: dict[str, tuple[str, str]] = {
     **{name: (module, name) for module, names in _MODULES.items() for name in names},
     "callbacks": ("hvd_ext.keras.callbacks", ""),
     "errors": ("hvd_ext.errors", ""),
 }
 
-# Modules that are attributes too. `from hvd_ext import *` leaves them out: a script has a `keras` of its own.
+# Modules that are attributes too. `from hvd_ext import *` leaves them out, because scripts import their own `keras`.
 _SUBMODULES = ("data", "keras", "runner", "state", "tensorflow")
 
 if TYPE_CHECKING:
-    # The same names once more, for type checkers and editors. `x as x` says that a name is public; a test compares.
+    # The same names again for type checkers and editors, to which `x as x` means that a name is public. A test compares
+    # the two lists.
     from hvd_ext import (
         data as data,
         errors as errors,
@@ -201,7 +202,7 @@ if TYPE_CHECKING:
     )
     from hvd_ext.tensorflow.topk.ops import mstopk as mstopk, topk_error_feedback as topk_error_feedback
 else:
-    # hidden from type checkers, which would take every name for one that is there
+    # Hidden from type checkers, because with `__getattr__` every name would seem to exist.
     __all__ = ["__version__", *_NAMES]
 
     def __getattr__(name: str) -> Any:

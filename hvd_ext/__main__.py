@@ -28,7 +28,7 @@ def doctor(
         float, typer.Option(metavar="SECONDS", help="under a launcher: how long the ranks have to come")
     ] = 120,
 ) -> None:
-    """Say what is there, what is not, and the command that mends it. Ends with status 1 where training cannot work.
+    """Report what works, what is missing, and the commands that repair it; status 1 means that training cannot work.
 
     Under a launcher (mpirun -np 2 python -m hvd_ext doctor) it checks the job: all ranks look, and rank 0 reports.
     """
@@ -90,7 +90,7 @@ def build(
 def install_horovod(
     force: Annotated[bool, typer.Option("--force", help="build it even if it works already")] = False,
 ) -> None:
-    """Build and install Horovod 0.28.1, which its authors' archive does not do on TensorFlow 2.19 and later."""
+    """Build and install Horovod 0.28.1, whose original source does not build on TensorFlow 2.19 and later."""
     from hvd_ext.build import horovod, progress
     from hvd_ext.engine import versions
 
@@ -100,7 +100,7 @@ def install_horovod(
         if not answer.error and answer.values["version"] == versions.HOROVOD and answer.values["mpi"]:
             console.print(f"Horovod {versions.HOROVOD} is there and works with this TensorFlow")
             return
-    # Not a name that another user could know and lead elsewhere.
+    # A random name, because another user could put a link in the place of a predictable one.
     descriptor, name = tempfile.mkstemp(prefix="hvd_ext-horovod-", suffix=".log")
     os.close(descriptor)
     log = Path(name)

@@ -1,8 +1,9 @@
 """The exceptions of hvd_ext, and the one place where the engine's status codes become exceptions.
 
-Inside a running `tf.function` or session TensorFlow raises its own exception with our words in it; `TENSORFLOW_CODES`
-says which. Elsewhere, where TensorFlow is loaded, our exception is TensorFlow's of the same meaning too: a program
-catches a mismatch by `MismatchError` or, as under Horovod, by `tf.errors.FailedPreconditionError`.
+Inside a running `tf.function` or session, TensorFlow raises its own exception with our message; `TENSORFLOW_CODES` says
+which one. Elsewhere, once TensorFlow is loaded, an exception of ours is also an instance of TensorFlow's exception of
+the same meaning: a program can catch a mismatch as `MismatchError` or, as with Horovod, as
+`tf.errors.FailedPreconditionError`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ __all__ = [
 
 
 class HvdExtError(RuntimeError):
-    """Anything that hvd_ext itself found wrong; raised as it is for a broken invariant (a bug of hvd_ext)."""
+    """The base class of all errors of hvd_ext; raised itself only for a broken invariant (a bug of hvd_ext)."""
 
     if not TYPE_CHECKING:
-        # AutoGraph raises an error of a traced function again as what it was only where it knows the constructor
+        # AutoGraph keeps the class of an error that a traced function raises only if it knows the constructor.
         __init__ = Exception.__init__
     _in_tensorflow = ""  # the name of the class of `tf.errors` that means the same
 
     def __new__(cls, *args: Any) -> HvdExtError:
-        """Make the error; where TensorFlow is loaded, of a class that is TensorFlow's too."""
+        """Make the error, which is an instance of TensorFlow's class too if TensorFlow is loaded."""
         theirs = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), cls._in_tensorflow, None)
         if theirs is None:
             return super().__new__(cls, *args)
@@ -45,45 +46,45 @@ class HvdExtError(RuntimeError):
 
 
 class InvalidError(HvdExtError, ValueError):
-    """An argument or a setting that breaks a rule; nothing was sent."""
+    """An argument or a setting breaks a rule; nothing was sent."""
 
     _in_tensorflow = "InvalidArgumentError"
 
 
 class PlanError(HvdExtError, ValueError):
-    """A plan that does not compute its collective, or an algorithm that cannot plan for the topology."""
+    """A plan does not compute its collective, or an algorithm is unknown or cannot plan for the topology."""
 
 
 class TopologyError(HvdExtError, ValueError):
-    """A topology that contradicts itself, the file's rules or the number of ranks."""
+    """A topology contradicts itself, breaks the rules of its file, or has another number of ranks than the job."""
 
 
 class MismatchError(HvdExtError, ValueError):
-    """Ranks called one collective with different arguments; raised on all of them, the next collective works."""
+    """Ranks disagree, for example on the arguments of a collective; raised on all ranks. The next collective works."""
 
     _in_tensorflow = "FailedPreconditionError"
 
 
 class CommunicationError(HvdExtError):
-    """A peer is gone or stays away; `shutdown()` and `init()` start afresh."""
+    """A peer is gone or stays away; everything fails until `shutdown()` and `init()` start afresh."""
 
     _in_tensorflow = "UnknownError"
 
 
 class NotInitializedError(HvdExtError, ValueError):
-    """`init()` has not been called, or what is used belongs to an engine that has been shut down."""
+    """`init()` has not been called, or an object belongs to an engine that has been shut down."""
 
 
 class CheckpointError(HvdExtError):
-    """A checkpoint that cannot be written, or a file that cannot be read; older checkpoints are as they were."""
+    """A checkpoint cannot be written, or a file of it cannot be read; older checkpoints stay as they were."""
 
 
 class RankError(HvdExtError):
-    """A function that `hvd_ext.run` called failed on a rank; its exception is the `__cause__` where it pickles.
+    """A function that `hvd_ext.run` called failed on a rank; its exception is the `__cause__` if it pickles.
 
     Attributes:
         rank: the rank that failed first.
-        remote_traceback: of its exception, as text.
+        remote_traceback: the traceback of its exception, as text.
     """
 
     def __init__(self, message: str, rank: int = -1, remote_traceback: str = "") -> None:
@@ -98,12 +99,12 @@ class NativeLibraryError(HvdExtError, ImportError):
 
 @functools.cache
 def _both(ours: type[HvdExtError], theirs: type[Exception]) -> type[HvdExtError]:
-    """Join a class of ours and one of `tf.errors`; a pickle names ours, since it may be read without TensorFlow."""
+    """Make a subclass of our class and one of `tf.errors`; it pickles as our class, which needs no TensorFlow."""
     members = {"__doc__": ours.__doc__, "__module__": ours.__module__, "__reduce__": lambda self: (ours, self.args)}
     return type(ours.__name__, (ours, theirs), members)
 
 
-# tf_ops/engine/status.h, Code
+# The values of `Code` in tf_ops/base/status.h.
 OK, INVALID, MISMATCH, COMMUNICATION, INTERNAL, STOPPED = range(6)
 
 _EXCEPTIONS: dict[int, type[HvdExtError]] = {
@@ -114,17 +115,17 @@ _EXCEPTIONS: dict[int, type[HvdExtError]] = {
     STOPPED: NotInitializedError,
 }
 
-# How a code leaves a TensorFlow op: the number of TensorFlow's error code (tf_ops/ops/status.h) to ours.
-# invalid argument, failed precondition, unknown (as in Horovod), internal, aborted.
+# TensorFlow's error code of a failed op (tf_ops/ops/status.h) -> our code. In order: invalid argument, failed
+# precondition, unknown (as in Horovod), internal, aborted.
 TENSORFLOW_CODES: dict[int, int] = {3: INVALID, 9: MISMATCH, 2: COMMUNICATION, 13: INTERNAL, 10: STOPPED}
 
 
 def raise_for(code: int, message: str) -> None:
-    """Raise the exception of a status code of the engine.
+    """Raise the exception that belongs to a status code of the engine.
 
     Args:
-        code: a `Code` of tf_ops/engine/status.h; 0 returns at once.
-        message: the engine's words.
+        code: a `Code` of tf_ops/base/status.h; 0 raises nothing.
+        message: the engine's message.
 
     Raises:
         InvalidError, MismatchError, CommunicationError, HvdExtError, NotInitializedError: for the codes 1 to 5.

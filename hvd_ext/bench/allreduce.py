@@ -120,13 +120,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
 
     jobs = {name: arguments(name, module) for name, module in request.jobs}
     rows, notes, topology = compare(
-        request.ranks,
-        launcher,
-        request.rate,
-        request.timeout_s,
-        jobs,
-        lambda cluster, turns: _measured(request, cluster, turns, tell),
-        tell,
+        request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
     missing = [NO_HOROVOD] if "horovod" in request.algorithms and not has_horovod() else []
     return rows, missing + notes, topology

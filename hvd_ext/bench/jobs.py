@@ -33,9 +33,9 @@ REHEARSAL = "hvd_ext.cluster.launch"
 NO_HOROVOD = "Horovod is not installed and was not measured (python -m hvd_ext install-horovod)"
 LEAST_REPETITIONS = 3
 FIRST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
-# By the number of the job and of its contestant, what the contestant's samples were.
+# The samples of each contestant, by the numbers of its job and of itself.
 Samples = dict[tuple[int, int], list[dict[str, Any]]]
-# Takes what runs now, and how many of all parts have just become ready.
+# Takes what runs now, and how many parts of the whole have just become ready.
 Tell = Callable[[str, int], None]
 
 
@@ -229,10 +229,8 @@ def has_horovod() -> bool:
 
 
 def compare(
-    ranks: Sequence[int],
+    request: Any,
     launcher: Launcher,
-    rate: float | None,
-    timeout_s: float,
     jobs: Mapping[str, Callable[[str], list[str]]],
     measured: Callable[[Cluster, Turns], tuple[list[dict[str, Any]], list[str]]],
     tell: Tell,
@@ -240,10 +238,9 @@ def compare(
     """Start jobs that live at the same time, and measure them; once for each number of ranks.
 
     Args:
-        ranks: numbers of ranks on this host; empty where the launcher says it.
+        request: has `ranks`, the numbers of ranks on this host (empty where the launcher says it), `rate`, see
+            `Cluster`, and `timeout_s`, the longest time without an answer of a job.
         launcher: how to start the jobs.
-        rate: bytes per second on the wire of each host; None to take the topology's.
-        timeout_s: longest time without an answer of a job.
         jobs: by name, the module and the arguments of a rank, for a folder of turns and events.
         measured: gives the jobs their turns; returns rows and notes.
         tell: takes what runs now.
@@ -254,12 +251,13 @@ def compare(
     Raises:
         JobError: a job failed.
     """
-    from hvd_ext.bench.expected import cluster_of  # imports the planner, which those ranks do not need that end at once
+    # imported here, because it takes time, and most ranks on which a launcher starts a command end at once
+    from hvd_ext.bench.expected import cluster_of
 
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     topology = ""
-    for count in ranks or (None,):
+    for count in request.ranks or (None,):
         # The folders are removed first: a command that is told to end may be killed before all its jobs have ended.
         with ExitStack() as stack, ExitStack() as folders:
             turns = Turns()
@@ -270,10 +268,10 @@ def compare(
                 folder = Path(folders.enter_context(temporary))
                 command = launcher.command(count, [sys.executable, "-m", *arguments(str(folder))])
                 job = stack.enter_context(Job(command, folder / "log", job_environment()))
-                turns.join(Worker(name, job, folder, timeout_s))
-            cluster, topology = cluster_of(turns.hello, rate), turns.hello["topology"]
+                turns.join(Worker(name, job, folder, request.timeout_s))
+            cluster, topology = cluster_of(turns.hello, request.rate), turns.hello["topology"]
             found, said = measured(cluster, turns)
-            turns.end(lambda job: job.wait(timeout_s))
+            turns.end(lambda job: job.wait(request.timeout_s))
         rows += found
         notes += [note for note in said if note not in notes]
     return rows, notes, topology

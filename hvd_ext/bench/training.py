@@ -124,13 +124,7 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
     jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
     rows, notes, topology = compare(
-        request.ranks,
-        launcher,
-        request.rate,
-        request.timeout_s,
-        jobs,
-        lambda cluster, turns: _measured(request, cluster, turns, tell),
-        tell,
+        request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
     return rows, missing + notes, topology
 

@@ -1,1 +1,1 @@
-"""The set-up: the native build, the build of Horovod. Nothing that runs in a job imports it."""
+"""Builds the native libraries and Horovod. Nothing that runs in a job imports this package."""

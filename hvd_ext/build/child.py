@@ -1,4 +1,4 @@
-"""Asking other processes: a library that crashes at import takes a child with it, never this process."""
+"""Questions to child processes: a library that crashes at its import ends the child, never this process."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MARK = "hvd_ext answer: "  # libraries print what they like before it
+MARK = "hvd_ext answer: "  # libraries may print anything before it
 TAIL_LINES = 40
 PIP_BUILD_FOLDER = "pip-build-env-"  # pip/_internal/build_env.py
 
 
 class InstallError(RuntimeError):
-    """A build or an installation that did not work; the text says what to do."""
+    """A build or an installation failed; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a child said.
+    """A child's answer.
 
     Attributes:
-        values: the JSON object that it printed; empty where it failed.
-        error: empty, or one line that says why it failed.
+        values: the JSON object that the child printed; empty if it failed.
+        error: empty, or one line that says why the child failed.
     """
 
     values: Mapping[str, Any]
@@ -35,12 +35,12 @@ class Answer:
 
 
 def python_environment(python: str, *, isolated: bool = False) -> dict[str, str]:
-    """Gives the environment in which the tools installed beside an interpreter are found first.
+    """Return an environment in which the tools beside an interpreter are found first.
 
     Args:
-        python: path of the interpreter.
-        isolated: leave out the entries of PYTHONPATH that belong to pip's build isolation: they hide the
-            site-packages of the interpreter from it.
+        python: the path of the interpreter.
+        isolated: remove the entries of PYTHONPATH that belong to pip's build isolation, because they hide the
+            interpreter's site-packages.
 
     Returns:
         A copy of this process's environment with the interpreter's folder first on PATH.
@@ -59,16 +59,16 @@ def python_environment(python: str, *, isolated: bool = False) -> dict[str, str]
 
 
 def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = False) -> Answer:
-    """Runs Python code in a child and reads the object that it leaves in `answer`.
+    """Run Python code in a child and read the object that the code assigns to `answer`; never raises.
 
     Args:
-        python: path of the interpreter.
-        code: statements that assign a dict to `answer`; JSON must be able to hold it.
-        timeout_s: seconds after which the child is given up.
+        python: the path of the interpreter.
+        code: statements that assign to `answer` a dict that JSON can hold.
+        timeout_s: the child's time limit in seconds.
         isolated: see `python_environment`.
 
     Returns:
-        The values, or one line that says why there are none: never an exception.
+        The values, or one line that says why there are none.
     """
     script = f"{code}\nimport json as _json\nprint({MARK!r} + _json.dumps(answer))\n"
     environment = python_environment(python, isolated=isolated)
@@ -91,7 +91,7 @@ def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = Fals
 
 
 def printed(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> list[str]:
-    """Gives the lines that a command prints, without empty ones; none where it cannot be run or fails."""
+    """Return the non-empty lines that a command prints, or none if it cannot be run or fails."""
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=dict(environment), timeout=timeout_s
@@ -103,12 +103,12 @@ def printed(command: Sequence[str], environment: Mapping[str, str], *, timeout_s
 
 
 def first_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
-    """Gives the first line that a command prints, and nothing where it cannot be run or fails."""
+    """Return the first line that a command prints, or an empty text if it cannot be run or fails."""
     return next(iter(printed(command, environment, timeout_s=timeout_s)), "")
 
 
 def version_line(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> str:
-    """Gives what an MPI launcher says of its version: the first line, or MPICH's first two, as one line."""
+    """Return an MPI launcher's version: the first line that it prints, or MPICH's first two lines joined."""
     lines = printed(command, environment, timeout_s=timeout_s)
     return " ".join(lines[:2]) if lines and lines[0].startswith("HYDRA") else next(iter(lines), "")
 
@@ -121,17 +121,17 @@ def run_logged(
     environment: Mapping[str, str] | None = None,
     echo: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Runs a long command, keeps all that it prints in a file and shows its lines as they come.
+    """Run a long command, append its output to a file, and pass on each line as it comes.
 
     Args:
-        command: program and arguments.
-        log: file that the output is appended to.
-        cwd: folder to run in.
-        environment: all of the child's environment; this process's by default.
+        command: the program and its arguments.
+        log: the file that the output is appended to.
+        cwd: the folder to run in.
+        environment: the child's complete environment; this process's by default.
         echo: called with each line.
 
     Raises:
-        InstallError: the command cannot be run or fails; the text has its last lines and the log's place.
+        InstallError: the command cannot be run or fails; the message has its last lines and the path of the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)

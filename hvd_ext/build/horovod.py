@@ -1,7 +1,7 @@
-"""Builds Horovod 0.28.1, the launcher and the baseline, from its source archive.
+"""Builds Horovod 0.28.1, which is a launcher and the baseline of benchmarks, from its source archive.
 
-Its archive does not build on TensorFlow 2.19 and later: one source file includes headers that have moved. The file
-holds the XLA ops, which are off by default; without the line that names it the rest builds and works.
+The archive does not build on TensorFlow 2.19 and later, because one source file includes headers that have moved. That
+file holds the XLA ops, which are off by default. Without the line that names it, the rest builds and works.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ answer = {"version": horovod.__version__, "mpi": bool(hvd.mpi_built())}
 
 
 def installed(python: str = sys.executable) -> child.Answer:
-    """Imports Horovod's TensorFlow part in a child.
+    """Import Horovod's TensorFlow part in a child.
 
     Args:
-        python: path of the interpreter.
+        python: the path of the interpreter.
 
     Returns:
-        `version` and `mpi`, or why it does not work with the installed TensorFlow.
+        `version` and `mpi`, or why Horovod does not work with the installed TensorFlow.
     """
     return child.ask(python, IMPORT)
 
 
 def drop_xla_source(cmake_lists: Path) -> None:
-    """Takes the line that names the XLA ops out of Horovod's list of sources.
+    """Remove the line that names the XLA ops from Horovod's list of sources.
 
     Args:
         cmake_lists: horovod/tensorflow/CMakeLists.txt of the unpacked archive.
@@ -65,37 +65,37 @@ def drop_xla_source(cmake_lists: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, sha256: str = versions.HOROVOD_SHA256) -> Path:
-    """Checks the source archive and unpacks it.
+    """Check the source archive and unpack it.
 
     Args:
         archive: the downloaded .tar.gz.
         folder: where to unpack it.
-        sha256: what the archive must hash to.
+        sha256: the hash that the archive must have.
 
     Returns:
-        The folder that holds Horovod's setup.py.
+        The folder with Horovod's setup.py.
 
     Raises:
-        InstallError: the archive is not the one that this recipe is for.
+        InstallError: the archive has another hash.
     """
     seen = hashlib.sha256(archive.read_bytes()).hexdigest()
     if seen != sha256:
         raise InstallError(f"{archive.name}: its sha256 must be {sha256}, it is {seen}; download it again")
     with tarfile.open(archive) as file:
-        file.extractall(folder)  # without a filter, which Python 3.11.2 does not know: the hash says what is in it
+        file.extractall(folder)  # Python 3.11.2 has no filter argument; the checked hash vouches for the content
     return folder / f"horovod-{versions.HOROVOD}"
 
 
 def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], None] = lambda line: None) -> None:
-    """Downloads, mends, builds and installs Horovod with MPI and TensorFlow, without Gloo. Takes 1 to 4 minutes.
+    """Download, patch, build and install Horovod with MPI and TensorFlow, without Gloo. Takes 1 to 4 minutes.
 
     Args:
-        log: file that all output is appended to.
-        python: path of the interpreter to install into.
+        log: the file that all output is appended to.
+        python: the path of the interpreter to install into.
         echo: called with each line of output.
 
     Raises:
-        InstallError: something is missing, or a step failed.
+        InstallError: a tool is missing, or a step failed.
     """
     toolchain, missing = find_toolchain(python)
     if toolchain is None:
@@ -109,7 +109,7 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
         raise InstallError(str(Missing("a tool of the build", versions.pip("setuptools", "wheel", "packaging"))))
     with tempfile.TemporaryDirectory(prefix="hvd_ext-horovod-") as name:
         folder = Path(name)
-        # Without isolation: its setup.py looks for TensorFlow in the interpreter that builds it.
+        # Without isolation, because its setup.py looks for TensorFlow in the interpreter that runs it.
         fetch = [*pip, "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", name]
         child.run_logged([*fetch, f"horovod=={versions.HOROVOD}"], log, environment=environment, echo=echo)
         tree = unpack(folder / f"horovod-{versions.HOROVOD}.tar.gz", folder)
@@ -117,7 +117,7 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
         wheel = [*pip, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", name, "."]
         child.run_logged(wheel, log, cwd=tree, environment=environment, echo=echo)
         built = next(folder.glob("horovod-*.whl"))
-        for options in (["--force-reinstall", "--no-deps"], []):  # itself, then what it needs and is not there
+        for options in (["--force-reinstall", "--no-deps"], []):  # Horovod itself, then its missing requirements
             child.run_logged([*pip, "install", *options, str(built)], log, environment=environment, echo=echo)
     answer = installed(python)
     if answer.error:

@@ -1,4 +1,4 @@
-"""Builds the native libraries with cmake against the TensorFlow and the MPI that an interpreter has."""
+"""Builds the native libraries with cmake, for the TensorFlow and the MPI of an interpreter."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_JOBS = 8  # a file that includes TensorFlow's headers takes about 1 GB of me
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """A thing that the build needs and does not find.
+    """Something that the build needs and does not find.
 
     Attributes:
-        what: the thing.
-        mend: the command that brings it.
+        what: what is missing.
+        mend: the command that installs it.
     """
 
     what: str
@@ -39,16 +39,16 @@ class Missing:
 
 @dataclasses.dataclass(frozen=True)
 class Toolchain:
-    """What the build uses.
+    """The tools and libraries of a build.
 
     Attributes:
-        python: path of the interpreter whose TensorFlow is built against.
-        tensorflow: its version.
-        mpicxx: path of MPI's compiler wrapper.
-        mpi: flavour and version, as `mpirun --version` says it.
-        compiler: the C++ compiler's first line about itself.
-        cmake: path of the program itself, not of a Python script that starts it.
-        ninja: path, or empty: then `make` is used.
+        python: the path of the interpreter whose TensorFlow the build uses.
+        tensorflow: the version of that TensorFlow.
+        mpicxx: the path of MPI's compiler wrapper.
+        mpi: the name and version of the MPI, from `mpirun --version`.
+        compiler: the first line that the C++ compiler prints about itself.
+        cmake: the path of the program itself, not of a Python script that starts it.
+        ninja: the path of ninja; if empty, `make` is used.
     """
 
     python: str
@@ -61,13 +61,13 @@ class Toolchain:
 
 
 def find_cmake(path: str) -> str:
-    """Finds cmake: the one of the `cmake` package of this interpreter first, then the one on a search path.
+    """Find cmake, first in this interpreter's `cmake` package, then on a search path.
 
-    The package's script in bin/ is Python: with another interpreter's environment it does not start, so its
-    binary is taken.
+    The package's script in bin/ is written in Python and does not start in another interpreter's environment, so the
+    binary behind it is used.
 
     Args:
-        path: folders to search, as in PATH.
+        path: folders to search, in the form of PATH.
 
     Returns:
         The path, or an empty text.
@@ -81,7 +81,7 @@ def find_cmake(path: str) -> str:
 
 
 def find_compiler(path: str) -> str:
-    """Finds the C++ compiler: $CXX, or the first of c++, g++, clang++ on a search path; empty where there is none."""
+    """Find the C++ compiler: $CXX, or the first of c++, g++, clang++ on a search path; empty if there is none."""
     for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         program = shutil.which(name, path=path) if name else None
         if program:
@@ -90,14 +90,14 @@ def find_compiler(path: str) -> str:
 
 
 def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> tuple[Toolchain | None, list[Missing]]:
-    """Looks for everything that the native build needs.
+    """Look for everything that the native build needs.
 
     Args:
-        python: path of the interpreter that will use the libraries.
+        python: the path of the interpreter that will use the libraries.
         isolated: see `child.python_environment`.
 
     Returns:
-        The toolchain and an empty list, or None and what is missing.
+        The toolchain and an empty list, or None and a list of what is missing.
     """
     environment = child.python_environment(python, isolated=isolated)
     path = environment["PATH"]
@@ -139,22 +139,22 @@ def build(
     isolated: bool = False,
     echo: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
-    """Builds the engine and the TensorFlow ops.
+    """Build the engine and the TensorFlow ops.
 
-    In a source tree the objects are kept under build/, one folder per toolchain, so that the next build is short.
+    In a source tree the objects stay under build/, in one folder per toolchain, so that the next build is short.
 
     Args:
         toolchain: from `find_toolchain`.
         folder: the native sources, from `libraries.native_sources`.
-        output: folder for the two libraries and their record.
+        output: the folder for the two libraries and their record.
         isolated: see `child.python_environment`.
         echo: called with each line of cmake's and the compiler's output.
 
     Returns:
-        The record, see `read_record`.
+        The record, which `libraries.read_record` reads later.
 
     Raises:
-        InstallError: cmake or the compiler failed; the text has their last lines.
+        InstallError: cmake or the compiler failed; the message has the last lines of their output.
     """
     environment = child.python_environment(toolchain.python, isolated=isolated)
     environment["PATH"] = os.pathsep.join([environment["PATH"], str(Path(toolchain.cmake).parent)])

@@ -1,4 +1,4 @@
-"""Shows that a long step goes on: one moving line on a terminal, a line every half minute in a log."""
+"""Shows the progress of a long step: one moving line on a terminal, or a line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LINE_WIDTH = 100
 
 @contextmanager
 def step(title: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Shows a step that prints many lines which are only wanted when it fails.
+    """Show the progress of a step that prints many lines, which matter only if it fails.
 
     Args:
-        title: what is done, in a few words.
-        console: where to show it.
+        title: the step, in a few words.
+        console: the console to show it on.
 
     Yields:
-        A function to be called with each line.
+        A function to call with each line.
     """
     start = shown = time.monotonic()
     if console.is_terminal:

@@ -1,1 +1,1 @@
-"""A rehearsed cluster: network namespaces of this machine stand for hosts, with links of a given rate between them."""
+"""A rehearsed cluster: network namespaces of this machine stand for hosts, joined by links of a given rate."""

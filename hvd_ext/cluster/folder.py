@@ -1,4 +1,4 @@
-"""The folder of a rehearsal: locked while its owner lives, so that those of killed rehearsals are known and removed."""
+"""The folder of a rehearsal: locked while its owner lives, so that folders of killed rehearsals can be removed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job import owned
 
 PREFIX = "hvd_ext-cluster-"
-# A folder that is not locked is stale, unless its owner has just made it and comes to lock it.
+# A folder that is not locked is stale, unless it is so young that its owner may be about to lock it.
 YOUNG_S = 60.0
-MOST_NAMED = 5  # of what is left alone: others can leave as much as they like
+MOST_NAMED = 5  # folders that one line names: other users can leave any number of them
 
 
 def make() -> tuple[Path, IO[bytes]]:
@@ -27,7 +27,7 @@ def make() -> tuple[Path, IO[bytes]]:
         The folder, and the open file that holds the lock; closing it frees the lock.
 
     Raises:
-        InvalidError: the temporary folder's name has a blank, at which mpirun would part the path of its agent.
+        InvalidError: the temporary folder's name has a blank, at which mpirun would split the path of its agent.
     """
     place = tempfile.gettempdir()
     if any(letter.isspace() for letter in place):
@@ -43,16 +43,16 @@ def _to_stderr(line: str) -> None:
 
 
 def remove_stale(tell: Callable[[str], None] = _to_stderr) -> list[Path]:
-    """Remove the folders of this user's rehearsals that were killed.
+    """Remove the folders of killed rehearsals of this user.
 
-    The temporary folder is open to all users: only what is this user's own, with the mode that `make` gives it, is
-    looked into. Nothing is made there.
+    The temporary folder is open to all users. This function looks only into folders that belong to this user and have
+    the mode that `make` gives them, and it creates nothing.
 
     Args:
-        tell: takes one line about what was left alone, if anything was.
+        tell: called with one line about the folders that were left alone, if there are any.
 
     Returns:
-        Those that are gone now.
+        The folders that were removed.
     """
     removed, left = [], []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
@@ -60,9 +60,9 @@ def remove_stale(tell: Callable[[str], None] = _to_stderr) -> list[Path]:
             if _remove(folder):
                 removed.append(folder)
         except (BlockingIOError, FileNotFoundError):
-            continue  # it is in use, or another process removes it
+            continue  # it is in use, or another process is removing it
         except OSError as error:
-            # A name that another user chose may hold anything, such as orders to a terminal.
+            # Another user chose the name, which may hold anything, such as a terminal's escape sequences.
             left.append(f"{ascii(folder.name)[1:-1]} {error.strerror or error}")
     if left:
         more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
@@ -89,7 +89,7 @@ def _remove(folder: Path) -> bool:
 
 
 def _lock(folder: int) -> int | None:
-    """Lock a folder; None where its owner died before it made the lock."""
+    """Lock a folder; None if its owner died before it created the lock file."""
     try:
         lock = owned.open_file("lock", folder, os.O_RDWR)
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _lock(folder: int) -> int | None:
 
 
 def _empty(folder: int) -> None:
-    """Remove all that is in an open folder, and follow no link: shutil.rmtree() would go by the folder's name."""
+    """Empty an open folder without following links; shutil.rmtree() would look the folder up by its name again."""
     with os.scandir(folder) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):

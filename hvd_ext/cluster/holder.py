@@ -1,11 +1,12 @@
-"""The first process of a rehearsal: it holds the switch's namespaces, starts a holder of each host's, and waits.
+"""The first process of a rehearsal: it keeps the switch's namespaces, and starts a holder of each host's.
 
-It runs by its path in a bare interpreter, as process 1 of a PID namespace. The kernel ends every process of that
-namespace when process 1 ends, and a namespace goes when its last process does; process 1 ends when its standard input
-closes, and that closes when the rehearsal's owner dies, however it dies.
+It runs as a script in a bare interpreter, as process 1 of a PID namespace. When process 1 ends, the kernel ends every
+process of that namespace, and a namespace disappears with its last process. Process 1 ends when its standard input
+closes, which happens when the rehearsal's owner dies, however it dies.
 
-The only argument is JSON: `hosts` (names), `switch` (name), `hosts_file` (path), `session` (a folder, each host's own).
-It prints one line of JSON when all is there: `pid`, its number outside, and `holders`, by host, numbers inside.
+The only argument is JSON: `hosts` (names), `switch` (name), `hosts_file` (path), and `session` (a folder on which each
+host mounts its own). When everything is ready, it prints one line of JSON: `pid`, its process number outside of the
+namespace, and `holders`, the process number of each host's holder inside of it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import socket
 import subprocess
 import sys
 
-# $1: the host's name, $2: its session folder. The holder's number stays the same through exec.
+# $1: the host's name, $2: its session folder. exec keeps the holder's process number.
 HOST = """
 mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs "$2" && hostname "$1" && echo ready && exec sleep infinity
 """
 
 
 def main() -> None:
-    """Make the namespaces' own mounts and names, say that they are there, and wait."""
+    """Set up the mounts and names of the namespaces, report that they are ready, and wait."""
     request = json.loads(sys.argv[1])
-    # /proc is still that of the outer PID namespace, and says this process's number there.
+    # /proc still belongs to the outer PID namespace, and has this process's number there.
     pid = int(os.readlink("/proc/self"))
     for source in (["-t", "proc", "proc", "/proc"], ["--bind", request["hosts_file"], "/etc/hosts"]):
         subprocess.run(["mount", *source], check=True)
@@ -41,7 +42,7 @@ def main() -> None:
         if holder.stdout is None or holder.stdout.readline() != "ready\n":
             raise SystemExit(f"host {name}: its namespaces cannot be made")
         holders[name] = holder.pid
-    # Orphans of the jobs become children of this process: the kernel shall forget them by itself.
+    # Orphans of the jobs become children of this process; the kernel then reaps them without a wait().
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print(json.dumps({"pid": pid, "holders": holders}), flush=True)
     while os.read(0, 1):

@@ -1,9 +1,9 @@
-"""Starting a job on all ranks of a rehearsed cluster, from outside or from inside one of its hosts.
+"""Starts a job on all ranks of a rehearsed cluster, from outside or from inside one of its hosts.
 
     python -m hvd_ext.cluster.launch STATE_FILE -- COMMAND
 
-This is the launcher that the processes of a rehearsal find in HVD_EXT_LAUNCHER, for tools that start jobs of their own.
-It stays in the foreground and ends with mpirun's status.
+Processes of a rehearsal that start jobs themselves find this launcher in HVD_EXT_LAUNCHER. It stays in the foreground
+and exits with mpirun's status.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvd_ext.runner.launcher import JobError, find, job_environment
 
 STOP_S = 5.0
 POLL_S = 0.02
-# What an outer mpirun tells its ranks; an inner one would take itself for one of them.
+# Variables that an outer mpirun sets for its ranks; an inner mpirun that saw them would take itself for such a rank.
 _OF_A_JOB = re.compile(r"(OMPI|OPAL|ORTE|PMIX|PMI|PRTE)\d?_")
 _OF_A_USER = re.compile(r"(OMPI|PMIX)_MCA_")
 _PARAMETERS = {
@@ -44,20 +44,20 @@ _PARAMETERS = {
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal that ends this process in order; its argument is the signal's number."""
+    """A signal asks this process to end in order; the exception's argument is the signal's number."""
 
 
 def resolve(command: Sequence[str]) -> list[str]:
-    """Find a command's program.
+    """Replace a command's program by its absolute path.
 
     Args:
-        command: the program, a name on PATH or a path, and its arguments.
+        command: the program (a name on PATH, or a path) and its arguments.
 
     Returns:
-        The same with an absolute path; `python` is this interpreter's where its folder has one.
+        The command with an absolute path. `python` is the one in this interpreter's folder, if there is one.
 
     Raises:
-        InvalidError: there is no command, or no such program.
+        InvalidError: the command is empty, or the program does not exist.
     """
     if not command:
         raise InvalidError("command: must say what each rank runs, behind --, as in -- python train.py")
@@ -74,7 +74,7 @@ def find_mpirun() -> str:
         Its path.
 
     Raises:
-        JobError: there is none, or it is another MPI's.
+        JobError: there is no mpirun, or it belongs to another MPI.
     """
     path = find("mpirun")
     if path is None:
@@ -91,14 +91,14 @@ def find_mpirun() -> str:
 
 
 def mpirun(state: State, command: Sequence[str]) -> list[str]:
-    """Give the command that starts a program on all ranks.
+    """Return the command that starts a program on all ranks.
 
     Args:
-        state: of the rehearsal.
-        command: what each rank runs, its program by absolute path.
+        state: the state of the rehearsal.
+        command: the command that each rank runs, with an absolute path.
 
     Returns:
-        The command, for where the caller is: it enters the switch first.
+        The command; it first enters the switch from wherever the caller is.
 
     Raises:
         JobError: there is no mpirun of Open MPI.
@@ -118,13 +118,13 @@ def mpirun(state: State, command: Sequence[str]) -> list[str]:
 
 
 def environment(state: State) -> dict[str, str]:
-    """Give the environment of a job: this process's, without what an outer job left in it, and with the cluster's.
+    """Return the environment of a job: this process's without an outer job's variables, and with the cluster's.
 
     Args:
-        state: of the rehearsal.
+        state: the state of the rehearsal.
 
     Returns:
-        All variables. The hosts' daemons inherit them, so that every rank gets all of them.
+        All variables. The daemons of the hosts inherit them, so that every rank gets all of them.
     """
     variables = {name: text for name, text in job_environment().items() if not _OF_A_JOB.match(name)}
     launcher = [sys.executable, "-m", "hvd_ext.cluster.launch", str(state.path), "--"]
@@ -132,7 +132,7 @@ def environment(state: State) -> dict[str, str]:
         state.environment,
         HVD_EXT_LAUNCHER=shlex.join(launcher),
         HVD_EXT_TOPOLOGY=variables.get("HVD_EXT_TOPOLOGY") or str(Path(state.folder) / "topology.yaml"),
-        # Inside a user namespace every user is root.
+        # In a user namespace every user is root.
         OMPI_ALLOW_RUN_AS_ROOT="1",
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )
@@ -140,7 +140,7 @@ def environment(state: State) -> dict[str, str]:
 
 
 def users_parameters() -> dict[str, str]:
-    """Give Open MPI's variables that the user has set; none inside a job, where they are the job's."""
+    """Return Open MPI's variables that the user has set; empty inside a job, where the job has set them."""
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         return {}
     return {name: text for name, text in os.environ.items() if _OF_A_USER.match(name)}
@@ -153,25 +153,25 @@ def run(
     output: IO[str] | IO[bytes] | int | None = None,
     timeout_s: float | None = None,
 ) -> int:
-    """Run a job to its end; an exception, a signal and the end of the time end it, politely first.
+    """Run a job to its end; an exception, a signal or the time limit ends it, first with SIGTERM, then with SIGKILL.
 
     Args:
-        words: from `mpirun`.
+        words: the command, from `mpirun`.
         variables: from `environment`.
-        output: takes stdout and stderr; None for this process's own.
-        timeout_s: longest time; None for ever.
+        output: the file for stdout and stderr; None for this process's own.
+        timeout_s: the time limit; None for none.
 
     Returns:
         mpirun's exit status.
 
     Raises:
-        JobError: it cannot be started, does not end in time, or has no ranks any more and mpirun waits all the same.
+        JobError: the job cannot be started or does not end in time, or mpirun still waits after all ranks have ended.
     """
     mark = uuid.uuid4().hex
     stdin = subprocess.DEVNULL if sys.stdin is None or os.isatty(0) else None
     errors = None if output is None else subprocess.STDOUT
     try:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the job in order.
+        # In a session of its own, so that Ctrl-C reaches only this process, which then ends the job in order.
         process = subprocess.Popen(
             words,
             env={**variables, orphans.MARK: mark},
@@ -200,7 +200,7 @@ def _wait(process: subprocess.Popen[bytes], mark: str, timeout_s: float | None) 
             if time.monotonic() >= end:
                 raise JobError(f"job did not end within {timeout_s:g} s") from None
         if watch.without_ranks():
-            orphans.end(mark)  # mpirun too: it crashes at a signal that it can hear now
+            orphans.end(mark)  # kills mpirun too, which in this state crashes on signals that it handles
             raise JobError(
                 "job: all its ranks have ended, but mpirun waits for a host that does not answer; it was ended too"
             )
@@ -228,10 +228,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _of_nsenter(number: int) -> list[int]:
-    """List the children of a process that is nsenter: it would end at a signal and leave mpirun's end to nobody."""
+    """List the children of nsenter, which must get the signal: nsenter itself would end and leave mpirun running."""
     try:
         if Path(f"/proc/{number}/comm").read_text() != "nsenter\n":
-            return []  # inside the cluster nsenter has become mpirun
+            return []  # inside the cluster nsenter has replaced itself with mpirun
         return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
     except OSError:
         return []  # it has ended, or this kernel does not list children
@@ -239,7 +239,7 @@ def _of_nsenter(number: int) -> list[int]:
 
 @contextlib.contextmanager
 def heeding_signals() -> Iterator[None]:
-    """Let the signals that ask to end raise `Stopped` once; later ones shall not disturb the clean-up."""
+    """Make the first SIGINT, SIGTERM or SIGHUP raise `Stopped`; later ones are ignored during the clean-up."""
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(number: int, frame: object) -> None:
@@ -256,10 +256,10 @@ def heeding_signals() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start a job; see the module's description.
+    """Start a job, as the module's docstring describes.
 
     Args:
-        arguments: the state file, "--", the command.
+        arguments: the state file, "--", and the command.
 
     Returns:
         The exit status.

@@ -1,9 +1,9 @@
 """The links of a rehearsed cluster, as commands of iproute2's `ip` and `tc`.
 
-All of it is inside the rehearsal's own network namespace, the switch, so that names and addresses are free and the
-machine's own network is not touched. A host is a namespace with `eth0`; the other end of its cable carries the host's
-name and hangs on the bridge `core`, or on the bridge of its rack, which a cable joins to the core. Each end of a
-limited cable shapes what it sends, so the limit holds each way.
+Everything is inside the rehearsal's own network namespace, the switch, so that all names and addresses are free and the
+machine's own network is not touched. A host is a namespace with an interface `eth0`. The other end of its cable has the
+host's name and is attached to the bridge `core`, or to the bridge of its rack, which another cable joins to the core.
+Each end of a limited cable shapes what it sends, so that the limit holds in each direction.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ SWITCH_ADDRESS = "10.77.1.1"
 
 
 def address(number: int) -> str:
-    """Give the address of the host with this number, counted from 1."""
+    """Return the address of the host with this number, counted from 1."""
     return f"10.77.0.{number}"
 
 
 def hosts_file(spec: Spec) -> str:
-    """Give the text of /etc/hosts for the cluster's hosts and its switch."""
+    """Return the text of /etc/hosts for the cluster's hosts and its switch."""
     lines = ["127.0.0.1 localhost", f"{SWITCH_ADDRESS} {SWITCH}"]
     lines += [f"{address(number)} {name}" for number, name in enumerate(spec.names, 1)]
     return "\n".join(lines) + "\n"
 
 
 def limit(device: str, rate: str, burst: str, verb: str = "add") -> str:
-    """Give the line for `tc -batch` that limits what a device sends.
+    """Return the line for `tc -batch` that limits what a device sends.
 
     Args:
-        device: its name.
-        rate: as tc takes it.
-        burst: as tc takes it.
+        device: the device's name.
+        rate: the rate in tc's notation.
+        burst: the burst in tc's notation.
         verb: "add", or "replace" for a device that may have a limit already.
     """
     return f"qdisc {verb} dev {device} root tbf rate {rate} burst {burst} limit {QUEUE}"
 
 
 def switch_links(spec: Spec, pids: Mapping[str, int]) -> list[str]:
-    """Give the lines for `ip -batch` inside the switch: bridges, cables, and an address for mpirun.
+    """Return the lines for `ip -batch` inside the switch: bridges, cables, and an address for mpirun.
 
     Args:
         spec: the cluster.
-        pids: a process in each host's namespace, by the host's name.
+        pids: the number of a process in each host's namespace, by the host's name.
 
     Returns:
         The lines.
@@ -71,7 +71,7 @@ def switch_links(spec: Spec, pids: Mapping[str, int]) -> list[str]:
 
 
 def switch_limits(spec: Spec) -> list[str]:
-    """Give the lines for `tc -batch` inside the switch: what hosts and racks receive, and what racks send."""
+    """Return the lines for `tc -batch` inside the switch, which limit what hosts and racks receive and racks send."""
     lines = []
     if spec.rack_rate is not None:
         devices = [device for rack in range(1, len(spec.racks) + 1) for device in uplink(rack)]
@@ -82,10 +82,10 @@ def switch_limits(spec: Spec) -> list[str]:
 
 
 def host_links(number: int) -> list[str]:
-    """Give the lines for `ip -batch` inside the host with this number, counted from 1."""
+    """Return the lines for `ip -batch` inside the host with this number, counted from 1."""
     return ["link set lo up", f"addr add {address(number)}/16 dev eth0", "link set eth0 up"]
 
 
 def uplink(rack: int) -> tuple[str, str]:
-    """Give the names of the two ends of a rack's cable to the core: the rack's end, the core's end."""
+    """Return the names of the two ends of a rack's cable to the core: the rack's end, the core's end."""
     return f"rack{rack}-up", f"rack{rack}-core"

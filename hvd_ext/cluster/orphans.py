@@ -1,7 +1,7 @@
-"""What is left of a job when its ranks have ended and mpirun has not.
+"""Finds and ends what is left of a job whose ranks have ended while mpirun has not.
 
-mpirun ends when the daemon of every host has reported. That of a host that was cut off never does: mpirun then waits
-until TCP gives up what it has sent there, a quarter of an hour (tcp_retries2 in the kernel's ip-sysctl documentation).
+mpirun ends when the daemon of every host has reported. The daemon of a host that was cut off never does, so mpirun
+waits until TCP gives up retransmitting, a quarter of an hour (tcp_retries2 in the kernel's ip-sysctl documentation).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import signal
 import time
 from pathlib import Path
 
-# Every process of a job carries this variable: mpirun, the hosts' daemons, the ranks and what they start.
+# Every process of a job has this variable: mpirun, the hosts' daemons, the ranks and what they start.
 MARK = "HVD_EXT_CLUSTER_JOB"
 LOOK_S = 2.0
-# mpirun takes a second or two for its end, more on a busy machine.
+# mpirun takes a second or two to end, and longer on a busy machine.
 PATIENCE_S = 10.0
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
 
@@ -27,14 +27,14 @@ def members(mark: str) -> dict[int, bool]:
         mark: the job's value of `MARK`.
 
     Returns:
-        By number, whether it is a rank, or was started by one.
+        For each process number, whether the process is a rank or was started by one.
     """
     word, found = f"\0{MARK}={mark}\0".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environ = b"\0" + (folder / "environ").read_bytes()
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # it has ended, or belongs to another user
         if word in environ:
             found[int(folder.name)] = _RANK in environ
     return found
@@ -52,10 +52,10 @@ def end(mark: str) -> None:
 
 
 def lives(number: int) -> bool:
-    """Whether a process is there, and more than an entry that its parent has not read yet.
+    """Return whether a process exists and is not a zombie.
 
     Args:
-        number: of the process.
+        number: the process number.
     """
     try:
         stat = Path(f"/proc/{number}/stat").read_text()
@@ -65,7 +65,7 @@ def lives(number: int) -> bool:
 
 
 class Watch:
-    """Looks now and then whether a job still has ranks.
+    """Watches whether a job still has ranks.
 
     Args:
         mark: the job's value of `MARK`.
@@ -77,9 +77,9 @@ class Watch:
         self._seen_s: float | None = None
 
     def without_ranks(self) -> bool:
-        """Whether the ranks have all been gone for `PATIENCE_S` seconds; false before the first one was seen."""
+        """Return whether all ranks have been gone for `PATIENCE_S` seconds; false before any rank was seen."""
         now_s = time.monotonic()
-        # A rank may become a program with another environment.
+        # A rank may exec a program with another environment, so a known rank counts as long as it lives.
         self._ranks = {number for number in self._ranks if lives(number)}
         self._ranks |= {number for number, is_rank in members(self._mark).items() if is_rank}
         if self._ranks:

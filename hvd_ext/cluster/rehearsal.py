@@ -1,9 +1,9 @@
-"""A rehearsed cluster while it runs: made, changed under the feet of its jobs, and gone afterwards.
+"""Makes a rehearsed cluster, changes its links while jobs run, and removes it afterwards.
 
     with Cluster(Spec((2, 2), rate="100mbit")) as cluster:
         status = cluster.mpirun(["python", "train.py"])
 
-The command `python -m hvd_ext cluster run` is this, and so are tests and benchmarks that need several hosts.
+The command `python -m hvd_ext cluster run` uses this module, and so do tests and benchmarks that need several hosts.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ exec {nsenter} --target "$holder" --mount --uts --ipc --net -- sh -c "$*"
 
 
 class ClusterError(HvdExtError):
-    """A cluster that cannot be rehearsed here, or a link of it that cannot be changed; the message says why."""
+    """A cluster cannot be rehearsed here, or one of its links cannot be changed; the message says why."""
 
 
 class Cluster:
-    """A rehearsed cluster; it is there inside its `with` block."""
+    """A rehearsed cluster, which exists inside its `with` block."""
 
     def __init__(self, spec: Spec) -> None:
         """Describe a cluster.
 
         Args:
-            spec: what it looks like.
+            spec: its hosts, racks and links.
         """
         self.spec = spec
         self._folder: Path | None = None
@@ -71,10 +71,10 @@ class Cluster:
 
     @property
     def state(self) -> State:
-        """What others need to start jobs in it.
+        """What other processes need to start jobs in the cluster.
 
         Raises:
-            ClusterError: it is not there.
+            ClusterError: the cluster does not exist outside of its `with` block.
         """
         if self._state is None:
             raise ClusterError("cluster: it is there only inside its with block")
@@ -82,29 +82,29 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """A folder of the rehearsal, which goes with it."""
+        """A folder of the rehearsal, which is removed with it."""
         return Path(self.state.folder)
 
     def enter(self, host: str | None = None) -> list[str]:
-        """Give the words that go before a command to run it in the switch (None) or in a host."""
+        """Return the words to put before a command that shall run in the switch (None) or on a host."""
         return states.enter(self.state, None if host is None else self._known(host))
 
     def command(self, program: Sequence[str]) -> list[str]:
-        """Give the command that starts a job, for those who start and watch processes themselves.
+        """Return the command that starts a job, for callers that start and watch the process themselves.
 
         Args:
-            program: what each rank runs.
+            program: the command that each rank runs.
 
         Returns:
-            The command; its environment is `environment()`.
+            The command, to be run with `environment()`.
 
         Raises:
-            InvalidError: there is no such program.
+            InvalidError: the program does not exist.
         """
         return launch.mpirun(self.state, launch.resolve(program))
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """Give the environment of a job, with these variables besides."""
+        """Return the environment of a job, with additional variables."""
         return {**launch.environment(self.state), **extra}
 
     def mpirun(
@@ -118,26 +118,26 @@ class Cluster:
         """Run a program on all ranks.
 
         Args:
-            program: what each rank runs.
-            variables: of the environment, besides this process's own.
-            output: takes stdout and stderr of all ranks; None for this process's own.
-            timeout_s: longest time; None for ever.
+            program: the command that each rank runs.
+            variables: environment variables in addition to this process's own.
+            output: the file for stdout and stderr of all ranks; None for this process's own.
+            timeout_s: the time limit; None for none.
 
         Returns:
             mpirun's exit status.
 
         Raises:
-            InvalidError: there is no such program.
-            JobError: the job does not end in time; it has been ended then.
+            InvalidError: the program does not exist.
+            JobError: the job did not end in time, and was ended.
         """
         environment = self.environment(**(variables or {}))
         return launch.run(self.command(program), environment, output=output, timeout_s=timeout_s)
 
     def cut(self, host: str) -> None:
-        """Pull a host's cable: what is under way is lost.
+        """Pull a host's cable, so that all packets on it are lost.
 
         Args:
-            host: its name.
+            host: the host's name.
         """
         self._batch("ip", [f"link set {self._known(host)} down"])
 
@@ -145,26 +145,26 @@ class Cluster:
         """Put a host's cable back.
 
         Args:
-            host: its name.
+            host: the host's name.
         """
         self._batch("ip", [f"link set {self._known(host)} up"])
 
     def set_rate(self, host: str, rate: str) -> None:
-        """Change the rate of a host's link, each way, also while a job runs.
+        """Change the rate of a host's link in each direction, even while a job runs.
 
         Args:
-            host: its name.
-            rate: as tc takes it.
+            host: the host's name.
+            rate: the rate in tc's notation.
 
         Raises:
-            InvalidError: it is no rate, or there is no such host.
+            InvalidError: the rate is wrong, or the host does not exist.
         """
         rate_bits(rate)
         self._batch("tc", [network.limit(self._known(host), rate, self.spec.burst, "replace")])
         self._batch("tc", [network.limit("eth0", rate, self.spec.burst, "replace")], host)
 
     def close(self) -> None:
-        """End every process of the cluster, and with them its namespaces; then remove its folder."""
+        """End every process of the cluster, which removes its namespaces; then remove its folder."""
         self._state = None
         if self._first is not None:
             assert self._first.stdin is not None and self._first.stdout is not None
@@ -189,7 +189,7 @@ class Cluster:
         for name in ("session", "holders"):
             (folder / name).mkdir()
         (folder / "hosts").write_text(network.hosts_file(self.spec), encoding="utf-8")
-        remarks = "".join(f"# {line}\n" for line in describe(self.spec))  # they go into results with the topology
+        remarks = "".join(f"# {line}\n" for line in describe(self.spec))  # benchmark results contain these lines
         (folder / "topology.yaml").write_text(remarks + topology(self.spec), encoding="utf-8")
         pid, holders = self._start(folder)
         for name, number in holders.items():

@@ -1,4 +1,4 @@
-"""What a rehearsed cluster looks like: hosts, ranks, racks and the rates of their links; and its topology file."""
+"""The description of a rehearsed cluster (hosts, ranks, racks and rates of links), and its topology file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from hvd_ext.topology.tree import SHARED_MEMORY, Link
 MOST_HOSTS = 254
 BURST = "16kb"
 MTU = 1500
-# A queue that drops makes several flows stall in TCP's recovery, which a real switch with its many ports does not.
+# The queue is deep, because drops would make several flows stall in TCP's recovery, unlike on a real switch with its
+# many ports.
 QUEUE = "64mb"
-# Bytes of a full Ethernet frame that tc counts, besides those of the IP packet.
+# Bytes that tc counts for a full Ethernet frame in addition to the IP packet.
 FRAME_NBYTES = 14
-# IPv4 (20) and TCP with the time stamps that Linux sends (32).
+# The headers of IPv4 (20) and of TCP with the time stamps that Linux sends (32).
 HEADERS_NBYTES = 52
-# Latency of a message between two namespaces, with the wake-ups of both processes on a busy machine.
+# The latency of a message between two namespaces, including the wake-ups of both processes on a busy machine.
 HOST_LINK_ALPHA_S = 100e-6
 
-# A unit is written as tc reads it: decimal for rates, binary for sizes (man 8 tc, PARAMETERS).
+# Units as in tc: decimal for rates, binary for sizes (man 8 tc, PARAMETERS).
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _NBYTES = {"b": 1, "k": 1024, "kb": 1024, "m": 1024**2, "mb": 1024**2}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)")
@@ -35,13 +36,13 @@ def rate_bits(rate: str) -> float:
     """Read a rate.
 
     Args:
-        rate: as tc takes it: "100mbit", "1.5gbit", "500Kbit".
+        rate: the rate in tc's notation: "100mbit", "1.5gbit", "500Kbit".
 
     Returns:
         Bits per second.
 
     Raises:
-        InvalidError: it is none.
+        InvalidError: the text is not a rate.
     """
     found = _QUANTITY.fullmatch(rate.lower())
     if found is None or found[2] not in _BITS or float(found[1]) <= 0:
@@ -50,13 +51,13 @@ def rate_bits(rate: str) -> float:
 
 
 def rate_text(bits: float) -> str:
-    """Write a rate as `rate_bits` reads it.
+    """Write a rate in the notation that `rate_bits` reads.
 
     Args:
-        bits: per second, above 0; infinity is no limit.
+        bits: bits per second, above 0; infinity for no limit.
 
     Returns:
-        "100mbit", with four digits at most.
+        A text such as "100mbit", with four digits at most.
     """
     if math.isinf(bits):
         return "no limit"
@@ -69,13 +70,13 @@ def size_nbytes(size: str) -> int:
     """Read a size.
 
     Args:
-        size: as tc takes it: "16kb" (16,384 bytes), "1mb".
+        size: the size in tc's notation: "16kb" (16,384 bytes), "1mb".
 
     Returns:
         Bytes.
 
     Raises:
-        InvalidError: it is none.
+        InvalidError: the text is not a size.
     """
     found = _QUANTITY.fullmatch(size)
     if found is None or found[2] not in _NBYTES:
@@ -92,13 +93,14 @@ class Spec:
     """A cluster to rehearse.
 
     Args:
-        hosts: ranks on each host; the hosts are called h1, h2, ..., and ranks are counted in this order.
-        rate: of each host's link, each way, as tc takes it ("100mbit"); None for no limit.
-        racks: hosts in each rack, in order; empty for no racks.
-        rack_rate: of each rack's link to the core, each way; None for no limit.
-        burst: that a link sends at once after a pause; a larger one flatters small messages.
-        mtu: bytes of an IP packet.
-        mca: further parameters of Open MPI; they replace those that a rehearsal sets.
+        hosts: the number of ranks on each host. The hosts are called h1, h2, ..., and ranks are numbered in this order.
+        rate: the rate of each host's link in each direction, in tc's notation ("100mbit"); None for no limit.
+        racks: the number of hosts in each rack, in order; empty for no racks.
+        rack_rate: the rate of each rack's link to the core in each direction; None for no limit.
+        burst: the bytes that a link may send at once after a pause, in tc's notation; a large burst flatters small
+            messages.
+        mtu: the size of an IP packet in bytes.
+        mca: further parameters of Open MPI, which replace those that a rehearsal sets.
 
     Raises:
         InvalidError: a value breaks the rule named in the message.
@@ -140,18 +142,18 @@ class Spec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the hosts, in order."""
+        """The names of the hosts, in order."""
         return tuple(f"h{number}" for number in range(1, len(self.hosts) + 1))
 
     @property
     def ranks(self) -> tuple[range, ...]:
-        """Ranks on each host, in order."""
+        """The ranks on each host, in order."""
         ends = list(accumulate(self.hosts))
         return tuple(range(end - count, end) for end, count in zip(ends, self.hosts, strict=True))
 
     @property
     def rack_of_host(self) -> tuple[int, ...]:
-        """Number of each host's rack, counted from 1; 0 without racks."""
+        """The number of each host's rack, counted from 1; 0 without racks."""
         if not self.racks:
             return (0,) * len(self.hosts)
         return tuple(rack for rack, count in enumerate(self.racks, 1) for _ in range(count))
@@ -161,15 +163,15 @@ def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
     """Read a list of numbers.
 
     Args:
-        name: of the option, for messages.
-        text: "4,4,3".
-        example: of a right one, for messages.
+        name: the option's name, for messages.
+        text: a list such as "4,4,3".
+        example: a correct list, for messages.
 
     Returns:
         The numbers.
 
     Raises:
-        InvalidError: it is no such list.
+        InvalidError: the text is not a list of numbers.
     """
     if not re.fullmatch(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*", text):
         raise InvalidError(f"{name} ({text}): must be whole numbers above 0 with commas between them, as in {example}")
@@ -177,17 +179,17 @@ def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
 
 
 def rack_sizes(text: str, hosts: int) -> tuple[int, ...]:
-    """Read how hosts are dealt to racks.
+    """Read how hosts are divided into racks.
 
     Args:
-        text: "2", a number of racks of equal size, or "2,1", the hosts in each of them.
-        hosts: how many there are.
+        text: a number of racks of equal size, such as "2", or the number of hosts in each rack, such as "2,1".
+        hosts: the number of hosts.
 
     Returns:
-        Hosts in each rack.
+        The number of hosts in each rack.
 
     Raises:
-        InvalidError: it is neither, or the number of racks does not divide the number of hosts.
+        InvalidError: the text is neither, or the number of racks does not divide the number of hosts.
     """
     sizes = counts("racks", text, "2 or 2,1")
     if len(sizes) > 1:
@@ -203,13 +205,13 @@ def parameters(texts: Sequence[str]) -> dict[str, str]:
     """Read parameters of Open MPI.
 
     Args:
-        texts: each is "name=value".
+        texts: texts of the form "name=value".
 
     Returns:
-        Values by name.
+        The values by name.
 
     Raises:
-        InvalidError: one has no name or no value.
+        InvalidError: a text has no name or no value.
     """
     for text in texts:
         if not re.fullmatch(r"\w+=.+", text):
@@ -218,7 +220,7 @@ def parameters(texts: Sequence[str]) -> dict[str, str]:
 
 
 def describe(spec: Spec) -> list[str]:
-    """Say in words what a rehearsal makes.
+    """Describe a cluster in words.
 
     Args:
         spec: the cluster.
@@ -252,18 +254,18 @@ def _limit(rate: str | None) -> str:
 
 
 def payload_share(mtu: int) -> float:
-    """Give the part of a rate that TCP's payload gets: 1448 of 1514 bytes at an MTU of 1500."""
+    """Return the share of a rate that is left for TCP's payload: 1448 of 1514 bytes at an MTU of 1500."""
     return (mtu - HEADERS_NBYTES) / (mtu + FRAME_NBYTES)
 
 
 def topology(spec: Spec) -> str:
-    """Give the cluster's topology file, with the rates that TCP's payload gets.
+    """Return the cluster's topology file, with the rates that are left for TCP's payload.
 
     Args:
         spec: the cluster.
 
     Returns:
-        YAML text, of the form that hvd_ext/topology/read.py reads.
+        YAML text for hvd_ext/topology/read.py.
     """
     inside = _link(SHARED_MEMORY)
     hosts = [
@@ -281,13 +283,13 @@ def topology(spec: Spec) -> str:
         root = {"name": "cluster", "link": rack_link, "children": racks}
     else:
         root = {"name": "cluster", "link": host_link, "children": hosts}
-    # Its references (&id001) are YAML, but no reader likes them.
+    # YAML allows aliases (&id001), but they are hard to read.
     dumper = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
     return yaml.dump(root, Dumper=dumper, sort_keys=False)
 
 
 def _tcp_link(rate: str | None, mtu: int) -> dict[str, float]:
-    # Without a limit, two copies through the kernel cost what shared memory costs or more.
+    # Without a limit, the two copies through the kernel cost at least as much as shared memory.
     beta = SHARED_MEMORY.beta_s_per_byte if rate is None else 8 / (rate_bits(rate) * payload_share(mtu))
     return _link(Link(HOST_LINK_ALPHA_S, beta))
 

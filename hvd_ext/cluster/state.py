@@ -1,4 +1,4 @@
-"""What a running rehearsal is, in a file for those who start jobs in it, and the way into its namespaces."""
+"""The state of a running rehearsal, in a file for processes that start jobs in it, and the way into its namespaces."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hvd_ext.errors import InvalidError
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a running rehearsal is, for those who start jobs in it.
+    """A running rehearsal, for processes that start jobs in it.
 
     Args:
-        pid: of its first process, outside.
-        namespaces: names of its PID and user namespaces, by kind.
-        folder: with the agent, the session folder and the topology.
-        ranks: on each host, in order.
-        holders: a process of each host, inside.
-        mca: parameters for Open MPI, besides the usual ones.
+        pid: the number of its first process, outside of its PID namespace.
+        namespaces: the names of its PID and user namespaces, by kind.
+        folder: the folder with the agent, the session folder and the topology.
+        ranks: the number of ranks on each host, in order.
+        holders: the number of a process on each host, inside of the PID namespace.
+        mca: parameters for Open MPI, in addition to those of every rehearsal.
         environment: Open MPI's variables that the user had set.
     """
 
@@ -35,11 +35,11 @@ class State:
 
     @property
     def path(self) -> Path:
-        """The file that holds it."""
+        """The file that holds the state."""
         return Path(self.folder) / "state.json"
 
     def write(self) -> None:
-        """Write it to its file."""
+        """Write the state to its file."""
         self.path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
@@ -47,13 +47,13 @@ def read(path: str | Path) -> State:
     """Read the state of a rehearsal.
 
     Args:
-        path: of its file.
+        path: the state's file.
 
     Returns:
         The state.
 
     Raises:
-        InvalidError: there is no such rehearsal, or no longer.
+        InvalidError: the rehearsal does not exist, or has ended.
     """
     try:
         return State(**json.loads(Path(path).read_text(encoding="utf-8")))
@@ -62,23 +62,23 @@ def read(path: str | Path) -> State:
 
 
 def namespaces(pid: int | str) -> dict[str, str]:
-    """Name the PID and user namespaces of a process.
+    """Return the names of the PID and user namespaces of a process.
 
     Args:
-        pid: its number, or "self".
+        pid: the process number, or "self".
 
     Returns:
-        Names by kind, as in {"pid": "pid:[4026531836]"}.
+        The names by kind, as in {"pid": "pid:[4026531836]"}.
     """
     return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")}
 
 
 def enter(state: State, host: str | None = None) -> list[str]:
-    """Give the words that go before a command to run it in the switch or in a host.
+    """Return the words to put before a command that shall run in the switch or on a host.
 
     Args:
-        state: of the rehearsal.
-        host: its name; None for the switch.
+        state: the state of the rehearsal.
+        host: the host's name; None for the switch.
 
     Returns:
         The words.

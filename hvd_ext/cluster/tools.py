@@ -1,4 +1,4 @@
-"""The tools of the system that make namespaces, and whether they are there and allowed."""
+"""The system's tools that make namespaces, and whether this machine has them and allows their use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOOLS["hostname"] = "hostname"
 
 
 def tool(name: str) -> str | None:
-    """Find a tool of the system; those of root are found by all users too."""
+    """Find a system tool, even in the folders that only root has on PATH."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
@@ -19,7 +19,7 @@ def obstacle() -> str:
     """Say why no cluster can be rehearsed here.
 
     Returns:
-        What is needed, in words; empty where nothing is missing.
+        What is needed, in words; empty if nothing is missing.
     """
     missing = [name for name in TOOLS if tool(name) is None]
     if missing:
@@ -28,7 +28,7 @@ def obstacle() -> str:
     probe = subprocess.run([*unshare(), "sh", "-exc", _probe()], capture_output=True, text=True, check=False)
     if probe.returncode == 0:
         return ""
-    # The shell shows each command; the last one is that which failed.
+    # The shell prints each command, and the last one is the one that failed.
     seen = ": ".join(probe.stderr.strip().rpartition("+ ")[2].splitlines())
     if os.geteuid() == 0:
         return (
@@ -42,7 +42,7 @@ def obstacle() -> str:
 
 
 def _probe() -> str:
-    """Give the shell commands that try, inside new namespaces, each thing that a rehearsal makes there."""
+    """Return the shell commands that try, inside new namespaces, each thing that a rehearsal makes there."""
     ip, tc = tool("ip"), tool("tc")
     return f"""{tool("mount")} -t proc proc /proc
 {ip} link add name core type bridge
@@ -51,7 +51,7 @@ def _probe() -> str:
 
 
 def unshare() -> list[str]:
-    """Give the words that go before a command to run it as process 1 of namespaces of its own; it dies with them."""
+    """Return the words to put before a command to run it as process 1 of new namespaces; it dies when unshare ends."""
     own = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     flags = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child"]
     return [tool("unshare") or "unshare", *own, *flags]

@@ -1,1 +1,1 @@
-"""Commands of `python -m hvd_ext` that show what the planner does; each module is a Typer app."""
+"""The commands `plan`, `trace` and `cluster` of `python -m hvd_ext`; each module is a Typer app."""

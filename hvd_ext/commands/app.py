@@ -1,4 +1,4 @@
-"""How the commands look: options that take a value show what they take, those that take none show nothing; tables."""
+"""The look of the commands: only options that take a value show a placeholder, and tables have a sensible width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLE_WIDTH = 150
 
 
 class _Shown:
-    """Typer shows <bool> behind a flag, which looks like a value that one has to give."""
+    """Removes the <bool> that Typer shows after a flag, because it looks like a required value."""
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
@@ -36,7 +36,7 @@ class App(typer.Typer):
     """A command, or a group of commands.
 
     Args:
-        settings: those of `typer.Typer`.
+        settings: arguments of `typer.Typer`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -46,8 +46,8 @@ class App(typer.Typer):
         """Register a function, as `typer.Typer.command` does.
 
         Args:
-            name: of the command; the function's by default.
-            settings: those of `typer.Typer.command`.
+            name: the name of the command; the function's name by default.
+            settings: further arguments of `typer.Typer.command`.
 
         Returns:
             The decorator.
@@ -56,15 +56,15 @@ class App(typer.Typer):
 
 
 def table_console(rank: int | None = None) -> Console:
-    """Give the console for tables: of a fixed width where nobody sees it.
+    """Return the console for tables: as wide as the user's terminal, or of a fixed width if there is none.
 
     Args:
-        rank: of this process in a launched job; None where no launcher has started it.
+        rank: the rank of this process in a job; None if no launcher has started it.
 
     Returns:
-        It; where COLUMNS is set, that is its width.
+        The console; COLUMNS sets its width, if it is set.
     """
-    # A launcher gives its ranks a terminal of their own, which is not the user's; a file or a pipe has no width, and a
-    # table that is cut to 80 columns says nothing.
+    # A launcher gives its ranks a terminal that is not the user's, and a file or a pipe has no width. A table that is
+    # cut to 80 columns would be useless.
     seen = Console().is_terminal and rank is None
     return Console() if seen or os.environ.get("COLUMNS") else Console(width=TABLE_WIDTH, force_terminal=False)

@@ -1,4 +1,4 @@
-"""`python -m hvd_ext cluster`: a cluster of several hosts on this machine, to rehearse a job on."""
+"""`python -m hvd_ext cluster`: rehearses a job on a cluster of several hosts on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cluster() -> None:
     """Rehearse a cluster of several hosts on this machine."""
 
 
-# What follows the first word of the command is the command's, also where it looks like an option.
+# Everything after the first word of the command belongs to the command, even if it looks like an option.
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[

@@ -1,4 +1,4 @@
-"""`python -m hvd_ext plan`: every algorithm's price on a cluster, the winner, and a drawing of its plan."""
+"""`python -m hvd_ext plan`: the price of every algorithm on a cluster, the choice, and a drawing of its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?", re.IGNORECASE)
 
 
 def size_of(text: str) -> int:
-    """Reads a number of bytes.
+    """Read a number of bytes.
 
     Args:
         text: "1000000", "64k" (1,000 bytes), "8MiB" (1,048,576 bytes), "1.5G".
@@ -38,7 +38,7 @@ def size_of(text: str) -> int:
         Bytes.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: the text is not a number of bytes.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
@@ -59,20 +59,22 @@ def _assumed(link: Link) -> str:
 
 
 def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None) -> Tree:
-    """The cluster that the options name.
+    """Return the cluster that the options describe.
 
     Args:
         topology: a YAML file.
-        hosts: ranks on each host, "4,4,3".
-        rate: of each link between hosts, as `cluster.spec.rate_bits` reads it; None for the one that is assumed.
+        hosts: the number of ranks on each host, "4,4,3".
+        rate: the rate of each link between hosts, in the notation of `cluster.spec.rate_bits`; None for the assumed
+            rate.
 
     Returns:
         The tree.
 
     Raises:
-        typer.BadParameter: file and hosts are both given or none, file and rate are, or the hosts are no numbers.
+        typer.BadParameter: neither or both of topology and hosts were given, a topology and a rate were given, or hosts
+            is not a list of numbers.
         TopologyError: the file is wrong.
-        InvalidError: the rate is none.
+        InvalidError: the text of the rate is not a rate.
     """
     if (topology is None) == (hosts is None):
         raise typer.BadParameter("name the cluster with either --topology FILE or --hosts, as in --hosts 4,4,3")
@@ -90,12 +92,12 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
 
 
 def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None) -> str:
-    """Says what the prices take the links to be.
+    """Describe the links that the prices assume, and where their rates come from.
 
     Args:
-        links: of the cluster.
-        topology: the file that states them, if any.
-        rate: of --rate, if given.
+        links: the links of the cluster.
+        topology: the file that states the links, or None.
+        rate: the value of --rate, or None.
 
     Returns:
         A line.
@@ -123,7 +125,7 @@ def _alphas(link: explaining.LinkKind) -> str:
 
 
 def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
-    """Says that a size was rounded, where it was."""
+    """Return a line that says for which size the choice was made, if that is another one."""
     if nbytes == chosen_for_nbytes:
         return []
     return [
@@ -269,16 +271,16 @@ def _draw(console: Console, drawn: LogicalPlan) -> None:
 
 
 def table_of(entries: tuple[explaining.Entry, ...], winner: str, kinds: tuple[str, ...], title: str) -> Table:
-    """Shows algorithms as a table.
+    """Make the table of algorithms.
 
     Args:
-        entries: of a cluster.
-        winner: whose line is bold.
-        kinds: of its links, from the root down.
-        title: of the table.
+        entries: the algorithms with their prices on a cluster.
+        winner: the chosen algorithm, whose line is bold.
+        kinds: the kinds of the cluster's links, from the root down.
+        title: the title of the table.
 
     Returns:
-        One row for each algorithm.
+        A table with one row for each algorithm.
     """
     table = Table(title=title, title_justify="left")
     table.add_column("algorithm", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`python -m hvd_ext trace`: the traces of all ranks in one file for Perfetto, and a summary of each step."""
+"""`python -m hvd_ext trace`: merges the traces of all ranks into one file for Perfetto, and sums up each step."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def trace(
 
 
 def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
-    """Show steps as a table.
+    """Make the table of steps.
 
     Args:
-        steps: all of the trace, at least one.
-        ranks: how many are in the trace.
-        shown: how many steps get a row, the last ones.
+        steps: all steps of the trace, at least one.
+        ranks: the number of ranks in the trace.
+        shown: how many of the last steps get a row.
 
     Returns:
-        A row for each of them, then the median and the 90th percentile over all.
+        A table with a row for each of these steps, then the median and the 90th percentile over all steps.
     """
     title = f"{len(steps)} steps of {ranks} rank{'s' * (ranks != 1)}; times in ms"
     table = Table(title=title, title_justify="left")
@@ -102,11 +102,11 @@ def table_of(steps: Sequence[summary.Step], ranks: int, shown: int) -> Table:
 
 
 def remarks(steps: Sequence[summary.Step], uncertainty_us: float) -> list[str]:
-    """Say what the table does not.
+    """Say which ranks came last, and how exactly the clocks agree.
 
     Args:
-        steps: all of the trace.
-        uncertainty_us: of the difference of two ranks' clocks.
+        steps: all steps of the trace.
+        uncertainty_us: the uncertainty of the difference between two ranks' clocks.
 
     Returns:
         Lines of text.

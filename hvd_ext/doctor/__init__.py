@@ -1,1 +1,1 @@
-"""What `python -m hvd_ext doctor` looks at, on one machine and in a job."""
+"""The checks of `python -m hvd_ext doctor`, on one machine and in a job."""

@@ -1,4 +1,4 @@
-"""The checks of the doctor: each looks at one part and never raises."""
+"""The doctor's checks of one machine: each examines one part and never raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST_PYTHON = (3, 10)
 
 
 class State(enum.Enum):
-    """How a part is: OPTIONAL means absent or not usable, and not needed for training."""
+    """The state of a part: OPTIONAL means that it is absent or unusable, but training does not need it."""
 
     OK = "ok"
     OPTIONAL = "optional"
@@ -31,10 +31,10 @@ class Finding:
     """What a check has found.
 
     Attributes:
-        part: the thing looked at.
-        state: whether it will do.
-        seen: what was seen.
-        mend: the command that mends it, or empty.
+        part: the part that was examined.
+        state: whether the part works.
+        seen: what the check saw.
+        mend: the command that repairs the part, or empty.
     """
 
     part: str
@@ -75,13 +75,13 @@ MPI4PY = "import mpi4py; from mpi4py import rc; rc.initialize = False; from mpi4
 
 @functools.lru_cache(maxsize=1)
 def tensorflow_answer() -> child.Answer:
-    """What TensorFlow and Keras say of themselves; asked once."""
+    """Ask TensorFlow and Keras for their versions, backend and GPUs; the answer is cached."""
     return child.ask(sys.executable, TENSORFLOW)
 
 
 @functools.lru_cache(maxsize=1)
 def engine_answer() -> child.Answer:
-    """What the engine's library and the MPI inside it say of themselves; asked once."""
+    """Ask the engine's library for its ABI version and its MPI; the answer is cached."""
     return child.ask(sys.executable, ENGINE.format(path=str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)))
 
 
@@ -94,7 +94,7 @@ def _which(name: str) -> str:
 
 
 def flavour(text: str) -> str:
-    """Shortens what an MPI says of itself to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
+    """Shorten an MPI's version text to its name and version, as in "Open MPI 4.1.8"; empty if unknown."""
     for name, pattern in (("Open MPI", r"Open MPI\)? v?([\d.]+)"), ("MPICH", r"(?:MPICH|HYDRA)\D*([\d.]+\d)")):
         found = re.search(pattern, text)
         if found:
@@ -103,7 +103,7 @@ def flavour(text: str) -> str:
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """The interpreter is new enough."""
     seen = f"{platform.python_version()}, {platform.machine()}"
     if sys.version_info[:2] < OLDEST_PYTHON:
         return Finding("Python", State.WRONG, seen, "use Python 3.11: python3.11 -m venv .venv")
@@ -212,7 +212,7 @@ def launcher() -> Finding:
 
 
 def mpi4py() -> Finding:
-    """mpi4py, a peer in benchmarks and tests."""
+    """mpi4py works; benchmarks compare with it, and tests use it."""
     answer = child.ask(sys.executable, MPI4PY)
     if answer.error:
         return Finding("mpi4py", State.OPTIONAL, answer.error, versions.pip(versions.MPI4PY))
@@ -220,7 +220,7 @@ def mpi4py() -> Finding:
 
 
 def horovod() -> Finding:
-    """Horovod, a launcher and a peer in benchmarks: whether it works with this TensorFlow."""
+    """Horovod works with this TensorFlow; it is a launcher, and benchmarks compare with it."""
     answer = horovod_build.installed()
     if answer.error:
         return Finding("Horovod", State.OPTIONAL, answer.error, versions.INSTALL_HOROVOD)
@@ -233,7 +233,7 @@ def horovod() -> Finding:
 
 
 def compiler() -> Finding:
-    """A C++ compiler, for the native build."""
+    """There is a C++ compiler for the native build."""
     program = native.find_compiler(_environment()["PATH"])
     if not program:
         return Finding("C++ compiler", State.OPTIONAL, "none on PATH; only building needs it", versions.COMPILER)
@@ -241,7 +241,7 @@ def compiler() -> Finding:
 
 
 def cmake() -> Finding:
-    """cmake, for the native build."""
+    """There is a cmake for the native build."""
     program = native.find_cmake(_environment()["PATH"])
     if not program:
         mend = versions.pip(versions.CMAKE, versions.NINJA)
@@ -250,7 +250,7 @@ def cmake() -> Finding:
 
 
 def cluster_tools() -> Finding:
-    """What makes hosts of network namespaces, for `cluster run` and the tests on several hosts."""
+    """This machine can make the namespaces for `cluster run` and for the tests on several hosts."""
     from hvd_ext.cluster import tools
 
     part, words = "rehearsed clusters", tools.obstacle()

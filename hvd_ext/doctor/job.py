@@ -1,4 +1,4 @@
-"""The doctor under a launcher: every rank looks at itself, they meet, and rank 0 reports; it ends in a limited time."""
+"""The doctor under a launcher: every rank examines itself, the ranks meet, and rank 0 reports, all in limited time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hvd_ext.doctor.job_facts import Facts
 from hvd_ext.job import launch
 
 LIMIT_S = 120.0  # ranks of a busy machine need tens of seconds to import TensorFlow
-CHECKS_S = 120.0  # the other ranks of a host wait meanwhile for the one that imports TensorFlow
-GRACE_S = 15.0  # behind the limit: the meeting ends by itself, and says more than its end by force
+CHECKS_S = 120.0  # the other ranks of a host also wait for the rank that imports TensorFlow
+GRACE_S = 15.0  # time after the limit in which the meeting can end by itself and say why, before it is killed
 WIDTH = 110
-LINGER_S = 20.0  # a rank that ends badly ends the job: rank 0 gets so long to report
+LINGER_S = 20.0  # how long a failed rank waits for rank 0 to report, because its own end would end the job
 
 
 class Ended(Exception):
-    """The launcher ends the job while a rank is still at work."""
+    """The launcher ends the job while this rank is still working."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Report:
     """What a rank does at the end.
 
     Attributes:
-        findings: the report; None where another rank gives it.
-        aside: one line for stderr, or nothing.
+        findings: the report; None if another rank gives it.
+        aside: one line for stderr, or empty.
         linger_s: seconds to wait before the process ends.
-        last: what to say after that.
+        last: what to print after that wait.
     """
 
     findings: list[Finding] | None
@@ -48,7 +48,7 @@ class Report:
 
 
 def under_launcher(environ: Mapping[str, str]) -> bool:
-    """Tell whether a launcher has started this process, also one that `init` refuses."""
+    """Return whether a launcher has started this process, even one that `init` refuses."""
     try:
         return launch.examine(environ).mpi
     except ValueError:
@@ -56,14 +56,14 @@ def under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
-    """Look at this rank, meet the others, and say what comes of it; all ranks of the job call it.
+    """Examine this rank, meet the other ranks, and judge the job; all ranks of the job call this function.
 
     Args:
         environ: the environment.
-        limit_s: the ranks have so many seconds to come.
+        limit_s: the time limit in seconds for the other ranks to come.
 
     Returns:
-        What this rank does at its end.
+        What this rank has to report.
     """
     known = job_facts.of_launcher(environ)
     speaks = known.rank in (0, None) and known.place in (0, None)
@@ -98,7 +98,7 @@ def examine(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Report:
 def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
     given = json.dumps({"facts": dataclasses.asdict(facts), "limit_s": limit_s})
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        # MPICH's and SLURM's launchers talk to a rank through a descriptor that it inherits
+        # MPICH's and SLURM's launchers talk to a rank through a descriptor, which the child must inherit.
         child = subprocess.Popen(
             [sys.executable, "-m", "hvd_ext.doctor.job_meeting"],
             stdin=subprocess.PIPE,
@@ -112,7 +112,7 @@ def _meeting(facts: Facts, environ: Mapping[str, str], limit_s: float) -> dict[s
         try:
             said, _ = child.communicate(given, timeout=limit_s + GRACE_S)
         except (subprocess.TimeoutExpired, Ended):
-            said = ""  # what MPI had to say is in the file
+            said = ""  # MPI's messages are in the file
         finally:
             if child.poll() is None:
                 child.kill()
@@ -132,7 +132,7 @@ def _ended(number: int, frame: FrameType | None) -> None:
 
 
 def output(report: Report) -> None:
-    """Say what a rank says aside, and wait where its end would cut off the report.
+    """Print a rank's line for stderr, and wait if the end of this process would cut off the report.
 
     Args:
         report: from `examine`.
@@ -142,18 +142,18 @@ def output(report: Report) -> None:
     if report.linger_s:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(report.linger_s)
-        # rank 0's end would have ended this process
+        # Had rank 0 reported and ended, the launcher would have ended this process.
         print(f"hvd_ext doctor: {report.last}; rank 0 has not reported", file=sys.stderr, flush=True)
 
 
 def console_width(environ: Mapping[str, str]) -> int:
-    """Give the width of the report: what launchers put in place of the terminal knows nothing of its width.
+    """Return the width of the report, since launchers replace the terminal by something that does not know its width.
 
     Args:
         environ: the environment.
 
     Returns:
-        Columns.
+        The number of columns.
     """
     text = environ.get("COLUMNS", "")
     return int(text) if text.isdigit() else WIDTH

@@ -1,4 +1,4 @@
-"""The doctor's verdicts on a job: pure functions of what its ranks say of themselves."""
+"""The doctor's verdicts on a job: pure functions of what its ranks report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judge(met: Mapping[str, Any]) -> list[Finding]:
     """Say what is right and what is wrong with a job.
 
     Args:
-        met: "answers" (by rank, or of the reporting rank alone), with "allreduce" where the ranks met, else "error";
+        met: "answers" of all ranks, or of the reporting rank alone; "allreduce" if the ranks met, and "error" if not;
             see `hvd_ext.doctor.job_meeting.meet`.
 
     Returns:
@@ -33,18 +33,18 @@ def judge(met: Mapping[str, Any]) -> list[Finding]:
     findings += [same(answers, "Python", "python"), same(answers, "hvd_ext", "hvd_ext")]
     if not answers[0]["refused"]:
         findings.append(hosts.network(answers, "error" not in met))
-    if "error" not in met:  # how many ranks a host has is known then
+    if "error" not in met:  # only then the number of ranks on each host is known
         findings += [hosts.cores(answers), *hosts.gpus(answers)]
     findings += hosts.memory(answers)
     findings += [*horovod(answers), *variables(answers)]
     if "allreduce" in met:
         findings.append(allreduce(met["allreduce"], len(answers)))
-    # the mends in their order: what keeps the ranks apart before the words that they did not meet
+    # The causes for which ranks did not meet come before the finding that they did not.
     return sorted(findings, key=lambda finding: finding.part == MEET and finding.state is State.WRONG)
 
 
 def launcher(answers: Answers) -> Finding:
-    """The launcher starts jobs that `init` takes, and all ranks know it by the same name."""
+    """The launcher starts jobs that `init` accepts."""
     refused = [answer["refused"] for answer in answers if answer["refused"]]
     if refused:
         mend = "start it with horovodrun --mpi -np N, or with mpirun -np N"
@@ -54,7 +54,7 @@ def launcher(answers: Answers) -> Finding:
 
 
 def meeting(met: Mapping[str, Any]) -> Finding:
-    """The ranks have come, and they form one job."""
+    """All ranks have come, and they form one job."""
     answers: Answers = met["answers"]
     if "error" in met:
         if answers[0]["refused"]:
@@ -69,9 +69,9 @@ def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> 
     """Say why the process that started MPI gave no answer.
 
     Args:
-        words: its lines on stderr.
+        words: the lines that the process wrote to stderr.
         status: its exit status; negative for a signal.
-        limit_s: the seconds it had.
+        limit_s: its time limit in seconds.
 
     Returns:
         One line.
@@ -86,7 +86,7 @@ def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> 
 
 
 def mpi(answers: Answers, met: Mapping[str, Any]) -> list[Finding]:
-    """The MPI in the ranks is that of the launcher, the same on all ranks, and the only one in a process."""
+    """The ranks use the launcher's MPI, all of them the same, and each process has only one MPI in its memory."""
     part = "MPI library"
     known = [answer for answer in answers if answer.get("mpi")]
     if not known:
@@ -115,7 +115,7 @@ def mpi(answers: Answers, met: Mapping[str, Any]) -> list[Finding]:
 
 
 def same(answers: Answers, part: str, field: str) -> Finding:
-    """All ranks have the same version and build of something; the folder may differ between hosts."""
+    """All ranks have the same version and build of a package; its folder may differ between hosts."""
     groups = by_value(answers, lambda answer: answer[field])
     if len(groups) == 1:
         seen = str(next(iter(groups)))
@@ -130,7 +130,7 @@ def same(answers: Answers, part: str, field: str) -> Finding:
 
 
 def horovod(answers: Answers) -> list[Finding]:
-    """Horovod beside Keras 3: a note."""
+    """A note if Horovod is installed beside Keras 3."""
     groups = by_value(answers, lambda answer: answer["horovod"])
     there = [version for version in groups if version]
     if not there or not any(answer["keras"].startswith("3") for answer in answers):
@@ -140,7 +140,7 @@ def horovod(answers: Answers) -> list[Finding]:
 
 
 def variables(answers: Answers) -> list[Finding]:
-    """Horovod's environment variables: those that have an effect here, and those that have none."""
+    """Horovod's environment variables that are set: which have an effect here, and which have none."""
     findings = []
     heeded = dict.fromkeys(text for answer in answers for text in answer["heeded"])
     if heeded:
@@ -153,7 +153,7 @@ def variables(answers: Answers) -> list[Finding]:
 
 
 def allreduce(done: Mapping[str, Any], size: int) -> Finding:
-    """A sum over all ranks was right, and how long it took."""
+    """A sum over all ranks was correct; the finding has its time."""
     if done["wrong"]:
         seen = f"{done['wrong']} elements of a sum over {size} ranks were wrong"
         return Finding("allreduce", State.WRONG, seen, "report this with the output of the command")

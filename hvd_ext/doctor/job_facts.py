@@ -1,4 +1,4 @@
-"""What a rank of a job says of itself to the doctor, before MPI starts: read from the environment and the machine."""
+"""What a rank of a job reports to the doctor before MPI starts: facts from the environment and the machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLACES = (
     "SLURM_LOCALID",
     "HOROVOD_LOCAL_RANK",
 )
-# begins of the names of launchers and their daemons, and the program beside them that says its version
+# prefix of the names of launchers and their daemons -> the program beside them that can print its version
 LAUNCHERS = {
     "mpirun": "mpirun",
     "orterun": "mpirun",  # Open MPI's mpirun may be a link to it
@@ -49,38 +49,38 @@ OF_LAUNCHERS = ("OMPI_COMM", "OMPI_MCA", "PMIX_", "PMI_", "SLURM_")
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly", "tf-nightly-cpu", "tensorflow-rocm")
 MPI_LIBRARY = re.compile(r"/lib(?:p?mpi|mpich|mpi_cxx|mpicxx)(?:-\w+)?\.so[.\d]*$")
 CHOICE = "OMPI_MCA_btl_tcp_if"
-# libmpi.so.40 is Open MPI's, libmpi.so.12 that of MPICH and of those that share its ABI
+# libmpi.so.40 belongs to Open MPI, libmpi.so.12 to MPICH and to the MPIs that share its ABI.
 NEEDED = re.compile(rb"\0(libmpi(?:ch)?(?:-\w+)?\.so\.\d+)\0")
 
 
 @dataclasses.dataclass
 class Facts:
-    """What one rank says; JSON can hold all of it.
+    """The report of one rank; JSON can hold all of it.
 
     Attributes:
-        rank: its number as the launcher says, or None.
-        place: its place on the host as the launcher says, or None.
+        rank: the rank's number according to the launcher, or None.
+        place: its place on the host according to the launcher, or None.
         host: its host's name.
-        launcher: in words, and the variable it is known by.
-        refused: why `init` refuses the launcher; empty where it does not.
-        size: the number of ranks as the launcher says, or None.
-        mpirun: the program that started the rank, with its version; empty where it is not among the ancestors.
-        python: version and path of the interpreter.
-        hvd_ext: version of the package, its folder, and the sources its library was built from.
-        tensorflow: version and folder of the installed TensorFlow.
-        keras: version.
-        horovod: version of the Horovod beside us, or nothing.
-        networks: pairs (interface, address with prefix) that are up and lead out of the host.
+        launcher: the launcher in words, and the variable that revealed it.
+        refused: why `init` refuses the launcher; empty if it does not.
+        size: the number of ranks according to the launcher, or None.
+        mpirun: the program that started the rank, with its version; empty if none of the ancestors is a launcher.
+        python: the version and path of the interpreter.
+        hvd_ext: the version and folder of the package, and the digest of the sources its library was built from.
+        tensorflow: the version and folder of the installed TensorFlow.
+        keras: the version of Keras.
+        horovod: the version of Horovod, or empty if it is not installed.
+        networks: pairs (interface, address with prefix) of interfaces that are up and lead out of the host.
         tcp: Open MPI's choice of interfaces, as in {"btl_tcp_if_include": "eth0"}.
-        cores: processors of the host that the rank may use, and all there are.
-        shm: free and all bytes of /dev/shm, or nothing.
-        memlock: bytes that may be locked, -1 without a limit, or None where no fabric needs it.
+        cores: the number of processors that the rank may use, and the number that the host has.
+        shm: the free bytes and the size of /dev/shm, or empty.
+        memlock: how many bytes may be locked, -1 without a limit, or None if no fabric needs locked memory.
         visible: CUDA_VISIBLE_DEVICES, or None.
-        gpus: the GPUs that TensorFlow lists; None where this rank was not asked.
+        gpus: the number of GPUs that TensorFlow lists; None if this rank did not look.
         variables: Horovod's variables without an effect, as pairs (NAME=text, why).
-        heeded: Horovod's variables that have one.
-        peers: MPI libraries that mpi4py and Horovod bring, as {"mpi4py": "libmpi.so.40"}.
-        findings: what the checks of the machine say of its host (part, state, seen, mend); one rank of a host asks.
+        heeded: Horovod's variables with an effect.
+        peers: the MPI libraries of mpi4py and Horovod, as in {"mpi4py": "libmpi.so.40"}.
+        findings: the checks of the host (part, state, seen, mend), which one rank of each host makes.
     """
 
     rank: int | None
@@ -109,13 +109,13 @@ class Facts:
 
 
 def of_launcher(environ: Mapping[str, str]) -> Facts:
-    """Say what the launcher has told this rank; needs nothing but the environment.
+    """Report what the launcher has told this rank, from the environment alone.
 
     Args:
         environ: the environment.
 
     Returns:
-        The facts, most of them empty.
+        The facts, most of them still empty.
     """
     refused, by, size = "", "", None
     try:
@@ -128,11 +128,11 @@ def of_launcher(environ: Mapping[str, str]) -> Facts:
 
 
 def collect(environ: Mapping[str, str], *, of_host: bool) -> Facts:
-    """Say everything of this rank.
+    """Report all facts of this rank.
 
     Args:
         environ: the environment.
-        of_host: this rank makes the checks of its host too; they import TensorFlow in a child.
+        of_host: whether this rank also checks its host, which imports TensorFlow in a child.
 
     Returns:
         The facts.
@@ -168,10 +168,10 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
 
     Args:
         addresses: from `psutil.net_if_addrs`.
-        up: names of the interfaces that are up.
+        up: the names of the interfaces that are up.
 
     Returns:
-        Pairs (interface, "address/prefix") of IPv4, without the loopback.
+        Pairs (interface, "address/prefix") for IPv4, without the loopback.
     """
     found = []
     for name, entries in sorted(addresses.items()):
@@ -185,16 +185,16 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
 
 
 def started_by(programs: Iterable[str]) -> str:
-    """Name the launcher among the ancestors of a rank.
+    """Find the launcher among the ancestors of a rank.
 
     Args:
-        programs: paths of the ancestors' programs, the nearest first.
+        programs: the paths of the ancestors' programs, the nearest first.
 
     Returns:
-        Its path and what it says of its version, or nothing.
+        The launcher's version and path, or an empty text.
     """
     starter = ""
-    for program in programs:  # the outermost one counts: mpiexec above its proxy
+    for program in programs:  # the outermost launcher counts: mpiexec, not its proxy
         path = Path(program)
         for begin, name in LAUNCHERS.items():
             if path.name.startswith(begin):
@@ -202,7 +202,7 @@ def started_by(programs: Iterable[str]) -> str:
                 starter = str(beside) if beside.exists() else name
     if not starter:
         return ""
-    # a launcher that is asked from inside its own job must not take itself for a rank of it
+    # A launcher that runs inside of its own job must not take itself for a rank of that job.
     clean = {name: text for name, text in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
     said = child.version_line([starter, "--version"], clean, timeout_s=20)
     return f"{checks.flavour(said) or said or 'of unknown version'}: {starter}"
@@ -215,14 +215,14 @@ def mapped(maps: str) -> list[str]:
         maps: the text of /proc/PID/maps.
 
     Returns:
-        Their paths, each once.
+        The paths of the libraries, each once.
     """
     paths = (line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6)
     return sorted({path for path in paths if MPI_LIBRARY.search(path)})
 
 
 def family(soname: str) -> str:
-    """Say whose MPI library it is, by its number: "Open MPI", "MPICH", or nothing."""
+    """Return the MPI to which a library belongs, by its version number: "Open MPI", "MPICH", or empty."""
     found = re.search(r"\.so\.(\d+)", soname)
     return {"40": "Open MPI", "20": "Open MPI", "12": "MPICH"}.get(found[1] if found else "", "")
 

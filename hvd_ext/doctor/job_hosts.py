@@ -1,4 +1,4 @@
-"""The doctor's verdicts on the hosts of a job: pure functions of what ranks say of networks, cores, GPUs, memory."""
+"""The doctor's verdicts on a job's hosts: pure functions of what ranks report about networks, cores, GPUs, memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hvd_ext.doctor.checks import Finding, State
 from hvd_ext.doctor.job_words import Answers, by_value
 
 MIB = 1 << 20
-# What Open MPI keeps there for each rank of a host, with its default sizes (btl vader), and some room.
+# What Open MPI keeps in /dev/shm for each rank of a host with its default sizes (btl vader), plus a margin.
 SHM_RANK_NBYTES = 16 * MIB
 UNBOUND = "mpirun --bind-to none"
 
 
 def machines(answers: Answers) -> list[Finding]:
-    """What is wrong with a machine, said by one rank of each host."""
+    """What is wrong with each machine, as one rank of each host has found."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for answer in answers:
         for finding in answer["findings"]:
@@ -55,7 +55,7 @@ def network(answers: Answers, met: bool) -> Finding:
 
 
 def cores(answers: Answers) -> Finding:
-    """The ranks of a host have cores to run on."""
+    """Each host has enough cores for its ranks."""
     words, state, mend = [], State.OK, ""
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
         answer = next(one for one in answers if one["host"] == host)
@@ -74,7 +74,7 @@ def cores(answers: Answers) -> Finding:
 
 
 def gpus(answers: Answers) -> list[Finding]:
-    """Each rank of a host has a GPU of its own, where there are any."""
+    """On hosts with GPUs, each rank has its own GPU."""
     findings = []
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
         own = [answer for answer in answers if answer["host"] == host]
@@ -97,7 +97,7 @@ def gpus(answers: Answers) -> list[Finding]:
 
 
 def memory(answers: Answers) -> list[Finding]:
-    """Shared memory between the ranks of a host, and memory that a fabric may lock."""
+    """Each host has enough shared memory for its ranks, and enough memory that a fabric may lock."""
     findings = []
     for host, numbers in by_value(answers, lambda answer: answer["host"]).items():
         answer = next(one for one in answers if one["host"] == host)
@@ -118,7 +118,7 @@ def _listed(networks: Sequence[Sequence[str]]) -> str:
 
 
 def _common(hosts: Sequence[Sequence[Sequence[str]]]) -> list[str]:
-    """The networks that all hosts are in, each with an address of its own: docker0 is in every host, and joins none."""
+    """Return the networks in which all hosts have different addresses: docker0 exists on all, but joins none."""
     found: dict[str, list[str]] = {}
     for networks in hosts:
         for _, address in networks:

@@ -1,6 +1,6 @@
-"""The part of the doctor that starts MPI, in a process of its own: `python -m hvd_ext.doctor.job_meeting`.
+"""The part of the doctor that starts MPI, in a separate process: `python -m hvd_ext.doctor.job_meeting`.
 
-MPI may hang, crash, or end the process it runs in; the rank that has started this one stays and tells what it saw.
+MPI may hang, crash, or end the process it runs in. The rank that has started this process survives and reports that.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hvd_ext.job import consensus, process, runtime
 from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
-ELEMENTS = 1 << 20  # 4 MiB of float32: long enough that the time is that of the network, short enough for slow ones
+ELEMENTS = 1 << 20  # 4 MiB of float32: the network decides the time, and slow networks still manage it
 TIMES = 5
 
 
 def mpi_library() -> dict[str, Any]:
-    """Say which MPI is in this process's memory.
+    """Find out which MPI is in this process's memory.
 
     Returns:
-        "said": the version in the words of the MPI that the engine uses; "mapped": the paths of all MPI libraries.
+        "said": the version text of the MPI that the engine uses; "mapped": the paths of all MPI libraries.
     """
     text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
     ctypes.CDLL(str(libraries.LIBRARIES / libraries.ENGINE_LIBRARY)).MPI_Get_library_version(text, ctypes.byref(length))
@@ -40,10 +40,10 @@ def mpi_library() -> dict[str, Any]:
 
 
 def timed_allreduce() -> dict[str, Any]:
-    """Sum over the ranks, check every element, and take the time of the fastest turn.
+    """Sum a buffer over the ranks several times, and check every element.
 
     Returns:
-        "nbytes" of the buffer, "seconds", "algorithm", and "wrong": the number of wrong elements.
+        "nbytes" of the buffer, "seconds" of the fastest sum, "algorithm", and "wrong", the number of wrong elements.
     """
     job = runtime.current()
     laid_out = layout(job.tree, [Tensor("doctor", (ELEMENTS,), "float32")], options.Sum)
@@ -66,14 +66,15 @@ def timed_allreduce() -> dict[str, Any]:
 
 
 def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """Start MPI with the other ranks, hear what they say of themselves, and sum with them.
+    """Start MPI with the other ranks, exchange all ranks' facts, and sum a buffer with them.
 
     Args:
-        facts: of this rank.
-        limit_s: the ranks have so many seconds to come, and for each step.
+        facts: the facts of this rank.
+        limit_s: the time limit in seconds for the ranks to come, and for each step.
 
     Returns:
-        "mpi" of this rank; "answers", the ranks' facts with their "mpi", and "allreduce" where they met; else "error".
+        "mpi" of this rank. If the ranks met: "rank", "answers" (the facts of all ranks with their "mpi") and
+        "allreduce". If something failed: "error".
     """
     met: dict[str, Any] = {}
     try:
@@ -90,7 +91,7 @@ def meet(facts: dict[str, Any], limit_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the facts and the limit from stdin, meet, and print what came of it behind a mark."""
+    """Read the facts and the limit from stdin, meet the other ranks, and print the result after a mark."""
     given = json.load(sys.stdin)
     met = meet(given["facts"], given["limit_s"])
     print(f"\n{MARK}{json.dumps(met)}", flush=True)

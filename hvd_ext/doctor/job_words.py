@@ -1,4 +1,4 @@
-"""Ranks in the words of the doctor: who says what, and where they differ."""
+"""How the doctor's messages name ranks, and say which of them differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def by_value(answers: Answers, value: Callable[[Mapping[str, Any]], Any]) -> dict[Any, list[int]]:
-    """Group the ranks by what they say: each value with its ranks."""
+    """Group the ranks by a value of their answers: each value with its ranks."""
     found: dict[Any, list[int]] = {}
     for number, answer in enumerate(answers):
         found.setdefault(value(answer), []).append(rank_of(number, answer, answers))
@@ -35,5 +35,5 @@ def differing(groups: Mapping[Any, Sequence[int]]) -> str:
 
 
 def rank_of(number: int, answer: Mapping[str, Any], answers: Answers) -> int:
-    """Give the rank that has said something: the only one that speaks may be another than 0."""
+    """Return the rank that gave an answer; if there is only one answer, it may come from another rank than 0."""
     return number if len(answers) > 1 or answer["rank"] is None else int(answer["rank"])

@@ -1,4 +1,4 @@
-"""What this machine has for training and what it lacks, asked of child processes: `python -m hvd_ext doctor`."""
+"""Finds out, with child processes, what this machine has for training and what it lacks."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ ORDER: Sequence[Callable[[], Finding]] = (
 
 
 def examine() -> list[Finding]:
-    """Makes all checks, two at a time: most wait for a child that imports TensorFlow.
+    """Make all checks, two at a time because most of them wait for a child that imports TensorFlow.
 
     Returns:
         One finding for each check, in a fixed order.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # first what several checks ask: a cache does not stop two threads from asking at once
+        # Answers that several checks share come first, because a cache does not keep two threads from asking at once.
         list(pool.map(lambda ask: ask(), (checks.tensorflow_answer, checks.engine_answer)))
         return list(pool.map(lambda check: check(), ORDER))
 
 
 def can_train(findings: Sequence[Finding]) -> bool:
-    """Tells whether nothing that training needs is missing or wrong."""
+    """Return whether everything that training needs works."""
     return all(finding.state is not State.WRONG for finding in findings)
 
 
 def as_table(findings: Sequence[Finding], title: str = "") -> Table:
-    """Gives the findings as a table: part, state, what was seen; the title is that of the interpreter by default."""
+    """Return the findings as a table with part, state and what was seen; the default title names the interpreter."""
     table = Table(title=title or f"hvd_ext on {sys.executable}", title_justify="left", title_style="bold", expand=False)
     for name in ("part", "state", "what was seen"):
         table.add_column(name, overflow="fold")
@@ -63,13 +63,13 @@ def as_table(findings: Sequence[Finding], title: str = "") -> Table:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Gives what to do, a line for each command, and a last sentence that tells whether training works here.
+    """Return the commands to run, one a line, and a last sentence that says whether training works here.
 
     Args:
         findings: from `examine`.
 
     Returns:
-        Lines of text: the commands that training needs first, in their order, then those that are a matter of taste.
+        Lines of text: first the commands that training needs, in their order, then the optional ones.
     """
     interpreter = "python" if shutil.which("python") == sys.executable else shlex.quote(sys.executable)
     lines = []
@@ -85,5 +85,5 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Gives the findings as a JSON list of objects with part, state, seen and mend."""
+    """Return the findings as a JSON list of objects with the fields of `Finding`."""
     return json.dumps([{**dataclasses.asdict(f), "state": f.state.value} for f in findings], indent=2)

@@ -1,1 +1,1 @@
-"""The only door to the native engine: its C functions, its libraries, what it is told about."""
+"""The only door to the native engine: its C functions, its libraries, and the versions that it works with."""

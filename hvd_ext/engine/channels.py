@@ -1,4 +1,4 @@
-"""An engine's channels: an optimizer's gradients, bucket by bucket and step by step."""
+"""An engine's channels: each reduces the gradients of one optimizer, bucket by bucket and step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_ext.engine import native
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.reports import KeptShard, SparseStatistics
+from hvd_ext.engine.reports import ResidualShard, SparseStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.tensors import DTYPES
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import BucketLayout, Layout
     from hvd_ext.planning.model import LogicalPlan
 
-RESIDUAL, VELOCITY = 0, 1  # what a sparse bucket keeps
+RESIDUAL, VELOCITY = 0, 1  # the values that a sparse bucket keeps between steps
 
 
 class OpenChannel(NamedTuple):
-    """What a channel was opened with."""
+    """The name and the layout with which a channel was opened."""
 
     name: str
     layout: Layout
 
 
 class Channels:
-    """The part of `hvd_ext.engine.engine.Engine` that is about channels."""
+    """The part of `hvd_ext.engine.engine.Engine` that opens and runs channels."""
 
     generation: int
     channels: dict[int, OpenChannel]
@@ -40,15 +40,16 @@ class Channels:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
         Args:
-            name: for messages.
-            layout: of a step. The tensors that are in a bucket are the channel's tensors 0, 1, ... in their order.
-            handle_of: gives the engine's handle of a plan, from `Engine.add_plan`.
+            name: the channel's name in messages.
+            layout: the layout of a step. The tensors that are in buckets become the channel's tensors 0, 1, ... in the
+                order of the layout.
+            handle_of: returns the engine's handle of a plan, which `Engine.add_plan` made.
 
         Returns:
             The channel's handle.
 
         Raises:
-            InvalidError: a tensor in two buckets, an unknown plan, and so on.
+            InvalidError: the layout breaks a rule of the engine, for example with a tensor in two buckets.
         """
         buckets, places = layout.buckets, layout.travelling
         number = {place: tensor for tensor, place in enumerate(places)}
@@ -77,7 +78,7 @@ class Channels:
         return handle.value
 
     def close_channel(self, channel: int) -> None:
-        """Close a channel; collects that still wait fail with `NotInitializedError`.
+        """Close a channel; collect operations that still wait fail with `NotInitializedError`.
 
         Args:
             channel: from `open_channel`.
@@ -94,24 +95,24 @@ class Channels:
             channel: from `open_channel`.
 
         Raises:
-            InvalidError: the step before was left half-way; the message names the tensors that are missing.
+            InvalidError: the previous step is incomplete; the message names the tensors that are missing.
         """
         _call("hvd_ext_channel_begin_step", channel)
 
     def reduce(
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
-        """Do a whole step of a channel with NumPy arrays; waits for all ranks.
+        """Run a whole step of a channel on NumPy arrays, and wait for all ranks.
 
-        Where buckets are sparse it is the step that `begin_sparse_step` has begun, and `end_step` ends.
+        If the channel has sparse buckets, call `begin_sparse_step` before and `end_step` after.
 
         Args:
             channel: from `open_channel`.
-            inputs: one array per tensor, contiguous, of its dtype and number of elements.
-            outputs: like `inputs`, for the results; may be the same arrays.
+            inputs: one contiguous array per tensor, of its dtype and number of elements.
+            outputs: arrays like `inputs` for the results; they may be the same arrays.
 
         Raises:
-            InvalidError: an array that is not contiguous, or not as its tensor was declared.
+            InvalidError: an array is not contiguous, or does not match its tensor.
             CommunicationError: the step has failed on some rank.
         """
         name, layout = self.channels[1 + (channel & 0xFFFFFFFF)]
@@ -141,15 +142,15 @@ class Channels:
     def begin_sparse_step(self, channel: int, density: float) -> None:
         """Begin a step of a channel with sparse buckets, in place of `begin_step`.
 
-        A step before it that was not ended is dropped.
+        A previous step that `end_step` has not ended is dropped.
 
         Args:
             channel: from `open_channel`.
-            density: in [0, 1], equal on all ranks: of the elements [b, e) of a bucket K(e) - K(b) are selected, with
+            density: in [0, 1], equal on all ranks. Of the elements [b, e) of a bucket, K(e) - K(b) are selected, with
                 K(x) = floor(density * x + 1/2).
 
         Raises:
-            InvalidError: no bucket is sparse, or the step before was left half-way.
+            InvalidError: the channel has no sparse bucket, or the previous step is incomplete.
         """
         _call("hvd_ext_channel_begin_sparse_step", channel, density)
 
@@ -158,44 +159,44 @@ class Channels:
 
         Args:
             channel: from `open_channel`.
-            commit: equal on all ranks. True, when all results are there: residuals and velocities become what the step
-                has made of them. False: nothing has happened to them.
+            commit: equal on all ranks. True takes over the residuals and velocities that the step has computed, and
+                requires that all results have arrived. False leaves residuals and velocities as they were.
 
         Raises:
-            InvalidError: no such step is under way, or it is to be committed and some bucket has not ended well.
+            InvalidError: no such step is under way, or it cannot be committed because a bucket has not succeeded.
         """
         _call("hvd_ext_channel_end_step", channel, int(commit))
 
-    def state(self, channel: int, bucket: int) -> KeptShard:
-        """Say which elements of a sparse bucket this rank keeps something of.
+    def state(self, channel: int, bucket: int) -> ResidualShard:
+        """Return the range of a sparse bucket's elements whose residual this rank keeps.
 
         Args:
             channel: from `open_channel`.
-            bucket: its index.
+            bucket: the bucket's index.
 
         Returns:
-            The first element in the bucket, how many, and whether there is a velocity.
+            The range, and whether the rank keeps a velocity too.
 
         Raises:
-            InvalidError: the bucket is not sparse, or there is none such.
+            InvalidError: the bucket is not sparse, or does not exist.
         """
         values = (ctypes.c_int64 * 4)()
         _call("hvd_ext_channel_state", channel, bucket, values)
-        return KeptShard(values[0], values[1], bool(values[2]))
+        return ResidualShard(values[0], values[1], bool(values[2]))
 
     def read_state(
         self, channel: int, bucket: int, which: int = RESIDUAL, out: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Copy what this rank keeps of a sparse bucket, between two steps.
+        """Copy this rank's residual or velocity of a sparse bucket, between two steps.
 
         Args:
             channel: from `open_channel`.
-            bucket: its index.
+            bucket: the bucket's index.
             which: `RESIDUAL` or `VELOCITY`.
-            out: float32, contiguous, of the shard's size; None: a new array.
+            out: a contiguous float32 array of the shard's size; None for a new array.
 
         Returns:
-            `out`, or the new array: the shard's elements, in the units of the sums that are selected from.
+            `out`, or the new array, with the shard's elements in the units of the sums that are selected from.
 
         Raises:
             InvalidError: a step is under way, there is no velocity, or the array does not fit.
@@ -206,28 +207,28 @@ class Channels:
         return array
 
     def write_state(self, channel: int, bucket: int, which: int, values: npt.NDArray[np.float32]) -> None:
-        """Set what this rank keeps of a sparse bucket, between two steps.
+        """Set this rank's residual or velocity of a sparse bucket, between two steps.
 
         Args:
             channel: from `open_channel`.
-            bucket: its index.
+            bucket: the bucket's index.
             which: `RESIDUAL` or `VELOCITY`.
-            values: float32, contiguous, of the shard's size.
+            values: a contiguous float32 array of the shard's size.
 
         Raises:
-            InvalidError: as `read_state`.
+            InvalidError: see `read_state`.
         """
         pointer = _floats(values, self.state(channel, bucket).elements)
         _call("hvd_ext_channel_state_write", channel, bucket, which, pointer)
 
     def sparse_statistics(self, channel: int) -> SparseStatistics:
-        """Count what this rank has sent of a channel's sparse buckets.
+        """Return how much this rank has sent for a channel's sparse buckets.
 
         Args:
             channel: from `open_channel`.
 
         Returns:
-            The counters since it was opened.
+            The counters since the channel was opened.
         """
         values = (ctypes.c_int64 * 6)()
         _call("hvd_ext_channel_sparse_statistics", channel, values)

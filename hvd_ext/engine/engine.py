@@ -1,6 +1,6 @@
-"""The only door to the native engine: typed Python over the C functions.
+"""A typed Python face of the native engine's C functions.
 
-A process runs the engine of its job, and one for each process set that it is in.
+A process runs one engine for its job, and one more for each process set that it is in.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ class Engine(Channels):
 
     def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:
         """Use `start_mpi`, `start_local` or `start_set`."""
-        self.generation = generation  # its number in this process, and that of its handles; the ranks' may differ
+        self.generation = generation  # its number in this process, part of its handles; it may differ between ranks
         self.rank = rank
-        self.ranks = tuple(ranks)  # the job's numbers for its ranks 0, 1, ...
+        self.ranks = tuple(ranks)  # the numbers in the job of the engine's ranks 0, 1, ...
         self.size = len(self.ranks)
-        self.channels: dict[int, OpenChannel] = {}  # by lane, for the trace; those that are closed too
+        self.channels: dict[int, OpenChannel] = {}  # by lane, for the trace; closed channels too
 
     def stop(self, together: bool = False) -> bool:
-        """Say farewell to the peers, wait a few seconds at most for work under way, and stop the engine's thread.
+        """Send the shutdown handshake, wait a few seconds at most for work under way, and stop the engine's thread.
 
-        Engines of sets of this one's ranks stop before it.
+        The engines of process sets of this engine's ranks stop first.
 
         Args:
-            together: all its ranks stop now, and this process goes on without: what it holds of MPI is given back.
+            together: whether all ranks of this engine stop now while the process goes on, as when a process set is
+                removed; the engine's MPI communicator is then freed.
 
         Returns:
-            Whether this rank went down alone: work was cut off, or the transport was broken.
+            Whether this rank went down alone: its work was cut off, or the transport was broken.
         """
         alone = ctypes.c_int32()
         _call("hvd_ext_stop", self.generation, int(together), ctypes.byref(alone))
@@ -51,14 +52,14 @@ class Engine(Channels):
         """Hand the rows of this rank to the engine, which checks them.
 
         Args:
-            rows: int64 [n, 5], the columns of tf_ops/plan/ir.def; n = 0 is allowed.
-            units: into how many equal units a buffer is divided.
+            rows: int64 [n, 5] with the columns of tf_ops/plan/ir.def; n may be 0.
+            units: the number of equal units into which a buffer is divided.
 
         Returns:
             The plan's handle.
 
         Raises:
-            InvalidError: rows that break the language's rules.
+            InvalidError: the rows break a rule of tf_ops/plan/ir.def.
         """
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1, 5)
         handle = ctypes.c_int64()
@@ -73,15 +74,15 @@ class Engine(Channels):
             plan: from `add_plan`.
 
         Raises:
-            InvalidError: a channel uses it, or there is no such plan.
+            InvalidError: a channel uses the plan, or it does not exist.
         """
         _call("hvd_ext_plan_remove", plan)
 
     def exchange(self, name: str, payload: bytes) -> list[bytes]:
-        """Send bytes to all ranks and get everybody's; waits for all ranks.
+        """Send bytes to all ranks and receive theirs; waits for all ranks.
 
         Args:
-            name: the same on all ranks; several exchanges under one name are matched in their order.
+            name: the exchange's name, the same on all ranks; exchanges with the same name are matched in their order.
             payload: this rank's bytes, of any length.
 
         Returns:
@@ -102,19 +103,19 @@ class Engine(Channels):
             native.load().hvd_ext_exchange_free(result)
 
     def refuse(self, name: str, why: str) -> None:
-        """Tell the ranks that make a call which this rank has refused: they get a mismatch instead of waiting.
+        """Announce that this rank refuses a call, so that the ranks that make it get a mismatch instead of waiting.
 
         Args:
-            name: the call's.
-            why: the words of this rank's refusal.
+            name: the call's name.
+            why: this rank's error message.
         """
         _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
     def statistics(self) -> Statistics:
-        """Count what the engine has done.
+        """Return the engine's counters.
 
         Returns:
-            The counters of this rank since the start.
+            This rank's counters since the engine started.
         """
         values = (ctypes.c_int64 * 5)()
         _call("hvd_ext_statistics", self.generation, values)
@@ -122,17 +123,17 @@ class Engine(Channels):
 
 
 def start_mpi(options: Options) -> Engine:
-    """Start the engine on MPI: MPI_Init with threads, or attached to the MPI that somebody has started.
+    """Start the engine on MPI: call MPI_Init with threads, or attach to MPI if it is running already.
 
     Args:
-        options: the stall times and the window are used.
+        options: only the stall times, the window and shared_memory are used.
 
     Returns:
         The running engine.
 
     Raises:
         InvalidError: an engine runs already, or MPI was started without thread support or has been finalised.
-        CommunicationError: MPI refused.
+        CommunicationError: an MPI call failed.
         NativeLibraryError: the native library cannot be used.
     """
     number, rank, size = ctypes.c_int64(), ctypes.c_int32(), ctypes.c_int32()
@@ -145,7 +146,7 @@ def start_local(options: Options) -> Engine:
     """Start the engine for one rank, without MPI.
 
     Args:
-        options: the stall times and the window are used.
+        options: only the stall times and the window are used.
 
     Returns:
         The running engine.
@@ -160,20 +161,20 @@ def start_local(options: Options) -> Engine:
 
 
 def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) -> Engine:
-    """Start an engine of some ranks of the job; these call it together, and start their sets in one order.
+    """Start an engine for some ranks of the job; they all call this function, and start their sets in the same order.
 
     Args:
         job: the job's running engine.
-        ranks: of the job, ascending, each once; this rank is one of them.
-        number: of the set, the same on its ranks.
-        options: the stall times, the window and the use of shared memory.
+        ranks: the ranks in the job, ascending, each once; this rank is one of them.
+        number: the number of the process set, the same on its ranks.
+        options: only the stall times, the window and shared_memory are used.
 
     Returns:
-        The running engine, in which this rank has its place in `ranks` as its number.
+        The running engine, in which this rank's number is its place in `ranks`.
 
     Raises:
-        InvalidError: the ranks are not as they must be.
-        CommunicationError: MPI refused.
+        InvalidError: `ranks` breaks its rule.
+        CommunicationError: an MPI call failed.
     """
     engine, place = ctypes.c_int64(), ctypes.c_int32()
     given = (native.int32s(ranks), len(ranks), number, ctypes.byref(_config(options)))
@@ -182,11 +183,11 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
 
 
 def finish_mpi(failed: bool, code: int = 1) -> None:
-    """At process exit: finalise MPI if we started it, or end the whole job if this rank goes down alone.
+    """At process exit, finalise MPI if we started it, or end the whole job if this rank goes down alone.
 
     Args:
-        failed: this rank goes down while the others go on: `MPI_Abort` instead of `MPI_Finalize`.
-        code: the job's exit code then.
+        failed: this rank goes down while the others go on, so `MPI_Abort` is called instead of `MPI_Finalize`.
+        code: the exit code of a job that is ended this way.
     """
     native.load().hvd_ext_finish_mpi(int(failed), code)
 

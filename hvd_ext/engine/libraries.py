@@ -1,4 +1,4 @@
-"""Where the native sources and libraries of this package are."""
+"""The places of this package's native sources and libraries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SUFFIXES = (".txt", ".cmake", ".cc", ".h", ".def", ".map")
 
 
 def native_sources(package: Path = PACKAGE) -> Path | None:
-    """Finds the folder with the native CMakeLists.txt.
+    """Find the folder with the native CMakeLists.txt.
 
     Args:
-        package: folder of the Python package.
+        package: the folder of the Python package.
 
     Returns:
-        The source tree's `tf_ops`, or the copy that an installed package carries; None where neither is there.
+        `tf_ops` of the source tree, or the copy in an installed package; None if there is neither.
     """
     for folder in (package.parent / "tf_ops", package / "_native"):
         if (folder / "CMakeLists.txt").is_file():
@@ -30,12 +30,12 @@ def native_sources(package: Path = PACKAGE) -> Path | None:
 
 
 def source_files(folder: Path) -> list[Path]:
-    """Lists the native sources in a folder, sorted by path."""
+    """List the native sources in a folder, sorted by path."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in SUFFIXES)
 
 
 def sources_digest(folder: Path) -> str:
-    """Gives 16 hex digits that change whenever a native source changes."""
+    """Return 16 hex digits that change whenever a native source changes."""
     digest = hashlib.sha256()
     for path in source_files(folder):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -43,7 +43,7 @@ def sources_digest(folder: Path) -> str:
 
 
 def read_record(libraries: Path = LIBRARIES) -> dict[str, str]:
-    """Reads what the last build wrote beside its libraries: tensorflow, mpi, compiler, sources. Empty if nothing."""
+    """Read the record of the last build (tensorflow, mpi, compiler, sources); empty if there is none."""
     try:
         record = json.loads((libraries / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -52,5 +52,5 @@ def read_record(libraries: Path = LIBRARIES) -> dict[str, str]:
 
 
 def in_source_tree(package: Path = PACKAGE) -> bool:
-    """Tells whether the package runs from a checkout and not from site-packages."""
+    """Return whether the package runs from a checkout and not from site-packages."""
     return (package.parent / "tf_ops" / "CMakeLists.txt").is_file() and (package.parent / "setup.py").is_file()

@@ -1,4 +1,4 @@
-"""Finding and loading the native libraries; the signatures of the C functions (tf_ops/engine/api.h)."""
+"""Finds and loads the native libraries, and has the signatures of the C functions (tf_ops/engine/api.h)."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def load() -> ctypes.CDLL:
         The library with typed functions; calls release the interpreter's lock.
 
     Raises:
-        NativeLibraryError: it is missing, does not load, or is of another version; the message has the command that
-            mends it.
+        NativeLibraryError: the library is missing, does not load, or is of another version; the message has the command
+            that repairs it.
     """
     library = open_library(LIBRARY, "the native engine")
     try:
@@ -151,7 +151,7 @@ def call(name: str, *arguments: object) -> None:
         *arguments: as its signature says.
 
     Raises:
-        HvdExtError: of the class that the status asks for, in the engine's words.
+        HvdExtError: the call failed; the status decides the class, and the message is the engine's.
     """
     library = load()
     code = getattr(library, name)(*arguments)
@@ -160,27 +160,27 @@ def call(name: str, *arguments: object) -> None:
 
 
 def int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    """Lay numbers out for a function that takes `const int64_t*`."""
+    """Convert numbers to an argument of type `const int64_t*`."""
     return (ctypes.c_int64 * len(values))(*values)
 
 
 def int32s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
-    """Lay numbers out for a function that takes `const int32_t*`."""
+    """Convert numbers to an argument of type `const int32_t*`."""
     return (ctypes.c_int32 * len(values))(*values)
 
 
 def open_library(path: Path, what: str) -> ctypes.CDLL:
-    """Load a shared library with words for what may go wrong.
+    """Load a shared library; if that fails, the error says why and what to do.
 
     Args:
         path: the library.
-        what: what it is, for the message.
+        what: the library's description, for the message.
 
     Returns:
         The loaded library.
 
     Raises:
-        NativeLibraryError: it is missing or does not load.
+        NativeLibraryError: the library is missing or does not load.
     """
     if not path.exists():
         raise NativeLibraryError(f"{what} ({path}) is missing: it has not been built for this installation; {MEND}")

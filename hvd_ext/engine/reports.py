@@ -1,4 +1,4 @@
-"""What the engine tells: the shards that a rank keeps, and what it has counted."""
+"""What the engine reports: the shards whose residuals a rank keeps, and its counters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from typing import NamedTuple
 
 
-class KeptShard(NamedTuple):
-    """What a sparse bucket keeps on this rank: the bucket's elements [begin, begin + elements)."""
+class ResidualShard(NamedTuple):
+    """The elements [begin, begin + elements) of a sparse bucket, whose residual and velocity this rank keeps."""
 
     begin: int
     elements: int
@@ -16,7 +16,7 @@ class KeptShard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SparseStatistics:
-    """What this rank has sent of a channel's sparse buckets since it was opened, in bytes; and its steps."""
+    """Entries and bytes that this rank has sent for a channel's sparse buckets, and its committed and dropped steps."""
 
     entries: int
     value_bytes: int
@@ -28,7 +28,7 @@ class SparseStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the engine has done since it started, on this rank; sizes in bytes."""
+    """What the engine has done on this rank since it started."""
 
     buckets: int
     calls: int

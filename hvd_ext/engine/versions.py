@@ -1,6 +1,6 @@
-"""The versions that this package is built and tested with, the window around them, and the commands that install them.
+"""The versions that this package is built and tested with, the accepted windows, and the commands that install them.
 
-A test compares them with requirements.txt and requirements-oldest.txt.
+A test compares the versions with requirements.txt and requirements-oldest.txt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CMAKE = "cmake==4.4.4"
 NINJA = "ninja==1.13.2"
 
 HOROVOD = "0.28.1"
-# of horovod-0.28.1.tar.gz on PyPI
+# The hash of horovod-0.28.1.tar.gz on PyPI.
 HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 BUILD = "python -m hvd_ext build"
@@ -26,13 +26,13 @@ COMPILER = "apt-get install g++ (as root), or the like of your system"
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The versions of a package with which this one works.
+    """The versions of another package with which this package works.
 
     Attributes:
-        package: its name in messages.
-        oldest: the oldest that the tests pass on.
+        package: the package's name in messages.
+        oldest: the oldest version that the tests pass on.
         newest: the newest release line that the tests pass on, without the last number.
-        broken_below: below this something is known to break.
+        broken_below: versions below this one are known to break something.
         because: what breaks there.
     """
 
@@ -43,13 +43,14 @@ class Window:
     because: str
 
     def judge(self, version: str) -> tuple[str, str]:
-        """Say whether a version will do.
+        """Judge whether a version works.
 
         Args:
-            version: as the package says it, "2.21.0".
+            version: the package's own version text, such as "2.21.0".
 
         Returns:
-            "ok" and nothing, "warning" or "error" and what is wrong in words. A version that is no number is a warning.
+            "ok" with an empty text, or "warning" or "error" with a text that says what is wrong. A version without
+            numbers is a warning.
         """
         window = f"hvd_ext is tested with {self.package} {self.oldest} to {self.newest}"
         seen = numbers(version)
@@ -76,15 +77,16 @@ _said: set[str] = set()  # what this process has been warned of
 
 
 def check(name: str, version: str) -> None:
-    """Check a version against its window; called where a package is first used.
+    """Check a version against its window, when the package is first used.
+
+    A version outside of the window that is not known to break anything is logged as a warning, once per process.
 
     Args:
         name: a key of `WINDOWS`.
-        version: as the package says it.
+        version: the package's own version text.
 
     Raises:
-        InvalidError: the version is known to break something. Another one outside of the window is a warning in the
-            log, once in a process.
+        InvalidError: the version is known to break something.
     """
     verdict, words = WINDOWS[name].judge(version)
     if verdict == "error":
@@ -97,11 +99,11 @@ def check(name: str, version: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Gives the numbers that a version begins with: (2, 21, 0) for "2.21.0-rc1"; empty where there are none."""
+    """Return the numbers that a version begins with: (2, 21, 0) for "2.21.0-rc1"; empty if there are none."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def pip(*requirements: str) -> str:
-    """Gives the command that installs requirements into the interpreter that the reader calls `python`."""
+    """Return the command that installs requirements into the interpreter that the reader calls `python`."""
     return "python -m pip install " + " ".join(requirements)

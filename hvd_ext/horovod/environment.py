@@ -11,7 +11,7 @@ WARNED = "a warning"
 
 
 def rows() -> tuple[Row, ...]:
-    """Give the rows: heeded ones first with our setting, then those that `init` warns of or refuses."""
+    """Return one row for each variable: our setting if it is heeded, otherwise what `init` does about it."""
     return tuple(_row(variable) for variable in variables.VARIABLES)
 
 

@@ -1,4 +1,4 @@
-"""The rows of `horovodrun`'s flags: it stays a launcher of our jobs, with MPI."""
+"""The rows of `horovodrun`'s flags; with MPI, `horovodrun` can still launch our jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvd_ext.horovod.row import OTHER, REFUSED, SAME, Row
 
 SECTION = "Flags of horovodrun"
 
-# What horovodrun itself does with MPI.
+# Flags that horovodrun handles itself when it launches an MPI job.
 LAUNCHING = (
     "--num-proc --hosts --hostfile --mpi --mpi-args --network-interfaces --network-interface --ssh-port "
     "--ssh-identity-file --tcp --binding-args --output-filename --prefix-output-with-timestamp --start-timeout "
@@ -61,7 +61,7 @@ def _rows() -> Iterator[Row]:
     for flag in LAUNCHING.split():
         yield Row(SECTION, f"horovodrun {flag}", f"horovodrun {flag}", SAME)
     for flag in ABOUT_HOROVOD.split():
-        note = "it speaks of Horovod; ours is python -m hvd_ext doctor"
+        note = "the flag describes Horovod; python -m hvd_ext doctor describes hvd_ext"
         yield Row(SECTION, f"horovodrun {flag}", "python -m hvd_ext doctor", OTHER, note)
     yield Row(SECTION, "horovodrun --jsrun", "horovodrun --jsrun", OTHER, "starts an MPI job; we have not tried it")
     for flag, variable in VARIABLES.items():

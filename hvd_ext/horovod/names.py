@@ -1,4 +1,4 @@
-"""The rows of the life of a job and of the collectives."""
+"""The rows of starting and stopping a job, of process sets and of collectives."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hvd_ext.options import unsupported
 _LIFE, _SETS, _COLLECTIVES, _LEFT = "The job", "Process sets", "Collectives", "Names that are gone"
 _RUN = "A job from a notebook or a program"
 
-_PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
-_NO_MATTER = "accepted; changes nothing"
-_SCOPE = "accepted; changes nothing: names of scopes are not used"
-_SESSION = "accepted and not needed: objects travel without a session"
-_VALUE = "of the Keras face: `import hvd_ext.keras as hvd` keeps this name, and its order of arguments"
+_PLACED = "accepted without effect: GPU tensors go through host memory"
+_NO_MATTER = "accepted without effect"
+_SCOPE = "accepted without effect: names of scopes are not used"
+_SESSION = "accepted without effect: objects are sent without a session"
+_VALUE = "of Horovod's Keras module: `import hvd_ext.keras as hvd` keeps this name, and the order of arguments"
 
 _ODD = {"device_dense": _PLACED, "device_sparse": _PLACED, "ignore_name_scope": _SCOPE}
 
@@ -23,11 +23,11 @@ _LIFE_ROWS = (
         "init",
         "comm process_sets",
         "",
-        {"comm": "first or by keyword: None, or all ranks in their order; for a part of the ranks use a process set"},
+        {"comm": "first or by keyword: None, or all ranks in their order; for some of the ranks use a process set"},
     ),
     *same(_LIFE, "shutdown is_initialized rank size local_rank local_size cross_rank cross_size is_homogeneous"),
     *same(_LIFE, "mpi_enabled mpi_built mpi_threads_supported gloo_enabled gloo_built"),
-    *same(_LIFE, "nccl_built ddl_built ccl_built cuda_built rocm_built", "as Horovod without that library"),
+    *same(_LIFE, "nccl_built ddl_built ccl_built cuda_built rocm_built", "as in Horovod without that library"),
     *callable_rows(_LIFE, "rank_op", "name"),
     *callable_rows(_LIFE, "local_rank_op", "name"),
     *callable_rows(_LIFE, "local_size_op", "name"),
@@ -38,7 +38,7 @@ _LIFE_ROWS = (
         "file_path mark_cycles",
         "",
         {
-            "file_path": "names a folder (without .json), in which each rank leaves its trace: see docs/trace.md",
+            "file_path": "names a folder (without .json), into which each rank writes its trace: see docs/trace.md",
             "mark_cycles": "!" + unsupported.INSTEAD["mark_cycles"],
         },
     ),
@@ -53,7 +53,7 @@ _RUN_ROWS = (
         "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile "
         "start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo use_mpi mpi_args "
         "network_interface executable np min_np max_np",
-        "`horovod.run`; over MPI, with rank 0's output shown and an exception of a rank raised: see docs/launch.md",
+        "`horovod.run`; runs on MPI, shows the output of rank 0, and raises an exception of a rank: see docs/launch.md",
         {
             "hosts": "the hosts share the folder for temporary files (`TMPDIR`)",
             "hostfile": "the hosts share the folder for temporary files (`TMPDIR`)",
@@ -79,11 +79,11 @@ _SET_ROWS = (
         _SETS,
         "ProcessSet",
         "ranks_or_comm",
-        "a list of ranks, or a communicator of mpi4py with its ranks in MPI's order; each rank gives its own, as "
-        "`Comm.Split` gives them",
+        "a list of ranks, or an mpi4py communicator with its ranks in MPI's order; each rank passes its own, as "
+        "`Comm.Split` returns it",
     ),
     *same(_SETS, "ProcessSet.size ProcessSet.rank ProcessSet.included ProcessSet.process_set_id ProcessSet.ranks"),
-    *same(_SETS, "ProcessSet.mpi_comm", "the communicator that was given, or None"),
+    *same(_SETS, "ProcessSet.mpi_comm", "the communicator that was passed, or None"),
     *same(_SETS, "global_process_set"),
     *callable_rows(_SETS, "add_process_set", "process_set", "at any time, without a setting; communicators too"),
     *callable_rows(_SETS, "remove_process_set", "process_set"),
@@ -96,9 +96,9 @@ _COLLECTIVE_ROWS = (
         "allreduce",
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
-        "also of bfloat16, and of whole numbers of 8 and 16 bits, whose overflow is an error; a difference between "
-        "ranks is an error on all. IndexedSlices come back with each index once; their averages of whole numbers are "
-        "floats, as there",
+        "also takes bfloat16, and integers of 8 and 16 bits, whose overflow is an error; a difference between ranks "
+        "raises on all of them. IndexedSlices come back with each index once; averages of their integers are floats, "
+        "as in Horovod",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
@@ -106,25 +106,29 @@ _COLLECTIVE_ROWS = (
         "grouped_allreduce",
         "tensors average device_dense device_sparse compression op prescale_factor postscale_factor process_set "
         "ignore_name_scope name",
-        "dense and sparse tensors mixed; Horovod fails there",
+        "may mix dense and sparse tensors, with which Horovod fails",
         _ODD,
     ),
     *callable_rows(
         _COLLECTIVES,
         "allgather",
         "tensor value name ignore_name_scope process_set",
-        "its gradient is Horovod's: of the average of the ranks' losses",
+        "as in Horovod, its gradient is that of the average of the ranks' losses",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
-        _COLLECTIVES, "grouped_allgather", "tensors name ignore_name_scope process_set", "gradients as there", _ODD
+        _COLLECTIVES,
+        "grouped_allgather",
+        "tensors name ignore_name_scope process_set",
+        "gradients as of allgather",
+        _ODD,
     ),
     *callable_rows(
         _COLLECTIVES,
         "broadcast",
         "tensor value root_rank name ignore_name_scope process_set",
-        "root_rank is a rank of the job, also in a process set; its gradient is Horovod's: of the average of the "
-        "ranks' losses",
+        "root_rank is a rank of the job, even with a process set; as in Horovod, its gradient is that of the average "
+        "of the ranks' losses",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(_COLLECTIVES, "alltoall", "tensor splits name ignore_name_scope process_set", "", _ODD),
@@ -132,14 +136,14 @@ _COLLECTIVE_ROWS = (
         _COLLECTIVES,
         "reducescatter",
         "tensor value device_dense compression op name process_set ignore_name_scope prescale_factor postscale_factor",
-        "its gradient is Horovod's: that of the sum of the ranks' losses, times their number",
+        "as in Horovod, its gradient is that of the sum of the ranks' losses, times the number of ranks",
         {**_ODD, "value": _VALUE},
     ),
     *callable_rows(
         _COLLECTIVES,
         "grouped_reducescatter",
         "tensors device_dense compression op process_set prescale_factor postscale_factor",
-        "gradients as there",
+        "gradients as of reducescatter",
         _ODD,
     ),
     *callable_rows(

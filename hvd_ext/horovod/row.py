@@ -1,4 +1,4 @@
-"""One row of the table of migration, a short way to write many, and their Markdown."""
+"""One row of the migration table, functions that make many rows at once, and their Markdown."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 SAME, OTHER, REFUSED = "same", "other", "refused"
-# Arguments that have another name here.
+# Horovod's name of an argument -> ours.
 _RENAMED = {"value": "tensor"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one thing of Horovod is here.
+    """One name of Horovod's, and what corresponds to it here.
 
     Args:
-        section: the table of the page in which it stands.
-        horovod: its name there; `allreduce(op)` for the argument op of allreduce, `ProcessSet.size` for a member.
-        ours: its name here; "" where it has none. Of what is refused: what happens, "" for an error in words.
-        status: "same" (same name, same meaning), "other" (another name or meaning) or "refused".
+        section: the title of its table on the page.
+        horovod: Horovod's name; `allreduce(op)` for the argument op of allreduce, `ProcessSet.size` for a member.
+        ours: our name, or "" if there is none. For a refused name: what happens, or "" if it raises an error.
+        status: "same" (same name and meaning), "other" (another name or meaning) or "refused".
         note: what the reader must know.
     """
 
@@ -31,22 +31,22 @@ class Row:
 
     @property
     def owner(self) -> str:
-        """The callable of an argument; the name itself otherwise."""
+        """The callable that has the argument; the name itself if this row is no argument's."""
         return self.horovod.split("(")[0]
 
     @property
     def argument(self) -> str:
-        """The argument's name, or ""."""
+        """The argument's name, or "" if this row is no argument's."""
         return self.horovod.partition("(")[2].rstrip(")")
 
 
 def same(section: str, names: str, note: str = "") -> Iterator[Row]:
-    """Give rows for names that are the same here.
+    """Return rows for names that are the same here.
 
     Args:
-        section: their table.
-        names: with blanks between them.
-        note: for each.
+        section: the title of their table.
+        names: the names, separated by blanks.
+        note: the note of each row.
     """
     for name in names.split():
         yield Row(section, name, name, SAME, note)
@@ -60,15 +60,16 @@ def callable_rows(
     other: dict[str, str] | None = None,
     status: str = SAME,
 ) -> Iterator[Row]:
-    """Give the rows of a callable that has the same name here, and of its arguments.
+    """Return the rows of a callable that has the same name here, and of its arguments.
 
     Args:
-        section: their table.
-        name: of the callable.
-        arguments: names with blanks between them, in Horovod's order.
-        note: for the callable.
-        other: what is to be said about an argument that is not quite the same; "!" in front of it: refused.
-        status: of the callable, with the note that says why.
+        section: the title of their table.
+        name: the name of the callable.
+        arguments: the arguments' names in Horovod's order, separated by blanks.
+        note: the note of the callable's row.
+        other: argument -> note, for each argument that differs from Horovod's; a note that begins with "!" marks an
+            argument that is refused.
+        status: the status of the callable; if it is not "same", the note says why.
     """
     yield Row(section, name, name, status, note)
     said = other or {}
@@ -80,10 +81,10 @@ def callable_rows(
 
 
 def table_of(rows: Iterable[Row]) -> str:
-    """Give one Markdown table a section; arguments that are the same and need no word share a line.
+    """Return a Markdown table for each section; arguments that are the same and have no note share a line.
 
     Args:
-        rows: of the table of migration, sections together.
+        rows: the rows, ordered by section.
 
     Returns:
         The tables, each under its title.
@@ -97,7 +98,7 @@ def table_of(rows: Iterable[Row]) -> str:
 
 
 def _folded(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
-    """Give lines: a callable with the arguments that need no word, other arguments by note, plain names by note."""
+    """Return lines: each callable with the arguments that have no note, then other arguments and names, by note."""
     for (owner, takes), members in itertools.groupby(_marked(rows), lambda pair: pair[0]):
         group = [row for _, row in members]
         if takes:
@@ -111,7 +112,7 @@ def _folded(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
 
 
 def _marked(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, bool], Row]]:
-    """Give every row with its owner if that takes arguments; plain names have none, so that they stand together."""
+    """Pair each row with (callable, True), or with ("", False) for a name without arguments, so that these group."""
     listed = list(rows)
     callables = {row.owner for row in listed if row.argument}
     for row in listed:

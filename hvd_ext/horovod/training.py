@@ -1,4 +1,4 @@
-"""The rows of what trains: optimizers, tapes, callbacks, models."""
+"""The rows of optimizers, tapes, callbacks and models."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hvd_ext.options import unsupported
 
 _OPTIMIZERS, _TAPES, _CALLBACKS = "Optimizers", "Tapes", "Callbacks, models, layers"
 
-_PLACED = "accepted; changes nothing: tensors of a GPU go through host memory"
+_PLACED = "accepted without effect: GPU tensors go through host memory"
 _COMPRESSION = (
-    "Compression.none, .fp16 and also .bf16; sums are taken in float32; `compress` and `decompress` are there for "
-    "loops that call them"
+    "Compression.none, .fp16 and also .bf16; sums are taken in float32; `compress` and `decompress` exist for loops "
+    "that call them"
 )
-_GROUPS = "as there; several dtypes and variables of equal names work too"
+_GROUPS = "as in Horovod; several dtypes and variables of equal names work too"
 _NUM_GROUPS = "accepted as `groups=N`, with a DeprecationWarning"
 
 _REDUCTION = {"device_dense": _PLACED, "device_sparse": _PLACED, "num_groups": _NUM_GROUPS, "groups": _GROUPS}
@@ -23,17 +23,18 @@ _OPTIMIZER_ROWS = (
         "DistributedOptimizer",
         "optimizer name use_locking device_dense device_sparse compression sparse_as_dense backward_passes_per_step op "
         "gradient_predivide_factor average_aggregated_gradients num_groups groups process_set scale_local_gradients",
-        "for optimizers of Keras 3 and of tf_keras (Keras 2), not of tf.compat.v1; all after `name` by keyword, since "
-        "Horovod's own modules differ in the order; `apply` and `apply_gradients` in a loop of your own reduce too",
+        "for optimizers of Keras 3 and of tf_keras (Keras 2), not of tf.compat.v1; all arguments after `name` by "
+        "keyword, since Horovod's own modules differ in their order; `apply` and `apply_gradients` in a custom loop "
+        "reduce too",
         {
             **_REDUCTION,
-            "use_locking": "accepted; changes nothing: it is of tf.compat.v1",
-            "op": "Average or Sum, in every front end; Horovod's `tensorflow.DistributedOptimizer` averages in silence",
+            "use_locking": "accepted without effect: it belongs to tf.compat.v1",
+            "op": "Average or Sum, in every module; Horovod's `tensorflow.DistributedOptimizer` averages in silence",
             "backward_passes_per_step": (
-                "the same mechanism as Keras' gradient_accumulation_steps: one of the two; `iterations` counts "
-                "updates, in Horovod passes"
+                "the same mechanism as Keras' gradient_accumulation_steps, so use only one of the two; `iterations` "
+                "counts updates, while Horovod counts passes"
             ),
-            "gradient_predivide_factor": "with op=Sum it is refused; Horovod's Keras face ignores it in silence",
+            "gradient_predivide_factor": "with op=Sum it is refused; Horovod's Keras module ignores it in silence",
         },
     ),
     *callable_rows(
@@ -41,19 +42,20 @@ _OPTIMIZER_ROWS = (
         "PartialDistributedOptimizer",
         "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op groups "
         "process_set local_layers scale_local_gradients",
-        "all after `name` by keyword",
+        "all arguments after `name` by keyword",
         {key: words for key, words in _REDUCTION.items() if key != "num_groups"},
     ),
     *same(_OPTIMIZERS, "DistributedOptimizer.register_local_var", "its gradient stays local"),
     *same(
         _OPTIMIZERS,
         "DistributedOptimizer.compute_gradients DistributedOptimizer.get_gradients",
-        "where tf_keras has them: what they give is reduced, and `apply_gradients` does not reduce it again, with or "
-        "without `skip_gradients_aggregation`. Of gradients that were changed in between (clipped) an average is taken "
-        "again, which changes nothing; with op=Sum, local variables or backward_passes_per_step the skip must be said",
+        "exist where tf_keras has them. They return reduced gradients, which `apply_gradients` does not reduce again, "
+        "with or without `skip_gradients_aggregation`. Gradients that were changed in between (clipped) are averaged "
+        "again, which changes nothing; with op=Sum, local variables or backward_passes_per_step the "
+        "program must ask for the skip itself",
     ),
     *same(_OPTIMIZERS, "Average Sum"),
-    *same(_OPTIMIZERS, "Min Max Product", "of allreduce and grouped_allreduce; they have no gradient here"),
+    *same(_OPTIMIZERS, "Min Max Product", "for allreduce and grouped_allreduce; they have no gradient here"),
     Row(_OPTIMIZERS, unsupported.Adasum.name, "", REFUSED, unsupported.Adasum.instead),
     *same(_OPTIMIZERS, "Compression.none Compression.fp16", _COMPRESSION),
 )
@@ -68,14 +70,14 @@ _TAPE_ROWS = (
         _TAPES,
         "DistributedGradientTape",
         _TAPE_ARGUMENTS,
-        "with a plain optimizer; all after `gradtape` by keyword; sources may be keras.Variable",
+        "with a plain optimizer; all arguments after `gradtape` by keyword; sources may be keras.Variable",
         _REDUCTION,
     ),
     *callable_rows(
         _TAPES,
         "PartialDistributedGradientTape",
         _TAPE_ARGUMENTS.replace("scale_local", "local_layers scale_local"),
-        "all after `gradtape` by keyword",
+        "all arguments after `gradtape` by keyword",
         _REDUCTION,
     ),
     *callable_rows(
@@ -83,7 +85,7 @@ _TAPE_ROWS = (
         "DistributedGradientTape.gradient",
         "target sources output_gradients use_generic_names",
         "",
-        {"use_generic_names": "accepted; changes nothing: gradients are known by their place"},
+        {"use_generic_names": "accepted without effect: gradients are identified by their position"},
     ),
     *same(_TAPES, "DistributedGradientTape.register_local_source"),
     *callable_rows(
@@ -91,7 +93,7 @@ _TAPE_ROWS = (
         "DistributedGradientTape.get_local_and_global_gradients",
         "target sources output_gradients use_generic_names",
         "",
-        {"use_generic_names": "accepted; changes nothing: gradients are known by their place"},
+        {"use_generic_names": "accepted without effect: gradients are identified by their position"},
     ),
 )
 
@@ -100,15 +102,15 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "callbacks.BroadcastGlobalVariablesCallback",
         "root_rank device local_variables",
-        "also sends what exists before the first step",
-        {"device": "accepted; changes nothing"},
+        "also broadcasts variables that exist before the first step",
+        {"device": "accepted without effect"},
     ),
     *callable_rows(
         _CALLBACKS,
         "callbacks.MetricAverageCallback",
         "device",
         "",
-        {"device": "accepted; changes nothing"},
+        {"device": "accepted without effect"},
     ),
     *callable_rows(
         _CALLBACKS,
@@ -124,14 +126,15 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "callbacks.BestModelCheckpoint",
         "monitor verbose save_weights_only mode save_freq",
-        "`filepath` may be set later, as there, or given; by keyword what follows `verbose`: Horovod has two orders",
+        "`filepath` may be set later, as in Horovod, or passed; arguments after `verbose` by keyword, since Horovod "
+        "has two orders",
     ),
     *callable_rows(
         _CALLBACKS,
         "load_model",
         "filepath custom_optimizers custom_objects compression legacy_opts",
-        "all after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod leaves that of a "
-        "`.keras` file plain, in silence. With `root_rank=0` the file needs to be on rank 0's disk only. With "
+        "all arguments after `custom_objects` by keyword. The optimizer of every file is wrapped; Horovod silently "
+        "leaves that of a `.keras` file plain. With `root_rank=0` only rank 0 needs the file on its disk. With "
         "TF_USE_LEGACY_KERAS=1 the model is one of tf_keras",
         {"legacy_opts": "must be False with Keras 3, which has no legacy optimizers; with tf_keras it changes nothing"},
     ),
@@ -139,14 +142,14 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "SyncBatchNormalization",
         "fused",
-        "a layer of Keras 3; all by keyword",
+        "a layer of Keras 3; all arguments by keyword",
         {"fused": "must be False, as in Horovod"},
     ),
     *callable_rows(
         _CALLBACKS,
         "broadcast_variables",
         "variables root_rank process_set inplace",
-        "variables of Keras and of TensorFlow, mixed",
+        "variables of Keras and of TensorFlow may be mixed",
     ),
     *callable_rows(_CALLBACKS, "broadcast_", "variables root_rank name process_set"),
     *callable_rows(

@@ -1,4 +1,4 @@
-"""The lines in which a job of several ranks says what runs: one at its start, and one at an optimizer's first step."""
+"""The lines with which a job of several ranks says what runs: one at its start, one at an optimizer's first step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
 
 MOST_HOSTS = 4
-_said: set[str] = set()  # by this process; init() after shutdown() says it no second time
+_said: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
 
 
 def job_line(hosts: Sequence[str]) -> str:
-    """Say which version runs where.
+    """Describe which version runs on which hosts.
 
     Args:
         hosts: the host name of each rank.
@@ -38,15 +38,15 @@ def job_line(hosts: Sequence[str]) -> str:
 
 
 def optimizer_line(name: str, layout: Layout, topk: TopK | None) -> str:
-    """Say how the gradients of an optimizer travel, and why so.
+    """Describe how the gradients of an optimizer travel, and why.
 
     Args:
         name: the optimizer's channel.
-        layout: of its steps.
-        topk: how a part of the gradients is selected; None for nothing.
+        layout: the layout of the optimizer's steps.
+        topk: how the gradients are selected; None where whole gradients travel.
 
     Returns:
-        A line with the number of buckets, the algorithms, the reason of the largest bucket's, and TopK.
+        A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, and TopK.
     """
     if layout.largest is None:
         return f"{name}: no rank has a gradient to reduce"
@@ -62,13 +62,13 @@ def optimizer_line(name: str, layout: Layout, topk: TopK | None) -> str:
 
 
 def say(job: Runtime, line: str) -> None:
-    """Say a line once, on the first of several ranks and unless `Options.quiet` is set.
+    """Print a line once, on rank 0 of several ranks, unless `Options.quiet` is set.
 
-    It goes to the log where that takes it, and to stderr where nobody has set up a log.
+    The line goes to the logger if that is enabled for INFO, and to stderr otherwise.
 
     Args:
-        job: of the ranks that take part.
-        line: the words.
+        job: the runtime of the ranks that take part.
+        line: the text.
     """
     if job.engine.rank == 0 and job.engine.size > 1 and not job.options.quiet and line not in _said:
         _said.add(line)

@@ -1,4 +1,4 @@
-"""What the ranks of a job tell each other at its start: their hosts, and what must be the same on all of them."""
+"""What the ranks of a job tell each other at its start: their hosts, and the options that must be equal on all."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runtime.Runtime:
-    """Compare what must agree, and find the hosts.
+    """Compare the options of all ranks, and find the hosts.
 
     Args:
         running: the job's engine.
         settings: this rank's options.
-        comm: what `init` was given to say which ranks take part.
+        comm: the argument of `init` that says which ranks take part.
 
     Returns:
         The job.
 
     Raises:
-        InvalidError, TopologyError, MismatchError, CommunicationError: as `hvd_ext.job.process.init` says.
+        InvalidError, TopologyError, MismatchError, CommunicationError: see `hvd_ext.job.process.init`.
     """
     from hvd_ext.topology import tree as trees
 
@@ -58,7 +58,7 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
 
 
 def _check_all_ranks(comm: Any, running: engine.Engine) -> None:
-    """Refuse what would leave ranks out, or number them anew."""
+    """Refuse a `comm` that would leave ranks out or renumber them."""
     if rank_lists.is_communicator(comm):
         if (comm.Get_size(), comm.Get_rank()) == (running.size, running.rank):
             return

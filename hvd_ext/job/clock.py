@@ -1,12 +1,13 @@
-"""How far the clocks of the ranks are apart: bounds from causality alone, no assumption on the network.
+"""How far the clocks of the ranks are apart: bounds that follow from causality, without assumptions on the network.
 
-All ranks make the same exchanges through rank 0. An exchange ends on a rank only after every rank has announced it. So
-for each exchange k, with a_r(k) the time at which rank r announced it and e_r(k) the time at which it ended there, both
-on rank r's own clock, and d the time on rank r's clock minus that on rank 0's:
+All ranks make the same exchanges through rank 0. An exchange ends on a rank only after every rank has announced it. For
+exchange k, let a_r(k) be the time at which rank r announced it and e_r(k) the time at which it ended on rank r, both on
+rank r's own clock, and let d be rank r's clock minus rank 0's. Then
 
     a_r(k) - e_0(k)  <=  d  <=  e_r(k) - a_0(k)
 
-The tightest bounds over all k hold d; the middle is the estimate and half the width its uncertainty.
+d lies between the tightest of these bounds over all k. Their middle is the estimate, and half their distance is its
+uncertainty.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Clock:
 
     Args:
         offset_ns: this rank's clock minus rank 0's.
-        uncertainty_ns: the true offset is at most so far from `offset_ns`.
+        uncertainty_ns: the true offset differs from `offset_ns` by at most this.
     """
 
     offset_ns: int
@@ -41,7 +42,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Stamps:
-    """When a rank announced exchanges and when they ended there, in ns of its own clock, and whose clock that is."""
+    """When a rank announced exchanges and when they ended there, in ns of its own clock, and the machine it runs on."""
 
     announced: Sequence[int]
     ended: Sequence[int]
@@ -52,22 +53,22 @@ def estimate(mine: Stamps, root: Stamps) -> Clock:
     """Bound the offset between two clocks.
 
     Args:
-        mine: of this rank.
-        root: of rank 0, for the same exchanges.
+        mine: the stamps of this rank.
+        root: the stamps of rank 0, for the same exchanges.
 
     Returns:
-        The estimate; offset and uncertainty 0 where both ranks read the clock of one machine.
+        The estimate; its offset and uncertainty are 0 if both ranks read the clock of one machine.
     """
     low = max(a - e for a, e in zip(mine.announced, root.ended, strict=True))
     high = min(e - a for e, a in zip(mine.ended, root.announced, strict=True))
-    # A container may have a clock of its own: then 0 is out of bounds.
+    # A container may have its own clock; then 0 lies outside of the bounds.
     if mine.machine and mine.machine == root.machine and low <= 0 <= high:
         return Clock(0, 0)
     return Clock((low + high) // 2, (high - low + 1) // 2)
 
 
 def measure(engine: Engine) -> Clock:
-    """Compare this rank's clock with rank 0's; all ranks call it.
+    """Compare this rank's clock with rank 0's; all ranks call this function.
 
     Args:
         engine: the running engine.

@@ -1,6 +1,6 @@
-"""What ranks must agree on, exchanged and compared; every rank comes to the same verdict in the same words.
+"""Exchange and comparison of what ranks must agree on; every rank comes to the same verdict in the same words.
 
-The comparing functions are pure: they take what all ranks sent.
+The functions that compare are pure: they take the values of all ranks.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from hvd_ext.errors import HvdExtError, InvalidError, MismatchError
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
 
-# what Keras appends to a name that the process has used before
+# Keras appends this to a name that the process has used before.
 _NUMBER = re.compile(r"_\d+(?=_|:|$)")
 
 
 def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
-    """Send a value to all ranks and get everybody's; an error on one rank is raised on all, so that nobody waits.
+    """Send a value to all ranks and receive theirs; an error on one rank is raised on all, so that no rank waits.
 
     Args:
         engine: the running engine.
         name: the exchange's name, for messages; the same on all ranks.
-        make: gives this rank's value, anything that JSON can hold.
+        make: returns this rank's value, which JSON must be able to hold.
 
     Returns:
         The values, by rank.
 
     Raises:
-        HvdExtError: `make` raised it on some rank; of the same class on all ranks, in the words of the first such rank.
-            Another exception of `make` is raised as it is on its own rank, and as `HvdExtError` on the others.
+        HvdExtError: `make` raised it on some rank. All ranks raise the same class, with the message of the lowest rank
+            that failed. If `make` raises any other exception, its rank raises it unchanged, and the other ranks raise
+            `HvdExtError`.
         CommunicationError: a peer is gone or stayed away.
     """
     own: Exception | None = None
     try:
         message: dict[str, Any] = {"value": make()}
-    except Exception as error:  # whatever it is, the others must hear of it
+    except Exception as error:  # whatever the error is, the other ranks must learn of it
         own = error
         message = {"error": type(error).__name__, "text": str(error)}
     payload = json.dumps(message).encode()
@@ -57,17 +58,17 @@ def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
 
 
 def place_of_root(engine: Engine, root_rank: object) -> int:
-    """Find a root that a user gave among the ranks that take part.
+    """Find the root that a user named among the ranks that take part.
 
     Args:
-        engine: theirs.
-        root_rank: a rank of the job, also in a process set.
+        engine: the engine of the ranks that take part.
+        root_rank: the root's rank in the job, even where a process set takes part.
 
     Returns:
-        Its place among them.
+        The root's place among these ranks.
 
     Raises:
-        InvalidError: it is not one of them.
+        InvalidError: the root is not one of these ranks.
     """
     if isinstance(root_rank, int) and not isinstance(root_rank, bool) and root_rank in engine.ranks:
         return engine.ranks.index(root_rank)
@@ -81,12 +82,13 @@ def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[i
     """Check that all ranks have equal values under equal keys.
 
     Args:
-        subject: begins the message.
+        subject: the beginning of the error message.
         values: one flat dictionary per rank.
-        ranks: the job's numbers of these ranks, where they are a process set's; None: 0, 1, ...
+        ranks: the ranks' numbers in the job, for a process set; None for 0, 1, ...
 
     Raises:
-        MismatchError: naming the first key that differs, the first rank that differs from rank 0, and both values.
+        MismatchError: two values differ; the message has the first key that differs, the first rank that differs from
+            rank 0, and both values.
     """
     for rank, value in zip(_numbers(ranks, values), values, strict=True):
         for key in [*values[0], *(key for key in value if key not in values[0])]:
@@ -100,16 +102,17 @@ def check_same(subject: str, values: Sequence[dict[str, Any]], ranks: Sequence[i
 def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks: Sequence[int] | None = None) -> None:
     """Check that all ranks have the same tensors in the same order.
 
-    Names need not be equal to the letter: Keras numbers layers by what the process has made before, and a model that
-    one rank has loaded from a file lacks the model's name in front.
+    Names need not match letter for letter: Keras numbers a layer by how many the process has made before, and the
+    variables of a model that was loaded from a file lack the model's name in front.
 
     Args:
-        subject: begins the message.
-        lists: per rank the tensors as pairs (name, dtype and shape as text).
-        ranks: as of `check_same`.
+        subject: the beginning of the error message.
+        lists: for each rank the tensors as pairs (name, dtype and shape as text).
+        ranks: see `check_same`.
 
     Raises:
-        MismatchError: naming the first tensor that differs, the first rank that differs from rank 0, and both values.
+        MismatchError: two tensors differ; the message has the first tensor that differs, the first rank that differs
+            from rank 0, and both values.
     """
     first, rank_0 = lists[0], _numbers(ranks, lists)[0]
     for rank, tensors in zip(_numbers(ranks, lists), lists, strict=True):
@@ -142,7 +145,7 @@ def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int
 
 
 def _alike(name: str, other: str) -> bool:
-    """Tell whether two names are of one layer and one variable of it, or of one slot, but for what Keras adds."""
+    """Return whether two names mean the same variable or slot, apart from what Keras adds to them."""
     parts, others = ([_NUMBER.sub("", part) for part in text.split("/")[-2:]] for text in (name, other))
     return len(parts) == len(others) and all(
         f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")

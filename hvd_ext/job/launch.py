@@ -19,7 +19,7 @@ _SIZES = {
     "MV2_COMM_WORLD_SIZE": "MVAPICH2's mpirun",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
-# variables that say that a launcher of MPI jobs is there, but not how many ranks
+# variables that show that a launcher has started an MPI job, but not with how many ranks
 _MARKS = ("PMIX_RANK", "PMI_RANK", "PMI_FD")
 
 
@@ -28,9 +28,9 @@ class Launch:
     """How this process was started.
 
     Args:
-        mpi: by a launcher of MPI jobs.
-        size: the number of ranks that the launcher says, or None where it does not say.
-        by: the launcher in words, with the variable it was known by.
+        mpi: whether a launcher of MPI jobs has started it.
+        size: the number of ranks according to the launcher, or None if it does not say.
+        by: the launcher in words, with the variable that revealed it.
     """
 
     mpi: bool
@@ -48,7 +48,7 @@ def examine(environ: Mapping[str, str]) -> Launch:
         The launch; without a launcher `mpi` is false and the job has one rank.
 
     Raises:
-        InvalidError: Horovod's elastic mode, or `horovodrun` with Gloo instead of MPI: its ranks form no MPI job, and
+        InvalidError: Horovod's elastic mode, or `horovodrun` with Gloo instead of MPI. Their ranks form no MPI job, and
             without this check each of them would train alone.
     """
     if environ.get("HOROVOD_ELASTIC") == "1":
@@ -75,7 +75,8 @@ def check_size(launch: Launch, size: int) -> None:
         size: MPI's number of ranks.
 
     Raises:
-        CommunicationError: they differ: most often the launcher is of another MPI than the library that was built with.
+        CommunicationError: the numbers differ, most often because the launcher belongs to another MPI than the one that
+            the native library was built with.
     """
     if launch.size is not None and launch.size != size:
         if launch.by.startswith("srun"):
@@ -92,7 +93,7 @@ def check_size(launch: Launch, size: int) -> None:
 
 
 def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
-    """Warn of Horovod's variables that have no effect here: rank 0 of the job, once for each variable in a process.
+    """Warn of Horovod's variables that have no effect here; only rank 0 does, once for each variable and process.
 
     Args:
         environ: the environment.

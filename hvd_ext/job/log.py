@@ -1,4 +1,4 @@
-"""What the package says: the logger `hvd_ext`, with the rank in front, and lines that stay whole."""
+"""The package's messages: the logger `hvd_ext`, with the rank in front of each line, and lines that stay whole."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 
 logger = logging.getLogger("hvd_ext")
 
-_rank = {"words": ""}  # "[rank 1] " in a job of several
+_rank = {"words": ""}  # "[rank 1] " in a job of several ranks
 
 
 def set_rank(rank: int, size: int) -> None:
-    """Say from now on which rank speaks, where there are several.
+    """Put the rank in front of every line from now on, if the job has several ranks.
 
     Args:
-        rank: this process's.
-        size: their number.
+        rank: this process's rank.
+        size: the number of ranks.
     """
     _rank["words"] = f"[rank {rank}] " if size > 1 else ""
 
@@ -28,27 +28,27 @@ def several() -> bool:
 
 
 def line(text: str) -> str:
-    """Give a line as the engine writes it too, "hvd_ext: [rank 1] ...".
+    """Return a line in the form that the engine uses too, "hvd_ext: [rank 1] ...".
 
     Args:
-        text: what is to be said.
+        text: the message.
     """
     return f"hvd_ext: {_rank['words']}{text}\n"
 
 
 def write(text: str) -> None:
-    """Write to stderr at once: what other ranks write to the same terminal does not come between.
+    """Write to stderr in one piece, so that nothing that other ranks write to the same terminal comes in between.
 
     Args:
         text: whole lines.
     """
     if sys.stderr is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # it is closed; nobody would hear of that either
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed, so nobody could be told of that either
         sys.stderr.flush()
         try:
             number = sys.stderr.fileno()
-        except (AttributeError, OSError):  # of a notebook, or of a test
+        except (AttributeError, OSError):  # the stderr of a notebook or of a test has no descriptor
             sys.stderr.write(text)
             sys.stderr.flush()
             return
@@ -62,7 +62,7 @@ class _RankInFront(logging.Filter):
 
 
 class _OwnLines(logging.Handler):
-    """Writes where the program has no handler of its own for all loggers, which gets the records as well."""
+    """Writes records to stderr unless the program's root logger has a handler, which gets them as well."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:

@@ -1,8 +1,8 @@
 """Folders and files with known names in places that all users share, such as the temporary folder.
 
-Another user may have put anything at such a name: a link to somewhere else, a pipe that blocks whoever opens it, a
-folder of theirs. What is opened here is this user's own, in a folder that nobody else can write to, and the check is
-made on what was opened, not on the name.
+Another user may have put anything at such a name: a link to somewhere else, a pipe that blocks whoever opens it, or a
+folder of theirs. This module opens only files that belong to this user, in a folder that nobody else can write to. It
+checks what it has opened, not the name.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _KINDS = {
 
 
 class NotOwnedError(OSError):
-    """What is there is of another kind, another user's, or open to others; the message says which."""
+    """The file is of another kind, belongs to another user, or is open to others; the message says which."""
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder of this user's own, which has the mode 0700.
+    """Open a folder that belongs to this user and has the mode 0700.
 
     Args:
-        path: of the folder; where its last part is a link, that is refused.
+        path: the folder; a path whose last part is a link is refused.
 
     Returns:
         A descriptor.
 
     Raises:
-        NotOwnedError: it is no such folder.
-        OSError: it is not there.
+        NotOwnedError: the folder belongs to another user or has another mode, or the path is no folder.
+        OSError: the folder does not exist.
     """
     descriptor = _open(path, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777  # without the group's bit, which folders inherit
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777  # without the set-group-ID bit, which folders inherit
     if mode != _PRIVATE:
         os.close(descriptor)
         raise NotOwnedError(f"has the mode {mode:04o}, not {_PRIVATE:04o}")
@@ -51,19 +51,19 @@ def open_folder(path: Path) -> int:
 
 
 def open_file(name: str, folder: int, flags: int) -> int:
-    """Open a file of this user's own; it never waits.
+    """Open a file that belongs to this user; never blocks.
 
     Args:
-        name: of the file.
+        name: the file's name in the folder.
         folder: from `open_folder`.
-        flags: as for `os.open`, with O_CREAT where the file may be new.
+        flags: as for `os.open`, with O_CREAT if the file may be created.
 
     Returns:
         A descriptor.
 
     Raises:
-        NotOwnedError: it is no regular file, or not this user's.
-        OSError: it is not there, or cannot be made.
+        NotOwnedError: the file is not a regular one, or belongs to another user.
+        OSError: the file does not exist, or cannot be created.
     """
     return _open(name, flags, stat.S_IFREG, folder)
 
@@ -74,7 +74,7 @@ def _open(path: Path | str, flags: int, kind: int, folder: int | None = None) ->
     except FileNotFoundError:
         raise
     except OSError as error:
-        # Only for words: the name may stand for something else by now.
+        # Only the error message uses this, because the name may stand for something else by now.
         seen = os.stat(path, dir_fd=folder, follow_symlinks=False)
         words = _fault(seen, kind) or f"cannot be opened: {os.strerror(error.errno or errno.EIO)}"
         raise NotOwnedError(words) from error

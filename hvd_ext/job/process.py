@@ -1,4 +1,4 @@
-"""The life of the job in this process: `init`, `shutdown`, who and where this rank is, and what happens at exit."""
+"""The job in this process: `init`, `shutdown`, the rank and its place on the hosts, and what happens at exit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hvd_ext.options import unsupported
 if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
 
-# What this process must remember beyond one init() .. shutdown(), for its end.
+# What this process must remember beyond one init() .. shutdown(), because it matters when the process exits.
 _exit: dict[str, Any] = {"registered_by": 0, "failed": False, "mpi": False, "last_word": ""}
 
 
@@ -39,25 +39,25 @@ def init(
     *,
     comm: Any = None,
 ) -> None:
-    """Start hvd_ext; all ranks of the job call it. A second call while it runs does nothing.
+    """Start hvd_ext; all ranks of the job call this function. A second call while hvd_ext runs does nothing.
 
-    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started; without a
-    launcher the job has one rank and needs no MPI. After `shutdown` it can be called again.
+    Under `mpirun` or `horovodrun --mpi` it starts MPI, or uses the MPI that mpi4py or Horovod has started. Without a
+    launcher the job has one rank and needs no MPI. `init` may be called again after `shutdown`.
 
     Args:
-        settings: options; None for those of the environment (`hvd_ext.options.SETTINGS`).
-        process_sets: to be added at once, as by `add_process_set`, equal on all ranks, except for those of
-            communicators, of which each rank gives its own; "dynamic" for none, which Horovod wants to hear before sets
-            are added later.
-        comm: as of Horovod, but all ranks take part: None, a list of all ranks, or a communicator of mpi4py of all
-            ranks in MPI's order.
+        settings: the options; None to read them from the environment (`hvd_ext.options.SETTINGS`).
+        process_sets: process sets to add at once, as `add_process_set` would. Lists of ranks must be equal on all
+            ranks; where sets are made from communicators, each rank passes its own. "dynamic" adds none; Horovod
+            requires it if sets are to be added later.
+        comm: Horovod's argument, but all ranks must take part: None, a list of all ranks, or an mpi4py communicator
+            that holds all ranks in MPI's order.
 
     Raises:
-        InvalidError: a launcher without MPI (`horovodrun --gloo`, elastic), a bad setting, a wrong process set, some
-            of the ranks as `comm`, or an MPI that cannot be used.
-        TopologyError: the topology file is wrong or has another number of ranks; on all ranks.
-        MismatchError: the ranks have different options, topologies or process sets; on all ranks.
-        CommunicationError: MPI refused, or the processes do not form the job that the launcher started.
+        InvalidError: a launcher that starts no MPI job (`horovodrun --gloo`, elastic), a bad setting, a wrong process
+            set, a `comm` without some of the ranks, or an MPI that cannot be used.
+        TopologyError: the topology file is wrong or has another number of ranks; raised on all ranks.
+        MismatchError: the ranks have different options, topologies or process sets; raised on all ranks.
+        CommunicationError: MPI failed to start, or the processes do not form the job that the launcher started.
         NativeLibraryError: the native library is missing or does not load.
     """
     if is_initialized():
@@ -67,7 +67,7 @@ def init(
             )
         return
     if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
-        settings, comm = None, settings  # in Horovod's place
+        settings, comm = None, settings  # Horovod's first argument is comm
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
         raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
@@ -93,7 +93,7 @@ def init(
         runtime.set_current(job)
         banner.say(job, banner.job_line(job.hosts))
     except BaseException:
-        # A refusal that all ranks share leaves nothing running; init() may be called again.
+        # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()
         if job is not None:
             sets.forget(job)
@@ -101,9 +101,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Stop hvd_ext on this rank; all ranks call it, or none: at the end of the process it happens by itself.
+    """Stop hvd_ext on this rank.
 
-    Waits a few seconds at most. What still waits for another rank fails. Before `init` it does nothing.
+    Either all ranks call this function or none does: at the end of a process it is called automatically. It waits a few
+    seconds at most. Operations that still wait for another rank fail. Before `init` it does nothing.
     """
     job = runtime.current_or_none()
     if job is None:
@@ -111,7 +112,7 @@ def shutdown() -> None:
     runtime.set_current(None)
     write_trace = recording.end(job)
     failed = _exit["failed"]
-    if failed:  # the others may end this process soon
+    if failed:  # the other ranks may soon end this process
         write_trace()
     sets.forget(job)
     _exit["failed"] = job.engine.stop() or failed
@@ -120,99 +121,99 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether hvd_ext runs in this process."""
+    """Return whether hvd_ext runs in this process."""
     return runtime.current_or_none() is not None
 
 
 def rank() -> int:
-    """Give this process's rank, 0 to `size()` - 1."""
+    """Return this process's rank, 0 to `size()` - 1."""
     return runtime.current().engine.rank
 
 
 def size() -> int:
-    """Give the number of ranks of the job."""
+    """Return the number of ranks of the job."""
     return runtime.current().engine.size
 
 
 def local_rank() -> int:
-    """Give this rank's place among the ranks of its host, 0 to `local_size()` - 1."""
+    """Return this rank's place among the ranks of its host, 0 to `local_size()` - 1."""
     return _place()[0]
 
 
 def local_size() -> int:
-    """Give the number of ranks on this rank's host."""
+    """Return the number of ranks on this rank's host."""
     return _place()[1]
 
 
 def cross_rank() -> int:
-    """Give this rank's place among the ranks of equal `local_rank()`, one per host that has so many."""
+    """Return this rank's place among the ranks with the same `local_rank()`, of which each host has one at most."""
     return _place()[2]
 
 
 def cross_size() -> int:
-    """Give the number of ranks of equal `local_rank()`."""
+    """Return the number of ranks with the same `local_rank()` as this one."""
     return _place()[3]
 
 
 def is_homogeneous() -> bool:
-    """Tell whether all hosts have the same number of ranks."""
+    """Return whether all hosts have the same number of ranks."""
     hosts = runtime.current().hosts
     return len({hosts.count(host) for host in set(hosts)}) == 1
 
 
 def mpi_enabled() -> bool:
-    """Tell whether this job runs on MPI: false without a launcher."""
+    """Return whether this job runs on MPI; without a launcher it does not."""
     runtime.current()
     return bool(_exit["mpi"])
 
 
 def mpi_built() -> bool:
-    """Tell whether the package works on MPI; it always does."""
+    """Return whether the package works on MPI; it always does."""
     return True
 
 
 def mpi_threads_supported() -> bool:
-    """Tell whether MPI may be used beside hvd_ext from several threads: so where the job runs on MPI."""
+    """Return whether several threads may use MPI beside hvd_ext; they may whenever the job runs on MPI."""
     return mpi_enabled()
 
 
 def gloo_enabled() -> bool:
-    """Tell whether this job runs on Gloo; it never does."""
+    """Return whether this job runs on Gloo; it never does."""
     return False
 
 
 def gloo_built() -> bool:
-    """Tell whether the package works on Gloo; it never does."""
+    """Return whether the package works on Gloo; it never does."""
     return False
 
 
 def nccl_built() -> int:
-    """Give NCCL's version; 0, as the package works without it."""
+    """Return NCCL's version; always 0, because the package does not use NCCL."""
     return 0
 
 
 def ddl_built() -> bool:
-    """Tell whether the package works on DDL; it never does."""
+    """Return whether the package works on DDL; it never does."""
     return False
 
 
 def ccl_built() -> bool:
-    """Tell whether the package works on oneCCL; it never does."""
+    """Return whether the package works on oneCCL; it never does."""
     return False
 
 
 def cuda_built() -> bool:
-    """Tell whether the package was built with CUDA; it never is: tensors of a GPU go through host memory."""
+    """Return whether the package was built with CUDA; it never is, and GPU tensors are copied through host memory."""
     return False
 
 
 def rocm_built() -> bool:
-    """Tell whether the package was built with ROCm; it never is."""
+    """Return whether the package was built with ROCm; it never is."""
     return False
 
 
 def place_of(rank: int, hosts: tuple[str, ...]) -> tuple[int, int, int, int]:
-    """Say where a rank is, in Horovod's words.
+    """Return the local and cross ranks and sizes of a rank, as Horovod defines them.
 
     Args:
         rank: the rank.
@@ -232,7 +233,7 @@ def _place() -> tuple[int, int, int, int]:
 
 
 def _watch_exit() -> None:
-    """See to the end of the process, once per process: a forked child must not finalise its parent's MPI."""
+    """Register what happens at exit, once per process: a forked child must not finalise its parent's MPI."""
     if _exit["registered_by"] == os.getpid():
         return
     _exit["registered_by"] = os.getpid()
@@ -244,7 +245,7 @@ def _watch_exit() -> None:
         unsupported.add_hint(error)
         if log.several():
             _exit["last_word"] = traceback.format_exception_only(kind, error)[0].strip()
-        if log.several() and hook is sys.__excepthook__:  # it writes in pieces, between those of other ranks
+        if log.several() and hook is sys.__excepthook__:  # which writes in pieces, between other ranks
             log.write(log.line("".join(traceback.format_exception(kind, error, trace)).rstrip()))
         else:
             hook(kind, error, trace)
@@ -257,8 +258,8 @@ def _at_exit(pid: int) -> None:
         return
     job = runtime.current_or_none()
     if _exit["failed"] and _exit["mpi"]:
-        # An uncaught exception leaves the others waiting in their next collective, and MPI_Finalize would wait with
-        # them for ever: the job is ended, at once.
+        # After an uncaught exception the other ranks wait in their next collective, and MPI_Finalize would wait with
+        # them forever. So the whole job is ended at once.
         if job is not None:
             recording.end(job)()
     else:
@@ -267,7 +268,7 @@ def _at_exit(pid: int) -> None:
         except CommunicationError:
             _exit["failed"] = True
     if _exit["mpi"]:
-        # MPI_Abort leaves no time for what Python does last.
+        # MPI_Abort ends the process before Python flushes its streams.
         sys.stdout.flush()
         sys.stderr.flush()
         if _exit["failed"] and _exit["last_word"]:

@@ -1,4 +1,4 @@
-"""Subsets of the job's ranks, each with an engine of its own, so that its collectives meet nobody else's."""
+"""Subsets of the job's ranks, each with its own engine, so that its collectives never meet those of other sets."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class ProcessSet(SetOfRanks):
     """Some ranks of the job, which run collectives among themselves once the set has been added.
 
     Args:
-        ranks_or_comm: global ranks, in any order, each once; or a communicator of mpi4py of these ranks, in MPI's
-            order, which each of its ranks gives.
+        ranks_or_comm: global ranks, in any order, each once; or an mpi4py communicator of these ranks in MPI's order,
+            which every one of them must pass.
 
     Attributes:
         process_set_id: the set's number, or None while the set is not added.
-        mpi_comm: the communicator that was given, or None.
+        mpi_comm: the communicator that was passed, or None.
 
     Raises:
-        InvalidError: no ranks, something that is not a rank, or a rank that is there twice.
+        InvalidError: the list is empty, holds something that is not a rank, or holds a rank twice.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
-        """Name the ranks; `add_process_set` or `init` adds the set."""
+        """Store the ranks; `add_process_set` or `init` adds the set."""
         given = rank_lists.is_communicator(ranks_or_comm)
         self._ranks = _ranks_of(ranks_or_comm) if given else rank_lists.checked(ranks_or_comm)
-        self._runtime: Runtime | None = None  # of a set that was added, on its ranks
+        self._runtime: Runtime | None = None  # set on the ranks of a set that was added
         self.process_set_id: int | None = None
         self.mpi_comm: Any = ranks_or_comm if given else None
 
@@ -43,11 +43,11 @@ class ProcessSet(SetOfRanks):
         return list(self._ranks)
 
     def size(self) -> int | None:
-        """Give the number of ranks, or None while the set is not added."""
+        """Return the number of ranks, or None while the set is not added."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """Give this process's place in the set, 0 to `size()` - 1, or None while the set is not added.
+        """Return this process's place in the set, 0 to `size()` - 1, or None while the set is not added.
 
         Raises:
             InvalidError: this process is not in the set.
@@ -55,7 +55,7 @@ class ProcessSet(SetOfRanks):
         return None if self.process_set_id is None else member(self, "rank").engine.rank
 
     def included(self) -> bool:
-        """Tell whether this process is in the set."""
+        """Return whether this process is in the set."""
         return runtime.current().engine.rank in self.ranks
 
     def __repr__(self) -> str:
@@ -77,42 +77,42 @@ class _GlobalProcessSet(ProcessSet):
         return runtime.current().engine.size
 
 
-_SUBJECT = "process sets"  # of the exchanges: an add on one rank and a remove on another meet, and differ
+_SUBJECT = "process sets"  # one name for all exchanges: an add on one rank meets a remove on another and differs
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Add a process set; all ranks of the job call it with equal ranks, also those that are not in the set.
+    """Add a process set; all ranks of the job call this function with equal ranks, even those outside of the set.
 
-    Of sets of communicators each rank gives that of its own communicator, as `Comm.Split` gives them; all are added.
+    Where sets are made from communicators, each rank passes its own, as `Comm.Split` returns them; all are added.
 
     Args:
         process_set: the set, or its ranks or communicator.
 
     Returns:
-        The set, which has a `process_set_id` now.
+        The set, which now has a `process_set_id`.
 
     Raises:
-        InvalidError: the ranks are wrong, or a set of the same ranks exists; on all ranks.
-        MismatchError: the ranks of the job gave different sets; on all ranks.
+        InvalidError: the ranks are wrong, or a set of the same ranks exists; raised on all ranks.
+        MismatchError: the ranks of the job passed different sets; raised on all ranks.
         NotInitializedError: before `init()` or after `shutdown()`.
     """
     return _add(runtime.current(), "add_process_set", lambda: [_as_set(process_set)])[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set; all ranks of the job call it with the same set, when the set has nothing under way.
+    """Remove a process set; all ranks of the job call this function with the same set, once its work has ended.
 
     Args:
-        process_set: from `add_process_set` or given to `init`.
+        process_set: a set from `add_process_set`, or one that was passed to `init`.
 
     Returns:
-        Whether it was removed: false for the global set and for one that is not added.
+        Whether the set was removed: false for the global set and for a set that is not added.
 
     Raises:
-        InvalidError: no process set was given; on all ranks.
-        MismatchError: the ranks of the job gave different sets; on all ranks.
+        InvalidError: the argument is not a process set; raised on all ranks.
+        MismatchError: the ranks of the job passed different sets; raised on all ranks.
     """
     job = runtime.current_or_none()
     if job is None:
@@ -137,15 +137,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> None:
-    """Add the sets that were given to `init`.
+    """Add the sets that were passed to `init`.
 
     Args:
         job: the job, which is not the current one yet.
         process_sets: the sets; None or "dynamic" for none.
 
     Raises:
-        InvalidError: something else, or a set that cannot be added; on all ranks.
-        MismatchError: the ranks gave different sets; on all ranks.
+        InvalidError: the argument is something else, or a set cannot be added; raised on all ranks.
+        MismatchError: the ranks passed different sets; raised on all ranks.
     """
 
     def given() -> list[ProcessSet]:
@@ -165,10 +165,10 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
 
 
 def forget(job: Runtime) -> None:
-    """Take leave of the sets of a job that ends: they must be added again after the next `init`.
+    """Mark the sets of a job that ends as not added: they must be added again after the next `init`.
 
     Args:
-        job: the job.
+        job: the job that ends.
     """
     for process_set in job.process_sets.values():
         process_set._runtime = process_set.process_set_id = None
@@ -176,16 +176,16 @@ def forget(job: Runtime) -> None:
 
 
 def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
-    """Give what runs a set's collectives.
+    """Return the runtime that runs a set's collectives.
 
     Args:
         process_set: a set that was added; None for all ranks.
 
     Returns:
-        The set's runtime; None where this rank is not in the set.
+        The set's runtime; None if this rank is not in the set.
 
     Raises:
-        InvalidError: the set was not added, has been removed, or is of before `shutdown`.
+        InvalidError: the set was not added, has been removed, or was added before `shutdown` and not again.
         NotInitializedError: before `init()` or after `shutdown()`.
     """
     job = runtime.current()
@@ -204,16 +204,16 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
 
 
 def find(process_set_id: int | None) -> ProcessSet:
-    """Give the set of a number.
+    """Return the set with a number.
 
     Args:
-        process_set_id: of a set that was added; 0 for all ranks.
+        process_set_id: the number of a set that was added; 0 for all ranks.
 
     Returns:
         The set.
 
     Raises:
-        InvalidError: there is no such set (any more).
+        InvalidError: there is no such set, or it has been removed.
         NotInitializedError: before `init()` or after `shutdown()`.
     """
     job = runtime.current()
@@ -225,17 +225,17 @@ def find(process_set_id: int | None) -> ProcessSet:
 
 
 def member(process_set: ProcessSet | None, what: str) -> Runtime:
-    """Give what runs a set's collectives, on a rank of the set.
+    """Return the runtime that runs a set's collectives; the calling rank must be in the set.
 
     Args:
         process_set: a set that was added; None for all ranks.
-        what: who asks, for the message.
+        what: the calling operation, for the error message.
 
     Returns:
         The set's runtime.
 
     Raises:
-        InvalidError: this rank is not in the set, or the set is not there (see `runtime_of`).
+        InvalidError: this rank is not in the set, or the set is not added (see `runtime_of`).
         NotInitializedError: before `init()` or after `shutdown()`.
     """
     found = runtime_of(process_set)
@@ -253,7 +253,7 @@ def _as_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def _ranks_of(comm: Any) -> tuple[int, ...]:
-    """Find the ranks of a communicator of mpi4py in the job, whose order is MPI's."""
+    """Return the job's numbers of the ranks in an mpi4py communicator, which must be in MPI's order."""
     from mpi4py import MPI
 
     if comm == MPI.COMM_NULL:
@@ -270,7 +270,7 @@ def _ranks_of(comm: Any) -> tuple[int, ...]:
 
 
 def _add(job: Runtime, call: str, given: Callable[[], list[ProcessSet]]) -> list[ProcessSet]:
-    """Agree on what is added, then start it: all ranks add all of it, or none does."""
+    """Agree on the sets to add, then start them: either all ranks add all of them, or none adds any."""
     own: list[ProcessSet] = []
     started: list[Runtime] = []
 

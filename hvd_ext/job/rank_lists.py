@@ -1,4 +1,4 @@
-"""Lists of ranks that users give for process sets: what they must be. Pure functions."""
+"""Checks of the lists of ranks that users give for process sets. All functions are pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[i
     """Check the ranks of a set that is to be added.
 
     Args:
-        where: begins the message.
+        where: the beginning of the error message.
         ranks: from `checked`.
         size: the number of ranks of the job.
-        known: the ranks of the sets that are there, and what these are called.
+        known: the ranks of the existing sets, and the name of each.
 
     Raises:
-        InvalidError: a rank that the job has not, or the ranks of another set.
+        InvalidError: the job does not have one of the ranks, or another set has the same ranks.
     """
     subject = f"{where}: process set (ranks {listed(ranks)})"
     if ranks[-1] >= size:
@@ -40,7 +40,7 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
         The ranks, ascending.
 
     Raises:
-        InvalidError: no ranks, something that is not a rank, or a rank that is there twice.
+        InvalidError: the list is empty, holds something that is not a rank, or holds a rank twice.
     """
     if isinstance(ranks, str) or not isinstance(ranks, Iterable):
         raise InvalidError(f"process set ({ranks!r}): takes a list of ranks or a communicator of mpi4py")
@@ -60,26 +60,27 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
 
 
 def is_communicator(given: Any) -> bool:
-    """Tell whether this is a communicator of mpi4py, without importing that.
+    """Return whether a value is an mpi4py communicator, without importing mpi4py.
 
     Args:
-        given: what a user gave.
+        given: the value.
     """
     return hasattr(given, "Get_size") and hasattr(given, "Get_rank")
 
 
 def of_communicators(call: str, given: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, ...]]:
-    """Join the communicators of all ranks, of which each rank knows its own.
+    """Collect the communicators of all ranks, each of which knows only its own.
 
     Args:
-        call: begins the message.
-        given: by rank the ranks of the communicators that it gave.
+        call: the beginning of the error message.
+        given: for each rank, the ranks of each communicator that it passed.
 
     Returns:
-        The ranks of each, once: those of rank 0 first, in its order, then what rank 1 has beside them, and so on.
+        The ranks of each communicator, once: first those that rank 0 passed, in its order, then those that rank 1
+        added, and so on.
 
     Raises:
-        MismatchError: a rank of a communicator did not give it.
+        MismatchError: a rank of a communicator did not pass it.
     """
     givers: dict[tuple[int, ...], set[int]] = {}
     for rank, communicators in enumerate(given):
@@ -96,5 +97,5 @@ def of_communicators(call: str, given: Sequence[Sequence[Sequence[int]]]) -> lis
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """Give ranks for a message: "0, 2"."""
+    """Return ranks as text for a message: "0, 2"."""
     return ", ".join(str(rank) for rank in ranks)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
 
 VERSION = 1
-# 15 MB of memory: 10 buckets with plans of 10 rounds make about 140 records in a step, so 900 steps.
+# 15 MB of memory. With 10 buckets and plans of 10 rounds a step makes about 140 records, so that 900 steps fit.
 CAPACITY = 1 << 17
 
 
@@ -32,7 +32,7 @@ class _Recording:
     folder: Path
     job: str
     clock: clock.Clock
-    zero_ns: int  # of the trace, on this rank's clock
+    zero_ns: int  # the trace's time 0 on this rank's clock
     begun_ns: int
 
 
@@ -40,26 +40,26 @@ _recording: _Recording | None = None
 
 
 def start_trace(folder: str | os.PathLike[str]) -> None:
-    """Record what the engine does, until `stop_trace`, `shutdown` or the end of the process; all ranks call it.
+    """Record what the engine does until `stop_trace`, `shutdown` or the end of the process; all ranks call this.
 
-    Each rank then leaves `rank_R.json` in the folder, for `python -m hvd_ext trace` and for Perfetto. Of a long
-    training the newest part is kept.
+    Each rank then writes `rank_R.json` into the folder, for `python -m hvd_ext trace` and for Perfetto. If a training
+    is too long, its newest part is kept.
 
     Args:
-        folder: made where it is missing; ranks of one job may share it, and may have different ones.
+        folder: created if it is missing; the ranks may share one folder or have different ones.
 
     Raises:
-        InvalidError: a trace is being recorded already, or the folder cannot be written; on all ranks.
+        InvalidError: a trace is being recorded already, or the folder cannot be written; raised on all ranks.
         NotInitializedError: before `init()`.
     """
     begin(runtime.current(), folder)
 
 
 def stop_trace() -> Path:
-    """End the recording of this rank and write its file; it waits for no other rank.
+    """End the recording of this rank and write its file, without waiting for other ranks.
 
     Returns:
-        The file that was written.
+        The path of the file.
 
     Raises:
         InvalidError: no trace is being recorded.
@@ -74,16 +74,17 @@ def stop_trace() -> Path:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin a trace under Horovod's name for it; all ranks call it. See `hvd_ext.start_trace`.
+    """Begin a trace under Horovod's name; all ranks call this function. See `hvd_ext.start_trace`.
 
-    Horovod writes one file, on rank 0. Here each rank leaves one in a folder; `python -m hvd_ext trace` merges them.
+    Horovod writes one file, on rank 0. Here each rank writes a file into a folder, and `python -m hvd_ext trace` merges
+    them.
 
     Args:
-        file_path: names the folder: without the suffix .json, if it has that.
+        file_path: the folder's path; a suffix .json is dropped.
         mark_cycles: must be False; the engine has no cycles.
 
     Raises:
-        InvalidError: mark_cycles, or what `start_trace` refuses.
+        InvalidError: mark_cycles is true, or `start_trace` raises it.
     """
     if mark_cycles:
         raise InvalidError(f"start_timeline: mark_cycles ({mark_cycles!r}): {unsupported.INSTEAD['mark_cycles']}")
@@ -92,10 +93,10 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> Path:
-    """End the trace that `start_timeline` began; waits for no other rank.
+    """End the trace that `start_timeline` began, without waiting for other ranks.
 
     Returns:
-        The file that this rank has written.
+        The path of this rank's file.
 
     Raises:
         InvalidError: no trace is being recorded.
@@ -104,11 +105,11 @@ def stop_timeline() -> Path:
 
 
 def begin(owner: Runtime, folder: str | os.PathLike[str]) -> None:
-    """Start as `start_trace` does; for `hvd_ext.job.process`.
+    """Start a trace as `start_trace` does; `hvd_ext.job.process` calls this.
 
     Args:
         owner: the running job.
-        folder: where the files go.
+        folder: the folder for the files.
     """
     global _recording
     path = Path(folder).absolute()
@@ -140,8 +141,8 @@ def end(owner: Runtime) -> Callable[[], None]:
         owner: the job that ends.
 
     Returns:
-        Writes the file; also after the engine has stopped, as the others wait for this rank's farewell only so long.
-        It never raises, but says what went wrong.
+        A function that writes the file. It may be called after the engine has stopped, since the other ranks wait only
+        a limited time for this rank's shutdown handshake. It never raises; it prints what went wrong.
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
@@ -150,7 +151,7 @@ def end(owner: Runtime) -> Callable[[], None]:
     def finish() -> None:
         try:
             _written(owner, recording, raw)
-        except Exception as error:  # whatever it is, it must not stand between a rank and its end
+        except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
     return finish
@@ -165,7 +166,7 @@ def _taken() -> tuple[_Recording, records.Raw]:
 
 
 def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
-    # A wait may have begun in an earlier trace.
+    # A recorded wait may have begun during an earlier trace.
     found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
@@ -185,14 +186,14 @@ def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a trace such that the file is there whole or not at all.
+    """Write a trace atomically: the file is complete or does not exist.
 
     Args:
-        path: of the file; an older one is replaced.
+        path: the file; an older one is replaced.
         document: the trace.
 
     Raises:
-        OSError: it cannot be written; an older file is as it was.
+        OSError: the file cannot be written; an older file stays as it was.
     """
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

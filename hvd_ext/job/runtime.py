@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 KIB = 1 << 10
 
-# A call's plan and grain depend on its size, which a traced graph may not know: the op holds one row per class and
-# looks its size up when it runs. A class covers the sizes up to its limit and is planned for that; the last has no
-# limit.
+# A call's plan and grain depend on the size of its buffer, which may be unknown when a graph is traced. So the op holds
+# one row for each class of sizes, and looks up its class when it runs. A class covers the sizes up to its limit and is
+# planned for that limit; one more class has no limit.
 SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
 
-# Larger plans are proven by the tests only: the verifier looks at all ranks at once.
+# Plans of more ranks are proven by the tests only, because the verifier looks at all ranks at once.
 MAX_PROVEN_RANKS = 64
 
 
@@ -33,9 +33,9 @@ class Prepared:
 
     Args:
         plan: the engine's handle.
-        digest: of the plan, equal on all ranks.
-        segment_nbytes: the grain of pipelining for the size it was prepared for.
-        algorithm: its name.
+        digest: the plan's digest, equal on all ranks.
+        segment_nbytes: the grain of pipelining for the size that the plan was prepared for.
+        algorithm: the algorithm's name.
     """
 
     plan: int
@@ -45,10 +45,10 @@ class Prepared:
 
 
 class Runtime:
-    """One `init` to `shutdown`, or one process set: engine, topology, options, hosts, and the engine's plans."""
+    """The state from `init` to `shutdown`, or of one process set: engine, topology, options, hosts and plans."""
 
     def __init__(self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...]) -> None:
-        """Hold what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` found.
+        """Store what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` has found.
 
         Args:
             engine: the running engine.
@@ -61,28 +61,28 @@ class Runtime:
         self.options = options
         self.hosts = hosts
         self.plans: dict[int, LogicalPlan] = {}  # by handle
-        self.process_sets: dict[int, ProcessSet] = {}  # of the job: those that were added, by id
-        self.last_process_set = 0  # the id of the newest
+        self.process_sets: dict[int, ProcessSet] = {}  # only in the job's runtime: the sets that were added, by id
+        self.last_process_set = 0  # the id of the newest set
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
         self._counts: dict[str, int] = {}
         self._lock = threading.RLock()
 
     def subset(self, engine: Engine) -> Runtime:
-        """The runtime of some of the ranks.
+        """Make the runtime of a process set of this job.
 
         Args:
-            engine: theirs, a set of this runtime's.
+            engine: the engine of the set's ranks.
 
         Returns:
-            A runtime with the part of the topology that they have.
+            A runtime with the set's part of the topology.
         """
         return Runtime(
             engine, self.tree.subset(engine.ranks), self.options, tuple(self.hosts[rank] for rank in engine.ranks)
         )
 
     def count(self, kind: str) -> int:
-        """Number the eager calls of a kind, for their default names.
+        """Return the next number for an eager call of a kind; default names contain it.
 
         Args:
             kind: "allreduce", ...
@@ -96,7 +96,7 @@ class Runtime:
             return number
 
     def prepare(self, plan: LogicalPlan) -> int:
-        """Hand this rank's rows of a plan to the engine, once; the plan is proven first where it has few ranks.
+        """Hand this rank's rows of a plan to the engine once, after a proof if it has `MAX_PROVEN_RANKS` at most.
 
         Args:
             plan: the plan of all ranks.
@@ -123,15 +123,15 @@ class Runtime:
         """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
 
         Args:
-            name: for messages.
-            layout: of a step; its plans are handed to the engine.
+            name: the channel's name in messages.
+            layout: the layout of a step; its plans are handed to the engine.
 
         Returns:
             The channel's handle.
 
         Raises:
             PlanError: a plan does not compute its collective.
-            InvalidError: what the engine refuses.
+            InvalidError: the engine refused the layout.
         """
         return self.engine.open_channel(name, layout, self.prepare)
 
@@ -140,13 +140,13 @@ class Runtime:
 
         Args:
             nbytes: the size of the buffer.
-            algorithm: a name or "auto"; None for the options'.
+            algorithm: a name or "auto"; None for the algorithm of the options.
 
         Returns:
             The prepared plan.
 
         Raises:
-            PlanError: an unknown algorithm, or one that cannot run on the topology.
+            PlanError: the algorithm is unknown, or cannot run on the topology.
         """
         from hvd_ext.planning import planner
 
@@ -180,7 +180,7 @@ class Runtime:
 
         Args:
             nbytes: the size of the buffer.
-            root: the rank whose buffer all get.
+            root: the rank whose buffer all ranks receive.
 
         Returns:
             The prepared plan.
@@ -241,7 +241,7 @@ _current: Runtime | None = None
 
 
 def current() -> Runtime:
-    """Give the running job.
+    """Return the runtime of the running job.
 
     Returns:
         The runtime of the last `init`.
@@ -255,15 +255,15 @@ def current() -> Runtime:
 
 
 def current_or_none() -> Runtime | None:
-    """Give the running job, or None."""
+    """Return the runtime of the running job, or None if there is none."""
     return _current
 
 
 def set_current(runtime: Runtime | None) -> None:
-    """Replace the running job; for `hvd_ext.job.process` and tests.
+    """Replace the runtime of the running job; only `hvd_ext.job.process` and tests call this.
 
     Args:
-        runtime: the new one, or None.
+        runtime: the new runtime, or None.
     """
     global _current
     _current = runtime

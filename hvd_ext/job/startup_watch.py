@@ -1,8 +1,9 @@
-"""Who is missing while `init()` waits: MPI starts only when all ranks have come, and cannot say who has not.
+"""Names the ranks that are missing while `init()` waits; MPI waits for all ranks, and cannot say which have not come.
 
-Each rank leaves a mark in the folder that the launcher keeps for the job on its host (Open MPI, PRRTE), before it
-starts MPI. The ranks of a host see each other's marks while they wait, and the launcher removes them with the folder.
-It lies in the temporary folder, where its name can be guessed: marks are written and read only where it is this user's.
+Before a rank starts MPI, it leaves a mark in the folder that the launcher (Open MPI, PRRTE) keeps for the job on each
+host. The ranks of a host see each other's marks while they wait, and the launcher removes the marks with the folder.
+The folder lies in the temporary folder, and its name can be guessed, so marks are written and read only if the folder
+belongs to this user.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from hvd_ext.options import Options
 
 LOOK_S = 0.1
 EXIT_CODE = 1
-_MOST_NBYTES = 64  # of a mark: the number of a rank
-_starts = 0  # of this process: shutdown() and init() again
+_MOST_NBYTES = 64  # of a mark, which holds the number of a rank
+_starts = 0  # how often this process has called init()
 
 
 class Arrivals:
     """The marks of one start of the job on this host.
 
     Args:
-        environ: the environment of a rank; a launcher that does not tell its folder gives no marks.
-        start: number of this `init()` in its process.
+        environ: the environment of a rank; there are no marks if it does not name the launcher's folder.
+        start: the number of this `init()` in its process.
     """
 
     def __init__(self, environ: Mapping[str, str], start: int = 1) -> None:
@@ -42,7 +43,7 @@ class Arrivals:
         self._stem = f"hvd_ext-{job.replace('/', '-')}-{start}"
 
     def mark(self) -> None:
-        """Say that this rank has come; where that cannot be written nobody will know."""
+        """Leave this rank's mark; if it cannot be written, this rank does without marks."""
         try:
             with self._opened(self.place, os.O_WRONLY | os.O_CREAT) as file:
                 os.ftruncate(file, 0)
@@ -51,7 +52,7 @@ class Arrivals:
             self._folder = None
 
     def here(self) -> dict[int, str]:
-        """The ranks of this host that have come, by their place on the host."""
+        """Return the ranks of this host that have come, by their place on the host."""
         found = {}
         for place in range(self.size or 0) if self._folder is not None else ():
             try:
@@ -76,19 +77,19 @@ class Arrivals:
             os.close(file)
 
     def speaks(self) -> bool:
-        """Whether this rank speaks for its host: the first of those that have come."""
+        """Return whether this rank reports for its host: it is the first of the ranks that have come."""
         here = self.here()
         return not here or min(here) == self.place
 
     def words(self) -> str:
-        """Who is missing, as far as this host knows."""
+        """Say which ranks are missing, as far as this host knows."""
         here = self.here()
         if self._folder is None or not here:
             return f"rank {self.rank} is here; this launcher does not tell which rank is not"
         missing = [place for place in range(self.size or 0) if place not in here]
         if not missing:
             return f"all {self.size} of host {platform.node()} are here: a rank of another host has not called init()"
-        # Ranks in the order of hosts, unless the marks say otherwise.
+        # Ranks are assumed to be numbered in the order of the hosts, unless the marks contradict that.
         firsts = {int(rank) - place for place, rank in here.items() if rank.isdigit()}
         first = firsts.pop() if len(firsts) == 1 else None
         names = [f"local rank {p}" if first is None else f"rank {first + p} (local rank {p})" for p in missing]
@@ -98,18 +99,19 @@ class Arrivals:
 
 @contextmanager
 def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Around the start of MPI: warn who is missing, and end this process when it waits too long.
+    """Warn of missing ranks while MPI starts in the `with` block, and end this process if it waits too long.
 
     Args:
-        options: its `stall_warn_s` and `stall_fatal_s` hold here too; 0 is never.
-        environ: the environment of this rank; None for that of the process.
+        options: `stall_warn_s` and `stall_fatal_s` are the limits; 0 means never.
+        environ: the environment of this rank; None for the process's own.
     """
     global _starts
     _starts += 1
     arrivals = Arrivals(os.environ if environ is None else environ, _starts)
     arrivals.mark()
     ended = threading.Event()
-    # A daemon: MPI_Init cannot be called back, and must not keep a process that ends otherwise.
+    # A daemon thread, because MPI_Init cannot be interrupted: the watch must not keep a process alive that ends
+    # for another reason.
     watcher = threading.Thread(target=_look, args=(arrivals, options, ended), name="hvd_ext init", daemon=True)
     watcher.start()
     try:
@@ -127,13 +129,13 @@ def _look(arrivals: Arrivals, options: Options, ended: threading.Event) -> None:
         if fatal or 0 < options.stall_warn_s * (warnings + 1) <= waited_s:
             warnings += 1
             words = arrivals.words()
-            if fatal or (arrivals.speaks() and words != said):  # the same words again would be no news
+            if fatal or (arrivals.speaks() and words != said):  # a warning is not repeated
                 said = words
                 limit = f", longer than the limit ({options.stall_fatal_s:g} s, HVD_EXT_STALL_FATAL_S)" if fatal else ""
                 waited = f"init() has waited {waited_s:.0f} s for the other ranks{limit}"
                 log.write(f"hvd_ext: [rank {arrivals.rank}] {waited}: {words}\n")
         if fatal:
-            os._exit(EXIT_CODE)  # the thread that waits is inside MPI_Init and hears nothing
+            os._exit(EXIT_CODE)  # the waiting thread is inside MPI_Init, where no exception reaches it
 
 
 def _number(text: str | None) -> int | None:

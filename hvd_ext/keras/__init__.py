@@ -1,7 +1,7 @@
 """Keras 3 on TensorFlow: the optimizer that reduces its gradients over the ranks, and the callbacks around `fit`.
 
-`import hvd_ext.keras as hvd` stands for `import horovod.keras as hvd`: it has the public names of `hvd_ext`, with the
-collectives of `hvd_ext.keras.face`.
+`import hvd_ext.keras as hvd` replaces `import horovod.keras as hvd`: it has the public names of `hvd_ext`, and the
+collectives with Horovod's order of arguments from `hvd_ext.keras.face`.
 """
 
 from __future__ import annotations

@@ -22,20 +22,20 @@ def allreduce(
     """Reduce a value over all ranks; see `hvd_ext.allreduce`, which has another order of arguments.
 
     Args:
-        value: a tensor or what becomes one, of equal shape on all ranks.
+        value: a tensor, or a value that converts to one, of equal shape on all ranks.
         name: its name in messages.
         average: False for `hvd_ext.Sum`; as in Horovod, `op` is the newer way to say so.
         prescale_factor: multiplies the value before the reduction.
         postscale_factor: multiplies the result.
         op: `hvd_ext.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
-        compression: how float32 travels.
+        compression: how float32 is sent.
 
     Returns:
         The reduced tensor.
 
     Raises:
         InvalidError: an argument breaks its rule.
-        MismatchError: the ranks have different values for one; on all ranks.
+        MismatchError: the ranks' arguments differ; on all ranks.
     """
     return single.allreduce(
         value,
@@ -52,7 +52,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     """Join the values of all ranks along their first axis; see `hvd_ext.allgather`.
 
     Args:
-        value: a tensor or what becomes one; only the first axis may differ between ranks.
+        value: a tensor, or a value that converts to one; only the first axis may differ between ranks.
         name: its name in messages.
 
     Returns:
@@ -65,7 +65,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Give all ranks the value of one; see `hvd_ext.broadcast`.
 
     Args:
-        value: a tensor or what becomes one, of equal shape on all ranks.
+        value: a tensor, or a value that converts to one, of equal shape on all ranks.
         root_rank: the rank whose value all get.
         name: its name in messages.
 
@@ -79,7 +79,7 @@ def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -
     """Reduce a value over all ranks and give each its rows of the result; see `hvd_ext.reducescatter`.
 
     Args:
-        value: a tensor or what becomes one, of equal shape on all ranks.
+        value: a tensor, or a value that converts to one, of equal shape on all ranks.
         name: its name in messages.
         op: `hvd_ext.Average` or `hvd_ext.Sum`.
 

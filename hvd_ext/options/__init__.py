@@ -1,4 +1,4 @@
-"""Settings: one frozen value, filled from arguments and from the environment by one table."""
+"""The options of a job: one frozen value, filled from arguments or from environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-# The names that an editor offers; a test compares them with the schedules that there are.
+# Editors offer these names; a test compares them with the existing schedules.
 Algorithm = Literal[
     "auto",
     "binary_tree",
@@ -34,7 +34,7 @@ SparseAlgorithm = Literal["gtopk", "hitopk", "naive_allgather"]
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values become one; the numbers are the engine's (tf_ops/kernels/reduce.h)."""
+    """How the values of all ranks are combined; the engine uses the same numbers (tf_ops/kernels/reduce.h)."""
 
     Sum = 0
     Average = 1
@@ -44,14 +44,15 @@ class ReduceOp(enum.IntEnum):
 
 
 class SetOfRanks:
-    """What `hvd_ext.ProcessSet` is to the options, which cannot import it: the sets of Horovod are not such."""
+    """Base class of `hvd_ext.ProcessSet`, which this room cannot import; it tells our sets from Horovod's."""
 
 
 class Compression(enum.Enum):
-    """How float32 travels; the values are its dtype on the way, "" for its own.
+    """The dtype in which float32 values are sent; each member's value is its name, "" for float32 itself.
 
-    Sums are taken in float32, and what is sent is rounded to nearest. float16 has 11 bits and ends at 65504: a partial
-    sum beyond that becomes infinity. bfloat16 has 8 bits and float32's range.
+    Sums are taken in float32, and values are rounded to nearest before they are sent. float16 has a significand of 11
+    bits and a maximum of 65504; a partial sum beyond that becomes infinite. bfloat16 has a significand of 8 bits and
+    float32's range.
     """
 
     none = ""
@@ -59,27 +60,27 @@ class Compression(enum.Enum):
     bf16 = "bfloat16"
 
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Round a tensor to this dtype, as programs do that call Horovod's compressors themselves.
+        """Round a tensor to this dtype, for programs that call Horovod's compressors themselves.
 
         Args:
-            tensor: a tensor; one of whole numbers stays as it is.
+            tensor: a tensor; a tensor of integers is returned unchanged.
 
         Returns:
-            The tensor in this dtype, and what `decompress` needs: its own dtype, None for `Compression.none`.
+            The tensor in this dtype, and its former dtype for `decompress` (None for `Compression.none`).
         """
         if self is Compression.none:
             return tensor, None
         return _as(tensor, self.value, tensor.dtype), tensor.dtype
 
     def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """Give a tensor its own dtype back.
+        """Cast a tensor back to the dtype that it had before `compress`.
 
         Args:
-            tensor: from `compress`, or reduced after that.
+            tensor: the first result of `compress`, possibly reduced.
             ctx: the second result of `compress`.
 
         Returns:
-            The tensor in the dtype that it had.
+            The tensor in its former dtype.
         """
         return tensor if ctx is None else _as(tensor, ctx, ctx)
 
@@ -93,20 +94,20 @@ Product = ReduceOp.Product
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a user may choose; the same on all ranks, except for the two stall times, shared_memory and quiet.
+    """The options of a job, equal on all ranks except for the two stall times, shared_memory and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
-        bucket_nbytes: gradients are sent together in buckets of about so many bytes.
+        bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together.
         op: `Average` or `Sum`.
-        compression: how float32 gradients travel, `Compression.none`, `.fp16` or `.bf16`.
-        topology: None to find the hosts by itself, the path of a YAML file, or a `Tree`.
-        stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 never.
-        stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 never.
-        window: segments of one bucket or call that are under way at once.
-        shared_memory: ranks of a host read each other's memory; False: what they say to each other goes by MPI too.
-        trace: folder for a trace of every bucket; None for none. On all ranks or none.
-        quiet: rank 0 does not say what runs: the version, ranks, hosts, algorithm, buckets. Warnings stay.
+        compression: how float32 gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
+        topology: None to detect the hosts, the path of a YAML file, or a `Tree`.
+        stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 for never.
+        stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 for never.
+        window: how many segments of one bucket or call may be in flight at once.
+        shared_memory: whether ranks of one host read each other's memory; if False, they exchange messages through MPI.
+        trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
+        quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
 
     Raises:
         InvalidError: a value breaks the rule named in the message.
@@ -142,16 +143,16 @@ class Options:
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
 
     def replace(self, **changes: Any) -> Options:
-        """Give a copy with some fields changed.
+        """Return a copy with some fields changed.
 
         Args:
-            **changes: fields of this class; None leaves a field as it is.
+            **changes: fields of this class; None leaves a field unchanged.
 
         Returns:
             The changed copy.
 
         Raises:
-            InvalidError: an unknown field, or a value that breaks its rule.
+            InvalidError: a field is unknown, or a value breaks its rule.
         """
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
@@ -174,40 +175,56 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("HVD_EXT_ALGORITHM", "algorithm", str, "auto", "allreduce algorithm: auto, or a name that `plan` lists"),
     Setting(
-        "HVD_EXT_BUCKET_NBYTES", "bucket_nbytes", int, str(8 * MIB), "gradients travel in buckets of so many bytes"
+        "HVD_EXT_BUCKET_NBYTES",
+        "bucket_nbytes",
+        int,
+        str(8 * MIB),
+        "approximate size in bytes of the buckets of gradients",
     ),
-    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: hosts are found by themselves"),
+    Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: the hosts are detected"),
     Setting(
-        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "name a rank that stays away so many seconds; 0 never"
-    ),
-    Setting(
-        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "fail when a rank stays away so many seconds; 0 never"
-    ),
-    Setting(
-        "HVD_EXT_SHARED_MEMORY", "shared_memory", bool, "1", "ranks of a host read each other's memory; 0: they use MPI"
+        "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"
     ),
     Setting(
-        "HVD_EXT_TRACE", "trace", str, "", "folder for a trace of every bucket, for the command `trace`; empty: none"
+        "HVD_EXT_STALL_FATAL_S", "stall_fatal_s", float, "0", "seconds after which waiting for a rank fails; 0: never"
     ),
-    Setting("HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not say what runs: ranks, hosts, algorithm, buckets"),
+    Setting(
+        "HVD_EXT_SHARED_MEMORY",
+        "shared_memory",
+        bool,
+        "1",
+        "1: ranks of a host read each other's memory; 0: they use MPI",
+    ),
+    Setting(
+        "HVD_EXT_TRACE",
+        "trace",
+        str,
+        "",
+        "folder for a trace of every bucket, which the command `trace` reads; empty: no trace",
+    ),
+    Setting(
+        "HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"
+    ),
 )
 
 
-# What users of Horovod have set: the heeded rows fill the same fields, unless a variable of ours does.
+# Horovod's variables: those that are heeded fill the same fields, unless one of our variables does.
 HOROVOD_VARIABLES = environment.VARIABLES
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Options:
-    """Read the options from the environment: Horovod's variables where they have a meaning here, and ours before them.
+    """Read the options from our environment variables and from those of Horovod's that have a meaning here.
+
+    If variables of both kinds set one option, ours takes precedence.
 
     Args:
-        environ: the environment; None for that of the process. A variable that is unset or empty leaves its default.
+        environ: the environment; None for the process's own. A variable that is unset or empty leaves the default.
 
     Returns:
         The options.
 
     Raises:
-        InvalidError: a value that is not of the setting's type or breaks its rule; the variable is named.
+        InvalidError: a value is not of the setting's type or breaks its rule; the message names the variable.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -229,16 +246,17 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Options:
 
 
 def check_op(op: object) -> ReduceOp:
-    """Check a reduction that a user gave.
+    """Check a reduction of gradients or of rows that a user gave.
 
     Args:
-        op: `hvd_ext.Average` or `hvd_ext.Sum`, of which gradients and rows are made.
+        op: `hvd_ext.Average` or `hvd_ext.Sum`.
 
     Returns:
-        The same, typed.
+        The same value, typed.
 
     Raises:
-        InvalidError: anything else; Horovod's own constants are plain numbers with other meanings and are refused too.
+        InvalidError: `op` is anything else. Horovod's own constants are refused too: they are plain numbers with other
+            meanings.
     """
     if op in (Average, Sum) and isinstance(op, ReduceOp):
         return op
@@ -253,10 +271,10 @@ def check_compression(compression: object) -> Compression:
         compression: a member of `hvd_ext.Compression`, Horovod's class for the same, or None for none.
 
     Returns:
-        The same, typed.
+        The member of `hvd_ext.Compression`.
 
     Raises:
-        InvalidError: anything else.
+        InvalidError: `compression` is anything else.
     """
     if isinstance(compression, Compression):
         return compression
@@ -274,7 +292,7 @@ def check_compression(compression: object) -> Compression:
 
 
 def _as(tensor: Any, dtype: Any, own: Any) -> Any:
-    """Cast a tensor whose own dtype is a floating one."""
+    """Cast a tensor to `dtype` if `own` is a floating-point dtype."""
     import tensorflow as tf
 
     return tf.cast(tensor, dtype) if tf.as_dtype(own).is_floating else tensor

@@ -1,6 +1,6 @@
-"""Which features may be used together: a pair works or is refused in words.
+"""Which features may be used together: each pair either works or is refused with an error that says why.
 
-A test shows each feature alone, each pair of features that act at one place of a step, and each refused pair.
+Tests cover each feature alone, each pair of features that act at the same place of a step, and each refused pair.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-# feature -> how it is asked for
+# feature -> how a user asks for it
 FEATURES: dict[str, str] = {
     "op=Sum": "`op=hvd.Sum`",
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
@@ -53,12 +53,12 @@ REFUSED: dict[frozenset[str], str] = {
         "differently and the ranks would part; use clipnorm or clipvalue, which look at one variable at a time"
     ),
     frozenset({"backward_passes_per_step", "tape"}): "a tape adds nothing up",
-    frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it has none
+    frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it lacks this
     frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
 
-# What a reader should know about pairs that work, and of three features together.
+# What users should know about pairs that work, and about combinations of three features.
 REMARKS = (
     "accumulation or backward_passes_per_step with mixed_float16, and accumulation with a tape, reduce at every pass: "
     "in float16 all ranks must see alike whether a pass is finite, and a tape does not know of the optimizer's passes.",
@@ -71,7 +71,8 @@ REMARKS = (
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 
-# Where in a step a feature acts. Two features that act at one place meet in code, and a test shows that they get along.
+# The places of a step at which features act. The code of two features that act at one place meets, so a test covers
+# each such pair.
 PLACES: dict[str, str] = {
     "passes": "which applies are reduced, and how the others are added up or left out",
     "form": "which gradients are dense, which are slices, and which stay on their rank",
@@ -82,7 +83,7 @@ PLACES: dict[str, str] = {
     "update": "what Keras does with the reduced gradients",
 }
 
-# feature -> the places at which code of its own acts
+# feature -> the places at which its code acts
 ACTS_AT: dict[str, tuple[str, ...]] = {
     "op=Sum": ("factor",),
     "compression": ("wire",),
@@ -115,9 +116,9 @@ class Pair:
     Args:
         first: a feature.
         second: a later one of `FEATURES`.
-        words: that refuse them; "" where they work.
-        places: of `PLACES`, at which both act: there they might get in each other's way.
-        test: that shows that they work, or that they are refused: file::function; "" where they meet nowhere.
+        words: the error message that refuses the pair; "" for a pair that works.
+        places: the keys of `PLACES` at which both act, and so might interfere.
+        test: the test (file::function) that shows that the pair works or is refused; "" if the features never meet.
     """
 
     first: str
@@ -128,28 +129,28 @@ class Pair:
 
     @property
     def risky(self) -> bool:
-        """Whether two features that work might get in each other's way."""
+        """Return whether the pair works and its features act at the same place, so that they might interfere."""
         return bool(self.places) and not self.words
 
 
 def words(first: str, second: str) -> str:
-    """Give the words that refuse a pair.
+    """Return the error message that refuses a pair.
 
     Args:
         first: a feature.
-        second: another.
+        second: another feature.
 
     Returns:
-        The error's message, or what it must contain; "" for a pair that works.
+        The message, or words that it must contain; "" for a pair that works.
     """
     return REFUSED.get(frozenset({first, second}), "")
 
 
 def pairs() -> tuple[Pair, ...]:
-    """Give every pair of features.
+    """Return every pair of features.
 
     Returns:
-        In the order of `FEATURES`.
+        The pairs, in the order of `FEATURES`.
     """
     return tuple(_pair(first, second) for first, second in itertools.combinations(FEATURES, 2))
 

@@ -1,7 +1,7 @@
-"""Horovod's environment variables as one table: which are heeded here, and why the others are not.
+"""One table of Horovod's environment variables: which of them are heeded here, and why the others are not.
 
-`hvd_ext.options.from_environment` reads the heeded ones (ours go before), `hvd_ext.job.launch` warns of the others,
-the doctor lists them, and the migration page is made from the same rows.
+`hvd_ext.options.from_environment` reads those that are heeded (our own variables take precedence), `hvd_ext.job.launch`
+warns of the others, the doctor lists both, and the migration page is generated from the same rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Of the build, as HOROVOD_WITH_MPI: they say nothing about a job.
+# Variables with these prefixes, such as HOROVOD_WITH_MPI, configure Horovod's build and have no meaning in a job.
 BUILD_PREFIXES = (
     "HOROVOD_WITH_",
     "HOROVOD_WITHOUT_",
@@ -19,7 +19,7 @@ BUILD_PREFIXES = (
     "HOROVOD_NCCL_",
     "HOROVOD_CUDA_",
 )
-# Of Horovod's C interface: constants that look like variables.
+# Constants of Horovod's C interface that look like variables.
 NOT_VARIABLES = ("HOROVOD_PROCESS_SET_ERROR_",)
 
 HEEDED, IGNORED, REFUSED, LAUNCHER = "heeded", "ignored", "refused", "launcher"
@@ -30,14 +30,15 @@ class Variable:
     """One of Horovod's environment variables.
 
     Attributes:
-        name: as users set it.
-        status: HEEDED (fills a field of `Options`), IGNORED (a user who sets it is warned once), REFUSED (`init`
-            raises), or LAUNCHER (set by or for Horovod's launchers: nothing is lost here, and nothing is said).
-        note: what it does here, or what to use instead; ends without a full stop.
-        field: the field of `Options` that it fills; empty where it is not heeded.
-        read: gives the field's value for the variable's text, or None to leave the default; raises ValueError.
-        rule: what the text must be, for the message.
-        harmless: texts at which an ignored variable asks for nothing that is not so anyway.
+        name: the variable's name.
+        status: HEEDED (the variable fills a field of `Options`), IGNORED (a user who sets it is warned once), REFUSED
+            (`init` raises), or LAUNCHER (Horovod's launchers set or read it; ignoring it loses nothing, so nobody is
+            warned).
+        note: what the variable does here, or what to use instead, without a full stop.
+        field: the field of `Options` that the variable fills; empty unless it is heeded.
+        read: converts the variable's text to the field's value, or to None to leave the default; raises ValueError.
+        rule: what the text must be, for the error message.
+        harmless: texts with which an ignored variable asks only for what happens anyway.
     """
 
     name: str
@@ -57,7 +58,7 @@ def _whole(text: str) -> int:
 
 
 def _bucket(text: str) -> int:
-    return max(1, _whole(text))  # 0 is Horovod's word for no fusion: a bucket for each tensor
+    return max(1, _whole(text))  # in Horovod 0 means no fusion, so each tensor gets its own bucket
 
 
 def _never(text: str) -> float | None:
@@ -80,12 +81,12 @@ def _of_launcher(name: str, note: str) -> Variable:
     return Variable(name, LAUNCHER, note)
 
 
-# A later row of the same field goes before an earlier one.
+# If two rows set the same field, the later one takes precedence.
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_FUSION_THRESHOLD",
         HEEDED,
-        "HVD_EXT_BUCKET_NBYTES: gradients travel in buckets of so many bytes; 0: a bucket for each tensor",
+        "HVD_EXT_BUCKET_NBYTES: approximate size in bytes of the buckets of gradients; 0: a bucket for each tensor",
         "bucket_nbytes",
         _bucket,
         f"{_NUMBER}, in bytes",
@@ -93,7 +94,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         HEEDED,
-        "HVD_EXT_STALL_WARN_S: seconds until a rank that stays away is named; 0 never",
+        "HVD_EXT_STALL_WARN_S: seconds after which a missing rank is named; 0: never",
         "stall_warn_s",
         _whole,
         f"{_NUMBER}, in seconds",
@@ -101,7 +102,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_CHECK_DISABLE",
         HEEDED,
-        "HVD_EXT_STALL_WARN_S=0: no rank is named that stays away",
+        "HVD_EXT_STALL_WARN_S=0: missing ranks are not named",
         "stall_warn_s",
         _never,
         "0 or 1",
@@ -109,7 +110,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         HEEDED,
-        "HVD_EXT_STALL_FATAL_S: seconds until waiting for a rank is an error; 0 never",
+        "HVD_EXT_STALL_FATAL_S: seconds after which waiting for a rank fails; 0: never",
         "stall_fatal_s",
         _whole,
         f"{_NUMBER}, in seconds",
@@ -129,15 +130,17 @@ VARIABLES: tuple[Variable, ...] = (
         "horovodrun --gloo starts no MPI job: use horovodrun --mpi or mpirun",
     ),
     Variable("HOROVOD_RANK", REFUSED, "set by horovodrun --gloo, whose processes are no MPI job"),
-    _ignored("HOROVOD_CYCLE_TIME", "there are no cycles: a bucket starts when its last gradient is there"),
+    _ignored("HOROVOD_CYCLE_TIME", "there are no cycles: a bucket starts when its last gradient has arrived"),
     _ignored("HOROVOD_CACHE_CAPACITY", "there is no cache of responses: the order of the buckets is agreed once"),
-    _ignored("HOROVOD_DISABLE_GROUP_FUSION", "HVD_EXT_BUCKET_NBYTES and groups= say what travels together", *_OFF),
+    _ignored(
+        "HOROVOD_DISABLE_GROUP_FUSION", "HVD_EXT_BUCKET_NBYTES and groups= decide which gradients share a bucket", *_OFF
+    ),
     _ignored(
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
-        "the algorithm is chosen for the hosts by itself; HVD_EXT_ALGORITHM=two_level forces one",
+        "the algorithm is chosen for the hosts automatically; HVD_EXT_ALGORITHM=two_level forces one",
         *_OFF,
     ),
-    _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", "allgather takes the hosts into account by itself", *_OFF),
+    _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", "allgather always takes the hosts into account", *_OFF),
     _ignored("HOROVOD_TORUS_ALLREDUCE", "HVD_EXT_ALGORITHM=torus2d forces this algorithm", *_OFF),
     _ignored("HOROVOD_AUTOTUNE", "nothing is tuned while training: plans are priced before the first step", *_OFF),
     _ignored("HOROVOD_AUTOTUNE_LOG", "there is no autotuning"),
@@ -197,7 +200,8 @@ def unheeded(environ: Mapping[str, str]) -> list[tuple[str, str]]:
         environ: the environment.
 
     Returns:
-        Pairs (NAME=text, why), in the order of the names; what neither we nor Horovod 0.28.1 know is among them.
+        Pairs (NAME=text, why), in the order of the names. Variables that neither we nor Horovod 0.28.1 know are among
+        them.
     """
     rows = {row.name: row for row in VARIABLES}
     found = []

@@ -1,6 +1,6 @@
 """The options of a reduction of gradients: one frozen value for optimizers, tapes and commands.
 
-Horovod's keywords are taken by their names. What a value would change silently elsewhere is refused here in words.
+Horovod's keywords keep their names. A value that would be ignored or misread in silence is refused with an error.
 """
 
 from __future__ import annotations
@@ -34,28 +34,33 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientOptions:
-    """How gradients become one over the ranks; the same on all ranks, which is compared when a channel is opened.
+    """How gradients are reduced over the ranks; equal on all ranks, which compare their options in the first step.
 
     Args:
         op: `Average` or `Sum` of the ranks' gradients.
-        algorithm: "auto" or an allreduce algorithm's name; None for that of `init`. With a `TopK` an algorithm for
-            sparse gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
-        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for the one of `init`.
-        compression: how float32 gradients travel, or a `TopK`: which part of them; None for that of `init`.
-        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
-        gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
-        backward_passes_per_step: so many gradients are added up on each rank before one reduction and one update.
-        average_aggregated_gradients: divide what was added up by backward_passes_per_step; False: leave the sum.
-        groups: a number of buckets, or lists of variables that travel together; None and 0: buckets of bucket_nbytes.
+        algorithm: "auto" or the name of an allreduce algorithm; None for the algorithm of `init`. With a `TopK`, the
+            name of an algorithm for top-k gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
+        bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together; None for that
+            of `init`.
+        compression: how float32 gradients are sent: a `Compression`, a `TopK` to send only selected elements, or None
+            for the compression of `init`.
+        sparse_as_dense: convert `tf.IndexedSlices` to dense gradients before they are sent.
+        gradient_predivide_factor: a factor f: with `Average`, gradients are divided by f before the sum, and the sum is
+            divided by size/f.
+        backward_passes_per_step: how many gradients each rank adds up before one reduction and one update.
+        average_aggregated_gradients: divide the added gradients by backward_passes_per_step; if False, keep their sum.
+        groups: a number of buckets, or lists of variables that are reduced together; None or 0 for buckets of
+            bucket_nbytes.
         process_set: the ranks that reduce among themselves; None for all.
         scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        check_every: after so many steps the ranks compare a checksum of their weights; 0: never. Optimizers only.
-        check_start: the ranks compare a checksum of their weights once, before the first update; a tape does so after
-            its first step, before which its users may broadcast.
+        check_every: the ranks compare a checksum of their weights after every so many steps; 0 for never. Only
+            optimizers do this.
+        check_start: the ranks compare a checksum of their weights once, before the first update. A tape compares them
+            after its first step, so that a program may broadcast its variables during that step.
 
     Raises:
-        InvalidError: a value breaks its rule, or two of them exclude each other; the message says what to do.
-        PlanError: there is no algorithm of this name.
+        InvalidError: a value breaks its rule, or two values exclude each other; the message says what to do.
+        PlanError: no algorithm has this name.
     """
 
     op: ReduceOp = Average
@@ -98,16 +103,16 @@ class GradientOptions:
         """Read the options from a command line.
 
         Args:
-            where: whose they are, for messages ("bench training").
-            texts: by name; numbers, "true" and "false" as YAML reads them, op and compression by their names; a
-                `TopK` as "topk:0.01" or "topk:density=0.01,wire=bf16" (`hvd_ext.compression.topk.from_text`).
+            where: the command, for messages ("bench training").
+            texts: each option's text by name. Numbers, "true" and "false" are read as YAML; op and compression are
+                names; a `TopK` is "topk:0.01" or "topk:density=0.01,wire=bf16" (`hvd_ext.compression.topk.from_text`).
 
         Returns:
             The options.
 
         Raises:
-            InvalidError: an option that there is not, or a value that breaks its rule.
-            PlanError: there is no algorithm of this name.
+            InvalidError: an option does not exist, or a value breaks its rule.
+            PlanError: no algorithm has this name.
         """
         import yaml
 
@@ -131,34 +136,34 @@ class GradientOptions:
 
     @property
     def topk(self) -> TopK | None:
-        """The options of sparse gradients; None where all gradients travel whole."""
+        """The options of top-k gradients; None if all elements are sent."""
         return self.compression if isinstance(self.compression, TopK) else None
 
     def for_channel(self, job: Options) -> Options:
-        """Give the options of a channel.
+        """Return the options of a channel.
 
         Args:
-            job: those of `init`, which hold where these say nothing.
+            job: the options of `init`, which apply where these options are None.
         """
-        if self.topk is not None:  # dense gradients beside the sparse ones travel as those of the job
+        if self.topk is not None:  # gradients that TopK does not take are reduced with the options of the job
             return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes)
         return job.replace(
             op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, compression=self.compression
         )
 
     def keywords(self) -> dict[str, Any]:
-        """Give the keywords that make these options."""
+        """Return the keyword arguments that make these options."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def changed(self) -> tuple[str, ...]:
-        """Give the names of the options that are not at their defaults."""
+        """Return the names of the options that are not at their defaults."""
         return self.differing(GradientOptions())
 
     def differing(self, other: GradientOptions) -> tuple[str, ...]:
-        """Give the names of the options in which two values differ.
+        """Return the names of the options in which two values differ.
 
         Args:
-            other: the options to compare with; groups are alike if they hold the same variables.
+            other: the options to compare with; two groups are equal if they hold the same variables.
         """
 
         def comparable(options: GradientOptions) -> dict[str, Any]:
@@ -171,7 +176,7 @@ class GradientOptions:
         return tuple(name for name in own if own[name] != others[name])
 
     def described(self) -> dict[str, Any]:
-        """Give what must be the same on all ranks besides the options of the channel and the groups."""
+        """Return the values that must be equal on all ranks besides the options of the channel and the groups."""
         names = (
             "sparse_as_dense",
             "gradient_predivide_factor",
@@ -189,19 +194,21 @@ class GradientOptions:
 
     @property
     def sparse_algorithm(self) -> str:
-        """The algorithm for sparse gradients."""
+        """The algorithm for top-k gradients."""
         return self.algorithm or "hitopk"
 
 
 def groups_of(groups: int | Sequence[Sequence[Any]] | None, num_groups: int) -> int | Sequence[Sequence[Any]] | None:
-    """Give the groups of a face that takes Horovod's older keyword too; a user's function calls it directly.
+    """Merge the keyword `groups` with Horovod's older `num_groups`; a public function must call this directly.
+
+    A DeprecationWarning at the user's line says what `num_groups` is called now.
 
     Args:
-        groups: the newer keyword; it counts where both are given.
-        num_groups: Horovod's older one; 0 where it is not given.
+        groups: the newer keyword, which takes precedence.
+        num_groups: Horovod's older keyword; 0 if it was not given.
 
     Returns:
-        For `GradientOptions`. A DeprecationWarning at the user's line says what num_groups is called now.
+        The groups for `GradientOptions`.
     """
     if not num_groups:
         return groups
@@ -255,7 +262,7 @@ def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:
 
 
 def _checked_set(process_set: Any) -> ProcessSet | None:
-    # Horovod's own global set has the number 0 as well
+    # Horovod's own global set has the id 0 as well.
     if process_set is None or getattr(process_set, "process_set_id", None) == 0:
         return None
     if not isinstance(process_set, SetOfRanks):

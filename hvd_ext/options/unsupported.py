@@ -1,4 +1,4 @@
-"""What Horovod has and this package has not: each name says so at the call, and says what to do instead."""
+"""Names of Horovod that this package does not support: using one raises an error that says what to do instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from hvd_ext.errors import InvalidError
 
-# What to do instead; the page of migration says the same words.
+# What to do instead; the migration page has the same words.
 INSTEAD: dict[str, str] = {
     "join": (
         "give all ranks as many steps, as hvd_ext.shard(dataset, batch_size) does, or agree with "
@@ -25,11 +25,11 @@ INSTEAD: dict[str, str] = {
 
 
 class RefusedOp:
-    """A reduction of Horovod's that no collective and no optimizer here takes; `instead` says what to do.
+    """A reduction of Horovod's that no collective and no optimizer here accepts; `instead` says what to do.
 
     Args:
-        name: Horovod's name for it.
-        instead: words for the error.
+        name: Horovod's name for the reduction.
+        instead: what to do instead, for the error message.
     """
 
     def __init__(self, name: str, instead: str) -> None:
@@ -44,16 +44,16 @@ Adasum = RefusedOp("Adasum", "take op=Average, and hvd_ext.scale_learning_rate w
 
 
 def join() -> NoReturn:
-    """Refuse Horovod's `join`: ranks that run out of data early would leave collectives without them.
+    """Refuse Horovod's `join`: a rank that runs out of data early would be missing in the others' collectives.
 
     Raises:
-        InvalidError: always; it says how to give all ranks as many steps.
+        InvalidError: always; the message says how to give all ranks the same number of steps.
     """
     raise InvalidError(f"join: a rank cannot drop out of the training here; {INSTEAD['join']}")
 
 
 class Elastic:
-    """What stands for Horovod's module `elastic`: its functions and classes raise when they are called."""
+    """Stands for Horovod's module `elastic`, whose functions and classes raise here when they are called."""
 
     NAMES = (
         "run",
@@ -87,24 +87,25 @@ class Elastic:
 elastic = Elastic()
 
 
-# Words of an exception that is not ours -> what to do about it.
+# Words in an exception that is not ours -> what to do about it.
 _HINTS: dict[str, str] = {
     "unexpected keyword argument 'experimental_run_tf_function'": f"hvd_ext: {INSTEAD['experimental']}",
 }
 
 
 def add_hint(error: BaseException) -> None:
-    """Add to an exception that ends a program what to do about it, where a script for Horovod meets it on Keras 3.
+    """Add a hint to an exception that ends a program, if scripts written for Horovod raise it on Keras 3.
 
     Args:
-        error: its printed traceback ends with the hint then; before Python 3.11 exceptions take no notes.
+        error: the exception; its printed traceback then ends with the hint. Before Python 3.11, exceptions take no
+            notes and nothing happens.
     """
     for words, hint in _HINTS.items():
         if words in str(error) and hint not in getattr(error, "__notes__", ()) and hasattr(error, "add_note"):
             error.add_note(hint)
 
 
-# Names of Horovod's modules that have no successor here -> what to use; for the AttributeError.
+# Names in Horovod's modules that do not exist here -> what to use instead, for the AttributeError.
 ABSENT: dict[str, str] = {
     "broadcast_object_fn": "use hvd_ext.broadcast_object, which needs no session",
     "BroadcastGlobalVariablesHook": (

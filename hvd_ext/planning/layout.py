@@ -152,7 +152,8 @@ class Layout:
         lines = []
         for number, (bucket, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
             form = bucket.dtype if bucket.wire is None else f"{bucket.dtype} as {bucket.wire}"
-            words = [f"bucket {number}: {len(bucket.tensors)} tensors, {nbytes} bytes of {form}", bucket.plan.algorithm]
+            count = "1 tensor" if len(bucket.tensors) == 1 else f"{len(bucket.tensors)} tensors"
+            words = [f"bucket {number}: {count}, {nbytes} bytes of {form}", bucket.plan.algorithm]
             if bucket.selection is not None and bucket.selection.dense_above > 0:
                 words.append(f"dense from a density of {bucket.selection.dense_above:.3g}")
             lines.append(f"{', '.join(words)}, in segments of {bucket.segment_nbytes} bytes")

@@ -1,4 +1,4 @@
-"""`run`: calls a function on several ranks, from a notebook or a program, and brings back what it returned on each."""
+"""`run` calls a function on several ranks, from a notebook or a program, and returns the result of each rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["run"]
 
 
 _FIXED = "the number of ranks is fixed while a job runs: give num_proc"
-# What a job on other hosts must be told of this process's environment.
+# A job on other hosts gets the variables of this process's environment that begin with one of these.
 _TRAVELS = ("HVD_EXT_", "HOROVOD_", "TF_", "KERAS_", "XLA_", "OMP_", "PYTHON", "PATH", "LD_LIBRARY_PATH")
-# Where ranks share a machine, each has its part of the cores.
+# These variables give each rank its share of the machine's cores.
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# Horovod's arguments that have no meaning here -> what to do instead; the page of migration says the same words.
+# Horovod's arguments that have no meaning here -> what to do instead; the migration page has the same words.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("min_num_proc", "max_num_proc", "min_np", "max_np"), _FIXED),
     "slots": "say how many ranks each host has in hosts, as in 'host1:4,host2:4'",
@@ -66,42 +66,43 @@ def run(
 ) -> list[Any]:
     """Call a function on several ranks, as `mpirun` would start them, and wait for all of them.
 
-    What rank 0 prints is shown while it runs; what each rank prints is written to a file of its own. Ctrl-C, an error
-    and the end of this process end the job; nothing of it stays behind. The function calls `hvd_ext.init()` itself. It
-    is pickled with cloudpickle, so that one from a notebook's cell works, and so do the results. This is `horovod.run`.
+    This is `horovod.run`. The function must call `hvd_ext.init()` itself. The function and its results are pickled with
+    cloudpickle, so that a function from a notebook's cell works. The output of rank 0 is shown while the job runs, and
+    the output of each rank is written to its own file. Ctrl-C, an error or the end of this process end all ranks.
 
     Args:
-        func: what each rank calls.
+        func: the function that each rank calls.
         args: its arguments.
         kwargs: its keyword arguments.
-        num_proc: the number of ranks; more than there are cores take turns.
-        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, min_np, max_np: must be None, the number of
-            ranks is fixed.
-        hosts: hosts and the ranks that each takes, "host1:4,host2:4"; None for this machine. They share this
-            interpreter's path, the current folder and the folder for temporary files (`TMPDIR`).
-        hostfile: a file with such a list, a line "host1 slots=4" for each host.
+        num_proc: the number of ranks. If there are more ranks than cores, they take turns.
+        min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, min_np, max_np: must be None, because the number
+            of ranks is fixed.
+        hosts: the hosts with their numbers of ranks, "host1:4,host2:4"; None for this machine. The hosts must have this
+            interpreter and the current folder under the same paths, and share the folder for temporary files
+            (`TMPDIR`).
+        hostfile: a file that lists the hosts, with a line "host1 slots=4" for each.
         start_timeout: must be None; see `HVD_EXT_STALL_FATAL_S`.
-        ssh_port: of the other hosts.
-        ssh_identity_file: the private key for them.
-        disable_cache: accepted; changes nothing.
-        output_filename: folder that keeps what each rank prints (`rank.0.txt`, ...), also of a job that ends well.
+        ssh_port: the SSH port of the other hosts.
+        ssh_identity_file: the private key for the other hosts.
+        disable_cache: accepted without effect.
+        output_filename: a folder that keeps the output of each rank (`rank.0.txt`, ...), even if the job succeeds.
         verbose: print the command that starts the job.
         use_gloo: must be None or False.
-        use_mpi: accepted; changes nothing: jobs run on MPI.
-        mpi_args: more arguments for mpirun, as one text.
-        network_interface: the interfaces that join the hosts, with commas between them.
-        executable: the ranks' Python; None for this one.
+        use_mpi: accepted without effect, because jobs always run on MPI.
+        mpi_args: further arguments for mpirun, as one text.
+        network_interface: the network interfaces that connect the hosts, separated by commas.
+        executable: the Python interpreter of the ranks; None for this one.
         np: Horovod's older name of num_proc.
 
     Returns:
-        What the function returned on each rank, by rank.
+        The function's results, by rank.
 
     Raises:
-        InvalidError: an argument that breaks its rule, a function that does not pickle, or a process that is itself a
-            rank of a job.
-        RankError: the function raised an exception on a rank, or returned there what does not pickle; the error has
-            the rank and its traceback, and that exception is its `__cause__`.
-        JobError: a rank was ended, or the job could not be started, for example without mpirun.
+        InvalidError: an argument breaks its rule, the function does not pickle, or this process is itself a rank of a
+            job.
+        RankError: the function raised an exception on a rank, or its result there does not pickle. The error has the
+            rank and its traceback, and the exception is its `__cause__`.
+        JobError: a rank was killed or ended without a result, or the job could not be started.
     """
     given = {name: value for name, value in locals().items() if name in REFUSED}
     for name, value in given.items():
@@ -131,7 +132,7 @@ def __getattr__(name: str) -> NoReturn:
 
 
 def _number_of_ranks(num_proc: object, np: object) -> int:
-    """Give the number that was given under one of the two names."""
+    """Return the number of ranks, which was given under one of two names."""
     ranks = num_proc if np is None else np
     if np is not None and num_proc not in (1, np):
         raise InvalidError(
@@ -143,7 +144,7 @@ def _number_of_ranks(num_proc: object, np: object) -> int:
 
 
 def _refuse_inside_a_job() -> None:
-    """Every rank of a job that calls `run` would start a job of its own."""
+    """Raise if this process is a rank of a job: each rank that calls `run` would start another job."""
     outer = launching.examine(os.environ)
     if outer.mpi and (outer.size or 1) > 1:
         raise InvalidError(
@@ -160,7 +161,7 @@ def _options(
     network_interface: str | None,
     mpi_args: str | None,
 ) -> Callable[[Mapping[str, str]], list[str]]:
-    """Give what makes mpirun's arguments of an environment: where the ranks run, and how they are reached."""
+    """Return a function that makes mpirun's arguments (hosts, SSH, network) from the job's environment."""
     if hosts is not None and hostfile is not None:
         raise InvalidError("run: hosts and hostfile both say where the ranks run; give one of them")
     words: list[str] = []
@@ -187,12 +188,12 @@ def _options(
 
 
 def _environment(ranks: int, *, elsewhere: bool) -> dict[str, str]:
-    """Give the job's environment; the cores are dealt out, unless the user has said how many threads a rank has."""
+    """Return the job's environment, which divides the cores among the ranks unless the user has set their threads."""
     if elsewhere:
         environment = launcher.job_environment()
         for name in _THREADS:
             if name not in os.environ:
-                del environment[name]  # this machine's cores are not theirs
+                del environment[name]  # the other hosts have other numbers of cores
         return environment
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if ranks > cores:
@@ -203,7 +204,7 @@ def _environment(ranks: int, *, elsewhere: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _folders(kept: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Path]]:
-    """Give a folder for the job's files, and one for what the ranks print, which stays when the job has failed."""
+    """Make a folder for the job's files, and one for the ranks' output, which stays if the job fails."""
     folder = Path(tempfile.mkdtemp(prefix="hvd_ext_run_"))
     outputs = folder / "output" if kept is None else Path(kept).absolute()
     leave = False
@@ -227,7 +228,7 @@ def _folders(kept: str | os.PathLike[str] | None) -> Iterator[tuple[Path, Path]]
 
 
 def _waited(command: Sequence[str], files: handover.Files, environment: Mapping[str, str]) -> int:
-    """Run the job to its end and show what rank 0 prints; give mpirun's status."""
+    """Run the job to its end while showing the output of rank 0; return mpirun's status."""
     shown = handover.Shown(files.output(0))
     with launcher.Job(command, files.launcher, environment) as running:
         while running.status() is None:

@@ -20,20 +20,20 @@ LINES = 15  # of a rank's output in an error
 
 
 def results(files: Files, ranks: int, status: int) -> list[Any]:
-    """Give what the function returned on each rank.
+    """Return the function's result on each rank.
 
     Args:
-        files: of the job, which has ended.
-        ranks: their number.
-        status: mpirun's.
+        files: the files of the job, which has ended.
+        ranks: the number of ranks.
+        status: mpirun's exit status.
 
     Returns:
-        The values, by rank.
+        The results, by rank.
 
     Raises:
         RankError: the function raised an exception on a rank.
-        JobError: a rank ended without a word, or no rank has started.
-        HvdExtError: a result cannot be read here.
+        JobError: a rank was killed or ended without a result, or no rank has started.
+        HvdExtError: a result cannot be unpickled in this process.
     """
     outcomes = {rank: outcome for rank in range(ranks) if (outcome := files.outcome(rank)) is not None}
     raised = {rank: outcome for rank, outcome in outcomes.items() if outcome.value is None}
@@ -62,7 +62,7 @@ def _value(rank: int, outcome: Outcome) -> Any:
 
 
 def _error_of(files: Files, raised: Mapping[int, Outcome]) -> RankError:
-    """Give the error of the rank that failed first; what others say about its end is no news."""
+    """Return the error of the rank that failed first, not of a rank that only reports that another is gone."""
     rank = min(raised, key=lambda one: (raised[one].consequence, raised[one].at_s))
     outcome = raised[rank]
     error = RankError(
@@ -72,7 +72,7 @@ def _error_of(files: Files, raised: Mapping[int, Outcome]) -> RankError:
         outcome.traceback,
     )
     if outcome.exception is not None:
-        with contextlib.suppress(Exception):  # its class is not in this process; the words are
+        with contextlib.suppress(Exception):  # this process may lack its class; the message has its text
             error.__cause__ = pickle.loads(outcome.exception)
     return error
 

@@ -1,4 +1,4 @@
-"""What the process that calls `run` and its ranks hand to each other: files in one folder."""
+"""The files in which the process that calls `run` and its ranks hand over the function and its results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Outcome:
     """How the function ended on a rank.
 
     Args:
-        value: what it returned, pickled; None where it raised.
-        error: the exception in one line, such as "ValueError: no"; "" where it returned.
-        traceback: the exception's, as text.
-        exception: itself, pickled; None where it does not pickle.
-        consequence: it says that another rank is gone: that one has more to say.
-        at_s: when, in seconds of the clock that all processes of a machine share.
+        value: the pickled result; None if the function raised.
+        error: the exception in one line, such as "ValueError: no"; "" if the function returned.
+        traceback: the exception's traceback, as text.
+        exception: the pickled exception; None if it does not pickle.
+        consequence: whether the exception only says that another rank is gone, whose own error matters more.
+        at_s: the time of the exception, in seconds since the epoch.
     """
 
     value: bytes | None = None
@@ -41,8 +41,8 @@ class Files:
     """The files of one job.
 
     Args:
-        folder: of what is handed over; on all hosts.
-        outputs: of what the ranks print.
+        folder: the folder for the function and the results, which all hosts share.
+        outputs: the folder for the ranks' output.
     """
 
     def __init__(self, folder: Path, outputs: Path) -> None:
@@ -51,32 +51,32 @@ class Files:
         self.launcher = folder / "mpirun.txt"
 
     def output(self, rank: int) -> Path:
-        """Name the file that has what a rank printed."""
+        """Return the path of the file with a rank's output."""
         return self.outputs / f"rank.{rank}.txt"
 
     def write_job(self, function: bytes) -> None:
-        """Hand the function over, with where this process finds its modules and with the text of notebook cells."""
+        """Write the pickled function, this process's module search path and the text of notebook cells."""
         about = {"path": [os.path.abspath(entry) for entry in sys.path], "cells": _cells()}
         (self.folder / "job.json").write_text(json.dumps(about), encoding="utf-8")
         (self.folder / "function").write_bytes(function)
 
     def read_job(self) -> bytes:
-        """Take the function on a rank, where its modules are found from then on."""
+        """Read the pickled function on a rank, and extend the module search path so that its modules are found."""
         about = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
         sys.path += [entry for entry in about["path"] if entry not in sys.path]
-        for name, lines in about["cells"].items():  # None: the text is not looked for on the disk
+        for name, lines in about["cells"].items():  # None: do not compare with a file on the disk
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
         return (self.folder / "function").read_bytes()
 
     def write_outcome(self, rank: int, outcome: Outcome) -> None:
-        """Hand over how the function ended, whole or not at all."""
+        """Write how the function ended, atomically."""
         path = self.folder / f"outcome.{rank}"
         part = path.with_name(f"{path.name}.part")
         part.write_bytes(pickle.dumps(outcome))
         part.replace(path)
 
     def outcome(self, rank: int) -> Outcome | None:
-        """Take how the function ended on a rank; None where the rank did not live to say so."""
+        """Read how the function ended on a rank; None if the rank ended without writing it."""
         try:
             outcome = pickle.loads((self.folder / f"outcome.{rank}").read_bytes())
         except FileNotFoundError:
@@ -86,10 +86,10 @@ class Files:
 
 
 class Shown:
-    """What a growing file gets, for a terminal or a notebook, bars that are drawn over included.
+    """Copies a growing file to a terminal or a notebook, including progress bars that overwrite themselves.
 
     Args:
-        path: the file; it need not be there yet.
+        path: the file, which need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,10 +98,10 @@ class Shown:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def more(self, stream: TextIO) -> None:
-        """Write what has come since the last call.
+        """Write what the file has gained since the last call.
 
         Args:
-            stream: takes it.
+            stream: the stream to write to.
         """
         try:
             with self._path.open("rb") as file:
@@ -124,10 +124,10 @@ def pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
         kwargs: its keyword arguments.
 
     Returns:
-        What gives the three back.
+        Bytes that unpickle to the function, its arguments and its keyword arguments.
 
     Raises:
-        InvalidError: it is no function, the arguments are none, or something does not pickle.
+        InvalidError: `func` is not callable, the arguments have a wrong type, or something does not pickle.
     """
     import cloudpickle
 
@@ -148,6 +148,6 @@ def pickled(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
 
 
 def _cells() -> dict[str, list[str]]:
-    """Give the text of what was typed in, which is no file: with it a rank's traceback shows the lines."""
+    """Return the source lines of notebook cells, which are in no file, so that a rank's traceback can show them."""
     entries = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4}
     return {name: list(entry[2]) for name, entry in entries.items() if not os.path.exists(name)}

@@ -1,4 +1,4 @@
-"""A job of several ranks: how it is started, how it ends, and that nothing of it stays behind."""
+"""Starts a job of several ranks, waits for its end, and makes sure that none of its processes stays behind."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ import psutil
 
 from hvd_ext.errors import HvdExtError
 
-# Every process of a job carries this variable, so that all of them are found even when their parents are gone.
+# Every process of a job has this variable, so that all of them can be found even after their parents have ended.
 MARK = "HVD_EXT_JOB"
-# A launcher sets one of these in its ranks, but not in itself and in its daemons.
+# A launcher sets one of these for its ranks, but not for itself and its daemons.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-# What a launcher tells its ranks; a job that a rank starts must not take it for its own.
+# A launcher sets these variables for its ranks. A job that a rank starts must not inherit them.
 _OF_A_LAUNCH = re.compile(r"(OMPI|PMIX|PMI)_(?!ALLOW_)")
 TERMINATE_S = 3.0
 KILL_S = 5.0
 POLL_S = 0.1
 TAIL_LINES = 40
-# Lines that TensorFlow and Open MPI print in a healthy job too; they hide the words that matter.
+# TensorFlow and Open MPI print these lines in healthy jobs too, where they hide the lines that matter.
 _NOISE = re.compile(r"absl::InitializeLog|oneDNN|cpu_feature_guard|rebuild TensorFlow|^\s*$|cuda_|computation_placer")
 
-# Loaded before any fork: between fork and exec little is safe.
+# Loaded before any fork, because little is safe between fork and exec.
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
 class JobError(HvdExtError):
-    """A job that could not be started, failed, or took too long; the message has its last words."""
+    """A job could not be started, failed, or took too long; the message has the last lines of its output."""
 
 
 def job_environment(**extra: str) -> dict[str, str]:
-    """Give the environment of a job's processes.
+    """Return the environment of a job's processes.
 
     Args:
-        extra: more variables.
+        extra: further variables.
 
     Returns:
-        This process's environment, without what a launcher has told this process where it is a rank itself; the tools
-        beside this interpreter are found first, ranks share cores politely.
+        This process's environment, without a launcher's variables if this process is a rank itself. PATH begins with
+        this interpreter's folder, and the defaults let ranks share cores.
     """
     folder = str(Path(sys.executable).parent)
     entries = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != folder]
     environment = {**os.environ, "PATH": os.pathsep.join([folder, *entries])}
     if any(name in environment for name in RANK_VARIABLES):
         environment = {name: value for name, value in environment.items() if not _OF_A_LAUNCH.match(name)}
-    # Where there are more ranks than cores, a rank that waits must let the others run: for MPI, Horovod and us alike.
+    # If there are more ranks than cores, a waiting rank must let the others run, whether MPI, Horovod or we wait.
     defaults = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",
@@ -70,28 +70,28 @@ def job_environment(**extra: str) -> dict[str, str]:
     for name, value in defaults.items():
         environment.setdefault(name, value)
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        # Open MPI refuses root unless told; in a container there is no other user.
+        # Open MPI does not run as root unless these are set, and a container often has no other user.
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return {**environment, **extra}
 
 
 def find(program: str) -> str | None:
-    """Find a program beside this interpreter or on PATH; None where there is none."""
+    """Find a program beside this interpreter or on PATH; None if there is none."""
     return shutil.which(program, path=job_environment()["PATH"])
 
 
 def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
-    """Give the command that starts ranks on this host with Open MPI.
+    """Return the command that starts ranks on this host with Open MPI.
 
     Args:
-        ranks: number of ranks; it may be larger than the number of cores.
-        command: what each rank runs.
+        ranks: the number of ranks; it may be larger than the number of cores.
+        command: the command that each rank runs.
 
     Returns:
         The command.
 
     Raises:
-        JobError: when there is no mpirun.
+        JobError: there is no mpirun.
     """
     program = find("mpirun")
     if program is None:
@@ -100,7 +100,7 @@ def mpirun(ranks: int, command: Sequence[str]) -> list[str]:
 
 
 def last_words(log: Path, lines: int = TAIL_LINES) -> str:
-    """Give the last lines of a job's output, without those that healthy jobs print too."""
+    """Return the last lines of a job's output, without lines that healthy jobs print too."""
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:
@@ -109,25 +109,25 @@ def last_words(log: Path, lines: int = TAIL_LINES) -> str:
 
 
 class Job:
-    """A running job; leaving its `with` block stops what still runs."""
+    """A running job; leaving its `with` block stops all of its processes."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         """Start a job.
 
         Args:
-            command: launcher and arguments.
-            log: file that takes all output of all ranks.
-            environment: all of its environment; `job_environment()` by default.
+            command: the launcher and its arguments.
+            log: the file for the output of all ranks.
+            environment: the complete environment of the job; `job_environment()` by default.
 
         Raises:
-            JobError: when the command cannot be run.
+            JobError: the command cannot be run.
         """
         self.log = log
         self._mark = uuid.uuid4().hex
         marked = {**(environment or job_environment()), MARK: self._mark}
         with log.open("ab") as output:
             try:
-                # A session of its own: Ctrl-C reaches the parent alone, which then stops the job in order.
+                # In a session of its own, so that Ctrl-C reaches only the parent, which then stops the job in order.
                 self._process = subprocess.Popen(
                     list(command),
                     stdin=subprocess.DEVNULL,
@@ -150,18 +150,18 @@ class Job:
         self.stop()
 
     def status(self) -> int | None:
-        """The launcher's exit status; None while it runs."""
+        """Return the launcher's exit status; None while it runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait for the job to end well.
+        """Wait for the job to succeed.
 
         Args:
-            timeout_s: longest time.
+            timeout_s: the time limit.
             tick: called about ten times a second.
 
         Raises:
-            JobError: when it fails or does not end in time; the message has its last words.
+            JobError: the job fails or does not end in time; the message has the last lines of its output.
         """
         end = time.monotonic() + timeout_s
         while self.status() is None:
@@ -175,7 +175,7 @@ class Job:
             raise JobError(f"job failed with status {self.status()}: {self._command}\n{last_words(self.log)}")
 
     def ranks(self) -> list[psutil.Process]:
-        """The job's ranks on this machine: neither the launcher nor its daemons."""
+        """Return the job's ranks on this machine, without the launcher and its daemons."""
         found = []
         for process in self.processes():
             try:
@@ -186,12 +186,12 @@ class Job:
         return found
 
     def stop(self) -> None:
-        """End every process of the job: ask the launcher first, then end what is left; Ctrl-C waits meanwhile."""
+        """Stop the job: signal the launcher first, then kill what is left. Ctrl-C is ignored meanwhile."""
         with _deaf_to_interrupts():
             self._stop()
 
     def _stop(self) -> None:
-        # a process that is paused does not hear anything but SIGKILL
+        # A paused process handles no signal but SIGKILL.
         for process in self.processes():
             _signal(process, signal.SIGCONT)
         if self._process.poll() is None:
@@ -208,7 +208,7 @@ class Job:
         self._process.wait()
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of the job that still live."""
+        """Return the processes of the job that are still alive."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -220,18 +220,18 @@ class Job:
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    # psutil's own names for this (suspend, resume, kill) come to the same
+    # psutil's suspend, resume and kill send the same signals.
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Let this process get a signal when its parent dies, however it dies; safe between fork and exec.
+    """Make the kernel signal this process when its parent dies, however it dies; safe between fork and exec.
 
-    For the kernel the parent is the thread that started this process: it must live as long as the job.
+    To the kernel, the parent is the thread that started this process. That thread must live as long as the job.
 
     Args:
-        number: of the signal.
+        number: the signal's number.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
@@ -239,7 +239,7 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of a job behind; only the main thread hears the first."""
+    """Ignore Ctrl-C in the `with` block, so that a second one cannot leave half of a job behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -247,7 +247,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        # None: a handler that was not made in Python, which Python cannot put back
+        # None stands for a handler that was not set by Python, and that Python cannot restore.
         signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 

@@ -1,4 +1,4 @@
-"""One rank of `hvd_ext.run`: calls the function and hands over how it ended.
+"""One rank of `hvd_ext.run`: it calls the function and writes down how it ended.
 
 mpirun ... python -m hvd_ext.runner.rank FOLDER OUTPUTS
 """
@@ -24,16 +24,16 @@ from hvd_ext.runner.handover import Files, Outcome
 
 
 def main(folder: Path, outputs: Path) -> None:
-    """Be a rank.
+    """Call the function as one rank of the job.
 
     Args:
-        folder: of `Files`.
-        outputs: of `Files`.
+        folder: see `Files`.
+        outputs: see `Files`.
 
     Raises:
-        BaseException: what the function raised, so that the job ends.
+        BaseException: the function raised it; raised again so that the job ends.
     """
-    launcher.end_with_parent(signal.SIGKILL)  # mpirun's own end may come before MPI has started here
+    launcher.end_with_parent(signal.SIGKILL)  # mpirun may die before MPI has started here
     if not outputs.is_dir() or not folder.is_dir():
         sys.exit(
             f"hvd_ext: run hands its files over in {folder}, which is not on host {platform.node()}: set TMPDIR, in "
@@ -52,7 +52,7 @@ def main(folder: Path, outputs: Path) -> None:
 
 
 def _write_to(path: Path) -> None:
-    """Let this process and its libraries print to a file of their own: lines of several ranks never mix."""
+    """Redirect the output of this process and its libraries to a file, so that lines of several ranks never mix."""
     output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -88,14 +88,14 @@ def _raised(error: BaseException) -> Outcome:
 
     try:
         exception = cloudpickle.dumps(error)
-        pickle.loads(exception)  # some exceptions pickle, and cannot be made again
+        pickle.loads(exception)  # some exceptions can be pickled but not unpickled
     except Exception:
         exception = None
-    code = getattr(error, "error_code", None)  # of TensorFlow
+    code = getattr(error, "error_code", None)  # set by TensorFlow's exceptions
     gone = isinstance(error, CommunicationError) or errors.TENSORFLOW_CODES.get(code or 0) == errors.COMMUNICATION
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
-        frames = frames.tb_next  # the function's own frames are what the reader knows
+        frames = frames.tb_next  # leave out this file's frames, which the user does not know
     return Outcome(
         error=traceback.format_exception_only(type(error), error)[0].strip(),
         traceback="".join(traceback.format_exception(type(error), error, frames)),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).resolve().parent / "rank.py"
+SITE = Path(__file__).resolve().parent / "site"
 
 # A loaded machine of two cores needs tens of seconds to import TensorFlow in eight processes.
 LIMIT_S = 300
@@ -88,7 +89,7 @@ def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -
         changes: variables to set; None removes one.
     """
     values = {name: text for name, text in os.environ.items() if name in _KEPT or not name.startswith(_LAUNCHERS)}
-    values["PYTHONPATH"] = str(ROOT)
+    values["PYTHONPATH"] = os.pathsep.join([str(SITE), str(ROOT)])
     values["HVD_EXT_TEST_OUTPUT"] = str(folder)
     values["TF_CPP_MIN_LOG_LEVEL"] = "2"
     values["PYTHONUNBUFFERED"] = "1"

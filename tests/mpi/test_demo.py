@@ -99,11 +99,11 @@ def test_without_namespaces_and_horovod_it_says_so_and_trains_on_one_host(tmp_pa
 
 
 def test_a_rank_that_fails_shows_its_words(tmp_path: Path) -> None:
-    options = ("--hosts", "1,1", "--one-host", "--epochs", "1", "--no-horovod")
+    options = ("--hosts", "1", "--one-host", "--epochs", "1", "--no-horovod")
     done = demo(tmp_path, *options, HVD_EXT_ALGORITHM="no_such_algorithm")
     assert done.returncode == 1
     assert "no_such_algorithm" in done.stderr
-    assert "no_such_algorithm" in (tmp_path / "out" / "hvd_ext.job.log").read_text()
+    assert "no_such_algorithm" in (tmp_path / "out" / "hvd_ext.log").read_text()
 
 
 @pytest.mark.parametrize(("hosts", "words"), [("2,x", "hosts (2,x)"), ("0", "hosts (0)")])

@@ -163,7 +163,7 @@ def test_a_rank_may_go_on_alone_long_after_the_others_have_ended(tmp_path: Path)
     hvd.init()
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     if hvd.rank() == 0:
-        time.sleep(5)  # it saves the model: longer than the others wait for its farewell
+        time.sleep(5)  # it saves the model: longer than the others wait for the shutdown handshake
         print("saved", flush=True)
     """
     assert jobs.run(tmp_path, last).must_succeed().says(0, "saved")

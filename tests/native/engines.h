@@ -84,7 +84,7 @@ inline Config QuickConfig() {
   Config config;
   config.leave_grace_s = 0.5;
   config.drain_s = 60;
-  config.farewell_s = 60;
+  config.handshake_s = 60;
   return config;
 }
 
@@ -113,7 +113,7 @@ class Engines {
     RunThreads(size(), [&](int rank) { rank_main(rank, engines_[rank].get()); }, [&] { transports_[0]->Abort(1); });
   }
 
-  // All at the same time, as they wait for each other's farewell. Says who went down alone.
+  // All at the same time, as they wait for each other's last message. Says who went down alone.
   std::vector<char> StopAll() {
     std::vector<char> alone(engines_.size());
     std::vector<std::thread> threads;

@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "engine/arena.h"
 #include "engine/transport.h"
 #include "harness.h"
 #include "ranks.h"
+#include "shm/arena.h"
 
 namespace hvd_ext::test {
 

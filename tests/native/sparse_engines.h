@@ -120,11 +120,11 @@ inline std::vector<float> Step(Engine* engine, int64_t channel, const Bucket& bu
   return data;
 }
 
-inline std::vector<float> KeptOf(Engine* engine, int64_t channel, Kept which = Kept::kResidual) {
-  KeptShard shard;
-  CHECK_OK(engine->GetKept(channel, 0, &shard));
+inline std::vector<float> KeptOf(Engine* engine, int64_t channel, FeedbackArray which = FeedbackArray::kResidual) {
+  FeedbackShard shard;
+  CHECK_OK(engine->GetFeedback(channel, 0, &shard));
   std::vector<float> kept(static_cast<size_t>(shard.elements));
-  CHECK_OK(engine->ReadKept(channel, 0, which, kept.data()));
+  CHECK_OK(engine->ReadFeedback(channel, 0, which, kept.data()));
   return kept;
 }
 
@@ -190,10 +190,10 @@ class Model {
     }
     for (size_t i = 0; i < sum.size(); ++i) {
       float added = sum[i];
-      if (bucket_.sparse.momentum) {
-        const float momentum = *bucket_.sparse.momentum;
+      if (bucket_.sparse.correction) {
+        const float momentum = bucket_.sparse.correction->momentum;
         (*velocity)[i] = momentum * (*velocity)[i] + sum[i];
-        added = bucket_.sparse.nesterov ? sum[i] + momentum * (*velocity)[i] : (*velocity)[i];
+        added = bucket_.sparse.correction->nesterov ? sum[i] + momentum * (*velocity)[i] : (*velocity)[i];
       }
       (*kept)[i] += added;
     }
@@ -211,7 +211,7 @@ class Model {
       const float value = (*kept)[at], sent = RoundForWire(bucket_.sparse.value_wire, value);
       (*result)[at] += sent;
       (*kept)[at] = value - sent;
-      if (bucket_.sparse.momentum && bucket_.sparse.masks) (*velocity)[at] = 0;
+      if (bucket_.sparse.correction && bucket_.sparse.correction->masks) (*velocity)[at] = 0;
     }
   }
 

@@ -1,4 +1,4 @@
-// Rank 0's matching of calls, and the bytes of control messages.
+// Rank 0's matching of calls.
 #include <string>
 #include <vector>
 
@@ -8,7 +8,7 @@
 namespace hvd_ext::test {
 namespace {
 
-Message Barrier(const std::string& name, int64_t id) {
+CallAnnouncement Barrier(const std::string& name, int64_t id) {
   CallSpec spec;
   spec.kind = Kind::kBarrier;
   spec.name = name;
@@ -19,12 +19,17 @@ Message Barrier(const std::string& name, int64_t id) {
 std::string Told(std::vector<Outgoing>* out) {
   std::string text;
   for (const Outgoing& o : *out) {
-    text += std::to_string(o.peer) + ":" + std::to_string(static_cast<int>(o.message.type)) + ":" +
-            std::to_string(o.message.id) + " ";
+    text += std::to_string(o.peer) + ":";
+    if (auto* start = std::get_if<CallStart>(&o.message)) text += "start:" + std::to_string(start->id);
+    if (auto* refusal = std::get_if<CallRefusal>(&o.message)) text += "refuse:" + std::to_string(refusal->id);
+    if (auto* known = std::get_if<CallKnown>(&o.message)) text += "known:" + std::to_string(known->id);
+    text += " ";
   }
   out->clear();
   return text;
 }
+
+const Status& Refused(const Outgoing& outgoing) { return std::get<CallRefusal>(outgoing.message).status; }
 
 TEST("coordinator: a call starts when the last rank has announced it, each with its own number") {
   Coordinator coordinator(3);
@@ -34,7 +39,7 @@ TEST("coordinator: a call starts when the last rank has announced it, each with 
   CHECK(coordinator.waiting());
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(1, Barrier("a", 9), 0, &out);
-  CHECK_EQ(Told(&out), "0:2:5 1:2:9 2:2:7 ");
+  CHECK_EQ(Told(&out), "0:start:5 1:start:9 2:start:7 ");
   CHECK(!coordinator.waiting());
 }
 
@@ -44,11 +49,11 @@ TEST("coordinator: the n-th use of a name on one rank meets the n-th on the othe
   for (int64_t id : {1, 2, 3}) coordinator.Receive(0, Barrier("a", id), 0, &out);
   coordinator.Receive(0, Barrier("b", 4), 0, &out);
   coordinator.Receive(1, Barrier("b", 10), 0, &out);
-  CHECK_EQ(Told(&out), "0:2:4 1:2:10 ");
+  CHECK_EQ(Told(&out), "0:start:4 1:start:10 ");
   coordinator.Receive(1, Barrier("a", 11), 0, &out);
-  CHECK_EQ(Told(&out), "0:2:1 1:2:11 ");
+  CHECK_EQ(Told(&out), "0:start:1 1:start:11 ");
   coordinator.Receive(1, Barrier("a", 12), 0, &out);
-  CHECK_EQ(Told(&out), "0:2:2 1:2:12 ");
+  CHECK_EQ(Told(&out), "0:start:2 1:start:12 ");
   CHECK(coordinator.waiting());
 }
 
@@ -59,12 +64,12 @@ TEST("coordinator: a rank that leaves ends all that waits, also what it has anno
   coordinator.Receive(2, Barrier("a", 2), 0, &out);
   coordinator.Leave(2, &out);
   CHECK_EQ(out.size(), 2u);
-  CHECK(out[0].message.code == Code::kCommunication);
-  CHECK(out[0].message.text.find("barrier 'a': rank 2 has shut down") == 0);
-  CHECK_EQ(Told(&out), "1:3:1 2:3:2 ");
+  CHECK(Refused(out[0]).code == Code::kCommunication);
+  CHECK(Refused(out[0]).message.find("barrier 'a': rank 2 has shut down") == 0);
+  CHECK_EQ(Told(&out), "1:refuse:1 2:refuse:2 ");
   CHECK(!coordinator.waiting());
   coordinator.Receive(0, Barrier("b", 3), 0, &out);
-  CHECK_EQ(Told(&out), "0:3:3 ");
+  CHECK_EQ(Told(&out), "0:refuse:3 ");
   CHECK(!coordinator.waiting());
 }
 
@@ -78,15 +83,15 @@ TEST("coordinator: those who wait hear so in every warning time; what is missing
     return Told(&out);
   };
   CHECK_EQ(watch(159), "");
-  CHECK_EQ(watch(160), "1:4:6 ");
+  CHECK_EQ(watch(160), "1:known:6 ");
   CHECK_EQ(watch(161), "");
-  CHECK_EQ(watch(220), "1:4:6 ");
+  CHECK_EQ(watch(220), "1:known:6 ");
   const std::string first = "barrier 'a' has waited 60 s for ranks 0, 2 (they have not called it)";
   CHECK(said == std::vector<std::string>{first});
   coordinator.Receive(2, Barrier("a", 8), 221, &out);
-  CHECK_EQ(watch(280), "1:4:6 2:4:8 ");
+  CHECK_EQ(watch(280), "1:known:6 2:known:8 ");
   CHECK_EQ(watch(339), "");
-  CHECK_EQ(watch(500), "1:4:6 2:4:8 ");
+  CHECK_EQ(watch(500), "1:known:6 2:known:8 ");
   CHECK_EQ(watch(501), "");
   CHECK(said == std::vector<std::string>({first, "barrier 'a' has waited 180 s for rank 0 (it has not called it)"}));
   CHECK_FAILS(coordinator.Watch(510, 60, 400, &out, &said), Code::kCommunication,
@@ -110,16 +115,17 @@ TEST("coordinator: an allgather starts with all first dimensions, an exchange wi
     coordinator.Receive(rank, Announce(0, spec, rank == 0 ? "zero" : ""), 0, &out);
   }
   CHECK_EQ(out.size(), 4u);
-  CHECK(out[0].message.numbers == (std::vector<int64_t>{3, 4}));
-  CHECK(out[2].message.texts == (std::vector<std::string>{"zero", ""}));
+  CHECK(std::get<CallStart>(out[0].message).rows == (std::vector<int64_t>{3, 4}));
+  CHECK(std::get<CallStart>(out[2].message).payloads == (std::vector<std::string>{"zero", ""}));
 }
 
-Message Allreduce(const std::string& name, int64_t id, const std::string& terms = "", bool counted = false) {
+CallAnnouncement Allreduce(const std::string& name, int64_t id, const std::string& signature = "",
+                           bool counted = false) {
   CallSpec spec;
   spec.kind = Kind::kAllreduce;
   spec.name = name;
   spec.shape = {3};
-  spec.terms = terms;
+  spec.signature = signature;
   spec.counted = counted;
   return Announce(id, spec, "");
 }
@@ -131,19 +137,19 @@ TEST("coordinator: two calls of one name at once on one rank are an error on all
   coordinator.Receive(1, Allreduce("a", 1), 0, &out);
   coordinator.Receive(1, Allreduce("a", 2), 0, &out);
   CHECK_EQ(out.size(), 2u);
-  for (const Outgoing& o : out) CHECK(o.message.code == Code::kInvalid);
-  CHECK(out[0].message.text.find("allreduce 'a': rank 1 has called it while allreduce 'a' was under way") == 0);
-  CHECK_EQ(Told(&out), "1:3:1 1:3:2 ");
+  for (const Outgoing& o : out) CHECK(Refused(o).code == Code::kInvalid);
+  CHECK(Refused(out[0]).message.find("allreduce 'a': rank 1 has called it while allreduce 'a' was under way") == 0);
+  CHECK_EQ(Told(&out), "1:refuse:1 1:refuse:2 ");
   CHECK_OK(coordinator.Watch(100, 60, 80, &out, &said));  // nobody waits
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("a", 3), 0, &out);
-  CHECK_EQ(Told(&out), "0:3:3 1:3:1 ");  // to rank 1 again, which has ended it
+  CHECK_EQ(Told(&out), "0:refuse:3 1:refuse:1 ");  // to rank 1 again, which has ended it
   coordinator.Receive(0, Allreduce("a", 4), 0, &out);
-  CHECK_EQ(Told(&out), "0:3:4 1:3:2 ");
+  CHECK_EQ(Told(&out), "0:refuse:4 1:refuse:2 ");
   CHECK(!coordinator.waiting());
   coordinator.Receive(0, Allreduce("a", 5), 0, &out);
   coordinator.Receive(1, Allreduce("a", 6), 0, &out);
-  CHECK_EQ(Told(&out), "0:2:5 1:2:6 ");
+  CHECK_EQ(Told(&out), "0:start:5 1:start:6 ");
 }
 
 TEST("coordinator: calls with counted names at once on one rank are an error on all ranks, other kinds are not") {
@@ -154,33 +160,32 @@ TEST("coordinator: calls with counted names at once on one rank are an error on 
   coordinator.Receive(0, Allreduce("group.0", 3, "grouped_allreduce", true), 0, &out);
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("allreduce.1", 4, "", true), 0, &out);
-  CHECK_EQ(Told(&out), "0:3:1 0:3:4 ");
+  CHECK_EQ(Told(&out), "0:refuse:1 0:refuse:4 ");
   coordinator.Receive(1, Allreduce("allreduce.0", 5, "", true), 0, &out);
-  CHECK_EQ(Told(&out), "0:3:1 1:3:5 ");
+  CHECK_EQ(Told(&out), "0:refuse:1 1:refuse:5 ");
 }
 
 TEST("coordinator: calls that a rank has refused itself do not count as under way") {
   Coordinator coordinator(2);
   std::vector<Outgoing> out;
   std::vector<std::string> said;
-  Message refusal = Allreduce("a", -1);
-  refusal.code = Code::kInvalid;
-  refusal.texts = {"no"};
+  CallAnnouncement refusal = Allreduce("a", -1);
+  refusal.refusal = "no";
   coordinator.Receive(1, refusal, 0, &out);
   CHECK_OK(coordinator.Watch(100, 60, 80, &out, &said));
   coordinator.Receive(1, Allreduce("a", 2), 100, &out);
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("a", 3), 100, &out);
-  CHECK(out[0].message.text == "allreduce 'a': rank 1 has refused it: no");
+  CHECK(Refused(out[0]).message == "allreduce 'a': rank 1 has refused it: no");
 }
 
-TEST("coordinator: terms are compared line by line, and their first line is the call's name for people") {
+TEST("coordinator: signatures are compared line by line, and their first line is the call's name for people") {
   auto told = [](const std::string& first, const std::string& second) {
     Coordinator coordinator(2);
     std::vector<Outgoing> out;
     coordinator.Receive(0, Allreduce("a", 1, first), 0, &out);
     coordinator.Receive(1, Allreduce("a", 2, second), 0, &out);
-    return out[0].message.text;
+    return std::holds_alternative<CallStart>(out[0].message) ? "" : Refused(out[0]).message;
   };
   CHECK_EQ(told("sum\nfactor 1", "sum\nfactor 1"), "");
   CHECK_EQ(told("sum\nfactor 1\nlast", "sum\nfactor 2\nlast"),
@@ -203,7 +208,7 @@ TEST("coordinator: a dtype that travels in another one is the user's in words an
     spec.shape = {3};
     coordinator.Receive(rank, Announce(rank, spec, ""), 0, &out);
   }
-  CHECK(out[0].message.text.find("allgather 'g': rank 1 has bytes[3], rank 0 has bool[3]") == 0);
+  CHECK(Refused(out[0]).message.find("allgather 'g': rank 1 has bytes[3], rank 0 has bool[3]") == 0);
 }
 
 TEST("coordinator: a process set's calls are named with its ranks") {
@@ -213,42 +218,6 @@ TEST("coordinator: a process set's calls are named with its ranks") {
   coordinator.Receive(0, Allreduce("a", 1), 0, &out);
   CHECK_FAILS(coordinator.Watch(10, 0, 5, &out, &said), Code::kCommunication,
               "allreduce 'a' in the process set of ranks 1, 3 has waited 10 s for rank 3 (it has not called it)");
-}
-
-TEST("messages: every field comes back as it was") {
-  Message message;
-  message.type = MessageType::kReport;
-  message.id = -5;
-  message.code = Code::kMismatch;
-  message.text = std::string("a\0b", 3);
-  message.numbers = {1, -2, int64_t{1} << 60, 4};
-  message.texts = {"", std::string(100000, 'x')};
-  Message read;
-  CHECK_OK(Decode(Encode(message), &read));
-  CHECK(read.type == message.type && read.id == message.id && read.code == message.code && read.text == message.text);
-  CHECK(read.numbers == message.numbers && read.texts == message.texts);
-}
-
-TEST("messages: bytes that are cut short, too long, of no type or without what the type needs are refused") {
-  CallSpec spec;
-  spec.shape = {1, 2};
-  std::string bytes = Encode(Announce(1, spec, "payload"));
-  Message read;
-  CHECK_OK(Decode(bytes, &read));
-  for (size_t n = 0; n < bytes.size(); ++n)
-    CHECK_FAILS(Decode(bytes.substr(0, n), &read), Code::kInternal, "do all ranks run");
-  CHECK_FAILS(Decode(bytes + "x", &read), Code::kInternal, "bytes)");
-  Message message;
-  message.type = static_cast<MessageType>(99);
-  CHECK_FAILS(Decode(Encode(message), &read), Code::kInternal, "cut short or too long");
-  for (MessageType type : {MessageType::kAnnounce, MessageType::kReport, MessageType::kAsk, MessageType::kLaneClosed,
-                           MessageType::kProbe, MessageType::kVerdict}) {
-    message.type = type;
-    CHECK(!Decode(Encode(message), &read).ok());
-  }
-  std::string huge = Encode(Message{});
-  huge[huge.size() - 9] = 0x7f;  // a count of numbers that no memory holds
-  CHECK(!Decode(huge, &read).ok());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engines.h"
+#include "slow_transport.h"
 
 namespace hvd_ext::test {
 namespace {
@@ -343,6 +344,31 @@ TEST("channel: a bucket that counts for all ends for all, though a rank has clos
     }
     CHECK_OK(Await(std::move(first), "step 1 of rank 2").status);
   });
+}
+
+// A transport of few tags.
+class FewTags : public SlowTransport {
+ public:
+  explicit FewTags(std::shared_ptr<Transport> inner) : SlowTransport(std::move(inner), 0, 0) {}
+  int64_t largest_tag() const override { return 23; }
+};
+
+TEST("channel: one whose tags the transport does not have is refused, and so is an engine") {
+  Config config = QuickConfig();
+  config.window = 8;
+  std::shared_ptr<Engine> engine;
+  CHECK_OK(Engine::Start(std::make_shared<FewTags>(MakeThreadTransports(1)[0]), config, 1, &engine));
+  const ChannelSpec spec = Spec(AddPlan(engine.get(), RingAllreduce(0, 1)));
+  int64_t channel = -1;
+  for (int lane : {1, 2}) {
+    CHECK_OK(engine->OpenChannel(spec, &channel));
+    CHECK_EQ(channel & 0xff, lane - 1);
+  }
+  CHECK_FAILS(engine->OpenChannel(spec, &channel), Code::kInvalid,
+              "lane (3) with a window of 8 segments needs tags above 23");
+  config.window = 25;
+  CHECK_FAILS(Engine::Start(std::make_shared<FewTags>(MakeThreadTransports(1)[0]), config, 1, &engine), Code::kInvalid,
+              "lane (0) with a window of 25 segments needs tags above 23");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// Engines over shared memory, and callers that help.
+// Engines over shared memory, and callers that make progress.
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,12 +43,12 @@ TEST("shared memory: the engine's tests pass where hardly anything fits into it"
   Again(MakeHostTransports<kSmallArena>, {"engine: ", "channel: ", "wire: "});
 }
 
-// An allreduce by a caller that helps.
-Result Helped(Engine* engine, const CallSpec& spec, const std::string& input, bool* here) {
+// An allreduce by a caller that makes progress.
+Result CalledWithProgress(Engine* engine, const CallSpec& spec, const std::string& input, bool* here) {
   std::atomic<bool> ended{false};
   Result result;
   std::thread::id by;
-  Engine::Helper helper(engine);
+  Engine::CallerProgress progress(engine);
   engine->Call(
       spec, input.data(),
       [&](const std::vector<int64_t>&, void** memory) {
@@ -59,13 +61,13 @@ Result Helped(Engine* engine, const CallSpec& spec, const std::string& input, bo
         by = std::this_thread::get_id();
         ended = true;
       });
-  helper.Until(ended);
+  progress.Until(ended);
   Until("the end of a call", [&] { return ended.load(); });
   *here = by == std::this_thread::get_id();
   return result;
 }
 
-void CallersHelp() {
+void CallersMakeProgress() {
   constexpr int kSize = 3, kCalls = 100;
   Engines engines(kSize);
   std::atomic<int> here{0};
@@ -75,8 +77,8 @@ void CallersHelp() {
       CallSpec spec = AllreduceSpec("x", plan, 1000);
       std::string input = Input(DType::kFloat32, 1000, rank, i);
       bool was_here = false;
-      // Now and then without help, so that the engine's thread has its turns.
-      Result result = i % 10 == rank ? Call(engine, spec, input) : Helped(engine, spec, input, &was_here);
+      // Now and then without it, so that the engine's thread has its turns.
+      Result result = i % 10 == rank ? Call(engine, spec, input) : CalledWithProgress(engine, spec, input, &was_here);
       here += was_here;
       CHECK_OK(result.status);
       CHECK(result.data == Reduced(DType::kFloat32, ReduceOp::kSum, 1000, kSize, i));
@@ -85,12 +87,12 @@ void CallersHelp() {
   CHECK(here > 0);
 }
 
-TEST("help: callers that wait do the engine's work, in turn with its thread") { CallersHelp(); }
+TEST("progress: callers that wait make it, in turn with the engine's thread") { CallersMakeProgress(); }
 
-TEST("help: callers that wait do the engine's work over shared memory") {
+TEST("progress: callers that wait make it over shared memory") {
   TransportsOfEngines() = MakeHostTransports<kRoomyArena>;
   try {
-    CallersHelp();
+    CallersMakeProgress();
   } catch (...) {
     TransportsOfEngines() = MakeThreadTransports;
     throw;
@@ -98,19 +100,19 @@ TEST("help: callers that wait do the engine's work over shared memory") {
   TransportsOfEngines() = MakeThreadTransports;
 }
 
-TEST("help: only one caller helps at a time, and none in a callback; the others wait") {
+TEST("progress: only one caller makes it at a time, and none in a callback; the others wait") {
   Engines engines(1);
   Engine* engine = engines[0];
   std::atomic<bool> never{false}, inside{false}, ended{false};
   {
-    Engine::Helper first(engine);
+    Engine::CallerProgress first(engine);
     std::thread([&] {
-      Engine::Helper second(engine);
+      Engine::CallerProgress second(engine);
       second.Until(never);  // returns at once
     }).join();
     engine->Call(BarrierSpec("x"), nullptr, nullptr, [&](const Status& status) {
       CHECK_OK(status);
-      Engine::Helper third(engine);
+      Engine::CallerProgress third(engine);
       third.Until(never);
       inside = true;
       ended = true;
@@ -121,22 +123,46 @@ TEST("help: only one caller helps at a time, and none in a callback; the others 
   CHECK_OK(Call(engine, BarrierSpec("y"), "").status);  // the engine's thread is back
 }
 
-TEST("help: a stop ends the help, and what was waited for fails") {
+TEST("progress: callers that wait make it while the memory that ranks share is full") {
+  TransportsOfEngines() = MakeHostTransports<kSmallArena>;
+  try {
+    CallersMakeProgress();
+  } catch (...) {
+    TransportsOfEngines() = MakeThreadTransports;
+    throw;
+  }
+  TransportsOfEngines() = MakeThreadTransports;
+}
+
+TEST("progress: a caller that is not waiting yet moves other work on, pass by pass") {
+  Engines engines(1);
+  Engine* engine = engines[0];
+  Engine::CallerProgress progress(engine);
+  std::future<Result> call = StartCall(engine, BarrierSpec("x"), "");
+  CHECK(call.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);  // the thread stands aside
+  Until("the call", [&] {
+    progress.Once();
+    return call.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
+  CHECK_OK(call.get().status);
+}
+
+TEST("progress: a stop ends a caller's, and what was waited for fails") {
   Config config = QuickConfig();
-  config.drain_s = config.farewell_s = 0.1;
+  config.drain_s = config.handshake_s = 0.1;
   Engines engines(2, config);
-  std::atomic<bool> ended{false}, helping{false};
+  std::atomic<bool> ended{false}, making{false};
   Status seen;
   std::thread caller([&] {
-    Engine::Helper helper(engines[0]);
+    Engine::CallerProgress progress(engines[0]);
     engines[0]->Call(BarrierSpec("alone"), nullptr, nullptr, [&](const Status& status) {
       seen = status;
       ended = true;
     });
-    helping = true;
-    helper.Until(ended);
+    making = true;
+    progress.Until(ended);
   });
-  Until("the help", [&] { return helping.load(); });
+  Until("the progress", [&] { return making.load(); });
   engines[0]->Stop();
   caller.join();
   Until("the end", [&] { return ended.load(); });

@@ -31,8 +31,8 @@ class Miscounting : public Transport {
   }
   Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
   void NameBy(Names names) override { inner_->NameBy(std::move(names)); }
-  bool Lends(int peer) const override { return inner_->Lends(peer); }
-  const char* View(const Request* request) const override { return inner_->View(request); }
+  bool IsZeroCopy(int peer) const override { return inner_->IsZeroCopy(peer); }
+  const char* Received(const Request* request) const override { return inner_->Received(request); }
   std::shared_ptr<Arena> arena() const override { return inner_->arena(); }
   Doorbell* doorbell() override { return inner_->doorbell(); }
   bool Rings() const override { return inner_->Rings(); }

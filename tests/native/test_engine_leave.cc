@@ -82,7 +82,7 @@ TEST("leave: a channel's step that needs a rank that has left fails on all ranks
   });
 }
 
-TEST("leave: messages sent before the farewell are delivered to ranks that come late") {
+TEST("leave: messages sent before the last one are delivered to ranks that come late") {
   // Rank 0 sends to 1, which passes on to 2: rank 0 is done and gone while the others are still at work.
   for (int round = 0; round < 10; ++round) {
     Config config = QuickConfig();
@@ -140,7 +140,7 @@ TEST("stop: data under way is kept, and the rank went down alone") {
 
 TEST("stop: a rank whose peers go on has not gone down alone; stopping again changes nothing") {
   Config config = QuickConfig();
-  config.farewell_s = 0.05;
+  config.handshake_s = 0.05;
   Engines engines(2, config);
   CHECK(!engines[0]->Stop());
   CHECK(!engines[0]->Stop());
@@ -249,10 +249,7 @@ TEST("failure: bytes that are no message fail the engine with words") {
 
 TEST("failure: a start of a call that was never made fails the engine with words") {
   Engines engines(2);
-  Message start;
-  start.type = MessageType::kStart;
-  start.id = 99;
-  CHECK_OK(engines.transport(0)->SendControl(1, Encode(start)));
+  CHECK_OK(engines.transport(0)->SendControl(1, Encode(CallStart{99, {}, {}})));
   Until("the failure", [&] { return engines[1]->BeginStep(0).code == Code::kInternal; });
   CHECK_FAILS(engines[1]->BeginStep(0), Code::kInternal, "rank 0 has started a call (99) that this rank has not made");
 }

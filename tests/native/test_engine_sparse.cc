@@ -1,7 +1,10 @@
 // Sparse buckets: steps against a model on one thread, with every option; and what a caller can do wrong.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "engine/error_feedback.h"
@@ -27,15 +30,15 @@ void CheckSteps(const Bucket& bucket, const Shape& shape, const std::vector<doub
           Step(engine, channel, bucket, densities[step], Gradient(rank, bucket.elements(), number));
       for (size_t i = 0; i < seen.size(); ++i) CHECK_EQ(seen[i], expected[step][i]);
     }
-    KeptShard shard;
-    CHECK_OK(engine->GetKept(channel, 0, &shard));
+    FeedbackShard shard;
+    CHECK_OK(engine->GetFeedback(channel, 0, &shard));
     CHECK_EQ(shard.begin, UnitBegin(rank % shape.local, shape.local, bucket.elements()));
     const std::vector<float> kept = KeptOf(engine, channel);
     for (size_t i = 0; i < kept.size(); ++i) {
       CHECK_EQ(kept[i], model.residual(rank / shape.local)[static_cast<size_t>(shard.begin) + i]);
     }
-    if (!bucket.sparse.momentum) return;
-    const std::vector<float> velocity = KeptOf(engine, channel, Kept::kVelocity);
+    if (!bucket.sparse.correction) return;
+    const std::vector<float> velocity = KeptOf(engine, channel, FeedbackArray::kVelocity);
     for (size_t i = 0; i < velocity.size(); ++i) {
       CHECK_EQ(velocity[i], model.velocity(rank / shape.local)[static_cast<size_t>(shard.begin) + i]);
     }
@@ -74,9 +77,7 @@ TEST("sparse step: momentum correction, plain and Nesterov, with masks and witho
   for (bool nesterov : {false, true}) {
     for (bool masks : {false, true}) {
       Bucket bucket{{64, 32}, {}};
-      bucket.sparse.momentum = 0.5f;  // exact
-      bucket.sparse.nesterov = nesterov;
-      bucket.sparse.masks = masks;
+      bucket.sparse.correction = {0.5f, nesterov, masks};  // 0.5 is exact
       CheckSteps(bucket, {2, 2}, {0.1, 0.1, 0.2, 0.05});
     }
   }
@@ -216,16 +217,16 @@ TEST("sparse step: what is not finite is seen by all ranks, whatever is selected
 TEST("sparse step: what is kept can be read and set between steps, and only then") {
   const Shape shape{2, 2};
   Bucket bucket{{30}, {}};
-  bucket.sparse.momentum = 0.5f;
+  bucket.sparse.correction = MomentumCorrection{0.5f};
   Engines engines(shape.size());
   engines.Each([&](int rank, Engine* engine) {
     const int64_t channel = OpenHiTopK(engine, bucket, shape);
     std::vector<float> kept = KeptOf(engine, channel);
     CHECK_EQ(kept.size(), 15u);
     for (size_t i = 0; i < 15; ++i) kept[i] = static_cast<float>(rank * 100 + static_cast<int>(i));
-    CHECK_OK(engine->WriteKept(channel, 0, Kept::kResidual, kept.data()));
+    CHECK_OK(engine->WriteFeedback(channel, 0, FeedbackArray::kResidual, kept.data()));
     CHECK(KeptOf(engine, channel) == kept);
-    for (float x : KeptOf(engine, channel, Kept::kVelocity)) CHECK_EQ(x, 0.0f);
+    for (float x : KeptOf(engine, channel, FeedbackArray::kVelocity)) CHECK_EQ(x, 0.0f);
     // Hosts 0 and 1 give 14 and 214 at element 14 of place 0, and place 1 gives 100 and 300 more.
     const std::vector<float> seen = Step(engine, channel, bucket, 0.07, std::vector<float>(30, 0.0f));
     CHECK_EQ(seen[14], 14.0f + 214.0f);
@@ -233,14 +234,62 @@ TEST("sparse step: what is kept can be read and set between steps, and only then
     const std::vector<float> left = KeptOf(engine, channel);
     CHECK_EQ(left[14], 0.0f);
     CHECK_OK(engine->BeginSparseStep(channel, 0.1));
-    CHECK_FAILS(engine->ReadKept(channel, 0, Kept::kResidual, kept.data()), Code::kInvalid, "a step is under way");
-    CHECK_FAILS(engine->WriteKept(channel, 0, Kept::kResidual, kept.data()), Code::kInvalid, "a step is under way");
+    CHECK_FAILS(engine->ReadFeedback(channel, 0, FeedbackArray::kResidual, kept.data()), Code::kInvalid,
+                "a step is under way");
+    CHECK_FAILS(engine->WriteFeedback(channel, 0, FeedbackArray::kResidual, kept.data()), Code::kInvalid,
+                "a step is under way");
     CHECK_OK(engine->EndStep(channel, false));
-    CHECK_OK(engine->ReadKept(channel, 0, Kept::kVelocity, kept.data()));
-    CHECK_FAILS(engine->ReadKept(channel, 0, static_cast<Kept>(2), kept.data()), Code::kInvalid, "which (2)");
-    KeptShard shard;
-    CHECK_FAILS(engine->GetKept(channel, 1, &shard), Code::kInvalid, "bucket (1) of 'SGD' must be in [0, 1)");
+    CHECK_OK(engine->ReadFeedback(channel, 0, FeedbackArray::kVelocity, kept.data()));
+    CHECK_FAILS(engine->ReadFeedback(channel, 0, static_cast<FeedbackArray>(2), kept.data()), Code::kInvalid,
+                "which (2)");
+    FeedbackShard shard;
+    CHECK_FAILS(engine->GetFeedback(channel, 1, &shard), Code::kInvalid, "bucket (1) of 'SGD' must be in [0, 1)");
   });
+}
+
+TEST("sparse step: the state that other threads read and write meanwhile is that of one step") {
+  constexpr int64_t kElements = 50000;
+  Engines engines(1);
+  Engine* engine = engines[0];
+  Bucket bucket{{kElements}, {}};
+  const int64_t channel = OpenHiTopK(engine, bucket, {1, 1});
+  std::atomic<bool> ended{false};
+  std::atomic<int> seen{0};
+  auto constant = [](const std::vector<float>& x) {
+    return std::all_of(x.begin(), x.end(), [&](float each) { return each == x[0]; });
+  };
+  auto read = [&] {
+    std::vector<float> state(kElements, -1.0f);
+    Status status = engine->ReadFeedback(channel, 0, FeedbackArray::kResidual, state.data());
+    if (status.ok() && ++seen > 0) CHECK(constant(state));
+    if (!status.ok()) CHECK_FAILS(status, Code::kInvalid, "a step is under way");
+  };
+  std::exception_ptr error;
+  std::thread other([&] {
+    try {
+      for (int i = 0; !ended || seen == 0; ++i) {
+        read();
+        const std::vector<float> state(kElements, static_cast<float>(i % 7));
+        Status status = engine->WriteFeedback(channel, 0, FeedbackArray::kResidual, state.data());
+        if (!status.ok()) CHECK_FAILS(status, Code::kInvalid, "a step is under way");
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  // Nothing is selected, so each step adds 1 to all that is kept.
+  for (int step = 0; step < 50; ++step) {
+    CHECK_OK(engine->BeginSparseStep(channel, 1e-9));
+    int64_t ticket = 0;
+    const std::vector<float> ones(kElements, 1.0f);
+    CHECK_OK(engine->Submit(channel, 0, ones.data(), kElements * 4, &ticket));
+    CHECK_OK(Await(StartCollect(engine, channel, 0, ticket, kElements * 4), "a step").status);
+    CHECK_OK(engine->EndStep(channel, step % 3 != 0));
+    read();
+  }
+  ended = true;
+  other.join();
+  if (error) std::rethrow_exception(error);
 }
 
 TEST("sparse step: steps that begin and end wrongly are refused with words") {
@@ -257,15 +306,16 @@ TEST("sparse step: steps that begin and end wrongly are refused with words") {
   CHECK_OK(engine->EndStep(channel, false));
   CHECK_FAILS(engine->EndStep(channel, true), Code::kInvalid, "no sparse step is under way");
   std::vector<float> kept(8);
-  CHECK_FAILS(engine->ReadKept(channel, 0, Kept::kVelocity, kept.data()), Code::kInvalid, "it has no velocity");
+  CHECK_FAILS(engine->ReadFeedback(channel, 0, FeedbackArray::kVelocity, kept.data()), Code::kInvalid,
+              "it has no velocity");
 
   ChannelSpec plain = SpecOf(bucket, AddPlan(engine, Rows{}), 0);
   plain.buckets[0].sparse.reset();
   int64_t ordinary = -1;
   CHECK_OK(engine->OpenChannel(plain, &ordinary));
-  KeptShard shard;
+  FeedbackShard shard;
   CHECK_FAILS(engine->BeginSparseStep(ordinary, 0.5), Code::kInvalid, "has no sparse bucket");
-  CHECK_FAILS(engine->GetKept(ordinary, 0, &shard), Code::kInvalid, "is not sparse: it keeps nothing");
+  CHECK_FAILS(engine->GetFeedback(ordinary, 0, &shard), Code::kInvalid, "is not sparse: it keeps nothing");
 }
 
 TEST("sparse step: buckets that are not sound are refused with words") {
@@ -285,7 +335,7 @@ TEST("sparse step: buckets that are not sound are refused with words") {
   refused("samplings (0)", [&](auto* s) { sparse(s)->selection.samplings = 0; });
   refused("threshold (-1", [&](auto* s) { sparse(s)->selection.threshold = -1; });
   refused("dense_above (-1", [&](auto* s) { sparse(s)->dense_above = -1; });
-  refused("momentum (1.0", [&](auto* s) { sparse(s)->momentum = 1.0f; });
+  refused("momentum (1.0", [&](auto* s) { sparse(s)->correction = MomentumCorrection{1.0f}; });
   refused("dtype on the way (1)", [&](auto* s) { sparse(s)->value_wire = DType::kFloat64; });
   refused("indices (4)", [&](auto* s) { sparse(s)->indices = static_cast<SparseIndices>(4); });
   refused("is a sparse one, the bucket must be sparse too", [&](auto* s) { s->buckets[0].sparse.reset(); });

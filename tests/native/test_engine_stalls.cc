@@ -186,7 +186,7 @@ TEST("stall: a bucket that waits too long fails everything with words, on late r
 TEST("stall: a rank whose engine does not run is said not to answer") {
   Listening listening;
   Config config = Impatient(0.1, 0);
-  config.drain_s = config.farewell_s = 0.05;
+  config.drain_s = config.handshake_s = 0.05;
   auto transports = MakeThreadTransports(3);  // nobody runs rank 2
   std::vector<std::shared_ptr<Engine>> engines(2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -202,7 +202,7 @@ TEST("stall: a rank whose engine does not run is said not to answer") {
 TEST("stall: a silent rank 0 is named by the ranks that wait for it, and its silence can be fatal") {
   Listening listening;
   Config config = Impatient(0.1, 0.5);
-  config.drain_s = config.farewell_s = 0.05;
+  config.drain_s = config.handshake_s = 0.05;
   // Two jobs of two ranks at once, in which nobody runs rank 0.
   std::shared_ptr<Engine> calls, steps;
   auto of_calls = MakeThreadTransports(2), of_steps = MakeThreadTransports(2);

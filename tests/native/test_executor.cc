@@ -132,8 +132,11 @@ TEST("executor: a lane starts its segments in order, and a tag is used again onl
 }
 
 TEST("executor: a lane whose tags would not fit is refused") {
-  CHECK_OK(CheckLane((int64_t{1} << 28) - 1, 8));
-  CHECK_FAILS(CheckLane(int64_t{1} << 28, 8), Code::kInvalid, "too many channels have been opened");
+  constexpr int64_t kOpenMpi = (int64_t{1} << 31) - 1, kLeastOfMpi = 32767;
+  CHECK_OK(CheckLane((int64_t{1} << 28) - 1, 8, kOpenMpi));
+  CHECK_FAILS(CheckLane(int64_t{1} << 28, 8, kOpenMpi), Code::kInvalid, "too many channels have been opened");
+  CHECK_OK(CheckLane(4095, 8, kLeastOfMpi));
+  CHECK_FAILS(CheckLane(4096, 8, kLeastOfMpi), Code::kInvalid, "lane (4096) with a window of 8 segments needs tags");
 }
 
 TEST("executor: lanes do not wait for each other") {

@@ -187,7 +187,7 @@ struct LateBench {
   BufferPool pool;
   Executor executor{&peers, &pool, 4};
   std::shared_ptr<Feedback> feedback =
-      std::make_shared<Feedback>(SparseSpec{}, KeptShard{0, 8, false}, std::vector<int64_t>{});
+      std::make_shared<Feedback>(SparseSpec{}, FeedbackShard{0, 8, false}, std::vector<int64_t>{});
   std::shared_ptr<SparseCounters> counters = std::make_shared<SparseCounters>();
   std::shared_ptr<Buffer> buffer;
 

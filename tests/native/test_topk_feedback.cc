@@ -58,9 +58,9 @@ void StepIsRight(const State& state, const std::vector<TopKSegment>& segments, c
     feedback.velocity = now.velocity.data();
     feedback.next_velocity = in_place ? now.velocity.data() : other_velocity.data();
   }
-  feedback.momentum = state.momentum;
-  feedback.nesterov = state.nesterov;
-  feedback.masks = state.masks;
+  feedback.correction.momentum = state.momentum;
+  feedback.correction.nesterov = state.nesterov;
+  feedback.correction.masks = state.masks;
   int64_t picks = 0;
   for (const TopKSegment& segment : segments) picks += segment.k;
   Guarded<int64_t> indices(picks), counts(static_cast<int64_t>(segments.size()));
@@ -191,8 +191,8 @@ TEST("error feedback: a dense step hands over everything") {
       feedback.residual = now.residual.data();
       feedback.next_residual = now.residual.data();
       if (kind > 0) feedback.velocity = feedback.next_velocity = now.velocity.data();
-      feedback.momentum = state.momentum;
-      feedback.nesterov = state.nesterov;
+      feedback.correction.momentum = state.momentum;
+      feedback.correction.nesterov = state.nesterov;
       Accumulate(feedback, 40011, now.gradient.data(), path == topk::BestPath() ? Threads(2) : ParallelFor());
       for (size_t i = 0; i < now.gradient.size(); ++i) {
         CHECK_EQ(BitsOf(now.gradient[i]), expected.accumulated[i]);

@@ -30,25 +30,27 @@ void OnRanks(void (*contract)(Transport*)) {
 
 TEST("host: messages arrive whole") { OnRanks(MessagesArriveWhole); }
 TEST("host: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("host: the largest tag carries messages") { OnRanks(TheLargestTagCarriesMessages); }
 TEST("host: tags are independent") { OnRanks(TagsAreIndependent); }
 TEST("host: opposing large messages do not block") { OnRanks(OpposingLargeMessagesDoNotBlock); }
 TEST("host: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
 TEST("host: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("host: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
-TEST("host: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("host: messages received without a copy stay until the receiver lets go") {
+  OnRanks(MessagesReceivedWithoutACopyStay);
+}
 TEST("host: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("host: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
-const std::vector<void (*)(Transport*)> kContracts = {MessagesArriveWhole,      MessagesOfOneTagKeepTheirOrder,
-                                                      TagsAreIndependent,       ControlMessagesKeepTheirOrder,
-                                                      DataAndControlDoNotMeet,  LentMessagesStayUntilTheyAreGivenBack,
-                                                      ShortMessagesAreReported, MessagesOfOtherRunsAreRefused};
+const std::vector<void (*)(Transport*)> kContracts = {
+    MessagesArriveWhole,     MessagesOfOneTagKeepTheirOrder,   TagsAreIndependent,       ControlMessagesKeepTheirOrder,
+    DataAndControlDoNotMeet, MessagesReceivedWithoutACopyStay, ShortMessagesAreReported, MessagesOfOtherRunsAreRefused};
 
 TEST("host: ranks without shared memory and those with it are one job") {
   auto arenas = Arenas(4, kRoomyArena);
   arenas[1] = nullptr;
   Transports transports = ShareMemory(MakeThreadTransports(4), arenas);
-  CHECK(transports[0]->Lends(2) && transports[3]->Lends(0));
+  CHECK(transports[0]->IsZeroCopy(2) && transports[3]->IsZeroCopy(0));
   CHECK(transports[2]->arena() == arenas[2]);
   CHECK(!transports[0]->Rings());  // rank 1 does not
   for (auto contract : kContracts) Run(transports, contract);
@@ -105,9 +107,9 @@ TEST("host: a rank that cannot map another's memory agrees with it on the way ar
     lying[1] = std::make_shared<Liar>(between[1], begin, end);
     Transports transports = ShareMemory(lying, Arenas(3, kRoomyArena));
     bool wrong_token = begin == 40;  // ranks of one process find an arena by its token alone
-    CHECK_EQ(transports[0]->Lends(1), !wrong_token);
-    CHECK_EQ(transports[1]->Lends(0), !wrong_token);
-    CHECK(transports[0]->Lends(2) && transports[2]->Lends(1));
+    CHECK_EQ(transports[0]->IsZeroCopy(1), !wrong_token);
+    CHECK_EQ(transports[1]->IsZeroCopy(0), !wrong_token);
+    CHECK(transports[0]->IsZeroCopy(2) && transports[2]->IsZeroCopy(1));
     for (auto contract : kContracts) Run(transports, contract);
   }
 }
@@ -125,7 +127,7 @@ TEST("host: a message of the arena is not copied, and its send ends when it has 
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 1000, &receive));
   CHECK_OK(ranks[1]->Test(receive.get(), &done));
   CHECK(done);
-  const char* view = ranks[1]->View(receive.get());
+  const char* view = ranks[1]->Received(receive.get());
   CHECK_EQ(view[0], 'a');
   sent.data()[0] = 'b';
   CHECK_EQ(view[0], 'b');
@@ -143,7 +145,7 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   BufferPool pool(ranks[0]->arena());
   Buffer sent = pool.Take(500);
   std::string received(500, '\0');
-  std::unique_ptr<Request> send, receive, lent;
+  std::unique_ptr<Request> send, receive, zero_copy;
   CHECK_OK(ranks[0]->Recv(1, 5, received.data(), 500, &receive));
   receive.reset();
   CHECK_OK(ranks[0]->Send(1, 6, sent.data(), 500, &send));
@@ -155,9 +157,9 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the one before was taken
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(!done);
-  CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &lent));
-  CHECK_OK(ranks[1]->Test(lent.get(), &done));
-  const char* view = ranks[1]->View(lent.get());
+  CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &zero_copy));
+  CHECK_OK(ranks[1]->Test(zero_copy.get(), &done));
+  const char* view = ranks[1]->Received(zero_copy.get());
   for (auto& rank : ranks) rank->Close();
   ranks.clear();
   CHECK_EQ(view[499], sent.data()[499]);

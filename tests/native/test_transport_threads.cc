@@ -13,12 +13,15 @@ void OnRanks(void (*contract)(Transport*)) {
 
 TEST("threads: messages arrive whole") { OnRanks(MessagesArriveWhole); }
 TEST("threads: messages of one tag keep their order") { OnRanks(MessagesOfOneTagKeepTheirOrder); }
+TEST("threads: the largest tag carries messages") { OnRanks(TheLargestTagCarriesMessages); }
 TEST("threads: tags are independent") { OnRanks(TagsAreIndependent); }
 TEST("threads: opposing large messages do not block") { RunRanks(3, OpposingLargeMessagesDoNotBlock); }
 TEST("threads: control messages keep their order") { OnRanks(ControlMessagesKeepTheirOrder); }
 TEST("threads: no control message means -1") { OnRanks(NoControlMessageMeansMinusOne); }
 TEST("threads: data and control do not meet") { OnRanks(DataAndControlDoNotMeet); }
-TEST("threads: lent messages stay until they are given back") { OnRanks(LentMessagesStayUntilTheyAreGivenBack); }
+TEST("threads: messages received without a copy stay until the receiver lets go") {
+  OnRanks(MessagesReceivedWithoutACopyStay);
+}
 TEST("threads: messages of other runs are refused") { OnRanks(MessagesOfOtherRunsAreRefused); }
 TEST("threads: short messages are reported") { OnRanks(ShortMessagesAreReported); }
 
@@ -36,7 +39,7 @@ TEST("threads: a send ends only when its receive has come") {
   CHECK_EQ(std::strcmp(received, "abc"), 0);
 }
 
-TEST("threads: the send of a lent message ends only when it has been given back") {
+TEST("threads: the send of a message received without a copy ends when the receiver lets go") {
   auto ranks = MakeThreadTransports(2);
   char sent[4] = "abc";
   std::unique_ptr<Request> send, receive;
@@ -45,7 +48,7 @@ TEST("threads: the send of a lent message ends only when it has been given back"
   CHECK_OK(ranks[1]->Recv(0, 5, nullptr, 4, &receive));
   CHECK_OK(ranks[1]->Test(receive.get(), &done));
   CHECK(done);
-  CHECK(ranks[1]->View(receive.get()) == sent);
+  CHECK(ranks[1]->Received(receive.get()) == sent);
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(!done);
   uint32_t seen = ranks[0]->doorbell()->Look();

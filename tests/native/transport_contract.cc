@@ -28,8 +28,8 @@ std::string Payload(int from, int to, int n, int64_t nbytes) {
   return payload;
 }
 
-// Memory that the transport may lend, as the engine has it.
-Buffer Lendable(Transport* transport, const std::string& data) {
+// A message in memory that the ranks of a host share, as the engine has it.
+Buffer InArena(Transport* transport, const std::string& data) {
   Buffer buffer = BufferPool(transport->arena()).Take(static_cast<int64_t>(data.size()));
   std::memcpy(buffer.data(), data.data(), data.size());
   return buffer;
@@ -49,7 +49,7 @@ void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const s
               bool receive_backwards = false) {
   int me = transport->rank(), size = transport->size(), count = static_cast<int>(lengths.size());
   std::vector<std::vector<std::string>> sent(size), received(size);
-  std::vector<Buffer> lendable;
+  std::vector<Buffer> in_arena;
   Requests requests;
   for (int peer = 0; peer < size; ++peer) {
     if (peer == me) continue;
@@ -64,12 +64,12 @@ void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const s
     if (peer == me) continue;
     for (int n = 0; n < count; ++n) sent[peer].push_back(Payload(me, peer, n, lengths[n]));
     for (int n = 0; n < count; ++n) {
-      // Both kinds of memory in one order; mostly what can be lent.
+      // Both kinds of memory in one order, mostly shared memory.
       if (n % 4 == 1) {
         Send(transport, peer, tag_of(n), sent[peer][n], &requests);
       } else {
-        lendable.push_back(Lendable(transport, sent[peer][n]));
-        CHECK_OK(transport->Send(peer, tag_of(n), lendable.back().data(), lengths[n], &requests.emplace_back()));
+        in_arena.push_back(InArena(transport, sent[peer][n]));
+        CHECK_OK(transport->Send(peer, tag_of(n), in_arena.back().data(), lengths[n], &requests.emplace_back()));
       }
     }
   }
@@ -93,6 +93,12 @@ void MessagesArriveWhole(Transport* transport) {
 
 void MessagesOfOneTagKeepTheirOrder(Transport* transport) {
   Exchange(transport, {5, 200000, 0, 60000, 1, 70000, 70000, 4, 180000, 59999}, [](int) { return 3; });
+  Meet(transport);
+}
+
+void TheLargestTagCarriesMessages(Transport* transport) {
+  CHECK(transport->largest_tag() >= 32767);  // the least that MPI's standard allows
+  Exchange(transport, {10, 100000}, [&](int) { return static_cast<int>(transport->largest_tag()); });
   Meet(transport);
 }
 
@@ -160,20 +166,20 @@ void DataAndControlDoNotMeet(Transport* transport) {
   Meet(transport);
 }
 
-void LentMessagesStayUntilTheyAreGivenBack(Transport* transport) {
+void MessagesReceivedWithoutACopyStay(Transport* transport) {
   int me = transport->rank(), size = transport->size(), next = (me + 1) % size, previous = (me + size - 1) % size;
   if (size == 1) return;
   for (int64_t nbytes : {1, 96, 97, 60001, 1000003}) {
-    for (bool lendable : {true, false}) {
+    for (bool in_arena : {true, false}) {
       std::string sent = Payload(me, next, 1, nbytes), expected = Payload(previous, me, 1, nbytes);
       std::string received(expected.size(), '\0');
-      Buffer lent = Lendable(transport, sent);
+      Buffer shared = InArena(transport, sent);
       Requests receive(1), send(1);
-      bool borrows = transport->Lends(previous);
-      CHECK_OK(transport->Recv(previous, 4, borrows ? nullptr : received.data(), nbytes, &receive[0]));
-      CHECK_OK(transport->Send(next, 4, lendable ? lent.data() : sent.data(), nbytes, &send[0]));
+      bool zero_copy = transport->IsZeroCopy(previous);
+      CHECK_OK(transport->Recv(previous, 4, zero_copy ? nullptr : received.data(), nbytes, &receive[0]));
+      CHECK_OK(transport->Send(next, 4, in_arena ? shared.data() : sent.data(), nbytes, &send[0]));
       Finish(transport, receive);
-      const char* view = borrows ? transport->View(receive[0].get()) : received.data();
+      const char* view = zero_copy ? transport->Received(receive[0].get()) : received.data();
       CHECK(view != nullptr);
       CHECK(std::equal(expected.begin(), expected.end(), view));
       receive.clear();
@@ -193,14 +199,14 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
   for (bool same_run : {false, true}) {
     for (auto [nbytes, expected] :
          std::vector<std::pair<int64_t, int64_t>>{{8, 8}, {300000, 300000}, {8, 300000}, {300000, 8}}) {
-      for (bool lent : {false, true}) {
+      for (bool zero_copy : {false, true}) {
         std::string received(static_cast<size_t>(expected), '\0');
-        char* to = lent && transport->Lends(previous) ? nullptr : received.data();
+        char* to = zero_copy && transport->IsZeroCopy(previous) ? nullptr : received.data();
         Label theirs(tag, 17, same_run ? 3 : 0), mine(tag, same_run ? 17 : 18, 0);
         ++tag;  // what is left of a refused message meets no other receive
         Requests receives;
         CHECK_OK(transport->Recv(previous, mine, to, expected, &receives.emplace_back()));
-        sent.push_back(Lendable(transport, Payload(me, 0, 0, nbytes)));
+        sent.push_back(InArena(transport, Payload(me, 0, 0, nbytes)));
         CHECK_OK(transport->Send(next, theirs, sent.back().data(), nbytes, &sends.emplace_back()));
         Status status;
         Until("the refusal of a message", [&] {
@@ -224,7 +230,7 @@ void ShortMessagesAreReported(Transport* transport) {
   int me = transport->rank(), size = transport->size();
   if (size == 1) return;
   std::string payload = Payload(me, 0, 0, 100), received(101, '\0');
-  Buffer sent = Lendable(transport, payload);
+  Buffer sent = InArena(transport, payload);
   int next = (me + 1) % size, previous = (me + size - 1) % size;
   Requests sends, receives;
   Recv(transport, previous, 8, &received, &receives);

@@ -9,6 +9,8 @@ namespace hvd_ext::test {
 void MessagesArriveWhole(Transport* transport);
 // Messages of one sender, receiver and tag match receives in order, however long each is.
 void MessagesOfOneTagKeepTheirOrder(Transport* transport);
+// Messages with the largest tag that the transport names arrive.
+void TheLargestTagCarriesMessages(Transport* transport);
 // Tags may be received in another order than sent.
 void TagsAreIndependent(Transport* transport);
 // A ring of large messages in both directions at once.
@@ -19,8 +21,8 @@ void ControlMessagesKeepTheirOrder(Transport* transport);
 void NoControlMessageMeansMinusOne(Transport* transport);
 // Data and control under way together do not meet.
 void DataAndControlDoNotMeet(Transport* transport);
-// A message that is lent is whole, and its send ends when it has been given back.
-void LentMessagesStayUntilTheyAreGivenBack(Transport* transport);
+// A message received without a copy is whole, and its send ends when the receiver lets go of it.
+void MessagesReceivedWithoutACopyStay(Transport* transport);
 // A message shorter than expected is reported as a bug, with its peer and both lengths.
 void ShortMessagesAreReported(Transport* transport);
 

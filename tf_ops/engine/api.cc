@@ -26,6 +26,9 @@ std::string& Error() {
 }
 
 constexpr int64_t kJob = 0;  // for Engine::Find
+// While a caller that makes progress copies, nothing else moves, also in other lanes: it makes a pass each time it has
+// copied so much, which takes about 10 us.
+constexpr int64_t kCopiedPerPass = 64 << 10;
 
 int Report(const Status& status) {
   Error() = status.message;
@@ -43,11 +46,9 @@ Config ConfigOf(const HvdExtConfig& config) {
 SparseSpec SparseOf(const HvdExtSparse& sparse) {
   SparseSpec native;
   native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
+  if (sparse.has_momentum != 0) native.correction = {sparse.momentum, sparse.nesterov != 0, sparse.masks != 0};
   native.dense_plan = sparse.dense_plan;
   native.dense_above = sparse.dense_above;
-  if (sparse.has_momentum != 0) native.momentum = sparse.momentum;
-  native.nesterov = sparse.nesterov != 0;
-  native.masks = sparse.masks != 0;
   if (sparse.value_wire >= 0) native.value_wire = static_cast<DType>(sparse.value_wire);
   native.indices = static_cast<SparseIndices>(sparse.indices);
   native.per_tensor = sparse.per_tensor != 0;
@@ -78,8 +79,8 @@ struct Waiting {
     wake.notify_one();
   }
 
-  Status Wait(Engine::Helper* helper) {
-    helper->Until(ended);
+  Status Wait(Engine::CallerProgress* progress) {
+    progress->Until(ended);
     std::unique_lock<std::mutex> lock(mutex);
     wake.wait(lock, [&] { return open == 0; });
     return status;
@@ -190,12 +191,18 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
-  Engine::Helper helper(found.get());
+  Engine::CallerProgress progress(found.get());
   bool sparse = false;
   status = found->HasSparse(channel, &sparse);
   if (status.ok() && !sparse) status = found->BeginStep(channel);
   int64_t ticket = 0;
+  int64_t copied_nbytes = 0;  // since the last pass
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
+    if (copied_nbytes >= kCopiedPerPass) {
+      progress.Once();
+      copied_nbytes = 0;
+    }
+    copied_nbytes += nbytes[i];
     status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket);
   }
   if (!status.ok()) return Report(status);
@@ -206,7 +213,7 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
       waiting->End(s);
     });
   }
-  return Report(n_tensors > 0 ? waiting->Wait(&helper) : Status::Ok());
+  return Report(n_tensors > 0 ? waiting->Wait(&progress) : Status::Ok());
 }
 
 int hvd_ext_channel_begin_sparse_step(int64_t channel, double density) {
@@ -224,8 +231,8 @@ int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {
 int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
-  KeptShard shard;
-  if (status.ok()) status = found->GetKept(channel, bucket, &shard);
+  FeedbackShard shard;
+  if (status.ok()) status = found->GetFeedback(channel, bucket, &shard);
   if (!status.ok()) return Report(status);
   values[0] = shard.begin;
   values[1] = shard.elements;
@@ -237,13 +244,13 @@ int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
 int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->ReadKept(channel, bucket, static_cast<Kept>(which), to) : status);
+  return Report(status.ok() ? found->ReadFeedback(channel, bucket, static_cast<FeedbackArray>(which), to) : status);
 }
 
 int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->WriteKept(channel, bucket, static_cast<Kept>(which), from) : status);
+  return Report(status.ok() ? found->WriteFeedback(channel, bucket, static_cast<FeedbackArray>(which), from) : status);
 }
 
 int hvd_ext_channel_sparse_statistics(int64_t channel, int64_t values[6]) {
@@ -271,13 +278,13 @@ int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int6
   Status status = Engine::Find(engine, &found);
   if (!status.ok()) return Report(status);
   auto waiting = std::make_shared<Waiting>(1);
-  Engine::Helper helper(found.get());
+  Engine::CallerProgress progress(found.get());
   found->Exchange(name, std::string(static_cast<const char*>(payload), static_cast<size_t>(nbytes)),
                   [waiting](const Status& s, const std::vector<std::string>& payloads) {
                     waiting->payloads = payloads;
                     waiting->End(s);
                   });
-  status = waiting->Wait(&helper);
+  status = waiting->Wait(&progress);
   if (!status.ok()) return Report(status);
   auto* exchanged = new ExchangeResult;
   exchanged->offsets.push_back(0);

@@ -51,8 +51,9 @@ void hvd_ext_abort(int32_t code);  // ends the job at once; a no-op where no eng
 int hvd_ext_plan_add(int64_t engine, const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
 int hvd_ext_plan_remove(int64_t plan);
 
-// `bucket_tensors` holds the tensors of bucket 0, then of bucket 1, ...; `bucket_sizes` says how many each has. `wires`
-// holds the dtype in which float32 travels, -1 for its own. `sparse` has an element for each bucket; null: none is.
+// `bucket_tensors` holds the tensors of all buckets, one bucket after the other; `bucket_sizes` says how many each has.
+// `wires` holds the dtype in which float32 travels, -1 for its own. `sparse` has an element for each bucket; null: none
+// is.
 int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
                          const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
@@ -69,8 +70,9 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
 // In place of begin_step where some buckets are sparse, and its end: see Engine::BeginSparseStep and EndStep.
 int hvd_ext_channel_begin_sparse_step(int64_t channel, double density);
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit);
-// What a sparse bucket keeps on this rank: its first element in the bucket, its elements, has velocity, 0. `which`: 0
-// residual, 1 velocity; between steps, else kInvalid.
+// The part of a sparse bucket whose residual and velocity lie on this rank: values become its first element in the
+// bucket, its number of elements, whether there is a velocity, and 0. `which`: 0 the residual, 1 the velocity. kInvalid
+// during a step.
 int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]);
 int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to);
 int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from);

@@ -1,10 +1,11 @@
 #include "engine/buffer_pool.h"
 
 #include <cstddef>
-#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace hvd_ext {
 namespace {
@@ -30,9 +31,9 @@ struct Buffer::Shelves {
   explicit Shelves(std::shared_ptr<Arena> memory) : arena(std::move(memory)) {}
 
   const std::shared_ptr<Arena> arena;
-  std::mutex mutex;
-  std::vector<std::vector<char*>> free{static_cast<size_t>(kClasses)};
-  int64_t allocations = 0;
+  Mutex mutex;
+  std::vector<std::vector<char*>> free HVD_EXT_GUARDED_BY(mutex){static_cast<size_t>(kClasses)};
+  int64_t allocations HVD_EXT_GUARDED_BY(mutex) = 0;
 
   ~Shelves() {
     for (const std::vector<char*>& shelf : free) {
@@ -60,16 +61,16 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
-  std::lock_guard<std::mutex> lock(shelves_->mutex);
+  MutexLock lock(&shelves_->mutex);
   shelves_->free[size_class_].push_back(data_);
 }
 
 void Buffer::KeepForEver() {
   // Reachable from a static that is never destroyed: leak checkers then see memory in use, which it is.
-  static std::mutex* mutex = new std::mutex;
+  static Mutex* mutex = new Mutex;
   static auto* kept = new std::vector<std::pair<char*, std::shared_ptr<Arena>>>;
   if (data_ == nullptr) return;
-  std::lock_guard<std::mutex> lock(*mutex);
+  MutexLock lock(mutex);
   kept->emplace_back(data_, shelves_->arena);
   data_ = nullptr;
   nbytes_ = 0;
@@ -84,7 +85,7 @@ Buffer BufferPool::Take(int64_t nbytes) {
   buffer.nbytes_ = nbytes;
   buffer.shelves_ = shelves_;
   {
-    std::lock_guard<std::mutex> lock(shelves_->mutex);
+    MutexLock lock(&shelves_->mutex);
     std::vector<char*>& shelf = shelves_->free[buffer.size_class_];
     if (!shelf.empty()) {
       buffer.data_ = shelf.back();
@@ -101,7 +102,7 @@ Buffer BufferPool::Take(int64_t nbytes) {
 }
 
 int64_t BufferPool::allocations() const {
-  std::lock_guard<std::mutex> lock(shelves_->mutex);
+  MutexLock lock(&shelves_->mutex);
   return shelves_->allocations;
 }
 

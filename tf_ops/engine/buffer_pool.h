@@ -1,11 +1,11 @@
 // Memory for buckets, segments and messages: returned buffers are kept by size, so that a steady state allocates
-// nothing. With an arena they lie in memory that other ranks map, as long as there is room; else in this process's own.
+// nothing. With an arena, buffers lie in memory that other ranks map as long as there is room there.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "engine/arena.h"
+#include "shm/arena.h"
 
 namespace hvd_ext {
 
@@ -23,12 +23,12 @@ class Buffer {
 
   // 64-byte aligned, contents undefined; null for a buffer that holds nothing.
   char* data() const { return data_; }
-  // What was asked for.
+  // The size that was asked for.
   int64_t nbytes() const { return nbytes_; }
   explicit operator bool() const { return data_ != nullptr; }
 
-  // Never returns the memory: for what a transport may still read or write after the engine has stopped. The memory
-  // stays valid until the process ends; this buffer holds nothing afterwards.
+  // Keeps the memory valid until the process ends, because a transport may still read or write it after the engine has
+  // stopped. This buffer holds nothing afterwards.
   void KeepForEver();
 
  private:
@@ -45,10 +45,10 @@ class BufferPool {
  public:
   explicit BufferPool(std::shared_ptr<Arena> arena = nullptr);
 
-  // A buffer of at least `nbytes` (0 gives a valid pointer too). Throws std::bad_alloc.
+  // Gives a buffer of at least `nbytes`; the pointer is valid for 0 too. Throws std::bad_alloc.
   Buffer Take(int64_t nbytes);
 
-  // How often Take had to ask the system, since the start.
+  // How often Take had no returned buffer and took new memory.
   int64_t allocations() const;
 
  private:

@@ -10,124 +10,86 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
 }  // namespace
 
-Status Channel::Check(const ChannelSpec& spec) {
-  std::string name = "channel " + Quoted(spec.name) + ": ";
-  if (spec.tensor_names.size() != spec.elements.size()) {
-    return Invalid(name + "it must have as many tensor names (" + std::to_string(spec.tensor_names.size()) +
-                   ") as tensor sizes (" + std::to_string(spec.elements.size()) + ")");
-  }
-  std::vector<int> uses(spec.elements.size());
-  for (size_t i = 0; i < spec.buckets.size(); ++i) {
-    const BucketSpec& bucket = spec.buckets[i];
-    std::string where = name + "bucket " + std::to_string(i);
-    if (SizeOf(bucket.dtype) == 0 || bucket.dtype == DType::kBytes) {
-      return Invalid(where + ": dtype (" + std::to_string(static_cast<int>(bucket.dtype)) +
-                     ") must be one that can be summed");
-    }
-    if (bucket.op != ReduceOp::kSum && bucket.op != ReduceOp::kAverage) {
-      return Invalid(where + ": op (" + std::to_string(static_cast<int>(bucket.op)) +
-                     ") must be sum (0) or average (1)");
-    }
-    HVD_EXT_RETURN_IF_ERROR(CheckWire(where + ": ", bucket.dtype, bucket.wire));
-    if (bucket.tensors.empty()) return Invalid(where + ": it must hold a tensor");
-    int64_t elements = 0;
-    for (int64_t tensor : bucket.tensors) {
-      if (tensor < 0 || tensor >= static_cast<int64_t>(uses.size())) {
-        return Invalid(where + ": tensor (" + std::to_string(tensor) + ") must be in [0, " +
-                       std::to_string(uses.size()) + ")");
-      }
-      ++uses[static_cast<size_t>(tensor)];
-      elements += std::max<int64_t>(0, spec.elements[static_cast<size_t>(tensor)]);
-    }
-    if (bucket.sparse) HVD_EXT_RETURN_IF_ERROR(CheckSparse(where, bucket, elements));
-  }
-  for (size_t i = 0; i < uses.size(); ++i) {
-    std::string tensor = name + "tensor " + Quoted(spec.tensor_names[i]);
-    if (uses[i] != 1) return Invalid(tensor + " must be in exactly one bucket, it is in " + std::to_string(uses[i]));
-    if (spec.elements[i] < 0)
-      return Invalid(tensor + ": elements (" + std::to_string(spec.elements[i]) + ") must not be negative");
-  }
-  return Status::Ok();
+void DeliverAll(const std::vector<Delivery>& ended) {
+  for (const Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
 }
 
-Channel::Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans,
-                 std::vector<std::shared_ptr<const Plan>> dense_plans, Trace* trace)
-    : spec_(std::move(spec)),
-      lane_(lane),
-      trace_(trace),
-      plans_(std::move(plans)),
-      dense_plans_(std::move(dense_plans)),
-      feedback_(spec_.buckets.size()),
-      running_(spec_.buckets.size()) {
-  places_.resize(spec_.elements.size());
-  for (size_t i = 0; i < spec_.buckets.size(); ++i) {
-    int64_t nbytes_each = static_cast<int64_t>(SizeOf(spec_.buckets[i].dtype));
-    int64_t elements = 0;
-    std::vector<int64_t> begins;
-    for (int64_t tensor : spec_.buckets[i].tensors) {
-      int64_t tensor_elements = spec_.elements[static_cast<size_t>(tensor)];
-      places_[static_cast<size_t>(tensor)] = {static_cast<int64_t>(i), elements * nbytes_each,
-                                              tensor_elements * nbytes_each};
-      begins.push_back(elements);
-      elements += tensor_elements;
+Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
+                 int64_t lane, Trace* trace)
+    : name_(std::move(name)), tensor_names_(std::move(tensor_names)), lane_(lane), trace_(trace) {
+  BucketStates states;
+  for (int64_t i = 0; i < static_cast<int64_t>(layout->buckets.size()); ++i) {
+    const Layout::Bucket& bucket = layout->bucket(i);
+    std::shared_ptr<Feedback> feedback;
+    if (bucket.spec.sparse) {
+      feedback = std::make_shared<Feedback>(*bucket.spec.sparse, ShardOf(*bucket.plan, bucket.elements),
+                                            layout->TensorBegins(i));
     }
-    bucket_elements_.push_back(elements);
-    if (!spec_.buckets[i].sparse) continue;
-    has_sparse_ = true;
-    feedback_[i] = std::make_shared<Feedback>(*spec_.buckets[i].sparse, ShardOf(*plans_[i], elements), begins);
+    states.push_back({std::move(feedback)});
   }
+  MutexLock lock(&mutex_);
+  layout_ = std::move(layout);
+  states_ = std::make_shared<BucketStates>(std::move(states));
 }
 
-bool Channel::uses(const Plan* plan) const {
-  auto is_it = [plan](const auto& p) { return p.get() == plan; };
-  return std::any_of(plans_.begin(), plans_.end(), is_it) ||
-         std::any_of(dense_plans_.begin(), dense_plans_.end(), is_it);
+bool Channel::has_sparse() const {
+  MutexLock lock(&mutex_);
+  return layout_->has_sparse;
+}
+
+bool Channel::Uses(const Plan* plan) const {
+  MutexLock lock(&mutex_);
+  return layout_->Uses(plan) ||
+         std::any_of(steps_.begin(), steps_.end(), [plan](const auto& step) { return step->layout->Uses(plan); });
 }
 
 std::string Channel::NameOfBucket(int64_t bucket, const ChannelStep& step) const {
-  return "bucket " + std::to_string(bucket) + " of " + Quoted(spec_.name) + " (step " + std::to_string(step.number) +
-         ")";
+  return "bucket " + std::to_string(bucket) + " of " + Quoted(name_) + " (step " + std::to_string(step.number) + ")";
 }
 
 std::vector<std::string> Channel::Missing(const ChannelStep& step, int64_t bucket) const {
   std::vector<std::string> names;
-  for (size_t i = 0; i < places_.size(); ++i) {
-    if (bucket >= 0 && places_[i].bucket != bucket) continue;
-    if (step.tensors[i].state != ChannelStep::Tensor::kHere) names.push_back(spec_.tensor_names[i]);
+  for (int64_t i = 0; i < tensors(); ++i) {
+    if (bucket >= 0 && step.layout->place(i).bucket != bucket) continue;
+    if (step.tensors[static_cast<size_t>(i)].state != ChannelStep::Tensor::kHere) names.push_back(NameOf(i));
   }
   return names;
 }
 
 Status Channel::HalfWay(const ChannelStep& step) const {
   std::vector<std::string> missing = Missing(step, -1);
-  return Invalid("step " + std::to_string(step.number) + " of " + Quoted(spec_.name) +
-                 " was left half-way: " + std::to_string(step.here) + " of " + std::to_string(places_.size()) +
+  return Invalid("step " + std::to_string(step.number) + " of " + Quoted(name_) +
+                 " was left half-way: " + std::to_string(step.here) + " of " + std::to_string(tensors()) +
                  " tensors were submitted (" + NameList(missing, static_cast<int64_t>(missing.size())) +
                  (missing.size() == 1 ? " was" : " were") + " not)");
 }
 
 Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost) {
   *lost = false;
+  MutexLock state_lock(&state_mutex_);
+  MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckDensity(density));
   DropOpenStep();
-  int64_t tensors = static_cast<int64_t>(places_.size());
-  if (!steps_.empty() && steps_.back()->reserved == 0 && tensors > 0) {
-    EndWaiting(steps_.back().get(), Invalid("a step of " + Quoted(spec_.name) + " ended before a tensor was submitted"),
+  if (!steps_.empty() && steps_.back()->reserved == 0 && tensors() > 0) {
+    EndWaiting(steps_.back().get(), Invalid("a step of " + Quoted(name_) + " ended before a tensor was submitted"),
                ended);
     steps_.pop_back();
-  } else if (!steps_.empty() && steps_.back()->here < tensors) {
+  } else if (!steps_.empty() && steps_.back()->here < tensors()) {
     Status status = HalfWay(*steps_.back());
     *lost = steps_.back()->queued > 0;
     status.message +=
         *lost ? "; parts of it have been sent, so the ranks no longer agree: shutdown() and init() start afresh"
               : "; nothing of it has been sent, the next step starts afresh";
-    if (*lost) return status;  // the lane's failure ends the collects
+    if (*lost) {
+      FailNow(Communication(status.message), ended);
+      return status;
+    }
     EndWaiting(steps_.back().get(), status, ended);
     steps_.pop_back();
     return status;
   }
-  // The last step stays until the next one is complete, for collects that come late; older ones while somebody waits.
+  // The last step stays, for collects that come late; older ones stay while somebody waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
     const auto& t = steps_[i]->tensors;
     bool waits = std::any_of(t.begin(), t.end(), [](const ChannelStep::Tensor& x) { return x.waiting != nullptr; });
@@ -137,76 +99,76 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
       steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  auto step = std::make_shared<ChannelStep>();
-  step->number = next_step_++;
-  step->density = density.value_or(1);
-  sparse_step_ = has_sparse_;
-  step->tensors.resize(places_.size());
-  step->buckets.resize(spec_.buckets.size());
-  steps_.push_back(std::move(step));
+  steps_.push_back(std::make_shared<ChannelStep>(next_step_++, density.value_or(1), layout_, states_));
+  sparse_step_ = layout_->has_sparse;
   return Status::Ok();
 }
 
 Status Channel::CheckTensor(int64_t tensor) const {
-  if (tensor >= 0 && tensor < static_cast<int64_t>(places_.size())) return Status::Ok();
-  return Invalid("tensor (" + std::to_string(tensor) + ") of " + Quoted(spec_.name) + " must be in [0, " +
-                 std::to_string(places_.size()) + ")");
+  if (tensor >= 0 && tensor < tensors()) return Status::Ok();
+  return Invalid("tensor (" + std::to_string(tensor) + ") of " + Quoted(name_) + " must be in [0, " +
+                 std::to_string(tensors()) + ")");
 }
 
 Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
                         char** to) {
+  MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
-  const Place& place = places_[static_cast<size_t>(tensor)];
-  std::string name = Quoted(spec_.tensor_names[static_cast<size_t>(tensor)]) + " of " + Quoted(spec_.name);
+  // A channel's tensors have one size in all its layouts.
+  const Layout::Place& place = (steps_.empty() ? layout_ : steps_.back()->layout)->place(tensor);
+  std::string name = Quoted(NameOf(tensor)) + " of " + Quoted(name_);
   if (nbytes != place.nbytes) {
     return Invalid("tensor " + name + " must have " + std::to_string(place.nbytes) + " bytes, as registered, it has " +
                    std::to_string(nbytes));
   }
   if (steps_.empty()) return Invalid("tensor " + name + " was submitted before the first step; begin a step first");
   ChannelStep* current = steps_.back().get();
-  if (current->tensors[static_cast<size_t>(tensor)].state != ChannelStep::Tensor::kMissing) {
+  if (current->tensor(tensor).state != ChannelStep::Tensor::kMissing) {
     return Invalid("tensor " + name + " was submitted twice in step " + std::to_string(current->number) +
                    "; each step must submit each tensor once");
   }
-  ChannelStep::Bucket& bucket = current->buckets[static_cast<size_t>(place.bucket)];
+  ChannelStep::Bucket& bucket = current->bucket(place.bucket);
   if (bucket.buffer == nullptr) {
-    int64_t nbytes_each = static_cast<int64_t>(SizeOf(spec_.buckets[static_cast<size_t>(place.bucket)].dtype));
-    bucket.buffer = std::make_shared<Buffer>(pool->Take(bucket_elements(place.bucket) * nbytes_each));
+    const Layout::Bucket& layout = current->layout->bucket(place.bucket);
+    const int64_t nbytes_each = static_cast<int64_t>(SizeOf(layout.spec.dtype));
+    bucket.buffer = std::make_shared<Buffer>(pool->Take(layout.elements * nbytes_each));
     if (IsOn(trace_)) bucket.first_s = NowSeconds();
   }
-  current->tensors[static_cast<size_t>(tensor)].state = ChannelStep::Tensor::kCopying;
+  current->tensor(tensor).state = ChannelStep::Tensor::kCopying;
   ++current->reserved;
   *to = bucket.buffer->data() + place.offset_nbytes;
   *step = steps_.back();
   return Status::Ok();
 }
 
-Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<int64_t>* full) {
+Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<FullBucket>* full) {
+  MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   if (steps_.empty() || steps_.back() != step) {
-    return Invalid("tensor " + Quoted(spec_.tensor_names[static_cast<size_t>(tensor)]) + " of " + Quoted(spec_.name) +
+    return Invalid("tensor " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) +
                    ": its step ended while it was submitted; a step must end before the next begins");
   }
-  step->tensors[static_cast<size_t>(tensor)].state = ChannelStep::Tensor::kHere;
+  step->tensor(tensor).state = ChannelStep::Tensor::kHere;
   ++step->here;
-  int64_t filled = places_[static_cast<size_t>(tensor)].bucket;
-  ChannelStep::Bucket& bucket = step->buckets[static_cast<size_t>(filled)];
+  const Layout& layout = *step->layout;
+  int64_t filled = layout.place(tensor).bucket;
+  ChannelStep::Bucket& bucket = step->bucket(filled);
   ++bucket.here;
   if (IsOn(trace_)) {
     double now_s = NowSeconds();
-    bool is_full = bucket.here == static_cast<int64_t>(spec_.buckets[static_cast<size_t>(filled)].tensors.size());
+    bool is_full = bucket.here == layout.bucket(filled).tensors();
     if (is_full && bucket.first_s >= 0)
       trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);
-    if (step->here == static_cast<int64_t>(places_.size())) {
+    if (step->here == tensors()) {
       trace_->Add(TraceKind::kSubmitted, lane_, step->number, 0, now_s, now_s);
     }
   }
   while (step->queued < static_cast<int64_t>(step->buckets.size())) {
-    size_t next = static_cast<size_t>(step->queued);
-    if (step->buckets[next].here < static_cast<int64_t>(spec_.buckets[next].tensors.size())) break;
-    full->push_back(step->queued);
-    ++running_[next];
+    const int64_t next = step->queued;
+    if (step->bucket(next).here < layout.bucket(next).tensors()) break;
+    full->push_back({next, step->bucket(next).buffer});
+    ++(*step->states)[static_cast<size_t>(next)].running;
     ++step->queued;
     ++queued_;
   }
@@ -221,24 +183,24 @@ ChannelStep* Channel::Find(int64_t ticket) const {
 }
 
 bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) {
+  MutexLock lock(&mutex_);
   delivery->status = CheckTensor(tensor);
   ChannelStep* step = delivery->status.ok() ? Find(ticket) : nullptr;
   if (delivery->status.ok() && step == nullptr) {
-    delivery->status = !failure_.ok()
-                           ? failure_
-                           : Invalid("collect of " + Quoted(spec_.tensor_names[static_cast<size_t>(tensor)]) + " of " +
-                                     Quoted(spec_.name) + ": step " + std::to_string(ticket) +
-                                     " is not under way; collect a step before the next but one begins");
+    delivery->status = !failure_.ok() ? failure_
+                                      : Invalid("collect of " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) +
+                                                ": step " + std::to_string(ticket) +
+                                                " is not under way; collect a step before the next but one begins");
   }
   if (!delivery->status.ok()) {
     delivery->deliver = std::move(deliver);
     return true;
   }
-  ChannelStep::Tensor& entry = step->tensors[static_cast<size_t>(tensor)];
-  const ChannelStep::Bucket& bucket = step->buckets[static_cast<size_t>(places_[static_cast<size_t>(tensor)].bucket)];
+  ChannelStep::Tensor& entry = step->tensor(tensor);
+  const ChannelStep::Bucket& bucket = step->bucket(step->layout->place(tensor).bucket);
   if (entry.collected || entry.waiting != nullptr) {
-    delivery->status = Invalid("tensor " + Quoted(spec_.tensor_names[static_cast<size_t>(tensor)]) + " of " +
-                               Quoted(spec_.name) + " was collected twice in step " + std::to_string(ticket));
+    delivery->status = Invalid("tensor " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) +
+                               " was collected twice in step " + std::to_string(ticket));
     delivery->deliver = std::move(deliver);
     return true;
   }
@@ -252,27 +214,27 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
 }
 
 void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery) {
-  const Place& place = places_[static_cast<size_t>(tensor)];
-  ChannelStep::Bucket& bucket = step->buckets[static_cast<size_t>(place.bucket)];
+  const Layout::Place& place = step->layout->place(tensor);
+  ChannelStep::Bucket& bucket = step->bucket(place.bucket);
   delivery->deliver = std::move(deliver);
   delivery->status = bucket.ended ? bucket.status : failure_;
-  step->tensors[static_cast<size_t>(tensor)].collected = true;
+  step->tensor(tensor).collected = true;
   ++bucket.collected;
   if (delivery->status.ok()) {
     delivery->buffer = bucket.buffer;
     delivery->data = bucket.buffer->data() + place.offset_nbytes;
   }
-  int64_t all = static_cast<int64_t>(spec_.buckets[static_cast<size_t>(place.bucket)].tensors.size());
-  if (bucket.ended && bucket.collected == all) bucket.buffer.reset();
+  if (bucket.ended && bucket.collected == step->layout->bucket(place.bucket).tensors()) bucket.buffer.reset();
 }
 
 void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended) {
-  ChannelStep::Bucket& entry = step->buckets[static_cast<size_t>(bucket)];
+  MutexLock lock(&mutex_);
+  ChannelStep::Bucket& entry = step->bucket(bucket);
   entry.ended = true;
   entry.status = status;
-  --running_[static_cast<size_t>(bucket)];
-  for (int64_t tensor : spec_.buckets[static_cast<size_t>(bucket)].tensors) {
-    Deliver& waiting = step->tensors[static_cast<size_t>(tensor)].waiting;
+  --(*step->states)[static_cast<size_t>(bucket)].running;
+  for (int64_t tensor : step->layout->bucket(bucket).spec.tensors) {
+    Deliver& waiting = step->tensor(tensor).waiting;
     if (waiting == nullptr) continue;
     Delivery delivery;
     EndOne(step, tensor, std::exchange(waiting, nullptr), &delivery);
@@ -281,6 +243,11 @@ void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status,
 }
 
 void Channel::Delivered(ChannelStep* step, int64_t count) {
+  MutexLock lock(&mutex_);
+  NoteDelivered(step, count);
+}
+
+void Channel::NoteDelivered(ChannelStep* step, int64_t count) {
   step->waiting -= count;
   if (step->waiting > 0 || step->wait_s < 0) return;
   if (IsOn(trace_)) trace_->Add(TraceKind::kWait, lane_, step->number, 0, step->wait_s, NowSeconds());
@@ -291,20 +258,25 @@ void Channel::EndWaiting(ChannelStep* step, const Status& status, std::vector<De
   for (ChannelStep::Tensor& tensor : step->tensors) {
     if (tensor.waiting == nullptr) continue;
     ended->push_back({std::exchange(tensor.waiting, nullptr), status, nullptr, nullptr});
-    Delivered(step, 1);
+    NoteDelivered(step, 1);
   }
 }
 
 void Channel::Fail(const Status& status, std::vector<Delivery>* ended) {
+  MutexLock lock(&mutex_);
+  FailNow(status, ended);
+}
+
+void Channel::FailNow(const Status& status, std::vector<Delivery>* ended) {
   if (failure_.ok()) failure_ = status;
   for (const auto& step : steps_) EndWaiting(step.get(), failure_, ended);
 }
 
 LaneReport Channel::Report() const {
   LaneReport report;
-  report.answered = true;
+  MutexLock lock(&mutex_);
   report.runs = queued_;
-  bool under_way = !steps_.empty() && steps_.back()->here < static_cast<int64_t>(places_.size());
+  bool under_way = !steps_.empty() && steps_.back()->here < tensors();
   report.state = under_way ? LaneReport::kOpen : LaneReport::kNotBegun;
   if (!under_way) return report;
   report.names = Missing(*steps_.back(), steps_.back()->queued);

@@ -1,6 +1,5 @@
-// The steps of one channel: which tensors have come, which buckets are full and in line, who waits for a result. Pure
-// bookkeeping; every member is called with the engine's mutex held, and callbacks are handed back to be called without
-// it.
+// The steps of one channel: which tensors have come, which buckets are full and in line, and who waits for a result.
+// Any thread; a channel has a lock of its own. Callbacks are handed back, to be called without it.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
 #include "engine/error_feedback.h"
+#include "engine/layout.h"
 #include "engine/sparse_run.h"
 #include "engine/stall.h"
 #include "engine/trace.h"
@@ -30,89 +31,108 @@ struct Delivery {
   std::shared_ptr<Buffer> buffer;
 };
 
+void DeliverAll(const std::vector<Delivery>& ended);
+
 class Channel {
  public:
-  // `plans` are the buckets', `dense_plans` those of the sparse ones, null for the others. Check and CheckPlans have
-  // accepted them. Throws std::bad_alloc.
-  Channel(ChannelSpec spec, int64_t lane, std::vector<std::shared_ptr<const Plan>> plans,
-          std::vector<std::shared_ptr<const Plan>> dense_plans, Trace* trace = nullptr);
-  static Status Check(const ChannelSpec& spec);
-  static Status CheckPlans(const ChannelSpec& spec, const std::vector<std::shared_ptr<const Plan>>& plans,
-                           const std::vector<std::shared_ptr<const Plan>>& dense_plans);
+  // A bucket whose tensors have all come, and which is next in line.
+  struct FullBucket {
+    int64_t bucket;
+    std::shared_ptr<Buffer> buffer;
+  };
+
+  // Throws std::bad_alloc.
+  Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout, int64_t lane,
+          Trace* trace = nullptr);
+
+  const std::string& name() const { return name_; }
+  int64_t lane() const { return lane_; }
+  bool has_sparse() const HVD_EXT_EXCLUDES(mutex_);
+  // Whether the layout of a step, or the one that the next step takes, uses the plan.
+  bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
   // See Engine::BeginStep and Engine::BeginSparseStep, which gives the density. *lost: buckets of the broken step are
-  // on their way, so the lane must fail with the status.
-  Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost);
+  // on their way, so the channel has failed with the status, and the lane must.
+  Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost)
+      HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
-  // A submit is Reserve, the copy to `to` without the mutex, then Arrive, which says which buckets are full and next in
-  // line.
-  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to);
-  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<int64_t>* full);
+  // A submit is Reserve, the copy to `to`, then Arrive, which says which buckets are full and next in line.
+  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to)
+      HVD_EXT_EXCLUDES(mutex_);
+  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<FullBucket>* full)
+      HVD_EXT_EXCLUDES(mutex_);
 
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
-  bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery);
-  void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended);
+  bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
+  void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended)
+      HVD_EXT_EXCLUDES(mutex_);
 
-  // So many of what EndBucket has ended are with those who waited.
-  void Delivered(ChannelStep* step, int64_t count);
+  // `count` of the deliveries that EndBucket has given have been made.
+  void Delivered(ChannelStep* step, int64_t count) HVD_EXT_EXCLUDES(mutex_);
 
   // Ends all collects, and all that come later, with `status`; the first failure stays. Results that are there stay
   // good.
-  void Fail(const Status& status, std::vector<Delivery>* ended);
+  void Fail(const Status& status, std::vector<Delivery>* ended) HVD_EXT_EXCLUDES(mutex_);
 
-  LaneReport Report() const;
+  LaneReport Report() const HVD_EXT_EXCLUDES(mutex_);
   std::string NameOfBucket(int64_t bucket, const ChannelStep& step) const;  // "bucket 1 of 'Adam' (step 3)"
 
-  const ChannelSpec& spec() const { return spec_; }
-  int64_t lane() const { return lane_; }
-  int64_t queued() const { return queued_; }  // buckets so far, over all steps
-  int64_t bucket_elements(int64_t bucket) const { return bucket_elements_[static_cast<size_t>(bucket)]; }
-  bool uses(const Plan* plan) const;
-
   // channel_sparse.cc; see Engine.
-  bool has_sparse() const { return has_sparse_; }
-  Status EndStep(bool commit);
-  Status GetKept(int64_t bucket, KeptShard* shard) const;
-  Status CopyKept(int64_t bucket, Kept which, float* to, const float* from);
-  SparseStatistics GetSparseStatistics() const;
-  // Of a sparse bucket's run in a step: its plan, and what it works with. Null for others.
-  const std::shared_ptr<const Plan>& PlanOf(const ChannelStep& step, int64_t bucket) const;
-  std::shared_ptr<SparseRun> MakeRun(const ChannelStep& step, int64_t bucket) const;
+  Status EndStep(bool commit) HVD_EXT_EXCLUDES(state_mutex_, mutex_);
+  Status GetFeedback(int64_t bucket, FeedbackShard* shard) const HVD_EXT_EXCLUDES(mutex_);
+  Status ReadFeedback(int64_t bucket, FeedbackArray which, float* to) HVD_EXT_EXCLUDES(state_mutex_, mutex_);
+  Status WriteFeedback(int64_t bucket, FeedbackArray which, const float* from) HVD_EXT_EXCLUDES(state_mutex_, mutex_);
+  SparseStatistics GetSparseStatistics() const HVD_EXT_EXCLUDES(mutex_);
+  // What the run of a sparse bucket works with; null for other buckets.
+  std::shared_ptr<SparseRun> MakeSparseRun(const ChannelStep& step, int64_t bucket) const;
 
  private:
-  struct Place {
-    int64_t bucket, offset_nbytes, nbytes;
+  friend struct ChannelStep;
+  // What a bucket of a layout carries from step to step.
+  struct BucketState {
+    const std::shared_ptr<Feedback> feedback;  // null: not sparse
+    int64_t running = 0;                       // its runs that are queued or have started, and have not ended
   };
+  using BucketStates = std::vector<BucketState>;
 
-  static Status CheckSparse(const std::string& where, const BucketSpec& bucket, int64_t elements);
-  Status CheckDensity(std::optional<double> density) const;
-  void DropOpenStep();
-  Status FindFeedback(int64_t bucket, Feedback** feedback) const;
+  Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
+  void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
+  Status FindFeedback(int64_t bucket, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
+  // Finds the array of a bucket; refused during a step.
+  Status FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const HVD_EXT_REQUIRES(mutex_);
   Status CheckTensor(int64_t tensor) const;
-  ChannelStep* Find(int64_t ticket) const;
-  Status HalfWay(const ChannelStep& step) const;
-  void EndWaiting(ChannelStep* step, const Status& status, std::vector<Delivery>* ended);
-  void EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery);
-  std::vector<std::string> Missing(const ChannelStep& step, int64_t bucket) const;  // bucket -1: all
+  ChannelStep* Find(int64_t ticket) const HVD_EXT_REQUIRES(mutex_);
+  Status HalfWay(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
+  void EndWaiting(ChannelStep* step, const Status& status, std::vector<Delivery>* ended) HVD_EXT_REQUIRES(mutex_);
+  void EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery) HVD_EXT_REQUIRES(mutex_);
+  void NoteDelivered(ChannelStep* step, int64_t count) HVD_EXT_REQUIRES(mutex_);
+  void FailNow(const Status& status, std::vector<Delivery>* ended) HVD_EXT_REQUIRES(mutex_);
+  // The tensors of a bucket that have not come; bucket -1: of all.
+  std::vector<std::string> Missing(const ChannelStep& step, int64_t bucket) const HVD_EXT_REQUIRES(mutex_);
+  int64_t tensors() const { return static_cast<int64_t>(tensor_names_.size()); }
+  const std::string& NameOf(int64_t tensor) const { return tensor_names_[static_cast<size_t>(tensor)]; }
 
-  ChannelSpec spec_;
-  int64_t lane_;
-  Trace* trace_;
-  std::vector<std::shared_ptr<const Plan>> plans_, dense_plans_;
-  std::vector<Place> places_;                       // by tensor
-  std::vector<int64_t> bucket_elements_;            // by bucket
-  std::deque<std::shared_ptr<ChannelStep>> steps_;  // the last is the current one
-  int64_t next_step_ = 1;
-  int64_t queued_ = 0;
-  Status failure_;
-  bool has_sparse_ = false;
-  bool sparse_step_ = false;                         // begun and not ended
-  std::vector<std::shared_ptr<Feedback>> feedback_;  // by bucket; null: not sparse
-  std::vector<int64_t> running_;                     // by bucket: its runs, queued or further, that have not ended
-  std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
-  int64_t committed_ = 0, dropped_ = 0;
+  const std::string name_;
+  const std::vector<std::string> tensor_names_;
+  const int64_t lane_;
+  Trace* const trace_;
+  const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
+  // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither
+  // submits nor the engine's thread wait for such a copy.
+  Mutex state_mutex_;
+  mutable Mutex mutex_;
+  // The layout that the next step takes, and what its buckets carry from step to step.
+  std::shared_ptr<const Layout> layout_ HVD_EXT_GUARDED_BY(mutex_);
+  std::shared_ptr<BucketStates> states_ HVD_EXT_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
+  int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
+  int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps
+  Status failure_ HVD_EXT_GUARDED_BY(mutex_);
+  bool sparse_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
+  int64_t committed_ HVD_EXT_GUARDED_BY(mutex_) = 0, dropped_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 
+// What is const belongs to the step for good; the rest is guarded by its channel's lock.
 struct ChannelStep {
   struct Tensor {
     enum { kMissing, kCopying, kHere } state = kMissing;
@@ -123,20 +143,33 @@ struct ChannelStep {
     std::shared_ptr<Buffer> buffer;
     int64_t here = 0;
     int64_t collected = 0;
-    double first_s = -1;  // its first tensor came; only while a trace runs
+    double first_s = -1;  // when its first tensor came; only while a trace runs
     bool ended = false;
     Status status;
   };
 
-  int64_t number = 0;
-  double density = 1;
+  ChannelStep(int64_t n, double d, std::shared_ptr<const Layout> l, std::shared_ptr<Channel::BucketStates> s)
+      : number(n),
+        density(d),
+        layout(std::move(l)),
+        states(std::move(s)),
+        tensors(layout->places.size()),
+        buckets(layout->buckets.size()) {}
+
+  Bucket& bucket(int64_t i) { return buckets[static_cast<size_t>(i)]; }
+  Tensor& tensor(int64_t i) { return tensors[static_cast<size_t>(i)]; }
+
+  const int64_t number;
+  const double density;
+  const std::shared_ptr<const Layout> layout;
+  const std::shared_ptr<Channel::BucketStates> states;
   std::vector<Tensor> tensors;
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied
   int64_t here = 0;
-  int64_t queued = 0;   // buckets in line or further
+  int64_t queued = 0;   // buckets that are queued or have started
   int64_t waiting = 0;  // collects that wait, or whose tensor is being handed over
-  double wait_s = -1;   // ... since then without a break; only while a trace runs
+  double wait_s = -1;   // since when at least one has waited; only while a trace runs
 };
 
 }  // namespace hvd_ext

@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
+#include "base/status.h"
 #include "engine/engine.h"
-#include "engine/status.h"
 
 namespace hvd_ext {
 
 bool NeedsPlan(Kind kind);
 Status CheckCall(const CallSpec& spec, int size, const void* input, int rank);
-// A plan's units are parts of ranks where ranks have parts.
+// Where each rank has a part of the tensor, the plan must have a unit for each part.
 Status CheckUnits(const CallSpec& spec, int64_t units, int64_t size);
 
 }  // namespace hvd_ext

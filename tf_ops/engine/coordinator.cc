@@ -1,7 +1,6 @@
 #include "engine/coordinator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <sstream>
 #include <utility>
 
@@ -9,14 +8,6 @@
 
 namespace hvd_ext {
 namespace {
-
-// Where Announce puts what.
-enum Field : size_t { kKind, kDType, kOp, kRoot, kPlanDigest, kSegmentNbytes, kWire, kCounted, kShape };
-enum Text : size_t { kPayload, kTerms, kUsersDType, kSplits };
-
-constexpr int64_t kNoWire = -1;
-
-Kind KindOf(const Message& a) { return static_cast<Kind>(a.numbers[kKind]); }
 
 const char* NameOfKind(Kind kind) {
   switch (kind) {
@@ -38,19 +29,14 @@ const char* NameOfKind(Kind kind) {
   return "unknown call";
 }
 
-// A refusal has no text but its words.
-std::string TextOf(const Message& a, Text text) { return text < a.texts.size() ? a.texts[text] : ""; }
-
 // "allreduce", or what the user has called
-std::string LabelOf(Kind kind, const std::string& terms) {
-  return terms.empty() ? NameOfKind(kind) : terms.substr(0, terms.find('\n'));
+std::string LabelOf(Kind kind, const std::string& signature) {
+  return signature.empty() ? NameOfKind(kind) : signature.substr(0, signature.find('\n'));
 }
 
-std::string LabelOf(const Message& a) { return LabelOf(KindOf(a), TextOf(a, kTerms)); }
+std::string LabelOf(const CallAnnouncement& a) { return LabelOf(a.kind, a.signature); }
 
-std::string NameOfCall(const Message& a) { return LabelOf(a) + " '" + a.text + "'"; }
-
-std::vector<int64_t> ShapeOf(const Message& a) { return {a.numbers.begin() + kShape, a.numbers.end()}; }
+std::string NameOfCall(const CallAnnouncement& a) { return LabelOf(a) + " '" + a.name + "'"; }
 
 bool AnyFirstDimension(Kind kind) { return kind == Kind::kAllgather || kind == Kind::kAlltoall; }
 
@@ -60,13 +46,13 @@ std::string ListOf(const std::vector<int64_t>& numbers) {
   return "[" + text + "]";
 }
 
-// The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses what does not add up; all
-// ranks hear of it, as they wait for this one.
-Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows) {
-  int64_t all = a.numbers[kShape];
+// The rows that a rank sends to each rank (alltoall): its splits, or equal parts. Refuses splits that do not add up;
+// all ranks get the error, because they wait for this one.
+Status RowsOf(int number, const CallAnnouncement& a, int size, std::vector<int64_t>* rows) {
+  int64_t all = a.shape[0];
   std::string who = NameOfCall(a) + ": rank " + std::to_string(number) + " has ";
   std::string ranks = std::to_string(size) + " ranks";
-  if (a.texts.size() <= kSplits) {
+  if (!a.splits) {
     if (all % size == 0) {
       rows->insert(rows->end(), static_cast<size_t>(size), all / size);
       return Status::Ok();
@@ -74,8 +60,7 @@ Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows
     return Invalid(who + std::to_string(all) + " rows and no splits; without splits the rows must divide evenly over " +
                    ranks);
   }
-  std::vector<int64_t> splits(a.texts[kSplits].size() / sizeof(int64_t));
-  if (!splits.empty()) std::memcpy(splits.data(), a.texts[kSplits].data(), splits.size() * sizeof(int64_t));
+  const std::vector<int64_t>& splits = *a.splits;
   int64_t left = all;
   bool fit = static_cast<int>(splits.size()) == size;
   for (int64_t n : splits) {
@@ -91,22 +76,18 @@ Status RowsOf(int number, const Message& a, int size, std::vector<int64_t>* rows
   return Status::Ok();
 }
 
-std::string DTypeOf(const Message& a) {
-  std::string users = TextOf(a, kUsersDType);
-  return users.empty() ? NameOf(static_cast<DType>(a.numbers[kDType])) : users;
-}
+std::string DTypeOf(const CallAnnouncement& a) { return a.users_dtype.empty() ? NameOf(a.dtype) : a.users_dtype; }
 
 // "float32[3, 4]"
-std::string TensorOf(const Message& a) { return DTypeOf(a) + ListOf(ShapeOf(a)); }
+std::string TensorOf(const CallAnnouncement& a) { return DTypeOf(a) + ListOf(a.shape); }
 
-bool SameTensor(const Message& a, const Message& b) {
-  std::vector<int64_t> shape_a = ShapeOf(a), shape_b = ShapeOf(b);
-  if (DTypeOf(a) != DTypeOf(b) || shape_a.size() != shape_b.size()) return false;
-  if (AnyFirstDimension(KindOf(a))) shape_a[0] = shape_b[0];
-  return shape_a == shape_b;
+bool SameTensor(const CallAnnouncement& a, const CallAnnouncement& b) {
+  if (DTypeOf(a) != DTypeOf(b) || a.shape.size() != b.shape.size()) return false;
+  return std::equal(a.shape.begin() + (AnyFirstDimension(a.kind) ? 1 : 0), a.shape.end(),
+                    b.shape.begin() + (AnyFirstDimension(b.kind) ? 1 : 0));
 }
 
-// The first line in which two terms differ, of each; false: they do not.
+// Finds the first line in which two signatures differ; false where they do not.
 bool DifferentLines(const std::string& a, const std::string& b, std::string* line_a, std::string* line_b) {
   std::istringstream lines_a(a), lines_b(b);
   while (true) {
@@ -119,83 +100,81 @@ bool DifferentLines(const std::string& a, const std::string& b, std::string* lin
   }
 }
 
-// What `a` (of `rank`) has that `b` (of rank 0) has not; empty if they agree.
-std::string Difference(int rank, const Message& a, const Message& b, const std::vector<int>& numbers) {
+// Says how `a` (of `rank`) differs from `b` (of rank 0); empty if they agree.
+std::string Difference(int rank, const CallAnnouncement& a, const CallAnnouncement& b,
+                       const std::vector<int>& numbers) {
   auto differ = [&](const std::string& mine, const std::string& first, const std::string& rule) {
     return "rank " + std::to_string(NumberOf(numbers, rank)) + " has " + mine + ", rank " +
            std::to_string(NumberOf(numbers, 0)) + " has " + first + "; " + rule;
   };
   const std::string one_name = "one name must mean the same collective on all ranks";
   if (LabelOf(a) != LabelOf(b)) return differ(LabelOf(a), LabelOf(b), one_name);
-  std::string terms_a = TextOf(a, kTerms), terms_b = TextOf(b, kTerms), line_a, line_b;
-  if (!terms_a.empty() && !terms_b.empty() && DifferentLines(terms_a, terms_b, &line_a, &line_b)) {
+  std::string line_a, line_b;
+  if (!a.signature.empty() && !b.signature.empty() && DifferentLines(a.signature, b.signature, &line_a, &line_b)) {
     return differ(line_a, line_b, "all ranks must give the same");
   }
-  if (a.numbers[kKind] != b.numbers[kKind]) return differ(NameOfKind(KindOf(a)), NameOfKind(KindOf(b)), one_name);
+  if (a.kind != b.kind) return differ(NameOfKind(a.kind), NameOfKind(b.kind), one_name);
   if (!SameTensor(a, b)) {
     return differ(TensorOf(a), TensorOf(b),
-                  AnyFirstDimension(KindOf(a)) ? "all ranks must give one dtype and one shape, except for dimension 0"
-                                               : "all ranks must give one dtype and one shape");
+                  AnyFirstDimension(a.kind) ? "all ranks must give one dtype and one shape, except for dimension 0"
+                                            : "all ranks must give one dtype and one shape");
   }
-  if (a.numbers[kOp] != b.numbers[kOp]) {
-    auto name = [](const Message& m) { return NameOf(static_cast<ReduceOp>(m.numbers[kOp])); };
-    return differ(std::string("op ") + name(a), std::string("op ") + name(b), "all ranks must give one op");
+  if (a.op != b.op) {
+    return differ(std::string("op ") + NameOf(a.op), std::string("op ") + NameOf(b.op), "all ranks must give one op");
   }
-  if (a.numbers[kRoot] != b.numbers[kRoot]) {
-    auto name = [&](const Message& m) {
-      return "root rank " + std::to_string(NumberOf(numbers, static_cast<int>(m.numbers[kRoot])));
+  if (a.root != b.root) {
+    auto name = [&](const CallAnnouncement& m) {
+      return "root rank " + std::to_string(NumberOf(numbers, static_cast<int>(m.root)));
     };
     return differ(name(a), name(b), "all ranks must name one root rank");
   }
-  if (a.numbers[kWire] != b.numbers[kWire]) {
-    auto name = [](const Message& m) {
-      int64_t wire = m.numbers[kWire];
-      return std::string(wire == kNoWire ? "none" : NameOf(static_cast<DType>(wire)));
+  if (a.wire != b.wire) {
+    auto name = [](const CallAnnouncement& m) {
+      return std::string("compression ") + (m.wire ? NameOf(*m.wire) : "none");
     };
-    return differ("compression " + name(a), "compression " + name(b), "all ranks must give one compression");
+    return differ(name(a), name(b), "all ranks must give one compression");
   }
-  for (Field field : {kPlanDigest, kSegmentNbytes}) {
-    std::string word = field == kPlanDigest ? "plan " : "segments of bytes ";
-    if (a.numbers[field] != b.numbers[field]) {
-      return differ(word + std::to_string(a.numbers[field]), word + std::to_string(b.numbers[field]),
-                    "all ranks must use one algorithm and one topology");
-    }
+  const std::string one_plan = "all ranks must use one algorithm and one topology";
+  if (a.plan_digest != b.plan_digest) {
+    return differ("plan " + std::to_string(a.plan_digest), "plan " + std::to_string(b.plan_digest), one_plan);
+  }
+  if (a.segment_nbytes != b.segment_nbytes) {
+    return differ("segments of bytes " + std::to_string(a.segment_nbytes),
+                  "segments of bytes " + std::to_string(b.segment_nbytes), one_plan);
   }
   return "";
 }
 
 }  // namespace
 
-Message Announce(int64_t id, const CallSpec& spec, std::string payload) {
-  Message message;
-  message.type = MessageType::kAnnounce;
-  message.id = id;
-  message.text = spec.name;
-  message.numbers = {static_cast<int64_t>(spec.kind),
-                     static_cast<int64_t>(spec.dtype),
-                     static_cast<int64_t>(spec.op),
-                     spec.root,
-                     spec.plan_digest,
-                     spec.segment_nbytes,
-                     spec.wire ? static_cast<int64_t>(*spec.wire) : kNoWire,
-                     spec.counted};
-  message.numbers.insert(message.numbers.end(), spec.shape.begin(), spec.shape.end());
-  message.texts = {std::move(payload), spec.terms, spec.users_dtype};
-  if (spec.splits) {
-    message.texts.emplace_back(reinterpret_cast<const char*>(spec.splits->data()),
-                               spec.splits->size() * sizeof(int64_t));
-  }
-  return message;
+CallAnnouncement Announce(int64_t id, const CallSpec& spec, std::string payload) {
+  CallAnnouncement announcement;
+  announcement.id = id;
+  announcement.name = spec.name;
+  announcement.kind = spec.kind;
+  announcement.dtype = spec.dtype;
+  announcement.op = spec.op;
+  announcement.root = spec.root;
+  announcement.plan_digest = spec.plan_digest;
+  announcement.segment_nbytes = spec.segment_nbytes;
+  announcement.wire = spec.wire;
+  announcement.counted = spec.counted;
+  announcement.shape = spec.shape;
+  announcement.splits = spec.splits;
+  announcement.signature = spec.signature;
+  announcement.users_dtype = spec.users_dtype;
+  announcement.payload = std::move(payload);
+  return announcement;
 }
 
-std::string NameOfCall(const CallSpec& spec) { return LabelOf(spec.kind, spec.terms) + " '" + spec.name + "'"; }
+std::string NameOfCall(const CallSpec& spec) { return LabelOf(spec.kind, spec.signature) + " '" + spec.name + "'"; }
 
 Coordinator::Coordinator(int size, std::vector<int> numbers) : size_(size), numbers_(std::move(numbers)) {}
 
 int Coordinator::Number(int rank) const { return NumberOf(numbers_, rank); }
 
-void Coordinator::Receive(int rank, Message announcement, double now_s, std::vector<Outgoing>* out) {
-  std::string name = announcement.text;
+void Coordinator::Receive(int rank, CallAnnouncement announcement, double now_s, std::vector<Outgoing>* out) {
+  std::string name = announcement.name;
   std::string clash = Clash(rank, announcement, out);
   std::deque<Entry>& entries = entries_[name];
   size_t r = static_cast<size_t>(rank);
@@ -224,19 +203,19 @@ void Coordinator::Receive(int rank, Message announcement, double now_s, std::vec
   if (entries.empty()) entries_.erase(name);
 }
 
-std::string Coordinator::Clash(int rank, const Message& coming, std::vector<Outgoing>* out) {
-  // Exchanges have the order of the thread that makes them; nobody can take another's place in a barrier.
-  auto ordered = [](const Message& a) {
-    return a.code != Code::kOk || KindOf(a) == Kind::kExchange || KindOf(a) == Kind::kBarrier;
+std::string Coordinator::Clash(int rank, const CallAnnouncement& coming, std::vector<Outgoing>* out) {
+  // One thread makes all exchanges, so they have an order; and it does not matter which of two barriers a rank joins.
+  auto ordered = [](const CallAnnouncement& a) {
+    return a.refusal || a.kind == Kind::kExchange || a.kind == Kind::kBarrier;
   };
   if (ordered(coming)) return "";
   std::string words;
   auto look = [&](std::deque<Entry>* entries) {
     for (Entry& entry : *entries) {
-      const Message& other = entry.announcements[static_cast<size_t>(rank)];
+      const CallAnnouncement& other = entry.announcements[static_cast<size_t>(rank)];
       if (!entry.here[static_cast<size_t>(rank)] || !entry.clash.empty() || ordered(other)) continue;
-      bool counted = coming.numbers[kCounted] != 0 && other.numbers[kCounted] != 0;
-      if (other.text != coming.text && !(counted && LabelOf(other) == LabelOf(coming))) continue;
+      bool counted = coming.counted && other.counted;
+      if (other.name != coming.name && !(counted && LabelOf(other) == LabelOf(coming))) continue;
       words = "rank " + std::to_string(Number(rank)) + " has called it while " + NameOfCall(other) +
               " was under way, and the other ranks cannot tell which is which; calls of several threads need names, "
               "each one its own";
@@ -244,29 +223,28 @@ std::string Coordinator::Clash(int rank, const Message& coming, std::vector<Outg
       Refuse(entry, Invalid(NameOfCall(coming) + ": " + words), out);
     }
   };
-  if (coming.numbers[kCounted] != 0) {
+  if (coming.counted) {
     for (auto& [name, entries] : entries_) look(&entries);
-  } else if (auto found = entries_.find(coming.text); found != entries_.end()) {
+  } else if (auto found = entries_.find(coming.name); found != entries_.end()) {
     look(&found->second);
   }
   return words;
 }
 
 void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
-  Message start;
-  start.type = MessageType::kStart;
-  Kind kind = KindOf(entry.announcements[0]);
+  CallStart start;
+  Kind kind = entry.announcements[0].kind;
   Status status = Compare(entry);
   for (int rank = 0; status.ok() && kind == Kind::kAlltoall && rank < size_; ++rank) {
-    status = RowsOf(Number(rank), entry.announcements[static_cast<size_t>(rank)], size_, &start.numbers);
+    status = RowsOf(Number(rank), entry.announcements[static_cast<size_t>(rank)], size_, &start.rows);
   }
   if (!status.ok()) {
     Refuse(entry, status, out);
     return;
   }
-  for (const Message& a : entry.announcements) {
-    if (kind == Kind::kAllgather) start.numbers.push_back(a.numbers[kShape]);
-    if (kind == Kind::kExchange) start.texts.push_back(a.texts[0]);
+  for (const CallAnnouncement& a : entry.announcements) {
+    if (kind == Kind::kAllgather) start.rows.push_back(a.shape[0]);
+    if (kind == Kind::kExchange) start.payloads.push_back(a.payload);
   }
   for (int rank = 0; rank < size_; ++rank) {
     start.id = entry.announcements[static_cast<size_t>(rank)].id;
@@ -275,16 +253,16 @@ void Coordinator::Finish(const Entry& entry, std::vector<Outgoing>* out) const {
 }
 
 Status Coordinator::Compare(const Entry& entry) const {
-  for (const Message& a : entry.announcements) {
-    if (a.code == Code::kOk) continue;
+  for (const CallAnnouncement& a : entry.announcements) {
+    if (!a.refusal) continue;
     auto made = std::find_if(entry.announcements.begin(), entry.announcements.end(),
-                             [](const Message& other) { return other.code == Code::kOk; });
-    if (made == entry.announcements.end()) return Mismatch(a.texts[0]);  // all have refused it: nobody waits
+                             [](const CallAnnouncement& other) { return !other.refusal; });
+    if (made == entry.announcements.end()) return Mismatch(*a.refusal);  // all have refused it: nobody waits
     return Mismatch(NameOfCall(*made) + ": rank " +
                     std::to_string(Number(static_cast<int>(&a - entry.announcements.data()))) +
-                    " has refused it: " + a.texts[0]);
+                    " has refused it: " + *a.refusal);
   }
-  const Message& first = entry.announcements[0];
+  const CallAnnouncement& first = entry.announcements[0];
   for (int rank = 1; rank < size_; ++rank) {
     std::string difference = Difference(rank, entry.announcements[static_cast<size_t>(rank)], first, numbers_);
     if (!difference.empty()) return Mismatch(NameOfCall(first) + ": " + difference);
@@ -293,20 +271,15 @@ Status Coordinator::Compare(const Entry& entry) const {
 }
 
 void Coordinator::Refuse(const Entry& entry, const Status& status, std::vector<Outgoing>* out) const {
-  Message refuse;
-  refuse.type = MessageType::kRefuse;
-  refuse.code = status.code;
-  refuse.text = status.message;
   for (int rank = 0; rank < size_; ++rank) {
     if (!entry.here[static_cast<size_t>(rank)]) continue;
-    refuse.id = entry.announcements[static_cast<size_t>(rank)].id;
-    out->push_back({rank, refuse});
+    out->push_back({rank, CallRefusal{entry.announcements[static_cast<size_t>(rank)].id, status}});
   }
 }
 
 Status Coordinator::Gone(const Entry& entry) const {
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
-  const Message& a = entry.announcements[first];
+  const CallAnnouncement& a = entry.announcements[first];
   return Communication(NameOfCall(a) + ": " + HasLeft(Number(gone_)));
 }
 
@@ -325,14 +298,14 @@ std::string Coordinator::Waits(const Entry& entry, double waited_s) const {
     if (!entry.here[static_cast<size_t>(rank)]) missing.push_back(Number(rank));
   }
   size_t first = static_cast<size_t>(std::find(entry.here.begin(), entry.here.end(), 1) - entry.here.begin());
-  const Message& a = entry.announcements[first];
+  const CallAnnouncement& a = entry.announcements[first];
   return WaitsForCall(NameOfCall(a) + InSet(numbers_), waited_s, missing);
 }
 
 bool Coordinator::Awaited(const Entry& entry) const {
   if (!entry.clash.empty()) return false;
   for (size_t rank = 0; rank < entry.here.size(); ++rank) {
-    if (entry.here[rank] && entry.announcements[rank].code == Code::kOk) return true;
+    if (entry.here[rank] && !entry.announcements[rank].refusal) return true;
   }
   return false;
 }
@@ -346,14 +319,11 @@ Status Coordinator::Watch(double now_s, double warn_s, double fatal_s, std::vect
       if (fatal_s > 0 && waited_s >= fatal_s) return Communication(Waits(entry, waited_s));
       if (warn_s <= 0 || waited_s < warn_s * static_cast<double>(entry.warnings + 1)) continue;
       entry.warnings = static_cast<int64_t>(waited_s / warn_s);
-      Message known;
-      known.type = MessageType::kKnown;
       if (entry.warned_of != entry.count) warnings->push_back(Waits(entry, waited_s));
       entry.warned_of = entry.count;
       for (int rank = 0; rank < size_; ++rank) {
         if (!entry.here[static_cast<size_t>(rank)]) continue;
-        known.id = entry.announcements[static_cast<size_t>(rank)].id;
-        out->push_back({rank, known});
+        out->push_back({rank, CallKnown{entry.announcements[static_cast<size_t>(rank)].id}});
       }
     }
   }

@@ -1,4 +1,5 @@
-// The public calls. They check, take a place in the books under the mutex, and hand the rest to the engine's thread.
+// The public calls. They check, and hand the rest to the parts of the engine: what any thread may do is done at once,
+// the rest is posted to the inbox.
 #include "engine/engine.h"
 
 #include <chrono>
@@ -28,53 +29,11 @@ Status CheckConfig(const Config& config) {
 
 }  // namespace
 
-Engine::State::State(std::shared_ptr<Transport> t, const Config& c, int64_t g)
-    : transport(std::move(t)),
-      config(c),
-      generation(g),
-      rank(transport->rank()),
-      size(transport->size()),
-      pool(transport->arena()),
-      executor(transport.get(), &pool, c.window, &trace) {
-  moved_s_ = received_s_ = watched_s_ = NowSeconds();
-  if (rank == 0) coordinator_ = std::make_unique<Coordinator>(size, config.numbers);
-}
-
-Status Engine::State::Usable() const {
-  if (stopping) return Stopped("the engine has been shut down; call init() first");
-  return failure;
-}
-
-Status Engine::State::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) const {
-  int64_t index = handle - HandleOf(0);
-  if (handle >> 32 != generation) return OfStopped("plan", handle);
-  if (index >= static_cast<int64_t>(plans.size()) || plans[static_cast<size_t>(index)] == nullptr) {
-    return Invalid("plan (" + std::to_string(handle) + ") was never added, or has been removed");
-  }
-  *plan = plans[static_cast<size_t>(index)];
-  return Status::Ok();
-}
-
-Status Engine::State::FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const {
-  int64_t index = handle - HandleOf(0);
-  if (handle >> 32 != generation) return OfStopped("channel", handle);
-  if (index >= static_cast<int64_t>(channels.size())) {
-    return Invalid("channel (" + std::to_string(handle) + ") was never opened");
-  }
-  *channel = channels[static_cast<size_t>(index)];
-  return *channel != nullptr ? Status::Ok() : Stopped("channel (" + std::to_string(handle) + ") has been closed");
-}
-
-void Engine::State::Post(std::function<void()> work) {
-  inbox.push_back(std::move(work));
-  transport->doorbell()->Ring();
-}
-
 Engine::Engine() = default;
 
 Engine::~Engine() {
   Stop();
-  std::lock_guard<std::mutex> lock(state_->join_mutex);
+  MutexLock lock(&state_->thread_mutex);
   if (state_->thread.joinable()) state_->thread.detach();  // only on the engine's own thread, which holds the state
 }
 
@@ -84,173 +43,172 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
   if (generation < 0 || generation > std::numeric_limits<int32_t>::max()) {
     return Invalid("generation (" + std::to_string(generation) + ") must be in [0, 2^31)");
   }
+  HVD_EXT_RETURN_IF_ERROR(CheckLane(kCallsLane, config.window, transport->largest_tag()));
   std::shared_ptr<Engine> started(new Engine());
   auto state = std::make_shared<State>(std::move(transport), config, generation);
   started->state_ = state;
-  std::lock_guard<std::mutex> lock(state->mutex);
-  try {
-    state->thread = std::thread([state] { state->Loop(); });
-  } catch (const std::system_error& e) {
-    return Internal(std::string("the engine's thread did not start: ") + e.what());
+  {
+    MutexLock lock(&state->thread_mutex);
+    try {
+      state->thread = std::thread([state] { state->loop.Run(); });
+    } catch (const std::system_error& e) {
+      return Internal(std::string("the engine's thread did not start: ") + e.what());
+    }
   }
   *engine = std::move(started);
   return Status::Ok();
 }
 
-int Engine::rank() const { return state_->rank; }
-int Engine::size() const { return state_->size; }
-int64_t Engine::generation() const { return state_->generation; }
-bool Engine::quiet() const { return state_->quiet; }
+int Engine::rank() const { return state_->core.rank; }
+int Engine::size() const { return state_->core.size; }
+int64_t Engine::generation() const { return state_->core.generation; }
+bool Engine::quiet() const { return state_->loop.quiet(); }
 
-void Engine::StopSoon() {
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->transport->doorbell()->Ring();
-}
+void Engine::StopSoon() { state_->inbox.Stop(); }
 
 bool Engine::Stop() {
   StopSoon();
-  if (state_->IsMover()) return state_->alone;  // from a callback: the loop ends after it
-  std::lock_guard<std::mutex> lock(state_->join_mutex);
+  if (state_->loop.IsMine()) return state_->loop.alone();  // from a callback: the loop ends after it
+  MutexLock lock(&state_->thread_mutex);
   if (state_->thread.joinable()) state_->thread.join();
-  return state_->alone;
+  return state_->loop.alone();
 }
 
 Status Engine::AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan) {
   auto decoded = std::make_shared<Plan>();
   HVD_EXT_RETURN_IF_ERROR(Decode(rows, n_rows, units, rank(), size(), decoded.get()));
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
-  *plan = state_->HandleOf(state_->plans.size());
-  state_->plans.push_back(std::move(decoded));
-  return Status::Ok();
+  return state_->registry.AddPlan(std::move(decoded), plan);
 }
 
-Status Engine::RemovePlan(int64_t plan) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  std::shared_ptr<const Plan> found;
-  HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(plan, &found));
-  for (const std::shared_ptr<Channel>& channel : state_->channels) {
-    if (channel != nullptr && channel->uses(found.get())) {
-      return Invalid("plan (" + std::to_string(plan) + ") is used by channel '" + channel->spec().name +
-                     "'; close it first");
-    }
-  }
-  state_->plans[static_cast<size_t>(plan - state_->HandleOf(0))] = nullptr;
-  return Status::Ok();
-}
+Status Engine::RemovePlan(int64_t plan) { return state_->registry.RemovePlan(plan); }
 
-Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
-  HVD_EXT_RETURN_IF_ERROR(Channel::Check(spec));
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
-  std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
-  std::vector<std::shared_ptr<const Plan>> dense_plans(plans.size());
-  for (size_t i = 0; i < plans.size(); ++i) {
-    const BucketSpec& bucket = spec.buckets[i];
-    HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(bucket.plan, &plans[i]));
-    if (bucket.sparse) HVD_EXT_RETURN_IF_ERROR(state_->FindPlan(bucket.sparse->dense_plan, &dense_plans[i]));
-  }
-  HVD_EXT_RETURN_IF_ERROR(Channel::CheckPlans(spec, plans, dense_plans));
-  int64_t lane = 1 + static_cast<int64_t>(state_->channels.size());
-  HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, state_->config.window));
-  *channel = state_->HandleOf(state_->channels.size());
-  std::shared_ptr<Channel> opened;
-  try {
-    opened = std::make_shared<Channel>(std::move(spec), lane, std::move(plans), std::move(dense_plans), &state_->trace);
-  } catch (const std::bad_alloc&) {
-    return Internal("open of a channel: no memory for what its sparse buckets keep");
-  }
-  auto failed = state_->lane_failures.find(lane);
-  std::vector<Delivery> none;
-  if (failed != state_->lane_failures.end()) opened->Fail(failed->second, &none);
-  state_->channels.push_back(std::move(opened));
-  return Status::Ok();
-}
-
-namespace {
-
-void DeliverAll(std::vector<Delivery>* ended) {
-  for (Delivery& delivery : *ended) delivery.deliver(delivery.status, delivery.data);
-}
-
-}  // namespace
+Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) { return state_->registry.OpenChannel(spec, channel); }
 
 Status Engine::CloseChannel(int64_t channel) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
   std::shared_ptr<Channel> closed;
-  HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &closed));
-  if (state_->stopping) return Status::Ok();  // the end of the loop ends its collects
-  state_->channels[static_cast<size_t>(channel - state_->HandleOf(0))] = nullptr;
-  auto ended = std::make_shared<std::vector<Delivery>>();
-  closed->Fail(Stopped("channel '" + closed->spec().name + "' has been closed"), ended.get());
-  state_->Post([state = state_.get(), closed, ended] {
-    DeliverAll(ended.get());
-    state->CloseLane(closed->lane(), closed->spec().name);
+  if (state_->inbox.stopping()) return state_->registry.FindChannel(channel, &closed);  // the loop's end ends all
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.TakeChannel(channel, &closed));
+  std::vector<Delivery> ended;
+  closed->Fail(Stopped("channel '" + closed->name() + "' has been closed"), &ended);
+  state_->PostDeliveries(std::move(ended), [state = state_.get(), lane = closed->lane()] {
+    AssertProgress();
+    state->lanes.Close(lane);
   });
   return Status::Ok();
+}
+
+void Engine::State::PostDeliveries(std::vector<Delivery> ended, std::function<void()> then) {
+  auto shared = std::make_shared<std::vector<Delivery>>(std::move(ended));
+  bool posted = inbox.Post([shared, then = std::move(then)] {
+    DeliverAll(*shared);
+    if (then != nullptr) then();
+  });
+  if (!posted) DeliverAll(*shared);
 }
 
 Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
 Status Engine::BeginSparseStep(int64_t channel, double density) { return Begin(channel, density); }
 
 Status Engine::Begin(int64_t channel, std::optional<double> density) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
   std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &found));
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   bool lost = false;
-  auto ended = std::make_shared<std::vector<Delivery>>();
-  Status status = found->BeginStep(density, ended.get(), &lost);
-  if (lost) found->Fail(Communication(status.message), ended.get());
-  if (lost || !ended->empty()) {
-    state_->Post([state = state_.get(), found, ended, lost, status] {
-      DeliverAll(ended.get());
-      if (lost) state->FailLane(found->lane(), Communication(status.message), true);
+  std::vector<Delivery> ended;
+  Status status = found->BeginStep(density, &ended, &lost);
+  if (lost) {
+    state_->PostDeliveries(std::move(ended), [state = state_.get(), lane = found->lane(), status] {
+      AssertProgress();
+      state->lanes.Fail(lane, Communication(status.message), true);
     });
+  } else if (!ended.empty()) {
+    state_->PostDeliveries(std::move(ended), nullptr);
   }
   return status;
+}
+
+Status Engine::EndStep(int64_t channel, bool commit) {
+  std::shared_ptr<Channel> found;
+  if (commit) HVD_EXT_RETURN_IF_ERROR(state_->registry.Usable());
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  return found->EndStep(commit);
+}
+
+Status Engine::HasSparse(int64_t channel, bool* has) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  *has = found->has_sparse();
+  return Status::Ok();
+}
+
+Status Engine::GetFeedback(int64_t channel, int64_t bucket, FeedbackShard* shard) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  return found->GetFeedback(bucket, shard);
+}
+
+Status Engine::ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  return found->ReadFeedback(bucket, which, to);
+}
+
+Status Engine::WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray which, const float* from) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  return found->WriteFeedback(bucket, which, from);
+}
+
+Status Engine::GetSparseStatistics(int64_t channel, SparseStatistics* statistics) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  *statistics = found->GetSparseStatistics();
+  return Status::Ok();
 }
 
 Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
   std::shared_ptr<Channel> found;
   std::shared_ptr<ChannelStep> step;
   char* to = nullptr;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   try {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    HVD_EXT_RETURN_IF_ERROR(state_->Usable());
-    HVD_EXT_RETURN_IF_ERROR(state_->FindChannel(channel, &found));
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->pool, &step, &to));
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to));
   } catch (const std::bad_alloc&) {
-    return Internal("submit: no memory for a bucket of '" + found->spec().name + "'");
+    return Internal("submit: no memory for a bucket of '" + found->name() + "'");
   }
   if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
   *ticket = step->number;
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  HVD_EXT_RETURN_IF_ERROR(state_->Usable());
-  std::vector<int64_t> full;
+  std::vector<Channel::FullBucket> full;
   HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &full));
-  for (int64_t bucket : full) {
-    state_->Post([state = state_.get(), found, step, bucket] { state->StartBucket(found, step, bucket); });
+  for (Channel::FullBucket& bucket : full) {
+    bool posted = state_->inbox.Post([state = state_.get(), found, step, bucket = std::move(bucket)] {
+      AssertProgress();
+      state->lanes.StartBucket(found, step, bucket);
+    });
+    if (!posted) return state_->registry.Usable();
   }
   return Status::Ok();
 }
 
 void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver) {
   Delivery delivery;
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    std::shared_ptr<Channel> found;
-    delivery.status = state_->stopping ? state_->Usable() : state_->FindChannel(channel, &found);
-    if (!delivery.status.ok()) {
-      delivery.deliver = std::move(deliver);
-    } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
-      return;
-    }
+  std::shared_ptr<Channel> found;
+  delivery.status =
+      state_->inbox.stopping() ? state_->registry.Usable() : state_->registry.FindChannel(channel, &found);
+  if (!delivery.status.ok()) {
+    delivery.deliver = std::move(deliver);
+  } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
+    return;
   }
   delivery.deliver(delivery.status, delivery.data);
+}
+
+Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
+  HVD_EXT_RETURN_IF_ERROR(registry.UsableForCall(call->spec));
+  bool posted = inbox.Post([this, call] {
+    AssertProgress();
+    calls.Announce(call);
+  });
+  return posted ? Status::Ok() : registry.Usable();
 }
 
 void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done) {
@@ -258,39 +216,34 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
   call->input = input;
   call->allocate = std::move(allocate);
   call->done = [done](const Status& status, const std::vector<std::string>&) { done(status); };
-  Status status = CheckCall(spec, size(), input, rank());
-  if (status.ok()) {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    status = state_->Usable();
-    if (status.ok() && NeedsPlan(spec.kind)) status = state_->FindPlan(spec.plan, &call->plan);
-    if (status.ok() && NeedsPlan(spec.kind)) status = CheckUnits(spec, call->plan->units, size());
-    if (status.ok() && call->plan != nullptr && call->plan->sparse) {
-      status = Invalid(NameOfCall(spec) + ": its plan is a sparse one, which only a channel's bucket can have");
-    }
-    if (status.ok() && state_->gone >= 0) {
-      status = Communication(NameOfCall(spec) + ": " + state_->HasLeft(state_->gone));
-    }
-    if (status.ok()) {
-      call->spec = std::move(spec);
-      state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
+  call->spec = std::move(spec);
+  Status status = CheckCall(call->spec, size(), input, rank());
+  if (status.ok()) status = state_->registry.Usable();
+  if (status.ok() && NeedsPlan(call->spec.kind)) {
+    status = state_->registry.FindPlan(call->spec.plan, &call->plan);
+    if (status.ok()) status = CheckUnits(call->spec, call->plan->units, size());
+    if (status.ok() && call->plan->sparse) {
+      status = Invalid(call->name() + ": its plan is a sparse one, which only a channel's bucket can have");
     }
   }
+  if (status.ok()) status = state_->Announce(call);
   if (status.ok()) return;
-  if (status.code == Code::kInvalid) Refuse(spec.name, status.message);
+  if (status.code == Code::kInvalid) Refuse(call->spec.name, status.message);
   done(status);
 }
 
 void Engine::Refuse(const std::string& name, const std::string& why) {
   if (name.empty()) return;
-  CallSpec spec;
-  spec.kind = Kind::kBarrier;
-  spec.name = name;
-  Message refusal = Announce(-1, spec, "");  // -1: nobody here waits for the answer
-  refusal.code = Code::kInvalid;
-  refusal.texts = {why};
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  if (!state_->Usable().ok() || state_->gone >= 0) return;
-  state_->Post([state = state_.get(), refusal] { state->Send(0, refusal); });
+  CallAnnouncement refusal;
+  refusal.name = name;
+  refusal.refusal = why;
+  CallSpec refused;
+  refused.name = name;
+  if (!state_->registry.UsableForCall(refused).ok()) return;
+  state_->inbox.Post([state = state_.get(), refusal] {
+    AssertProgress();
+    state->control.Send(0, refusal);
+  });
 }
 
 void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
@@ -299,20 +252,15 @@ void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
   call->spec.name = std::move(name);
   call->payload = std::move(payload);
   call->done = std::move(done);
-  Status status = call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : Status::Ok();
-  if (status.ok()) {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    status = state_->Usable();
-    if (status.ok() && state_->gone >= 0) status = Communication(call->name() + ": " + state_->HasLeft(state_->gone));
-    if (status.ok()) state_->Post([state = state_.get(), call] { state->AnnounceCall(call); });
-  }
+  Status status =
+      call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : state_->Announce(call);
   if (!status.ok()) call->done(status, {});
 }
 
 Status Engine::StartTrace(int64_t capacity) {
   if (capacity < 1) return Invalid("trace: capacity (" + std::to_string(capacity) + ") must be at least 1 record");
   try {
-    state_->trace.Start(capacity);
+    state_->core.trace.Start(capacity);
   } catch (const std::bad_alloc&) {
     return Internal("trace: no memory for " + std::to_string(capacity) + " records");
   }
@@ -321,21 +269,37 @@ Status Engine::StartTrace(int64_t capacity) {
 
 void Engine::StopTrace() {
   auto passed = std::make_shared<std::promise<void>>();
-  bool waits = false;
-  {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    waits = !state_->stopping && !state_->IsMover();
-    if (waits) state_->Post([passed] { passed->set_value(); });
+  if (!state_->loop.IsMine() && state_->inbox.Post([passed] { passed->set_value(); })) {
+    passed->get_future().wait_for(std::chrono::seconds(1));
   }
-  if (waits) passed->get_future().wait_for(std::chrono::seconds(1));
-  state_->trace.Stop();
+  state_->core.trace.Stop();
 }
 
-const Trace& Engine::trace() const { return state_->trace; }
+const Trace& Engine::trace() const { return state_->core.trace; }
 
 Statistics Engine::GetStatistics() const {
   const ExecutorStatistics& moved = state_->executor.statistics();
-  return {state_->buckets, state_->calls, moved.segments, moved.bytes_sent, moved.bytes_received};
+  return {state_->core.buckets, state_->core.calls, moved.segments, moved.bytes_sent, moved.bytes_received};
+}
+
+// What these do depends on whether the constructor has got the progress lock, which clang cannot follow.
+Engine::CallerProgress::CallerProgress(Engine* engine)
+    : state_(engine->state_), has_lock_(state_->loop.BeginCaller()) {}
+
+Engine::CallerProgress::~CallerProgress() {
+  if (has_lock_) state_->loop.EndCaller();
+}
+
+void Engine::CallerProgress::Once() {
+  if (has_lock_) state_->loop.Once();
+}
+
+// The lock is given up here and not by the destructor: a caller that waits on, because the engine stops, must not keep
+// it from the thread that ends what it waits for.
+void Engine::CallerProgress::Until(const std::atomic<bool>& ended) {
+  if (!std::exchange(has_lock_, false)) return;
+  state_->loop.Until(ended);
+  state_->loop.EndCaller();
 }
 
 }  // namespace hvd_ext

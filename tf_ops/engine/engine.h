@@ -1,13 +1,15 @@
-// The engine: one thread that runs plans on buffers. It knows no algorithm by name, no TensorFlow and no Python.
+// The engine: it runs plans on buffers, on a thread of its own. It knows no algorithm by name, no TensorFlow and no
+// Python.
 //
-// Two kinds of work meet here:
-//   channels   an optimizer's buckets in a fixed order, agreed when the channel is opened; no negotiation per step.
-//   Bucket i
-//              starts when its tensors are submitted and bucket i - 1 has started.
-//   calls      collectives and exchanges that a user makes by name, in any order on each rank; rank 0 matches them (by
-//   name
-//              and n-th use of the name), compares what must agree, and gives all ranks one order.
+// It does two kinds of work:
+// - Channels reduce an optimizer's buckets in a fixed order, which is agreed when the channel is opened, so that a step
+//   needs no negotiation. Bucket i starts when its tensors are submitted and bucket i - 1 has started.
+// - Calls are collectives and exchanges that a user makes by name, in any order on each rank. Rank 0 matches them (by
+//   name and n-th use of the name), compares what must agree, and gives all ranks one order.
 // Both run on lanes: a lane is a sequence of segments with tags of its own, at most `window` of them in flight.
+//
+// What is called on the engine's thread may also be called on the thread of a caller that makes the engine's progress
+// while it waits (CallerProgress): one of them at a time does so.
 #pragma once
 
 #include <atomic>
@@ -18,7 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/status.h"
+#include "base/mutex.h"
+#include "base/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
@@ -37,32 +40,31 @@ enum class Kind : int32_t {
 };
 
 struct Config {
-  double stall_warn_s = 60;    // a peer stays away: warn after this time, and again each time it has passed; 0 never
-  double stall_fatal_s = 0;    // fail the collective after this time; 0 never
-  int64_t segment_nbytes = 0;  // 0: the caller's (each bucket and call carries its own)
+  double stall_warn_s = 60;    // a peer stays away: warn each time this has passed; 0: never
+  double stall_fatal_s = 0;    // a peer stays away: fail the collective after this time; 0: never
+  int64_t segment_nbytes = 0;  // for all buckets and calls; 0: each has its own
   int64_t window = 8;          // segments of one lane in flight
-  double leave_grace_s = 3;    // a peer has left: what it sent before may take this long without progress to arrive
-  double drain_s = 1;          // Stop: work under way may take this long without progress (and three times this in all)
-  double farewell_s = 2;       // Stop: the peers may take this long to say farewell
-  double idle_s = 10e-3;       // between looks at what wakes nobody (MPI) while nothing is under way, at most
-  std::vector<int> numbers{};  // the ranks' numbers in messages; empty: their own
+  double leave_grace_s = 3;    // a peer has left: how long what it sent before may make no progress
+  double drain_s = 1;          // Stop: how long work under way may make no progress; it has three times this in all
+  double handshake_s = 2;      // Stop: how long the peers may take to answer that they shut down too
+  double idle_s = 10e-3;       // the longest sleep while nothing is under way, where messages wake nobody (MPI)
+  std::vector<int> numbers{};  // the ranks' numbers in words for people; empty: their own
 };
 
 // How the positions of selected entries travel.
 enum class SparseIndices : int32_t { kSmallest = 0, kRaw = 1, kDelta = 2, kBitmap = 3 };
 
-// A bucket with error feedback, in whose plan SELECT and FOLD stand for it. What its ranks keep from step to step, the
-// residual and the velocity, lies on the rank whose plan selects it, in the units of the bucket's sums at that row. A
-// step leaves it as it was until EndStep commits it.
+// How a bucket's entries are selected, and how they travel: a bucket with error feedback, whose plan has a SELECT or a
+// FOLD. The residual and the velocity of an element lie on the rank whose plan selects it, and sum up what the bucket
+// holds there at that row. A step changes them only when EndStep commits it.
 struct SparseSpec {
   TopKOptions selection{};
-  int64_t dense_plan = 0;               // its FOLD is of the units that the bucket's plan selects
-  double dense_above = 1;               // steps of this density and above use dense_plan
-  std::optional<float> momentum{};      // momentum correction: what is selected from is a sum of velocities
-  bool nesterov = false, masks = true;  // ... and the velocity of what was selected becomes 0
-  DType value_wire = DType::kFloat32;   // of selected values on their way; what rounding takes stays in the residual
+  std::optional<MomentumCorrection> correction{};
+  bool per_tensor = false;             // each tensor's part of the units gets its share of k; else all of them have one
+  int64_t dense_plan = 0;              // its FOLD covers the units that the bucket's plan selects from
+  double dense_above = 1;              // steps of this density and above use dense_plan
+  DType value_wire = DType::kFloat32;  // in which selected values travel; what rounding takes stays in the residual
   SparseIndices indices = SparseIndices::kSmallest;
-  bool per_tensor = false;  // each tensor's part of the units gets its share of k; else all of them have one k
 };
 
 struct BucketSpec {
@@ -93,21 +95,21 @@ struct CallSpec {
   int64_t plan_digest = 0;
   int64_t segment_nbytes = 0;
   std::optional<std::vector<int64_t>> splits;  // alltoall: rows for each rank; none: equal parts
-  // alltoall: becomes the rows from each rank, before Allocate; null: unasked
+  // alltoall: becomes the rows from each rank, before Allocate is called; null: not wanted
   std::vector<int64_t>* received = nullptr;
   std::optional<DType> wire;  // allreduce of float32: as in BucketSpec; compared over the ranks
-  // What the engine does not know and all ranks must have alike, a line each; the first line is what the user has
-  // called, for messages. Empty: nothing, and the kind's name.
-  std::string terms;
-  std::string users_dtype;  // in messages and comparisons, where the tensor travels in another one; empty: dtype
-  bool counted = false;     // the name is a number, so two at once on one rank have no order
+  // What the engine does not know and all ranks must give alike, one item a line. The first line is what the user has
+  // called, for messages. Empty: nothing is compared, and messages have the kind's name.
+  std::string signature;
+  std::string users_dtype;  // for messages and comparisons, where the tensor travels in another dtype; empty: dtype
+  bool counted = false;     // the name comes from a counter, so that two calls at once on one rank have no order
 };
 
-// Gives the memory of a call's result, whose shape is known only when all ranks have come. Called on the engine's
-// thread, once, before `done`, when the result is there; not where the call fails. An error ends the call on this rank
-// alone.
+// Gives the memory for a call's result, whose shape is known only when all ranks have come. Called once, on the
+// engine's thread, when the result is there and before `done`; not called where the call fails. An error ends the call
+// on this rank only.
 using Allocate = std::function<Status(const std::vector<int64_t>& shape, void** memory)>;
-// Refuses what cannot travel so; `where` begins the words.
+// Refuses a dtype that cannot travel as `wire`; `where` is the beginning of the words.
 Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wire);
 
 // Ends a call. Called once, on the engine's thread or, where the call is refused at once, on the caller's.
@@ -119,12 +121,12 @@ using Deliver = std::function<void(const Status&, const void* data)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
 
-// What a sparse bucket keeps on this rank: elements [begin, begin + elements) of the bucket.
-struct KeptShard {
+// The part of a sparse bucket whose residual and velocity lie on this rank: elements [begin, begin + elements).
+struct FeedbackShard {
   int64_t begin = 0, elements = 0;
   bool has_velocity = false;
 };
-enum class Kept : int32_t { kResidual = 0, kVelocity = 1 };
+enum class FeedbackArray : int32_t { kResidual = 0, kVelocity = 1 };
 
 struct SparseStatistics {
   int64_t entries = 0, value_nbytes = 0, index_nbytes = 0, head_nbytes = 0;  // sent
@@ -147,13 +149,13 @@ class Engine {
   int size() const;
   int64_t generation() const;
 
-  // May be called from a callback: then the thread ends by itself afterwards, and the answer is not yet known.
-  // Tells the peers farewell, waits at most a few seconds for work under way, fails what is left with kStopped, joins
-  // the thread. Idempotent. True if this rank went down alone: work was cut off, or the transport was broken.
+  // Waits at most a few seconds for work under way, fails what is left with kStopped, tells the peers and joins the
+  // thread. Returns true if this rank went down alone: work was cut off, or the transport was broken. Idempotent. May
+  // be called from a callback: then the thread ends by itself afterwards, and the answer is not yet known.
   bool Stop();
-  // The first part of Stop: returns at once, so that several engines stop at the same time.
+  // Begins what Stop does and returns at once, so that several engines stop at the same time.
   void StopSoon();
-  // After Stop: nothing had failed, nothing was cut off, and all peers have said farewell.
+  // After Stop: nothing had failed, nothing was cut off, and all peers shut down too.
   bool quiet() const;
 
   Status AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64_t* plan);
@@ -162,49 +164,46 @@ class Engine {
   Status OpenChannel(ChannelSpec spec, int64_t* channel);  // all ranks open their channels in the same order
   Status CloseChannel(int64_t channel);                    // waits for nothing: collects still open get kStopped
 
-  // A new step of the channel: fails if the step before was left half-way (tensors submitted, others not), and lets the
-  // next step start afresh where nothing of the broken step has been sent; else the channel stays failed.
+  // Begins a step of the channel. Fails if some tensors of the step before were submitted and others were not: then the
+  // next step starts afresh where nothing of the broken step has been sent, and else the channel stays failed.
   Status BeginStep(int64_t channel);
-  // In place of BeginStep where some buckets are sparse: the step's density, in [0, 1]. Rank by rank the number of
-  // entries that is selected from the elements [b, e) of a bucket is K(e) - K(b), K(x) = floor(density x + 1/2). A
-  // step that has not been ended is dropped.
+  // In place of BeginStep where some buckets are sparse: begins a step of a density in [0, 1]. On each rank, K(e) -
+  // K(b) entries are selected from the elements [b, e) of a bucket, with K(x) = floor(density x + 1/2). A step that has
+  // not been ended is dropped.
   Status BeginSparseStep(int64_t channel, double density);
-  // The step under way is done, and its buckets keep what it has made of their residuals and velocities (commit, when
-  // all of them have ended well), or what they had before it.
+  // Ends the step under way. With `commit`, which needs all buckets to have ended well, their residuals and velocities
+  // become what the step has made of them; else they stay what they were before it.
   Status EndStep(int64_t channel, bool commit);
   Status HasSparse(int64_t channel, bool* has);
-  // Between steps only.
-  Status GetKept(int64_t channel, int64_t bucket, KeptShard* shard);
-  Status ReadKept(int64_t channel, int64_t bucket, Kept which, float* to);
-  Status WriteKept(int64_t channel, int64_t bucket, Kept which, const float* from);
+  // The residual and velocity of a sparse bucket on this rank; between steps only.
+  Status GetFeedback(int64_t channel, int64_t bucket, FeedbackShard* shard);
+  Status ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to);
+  Status WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray which, const float* from);
   Status GetSparseStatistics(int64_t channel, SparseStatistics* statistics);
-  // Copies the tensor into its bucket's buffer; returns at once. `ticket` is the step it belongs to.
+  // Copies the tensor into its bucket's buffer and returns. `ticket` is the step that it belongs to.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
-  // Once per tensor and step; it may come before the submit. Results of the last two steps are kept, older ones
+  // Called once per tensor and step, also before the submit. Results of the last two steps are kept, older ones are
   // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
 
   // `input` stays valid until `done`.
   void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
   void Exchange(std::string name, std::string payload, Exchanged done);
-  // This rank's use of the name is refused before it was made: the others, who make it, get a mismatch with these
+  // Tells the other ranks that this one has refused its use of the name: their calls end with a mismatch and these
   // words. Call does so itself where it refuses.
   void Refuse(const std::string& name, const std::string& why);
 
   Statistics GetStatistics() const;
-  // Records from now on, the newest `capacity` of them, what was recorded before is forgotten; and until StopTrace,
-  // which waits until what the engine's thread is doing is recorded.
+  // Forgets what was recorded, and records until StopTrace; the newest `capacity` records are kept. StopTrace waits
+  // until what the engine's thread is doing is recorded.
   Status StartTrace(int64_t capacity);
   void StopTrace();
   const Trace& trace() const;
 
-  // A caller that is going to wait does the engine's work itself, which spares waking two threads. Made before the work
-  // is given to the engine and gone soon after: the engine's thread stands aside meanwhile. Callbacks then come on this
-  // thread. Does nothing where another caller does so already, or in a callback.
-  class Helper;
+  class CallerProgress;
 
-  // One of the engines that the C ABI (api.h) has started in this process: by its generation, where 0 stands for the
-  // job's; or that of a plan's or channel's handle. kStopped with words where it does not run.
+  // Finds one of the engines that the C ABI (api.h) has started in this process: by its generation, where 0 stands for
+  // the job's engine, or by the handle of a plan or a channel. kStopped with words where it does not run.
   static Status Find(int64_t generation, std::shared_ptr<Engine>* engine);
   static Status OfPlan(int64_t plan, std::shared_ptr<Engine>* engine);
   static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
@@ -217,19 +216,26 @@ class Engine {
   std::shared_ptr<State> state_;  // the thread holds it too: the last reference to an engine may go away on its thread
 };
 
-class Engine::Helper {
+// The progress lock of an engine, held by a caller that is going to wait: it makes the engine's progress itself, which
+// spares waking two threads. It is taken before the work is given to the engine, and the engine's thread stands aside
+// until it is given back. Callbacks then come on this thread. Does nothing where another caller makes progress already,
+// or in a callback.
+class Engine::CallerProgress {
  public:
-  explicit Helper(Engine* engine);
-  ~Helper();
-  Helper(const Helper&) = delete;
-  Helper& operator=(const Helper&) = delete;
+  explicit CallerProgress(Engine* engine) HVD_EXT_UNCHECKED;
+  ~CallerProgress() HVD_EXT_UNCHECKED;
+  CallerProgress(const CallerProgress&) = delete;
+  CallerProgress& operator=(const CallerProgress&) = delete;
 
-  // Returns when `ended`, which a callback sets, or at once or early where it cannot help: the caller then waits.
-  void Until(const std::atomic<bool>& ended);
+  // Makes one pass. A caller that takes long before it waits calls it from time to time, for nobody else can.
+  void Once() HVD_EXT_UNCHECKED;
+  // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
+  // cannot make progress: the caller then waits.
+  void Until(const std::atomic<bool>& ended) HVD_EXT_UNCHECKED;
 
  private:
   const std::shared_ptr<State> state_;
-  bool helps_;
+  bool has_lock_;
 };
 
 }  // namespace hvd_ext

@@ -11,13 +11,15 @@
 #include <string>
 #include <utility>
 
-#include "engine/engine_state.h"
+#include "base/mutex.h"
+#include "engine/registry.h"
 #include "engine/transport.h"
 
 namespace hvd_ext {
 namespace {
 
-// MPI wakes nobody, so an engine has to look at it from time to time. In an idle set nobody waits for what comes.
+// MPI wakes nobody, so an engine has to look at it from time to time; an idle set's engine does so seldom, because
+// nobody waits for what comes.
 constexpr double kIdleSet_s = 100e-3;
 
 struct Started {
@@ -28,13 +30,13 @@ struct Started {
 
 // Never destroyed: at exit an engine's thread may still run, and Python may still call.
 struct Process {
-  std::mutex making;                   // one set is made at a time; taken before `life`
-  std::mutex life;                     // one start or stop at a time
-  std::mutex mutex;                    // guards what follows
-  std::map<int64_t, Started> engines;  // by generation
-  int64_t job = 0;                     // the generation of the job's; 0: none runs
-  int64_t last = 0;                    // the generation of the newest that has been started
-  std::atomic<pid_t> started_by{0};    // the process; read without a lock
+  std::mutex making;  // one set is made at a time; taken before `life`
+  std::mutex life;    // one start or stop at a time
+  Mutex mutex;
+  std::map<int64_t, Started> engines HVD_EXT_GUARDED_BY(mutex);  // by generation
+  int64_t job HVD_EXT_GUARDED_BY(mutex) = 0;                     // the generation of the job's engine; 0: none runs
+  int64_t last HVD_EXT_GUARDED_BY(mutex) = 0;                    // the generation of the newest engine
+  std::atomic<pid_t> started_by{0};                              // the process; read without a lock
 };
 
 Process& TheProcess() {
@@ -42,8 +44,8 @@ Process& TheProcess() {
   return *process;
 }
 
-// A forked child has the parent's memory and none of its threads: it would write into what the parent shares with the
-// other ranks. Asked before a lock is taken: the thread that held it may not be in the child.
+// A forked child has the parent's memory and none of its threads, and would write into what the parent shares with the
+// other ranks. This is asked before a lock is taken, because the thread that held it may not exist in the child.
 bool IsForked() {
   pid_t started_by = TheProcess().started_by;
   return started_by != 0 && started_by != getpid();
@@ -56,13 +58,17 @@ Status NoneRuns() {
   return Stopped(IsForked() ? kForked : "hvd_ext is not running: no engine runs; call init() first");
 }
 
-// Whether the engine runs is for the caller to say; `life` is held.
+// The caller holds `life`, and has checked that the engine may start.
 Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t parent,
              std::shared_ptr<Engine>* engine) {
   Process& process = TheProcess();
-  int64_t generation = process.last + 1;
+  int64_t generation = 0;
+  {
+    MutexLock lock(&process.mutex);
+    generation = process.last + 1;
+  }
   HVD_EXT_RETURN_IF_ERROR(Engine::Start(transport, config, generation, engine));
-  std::lock_guard<std::mutex> lock(process.mutex);
+  MutexLock lock(&process.mutex);
   process.last = generation;
   if (parent == 0) process.job = generation;
   process.started_by = getpid();
@@ -81,7 +87,7 @@ Status WithSharedMemory(std::shared_ptr<Transport> between, bool wanted, std::sh
 // The entry of an engine that runs, or an empty one; 0: the job's.
 Started Entry(int64_t generation) {
   Process& process = TheProcess();
-  std::lock_guard<std::mutex> lock(process.mutex);
+  MutexLock lock(&process.mutex);
   auto found = process.engines.find(generation == 0 ? process.job : generation);
   return found == process.engines.end() ? Started() : found->second;
 }
@@ -89,7 +95,7 @@ Started Entry(int64_t generation) {
 Status OfHandle(const char* what, int64_t handle, std::shared_ptr<Engine>* engine) {
   if (!IsForked()) {
     Process& process = TheProcess();
-    std::lock_guard<std::mutex> lock(process.mutex);
+    MutexLock lock(&process.mutex);
     auto found = process.engines.find(handle >> 32);
     if (found != process.engines.end()) {
       *engine = found->second.engine;
@@ -113,7 +119,7 @@ Status StartJob(const Config& config, bool mpi, bool shared_memory, std::shared_
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
-  if (process.job != 0) return Invalid("an engine runs already in this process; call shutdown() first");
+  if (Entry(0).engine != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
   std::shared_ptr<Transport> transport;
   if (mpi) {
     std::shared_ptr<Transport> between;
@@ -129,8 +135,8 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
                 std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
-  // Not `life` yet: where another rank does not come, this waits for ever, and the job must be able to stop all the
-  // same.
+  // `life` is not taken yet: where another rank does not come, this waits for ever, and the job must still be able to
+  // stop.
   std::lock_guard<std::mutex> making(process.making);
   Started of = Entry(parent);
   if (of.engine == nullptr) return NoneRuns();
@@ -163,7 +169,7 @@ Status StopEngine(int64_t generation, bool together, bool* alone) {
   std::lock_guard<std::mutex> life(process.life);
   std::set<int64_t> stops = {generation};  // and its sets, and theirs, which are younger: these first, at the same time
   {
-    std::lock_guard<std::mutex> lock(process.mutex);
+    MutexLock lock(&process.mutex);
     for (const auto& [number, started] : process.engines) {
       if (stops.count(started.parent) == 0) continue;
       stops.insert(number);
@@ -176,7 +182,7 @@ Status StopEngine(int64_t generation, bool together, bool* alone) {
     if (stopped.engine == nullptr) continue;
     if (stopped.engine->Stop()) *alone = true;
     if (together && stopped.engine->quiet()) stopped.transport->Release();
-    std::lock_guard<std::mutex> lock(process.mutex);
+    MutexLock lock(&process.mutex);
     process.engines.erase(number);
     if (number == process.job) process.job = 0;
   }
@@ -200,7 +206,7 @@ void FinishJob(bool failed, int code) {
 Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return NoneRuns();
   Process& process = TheProcess();
-  std::lock_guard<std::mutex> lock(process.mutex);
+  MutexLock lock(&process.mutex);
   auto found = process.engines.find(generation == 0 ? process.job : generation);
   if (found == process.engines.end()) {
     if (process.job == 0) return NoneRuns();

@@ -10,18 +10,18 @@ int64_t EntriesOf(double density, int64_t elements) {
   return static_cast<int64_t>(std::floor(density * static_cast<double>(elements) + 0.5));
 }
 
-KeptShard ShardOf(const Plan& plan, int64_t elements) {
+FeedbackShard ShardOf(const Plan& plan, int64_t elements) {
   if (plan.feedback_count == 0) return {};
   const int64_t begin = UnitBegin(plan.feedback_begin, plan.units, elements);
   return {begin, UnitBegin(plan.feedback_begin + plan.feedback_count, plan.units, elements) - begin};
 }
 
-Feedback::Feedback(const SparseSpec& spec, const KeptShard& shard, const std::vector<int64_t>& tensor_begins)
+Feedback::Feedback(const SparseSpec& spec, const FeedbackShard& shard, const std::vector<int64_t>& tensor_begins)
     : spec_(spec), shard_(shard) {
   const size_t elements = static_cast<size_t>(shard.elements);
   residual_.resize(elements);
   next_residual_.resize(elements);
-  if (spec.momentum) {
+  if (spec.correction) {
     velocity_.resize(elements);
     next_velocity_.resize(elements);
   }
@@ -38,15 +38,13 @@ void Feedback::Commit() {
   velocity_.swap(next_velocity_);
 }
 
-float* Feedback::Get(Kept which) {
-  if (which == Kept::kResidual) return residual_.data();
-  return spec_.momentum ? velocity_.data() : nullptr;
+std::vector<float>* Feedback::Get(FeedbackArray which) {
+  return which == FeedbackArray::kResidual ? &residual_ : &velocity_;
 }
 
 bool Feedback::Enter() { return !std::exchange(used_, true); }
 
-// Not more than there are: of two products that differ by almost 1 rounding can make two whole numbers that differ
-// by 2.
+// Rounding can turn two products that differ by almost 1 into two whole numbers that differ by 2, hence the minimum.
 int64_t Feedback::EntriesIn(double density, size_t segment) const {
   const int64_t begin = cuts_[segment], end = cuts_[segment + 1];
   return std::min(EntriesOf(density, end) - EntriesOf(density, begin), end - begin);
@@ -60,12 +58,10 @@ int64_t Feedback::EntriesAt(double density) const {
 
 ErrorFeedback Feedback::Arrays(const float* units) {
   ErrorFeedback arrays{units, residual_.data(), next_residual_.data()};
-  arrays.masks = spec_.masks;
-  if (!spec_.momentum) return arrays;
+  if (!spec_.correction) return arrays;
   arrays.velocity = velocity_.data();
   arrays.next_velocity = next_velocity_.data();
-  arrays.momentum = *spec_.momentum;
-  arrays.nesterov = spec_.nesterov;
+  arrays.correction = *spec_.correction;
   return arrays;
 }
 

@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <utility>
 
 namespace hvd_ext {
 namespace {
 
-constexpr size_t kNamesKept = 64;  // of a lane, for errors
+constexpr size_t kNamesKept = 64;  // names of runs that have ended, for each lane, for errors
 
 // Bytes of an element in a message.
 int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
 
-// The same on all ranks. Where units have sizes of their own, `elements` is this rank's (alltoall), and may be 0 on
-// some ranks only.
+// The same number on all ranks. In an alltoall, whose units have sizes of their own, `elements` differs from rank to
+// rank, and may be 0 on some ranks only.
 int64_t CountSegments(const Run& run) {
   if (!run.unit_begins.empty()) return 1;
   if (run.elements == 0) return 0;
@@ -27,17 +26,20 @@ int64_t CountSegments(const Run& run) {
 
 }  // namespace
 
-Status CheckLane(int64_t lane, int64_t window) {
-  constexpr int64_t kLargestTag = std::numeric_limits<int32_t>::max();
-  if ((lane + 1) * window - 1 <= kLargestTag) return Status::Ok();
-  return Invalid("lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) +
-                 " segments needs tags above " + std::to_string(kLargestTag) +
-                 ": too many channels have been opened; shutdown() and init() start afresh");
+Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag) {
+  if ((lane + 1) * window - 1 <= largest_tag) return Status::Ok();
+  return Invalid(
+      "lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) + " segments needs tags above " +
+      std::to_string(largest_tag) +
+      ", which this transport has not: too many channels have been opened; shutdown() and init() start afresh");
 }
 
 Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
     : transport_(transport), pool_(pool), window_(window), trace_(trace) {
-  transport_->NameBy([this](const Label& label) { return NameOf(label); });
+  transport_->NameBy([this](const Label& label) {
+    AssertProgress();
+    return NameOf(label);
+  });
 }
 
 Executor::~Executor() {
@@ -61,8 +63,10 @@ std::string Executor::NameOf(const Label& label) const {
   return (ahead ? "what this rank has not begun" : "what ended here long ago") + place;
 }
 
+Executor::Lane& Executor::LaneOf(int64_t number) { return lanes_.try_emplace(number, number).first->second; }
+
 void Executor::Enqueue(int64_t number, Run run, double now_s) {
-  Lane& lane = lanes_[number];
+  Lane& lane = LaneOf(number);
   if (lane.slots.empty()) lane.slots.resize(static_cast<size_t>(window_));
   int64_t index = lane.enqueued++;
   const Status& failure = failure_.ok() ? lane.failure : failure_;
@@ -70,7 +74,11 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
     run.done(Status(failure));
     return;
   }
-  if (lane.runs.empty()) lane.progress_s = now_s;
+  if (lane.runs.empty()) {
+    lane.progress_s = now_s;
+    auto after = [](int64_t n, const Lane* other) { return n < other->number; };
+    busy_.insert(std::upper_bound(busy_.begin(), busy_.end(), number, after), &lane);
+  }
   auto open = std::make_unique<OpenRun>();
   open->segments = CountSegments(run);
   open->run = std::move(run);
@@ -80,11 +88,10 @@ void Executor::Enqueue(int64_t number, Run run, double now_s) {
 }
 
 Status Executor::Progress(double now_s, bool* moved) {
-  for (auto& [number, lane] : lanes_) {
-    if (lane.runs.empty()) continue;
+  for (Lane* lane : busy_) {
     bool lane_moved = false;
-    HVD_EXT_RETURN_IF_ERROR(StartSegments(number, &lane, &lane_moved));
-    for (std::unique_ptr<Segment>& segment : lane.slots) {
+    HVD_EXT_RETURN_IF_ERROR(StartSegments(lane, &lane_moved));
+    for (std::unique_ptr<Segment>& segment : lane->slots) {
       if (segment == nullptr) continue;
       bool ended = false;
       HVD_EXT_RETURN_IF_ERROR(Advance(segment.get(), &ended, &lane_moved));
@@ -93,23 +100,27 @@ Status Executor::Progress(double now_s, bool* moved) {
       ++statistics_.segments;
       segment.reset();
     }
-    EndRuns(number, &lane);
-    if (lane_moved) lane.progress_s = now_s;
+    EndRuns(lane);
+    if (lane_moved) lane->progress_s = now_s;
     *moved |= lane_moved;
   }
+  auto idle = [](const Lane* lane) { return lane->runs.empty(); };
+  busy_.erase(std::remove_if(busy_.begin(), busy_.end(), idle), busy_.end());
   return Status::Ok();
 }
 
-Status Executor::StartSegments(int64_t number, Lane* lane, bool* moved) {
+Status Executor::StartSegments(Lane* lane, bool* moved) {
   for (const std::unique_ptr<OpenRun>& open : lane->runs) {
     if (open->segments == 0) *moved = true;
     while (open->started < open->segments) {
       int64_t slot = lane->next_segment % window_;
       std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
       if (place != nullptr) return Status::Ok();
-      // The run before it of its bucket has not ended; those behind it keep their order. Asked last: who enters starts.
+      // The last step's run of this bucket has not ended; the runs behind this one keep their order. Enter is called
+      // last, because a run that has entered must start.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
-      place = std::make_unique<Segment>(Label(static_cast<int>(number * window_ + slot), open->index, open->started));
+      place =
+          std::make_unique<Segment>(Label(static_cast<int>(lane->number * window_ + slot), open->index, open->started));
       place->open = open.get();
       if (open->started == 0 && IsOn(trace_)) {
         open->begin_s = NowSeconds();
@@ -154,7 +165,7 @@ Status Executor::StartRound(Segment* segment) {
     if (IsSparse(row.opcode)) continue;
     int64_t begin = UnitAt(*segment, row.begin);
     int64_t elements = UnitAt(*segment, row.begin + row.count) - begin;
-    // No message where there is nothing to move: the peer finds the same length and leaves it out too.
+    // Nothing to move makes no message: the peer finds the same length and leaves it out too.
     for (int64_t piece = 0; piece < elements; piece += piece_elements) {
       int64_t length = std::min(piece_elements, elements - piece);
       segment->transfers.push_back(Transfer{&row, begin + piece, length, nullptr, Buffer(), nullptr});
@@ -162,7 +173,7 @@ Status Executor::StartRound(Segment* segment) {
   }
   segment->next_row = end;
   segment->waiting = segment->transfers.size();
-  // Receives first: a message that finds its receive posted is not copied twice.
+  // Receives are posted first: a message that finds its receive is not copied twice.
   for (bool sends : {false, true}) {
     for (Transfer& transfer : segment->transfers) {
       if ((transfer.row->opcode == Opcode::SEND) == sends) {
@@ -177,18 +188,18 @@ bool Executor::Combines(const Run& run, const Row& row) {
   return row.opcode == Opcode::RECV_REDUCE || (run.wire && row.opcode == Opcode::RECV);
 }
 
-// A lent message must be added as soon as it is there: one that waits for sends of this rank would keep the peer's
-// send, which may wait for ours, from ending.
-bool Executor::MayBeLent(const Run& run, const Row& row) const {
+// A message that is received without a copy must be added as soon as it is there. If it waited for sends of this rank,
+// it would keep the peer's send from ending, which may wait for ours.
+bool Executor::ReceivesZeroCopy(const Run& run, const Row& row) const {
   bool waits = row.after_sends && !run.wire;
-  return Combines(run, row) && !waits && transport_->Lends(row.peer);
+  return Combines(run, row) && !waits && transport_->IsZeroCopy(row.peer);
 }
 
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   const Run& run = segment->open->run;
   int64_t nbytes = transfer->elements * MessageNbytes(run);
   char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  if (MayBeLent(run, row)) {
+  if (ReceivesZeroCopy(run, row)) {
     data = nullptr;
   } else if (row.opcode == Opcode::RECV_REDUCE || run.wire) {
     transfer->scratch = pool_->Take(nbytes);
@@ -242,7 +253,7 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   }
   const Run& run = segment->open->run;
   char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
-  // Of several ranks that hold a sum some have sent it on and keep the rounded value: now all do.
+  // Where several ranks hold a sum, those that have sent it on hold the rounded value. Now all of them do.
   if (run.wire && !segment->plan->rows.empty()) Round(*run.wire, reinterpret_cast<float*>(data), segment->elements);
   if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
   *ended = true;
@@ -266,12 +277,12 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
       transfer.request.reset();
       continue;
     }
-    bool lent = !transfer.scratch;
-    transfer.message = lent ? transport_->View(transfer.request.get()) : transfer.scratch.data();
-    if (!lent) transfer.request.reset();
+    bool zero_copy = !transfer.scratch;
+    transfer.message = zero_copy ? transport_->Received(transfer.request.get()) : transfer.scratch.data();
+    if (!zero_copy) transfer.request.reset();
     ReduceInOrder(segment);
     if (transfer.request == nullptr) continue;
-    // Its turn has not come, and the peer must not wait until it has.
+    // It must be added after others that have not come, and the peer must not wait until they have.
     int64_t nbytes = transfer.elements * MessageNbytes(segment->open->run);
     transfer.scratch = pool_->Take(nbytes);
     std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
@@ -292,7 +303,7 @@ bool Executor::IsBeingSent(const Segment& segment, const Transfer& reduction) {
   return false;
 }
 
-// In the order of the rows, whatever arrives first: sums of floats must not depend on timing.
+// Adds in the order of the rows, whatever arrives first: sums of floats must not depend on timing.
 void Executor::ReduceInOrder(Segment* segment) {
   bool from_scratch = segment->open->run.wire.has_value();  // then a reduction need not wait for sends
   while (segment->reduced < segment->transfers.size()) {
@@ -319,7 +330,7 @@ void Executor::Combine(const Segment& segment, const Transfer& transfer) {
   CombineWidened(run.op, *run.wire, floats, message, transfer.elements);
 }
 
-void Executor::EndRuns(int64_t number, Lane* lane) {
+void Executor::EndRuns(Lane* lane) {
   for (size_t i = 0; i < lane->runs.size();) {
     OpenRun& open = *lane->runs[i];
     if (open.started < open.segments) return;  // later ones have not started either
@@ -331,7 +342,7 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
     lane->runs.erase(lane->runs.begin() + static_cast<std::ptrdiff_t>(i));
     --open_runs_;
     if (ended->run.sparse != nullptr && ended->segments > 0) ended->run.sparse->Leave();
-    if (ended->begin_s >= 0) Record(number, *ended);
+    if (ended->begin_s >= 0) Record(lane->number, *ended);
     lane->ended.emplace_back(ended->index, std::move(ended->run.what));
     if (lane->ended.size() > kNamesKept) lane->ended.pop_front();
     ended->run.done(Status::Ok());
@@ -339,13 +350,14 @@ void Executor::EndRuns(int64_t number, Lane* lane) {
 }
 
 void Executor::Fail(int64_t number, const Status& status) {
-  Lane& lane = lanes_[number];
+  Lane& lane = LaneOf(number);
   if (lane.failure.ok()) lane.failure = status;
   for (std::unique_ptr<Segment>& segment : lane.slots) {
     if (segment != nullptr) Abandon(std::move(segment));
   }
   std::deque<std::unique_ptr<OpenRun>> runs = std::move(lane.runs);
   lane.runs.clear();
+  busy_.erase(std::remove(busy_.begin(), busy_.end(), &lane), busy_.end());
   open_runs_ -= static_cast<int64_t>(runs.size());
   for (const std::unique_ptr<OpenRun>& open : runs) open->run.done(Status(lane.failure));
 }
@@ -355,8 +367,8 @@ void Executor::FailAll(const Status& status) {
   for (auto& [number, lane] : lanes_) Fail(number, failure_);
 }
 
-// Reachable from a static that is never destroyed, so that leak checkers see memory in use, which it is: a message
-// under way cannot be called back, and may still be read from or written to this memory.
+// A message under way cannot be called back, and the transport may still read or write its memory. A static that is
+// never destroyed keeps that memory, so that leak checkers see it in use.
 void Executor::Abandon(std::unique_ptr<Segment> segment) {
   static std::mutex* mutex = new std::mutex;
   static auto* kept = new std::vector<std::unique_ptr<Segment>>;
@@ -374,10 +386,11 @@ int64_t Executor::runs(int64_t lane) const {
 
 std::vector<LaneView> Executor::Views() const {
   std::vector<LaneView> views;
-  for (const auto& [number, lane] : lanes_) {
+  for (const Lane* busy : busy_) {
+    const Lane& lane = *busy;
     if (lane.runs.empty()) continue;
     const OpenRun& oldest = *lane.runs.front();
-    LaneView view{number, oldest.index, oldest.run.what, lane.progress_s, {}};
+    LaneView view{lane.number, oldest.index, oldest.run.what, lane.progress_s, {}};
     for (const std::unique_ptr<Segment>& segment : lane.slots) {
       if (segment == nullptr) continue;
       for (const Transfer& transfer : segment->transfers) {

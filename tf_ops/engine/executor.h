@@ -3,12 +3,12 @@
 // in order.
 //
 // Tags: segment s of lane l uses l * window + s % window, and starts only when segment s - window of its lane has ended
-// on this rank. All messages of s - window have then been posted here, before those of s, and the transport keeps the
-// order of one (sender, receiver, tag): tags repeat, messages never meet the wrong segment. That holds as long as all
-// ranks count alike, so a run has as many segments on every rank, also on one that has no elements in it; and every
-// message carries its run and its segment, which the receiver compares with its own (Label).
+// on this rank. All messages of s - window have then been posted here before those of s, and the transport keeps the
+// order of one (sender, receiver, tag), so that tags repeat and messages never meet the wrong segment. That needs all
+// ranks to count alike: a run has the same number of segments on every rank, also on one that has no elements in it.
+// Every message also carries its run and its segment, which the receiver compares with its own (Label).
 //
-// All members are called by the engine's thread, except statistics().
+// All members need the progress role, except statistics().
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
+#include "engine/progress_role.h"
 #include "engine/sparse_run.h"
-#include "engine/status.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
@@ -33,32 +34,33 @@
 
 namespace hvd_ext {
 
-// Refuses a lane whose tags no MPI would take.
-Status CheckLane(int64_t lane, int64_t window);
+// Refuses a lane whose tags are above the transport's largest. A lane is never used again: a rank opens the next one
+// without asking the others, so it cannot know that all of them have ended the one before.
+Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag);
 
 struct Run {
   std::string what;  // for messages: "allreduce 'x'"
   std::shared_ptr<const Plan> plan;
   DType dtype = DType::kFloat32;
-  std::optional<DType> wire;     // float32 travels as these halves; it is added as float32
+  std::optional<DType> wire;     // float16 or bfloat16, in which float32 travels; it is added as float32
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
   std::shared_ptr<SparseRun> sparse;        // of a bucket with error feedback, which is one segment
-  std::vector<int64_t> unit_begins;         // units + 1 elements, then it is one segment; empty: units of equal size
-  int64_t id = 0, part = 0;                 // for the trace: the step and bucket, or the call
-  std::function<void(const Status&)> done;  // once, on the engine's thread
+  std::vector<int64_t> unit_begins;         // where units of unequal size begin, and the end: one segment; or empty
+  int64_t id = 0, part = 0;                 // for the trace: the step and its bucket, or the call
+  std::function<void(const Status&)> done;  // called once, with the progress role
 };
 
-// A lane that has work, as the watch over stalls sees it.
+// A lane that has work, for the stall watch.
 struct LaneView {
   int64_t lane;
   int64_t run;  // the oldest that has not ended; runs of a lane are numbered from 0
   std::string what;
   double progress_s;       // when something last moved
-  std::vector<int> peers;  // whose messages it waits for (or who does not take its own)
+  std::vector<int> peers;  // the peers whose messages it waits for, or who have not taken its own
 };
 
 struct ExecutorStatistics {
@@ -68,24 +70,24 @@ struct ExecutorStatistics {
 class Executor {
  public:
   Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace = nullptr);
-  // What is still under way is kept for ever: the transport may still use its memory.
-  ~Executor();
+  // Memory of messages that are still under way is kept for ever: the transport may still use it.
+  ~Executor() HVD_EXT_UNCHECKED;
 
-  // At once `done` where the lane has failed.
-  void Enqueue(int64_t lane, Run run, double now_s);
+  // Where the lane has failed, `done` is called at once.
+  void Enqueue(int64_t lane, Run run, double now_s) HVD_EXT_REQUIRES(progress_role);
 
-  // One pass over all lanes. An error is the transport's: the caller fails everything.
-  Status Progress(double now_s, bool* moved);
+  // Makes one pass over all lanes with runs. An error is the transport's, and the caller fails everything.
+  Status Progress(double now_s, bool* moved) HVD_EXT_REQUIRES(progress_role);
 
   // Ends all runs of the lane, and all later ones, with `status`. The first failure of a lane stays.
-  void Fail(int64_t lane, const Status& status);
-  void FailAll(const Status& status);
+  void Fail(int64_t lane, const Status& status) HVD_EXT_REQUIRES(progress_role);
+  void FailAll(const Status& status) HVD_EXT_REQUIRES(progress_role);
 
-  bool busy() const { return open_runs_ > 0; }
-  // True if runs were cut off whose messages were under way.
-  bool abandoned() const { return abandoned_; }
-  int64_t runs(int64_t lane) const;  // enqueued so far
-  std::vector<LaneView> Views() const;
+  bool busy() const HVD_EXT_REQUIRES(progress_role) { return open_runs_ > 0; }
+  // Whether runs were cut off while messages of theirs were under way.
+  bool abandoned() const HVD_EXT_REQUIRES(progress_role) { return abandoned_; }
+  int64_t runs(int64_t lane) const HVD_EXT_REQUIRES(progress_role);  // enqueued so far
+  std::vector<LaneView> Views() const HVD_EXT_REQUIRES(progress_role);
   const ExecutorStatistics& statistics() const { return statistics_; }
 
  private:
@@ -96,31 +98,34 @@ class Executor {
     Run run;
     int64_t index = 0;
     int64_t segments = 0, started = 0, ended = 0;
-    double begin_s = -1;            // its first segment started; only while a trace runs, as
-    std::vector<RoundSpan> rounds;  // ... these, by round
+    double begin_s = -1;            // when its first segment started; only while a trace runs
+    std::vector<RoundSpan> rounds;  // by round; only while a trace runs
   };
   struct Transfer {
     const Row* row;
     int64_t begin, elements;
     std::unique_ptr<Request> request;  // null when it has ended
-    Buffer scratch;                    // RECV_REDUCE that is not lent; with a wire dtype: the message
-    const char* message = nullptr;     // what has come to be added or widened, and not yet been
+    Buffer scratch;                    // a RECV_REDUCE's message that is copied; with a wire dtype, the message
+    const char* message = nullptr;     // what has come and has not been added or widened yet
   };
   struct Segment {
     explicit Segment(const Label& label) : label(label) {}
     OpenRun* open = nullptr;
-    std::shared_ptr<const Plan> plan;  // these three outlive an abandoned run
+    std::shared_ptr<const Plan> plan;  // this and the next two outlive a run that was abandoned
     std::shared_ptr<Buffer> buffer;
     std::shared_ptr<SparseRun> sparse;
     Label label;
     int64_t begin = 0, elements = 0;
     size_t next_row = 0;
-    int64_t round = -1;               // under way
+    int64_t round = -1;               // the one under way
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced
   };
   struct Lane {
+    explicit Lane(int64_t n) : number(n) {}
+
+    const int64_t number;
     std::deque<std::unique_ptr<OpenRun>> runs;
     std::vector<std::unique_ptr<Segment>> slots;        // segment s is in slot s % window
     std::deque<std::pair<int64_t, std::string>> ended;  // the last runs that have ended, and their names
@@ -130,41 +135,43 @@ class Executor {
     Status failure;
   };
 
-  Status StartSegments(int64_t number, Lane* lane, bool* moved);
-  Status StartRound(Segment* segment);
-  Status Advance(Segment* segment, bool* ended, bool* moved);
-  Status TestTransfers(Segment* segment, bool* moved);
-  Status Post(Segment* segment, const Row& row, Transfer* transfer);
+  Lane& LaneOf(int64_t number) HVD_EXT_REQUIRES(progress_role);
+  Status StartSegments(Lane* lane, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status StartRound(Segment* segment) HVD_EXT_REQUIRES(progress_role);
+  Status Advance(Segment* segment, bool* ended, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status TestTransfers(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status Post(Segment* segment, const Row& row, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
   static bool Combines(const Run& run, const Row& row);
-  bool MayBeLent(const Run& run, const Row& row) const;
+  bool ReceivesZeroCopy(const Run& run, const Row& row) const;
   static void Combine(const Segment& segment, const Transfer& transfer);
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
-  void EndRuns(int64_t number, Lane* lane);
+  void EndRuns(Lane* lane) HVD_EXT_REQUIRES(progress_role);
   static bool IsWaiting(const Segment& segment) {
     return segment.waiting > 0 || (segment.sparse != nullptr && segment.sparse->waiting() > 0);
   }
   // executor_sparse.cc
-  SparseWork WorkOf(const Segment& segment);
-  Status PostVectors(Segment* segment, size_t first, size_t end);
-  Status TestVectors(Segment* segment, bool* moved);
-  Status RunLocalRows(Segment* segment);
+  SparseWork WorkOf(const Segment& segment) HVD_EXT_REQUIRES(progress_role);
+  Status PostVectors(Segment* segment, size_t first, size_t end) HVD_EXT_REQUIRES(progress_role);
+  Status TestVectors(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
+  Status RunLocalRows(Segment* segment) HVD_EXT_REQUIRES(progress_role);
   static void NoteRound(const Segment& segment, bool ended);
   void Record(int64_t number, const OpenRun& open);
-  void Abandon(std::unique_ptr<Segment> segment);
+  void Abandon(std::unique_ptr<Segment> segment) HVD_EXT_REQUIRES(progress_role);
   int64_t UnitAt(const Segment& segment, int64_t unit) const;
-  std::string NameOf(const Label& label) const;
+  std::string NameOf(const Label& label) const HVD_EXT_REQUIRES(progress_role);
 
   Transport* transport_;
   BufferPool* pool_;
   int64_t window_;
   Trace* trace_;
-  std::map<int64_t, Lane> lanes_;
-  Status failure_;
-  int64_t open_runs_ = 0;
-  bool abandoned_ = false;
+  std::map<int64_t, Lane> lanes_ HVD_EXT_GUARDED_BY(progress_role);
+  std::vector<Lane*> busy_ HVD_EXT_GUARDED_BY(progress_role);  // the lanes with runs, by number
+  Status failure_ HVD_EXT_GUARDED_BY(progress_role);
+  int64_t open_runs_ HVD_EXT_GUARDED_BY(progress_role) = 0;
+  bool abandoned_ HVD_EXT_GUARDED_BY(progress_role) = false;
   ExecutorStatistics statistics_;
-  TopKScratch scratch_;
+  TopKScratch scratch_ HVD_EXT_GUARDED_BY(progress_role);
 };
 
 }  // namespace hvd_ext

@@ -1,4 +1,4 @@
-// What the executor does with the rows of sparse plans: it gives them to the run (sparse_run.h).
+// The rows of sparse plans in the executor, which hands them to the run (sparse_run.h).
 #include <utility>
 
 #include "engine/executor.h"
@@ -40,7 +40,7 @@ Status Executor::RunLocalRows(Segment* segment) {
   if (segment->sparse == nullptr) {
     return Internal(segment->open->run.what + ": a sparse plan needs a bucket with error feedback");
   }
-  const WithDenormals denormals;  // a thread of TensorFlow may do this: all ranks must add up the same
+  const WithDenormals denormals;  // this may be a thread of TensorFlow, and all ranks must add up the same
   const SparseWork work = WorkOf(*segment);
   for (; segment->next_row < rows.size() && rows[segment->next_row].round == segment->round; ++segment->next_row) {
     HVD_EXT_RETURN_IF_ERROR(Named(segment->open->run.what, segment->sparse->RunLocal(work, rows[segment->next_row])));

@@ -1,53 +1,32 @@
 #include "engine/host_peers.h"
 
-#include <sys/utsname.h>
-#include <unistd.h>
-
 #include <chrono>
-#include <cstring>
-#include <fstream>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "shm/host.h"
 
 namespace hvd_ext {
 namespace {
 
 constexpr int kTag = 0;
-constexpr uint64_t kLayout = 2;  // of what lies in shared memory; ranks with another one do not share
+// Counts the layouts of what lies in shared memory. Ranks whose libraries have different ones do not share memory.
+constexpr uint64_t kLayout = 2;
 
-// What every rank says to all.
+// What every rank tells all others.
 struct Card {
   uint64_t layout = kLayout;
   uint64_t host = 0;
   ArenaAddress arena;
-  int64_t bell = 0;  // where it lies in the arena
+  int64_t bell = 0;  // where the doorbell lies in the arena
 };
 
-// What the ranks of one host say to each other.
+// What two ranks of one host tell each other.
 struct Answer {
   int64_t opened = 0;
-  int64_t ring = 0;  // where the ring lies into which the other one writes
+  int64_t ring = 0;  // where the ring lies that the other rank writes to
 };
-
-void Hash(const std::string& text, uint64_t* hash) {  // FNV-1a
-  for (unsigned char c : text) *hash = (*hash ^ c) * 1099511628211u;
-}
-
-// Ranks of one machine in other containers or network namespaces count as other hosts: they were separated on purpose.
-uint64_t HostHash() {
-  uint64_t hash = 14695981039346656037u;
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  Hash(boot, &hash);
-  for (const char* name : {"ipc", "net", "pid"}) {
-    char link[64] = "";
-    if (readlink((std::string("/proc/self/ns/") + name).c_str(), link, sizeof(link) - 1) > 0) Hash(link, &hash);
-  }
-  utsname names{};
-  if (uname(&names) == 0) Hash(names.nodename, &hash);
-  return hash;
-}
 
 Status Await(Transport* transport, std::vector<std::unique_ptr<Request>>* requests) {
   constexpr int kEagerLooks = 1000;
@@ -89,7 +68,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
     if (rank != between->rank()) others.push_back(rank);
   }
   Card mine;
-  mine.host = HostHash();
+  mine.host = HostIdentity();
   if (arena != nullptr) {
     mine.arena = arena->address();
     mine.bell = arena->OffsetOf(bell);

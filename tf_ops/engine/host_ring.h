@@ -1,5 +1,5 @@
-// What one rank tells another of its host: a queue in shared memory with one writer and one reader, in different
-// processes. It lies in the reader's arena, so that it outlives the writer.
+// How one rank tells another of its host what it sends: a queue in shared memory with one writer and one reader, in
+// different processes. It lies in the reader's arena, so that it outlives the writer.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,11 @@ namespace hvd_ext {
 
 struct HostEntry {
   enum Kind : int32_t {
-    kLent = 1,     // a message lies in the writer's arena at `offset`; it waits there for kTaken with its id
-    kInline = 2,   // a message, in `bytes`
-    kBetween = 3,  // a message that is no arena's memory: it comes by the transport below
-    kTaken = 4,    // the writer needs message `id` no longer
-    kControl = 5,  // a part of a control message, in `bytes`; `tag` is 1 if it goes on
+    kZeroCopy = 1,  // a message that lies in the writer's arena at `offset`, until kTaken comes with its id
+    kInline = 2,    // a message, in `bytes`
+    kBetween = 3,   // a message that is not in the writer's arena: the transport between hosts carries it
+    kTaken = 4,     // the writer of this entry no longer needs message `id`, which the reader has sent
+    kControl = 5,   // a part of a control message, in `bytes`; `tag` is 1 if another part follows
   };
   static constexpr int64_t kBytes = 88;
 
@@ -32,18 +32,18 @@ class HostRing {
  public:
   static constexpr uint64_t kEntries = 128;
 
-  // In zeroed shared memory of this size, 64-byte aligned.
+  // What lies in shared memory: zeros at the start, 64-byte aligned.
   struct Memory {
     alignas(64) std::atomic<uint64_t> written;
     alignas(64) std::atomic<uint64_t> read;
-    alignas(64) std::atomic<uint32_t> starved;  // the writer waits for a place, and wants to be rung for
+    alignas(64) std::atomic<uint32_t> starved;  // the writer waits for a place and must be rung when there is one
     alignas(64) HostEntry entries[kEntries];
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "other processes see the plain word");
 
   explicit HostRing(Memory* memory = nullptr) : memory_(memory) {}
 
-  // The writer's side. False if it is full: the reader then says so when there is a place (Starved).
+  // The writer's side. False if the ring is full: the reader's Pop then says when there is a place.
   bool Write(const HostEntry& entry) {
     if (place_ - seen_ == kEntries) {
       memory_->starved.store(1, std::memory_order_seq_cst);
@@ -51,7 +51,7 @@ class HostRing {
       if (place_ - seen_ == kEntries) return false;
       memory_->starved.store(0, std::memory_order_relaxed);
     }
-    // The bytes behind what is used are never read.
+    // Bytes that an entry's kind does not use are never read, and not copied.
     HostEntry* to = &memory_->entries[place_ % kEntries];
     bool full = entry.kind == HostEntry::kInline || entry.kind == HostEntry::kControl;
     std::memcpy(to, &entry, full ? sizeof(entry) : offsetof(HostEntry, bytes));
@@ -64,7 +64,7 @@ class HostRing {
     if (place_ == seen_) seen_ = memory_->written.load(std::memory_order_acquire);
     return place_ == seen_ ? nullptr : &memory_->entries[place_ % kEntries];
   }
-  // True if the writer waits for this place and must be rung.
+  // Gives the entry's place back. True if the writer waits for it and must be rung.
   bool Pop() {
     memory_->read.store(++place_, std::memory_order_seq_cst);
     return memory_->starved.load(std::memory_order_seq_cst) != 0 && memory_->starved.exchange(0) != 0;

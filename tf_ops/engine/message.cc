@@ -1,29 +1,87 @@
 #include "engine/message.h"
 
+#include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace hvd_ext {
 namespace {
 
-void Put(int64_t value, std::string* bytes) { bytes->append(reinterpret_cast<const char*>(&value), sizeof(value)); }
+// Numbers travel as 8 bytes each, in this machine's order: all ranks of a job have processors of one kind.
+class Writer {
+ public:
+  template <typename... Values>
+  bool operator()(const Values&... values) {
+    (Put(values), ...);
+    return true;
+  }
 
-void Put(const std::string& text, std::string* bytes) {
-  Put(static_cast<int64_t>(text.size()), bytes);
-  bytes->append(text);
-}
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  void PutBytes(const void* value, size_t nbytes) { bytes_.append(static_cast<const char*>(value), nbytes); }
+
+  void Put(int64_t value) { PutBytes(&value, sizeof(value)); }
+  void Put(double value) { PutBytes(&value, sizeof(value)); }
+  void Put(bool value) { Put(int64_t{value}); }
+  template <typename Enum, std::enable_if_t<std::is_enum_v<Enum>, int> = 0>
+  void Put(Enum value) {
+    Put(static_cast<int64_t>(value));
+  }
+  void Put(const std::string& text) {
+    Put(static_cast<int64_t>(text.size()));
+    PutBytes(text.data(), text.size());
+  }
+  void Put(const Status& status) { (*this)(status.code, status.message); }
+  template <typename T>
+  void Put(const std::vector<T>& values) {
+    Put(static_cast<int64_t>(values.size()));
+    for (const T& value : values) Put(value);
+  }
+  template <typename T>
+  void Put(const std::optional<T>& value) {
+    Put(value.has_value());
+    if (value) Put(*value);
+  }
+
+  std::string bytes_;
+};
 
 class Reader {
  public:
   explicit Reader(const std::string& bytes) : bytes_(bytes) {}
 
-  bool Get(int64_t* value) {
-    if (bytes_.size() - at_ < sizeof(*value)) return false;
-    std::memcpy(value, bytes_.data() + at_, sizeof(*value));
-    at_ += sizeof(*value);
+  template <typename... Values>
+  bool operator()(Values&... values) {
+    return (Get(&values) && ...);
+  }
+
+  bool AtEnd() const { return at_ == bytes_.size(); }
+
+ private:
+  bool GetBytes(void* value, size_t nbytes) {
+    if (bytes_.size() - at_ < nbytes) return false;
+    std::memcpy(value, bytes_.data() + at_, nbytes);
+    at_ += nbytes;
     return true;
   }
 
+  bool Get(int64_t* value) { return GetBytes(value, sizeof(*value)); }
+  bool Get(double* value) { return GetBytes(value, sizeof(*value)); }
+  bool Get(bool* value) {
+    int64_t number = 0;
+    if (!Get(&number) || number < 0 || number > 1) return false;
+    *value = number == 1;
+    return true;
+  }
+  template <typename Enum, std::enable_if_t<std::is_enum_v<Enum>, int> = 0>
+  bool Get(Enum* value) {
+    int64_t number = 0;
+    if (!Get(&number) || static_cast<int64_t>(static_cast<Enum>(number)) != number) return false;
+    *value = static_cast<Enum>(number);
+    return true;
+  }
   bool Get(std::string* text) {
     int64_t size = 0;
     if (!GetCount(1, &size)) return false;
@@ -31,90 +89,76 @@ class Reader {
     at_ += static_cast<size_t>(size);
     return true;
   }
+  bool Get(Status* status) { return (*this)(status->code, status->message); }
+  template <typename T>
+  bool Get(std::vector<T>* values) {
+    int64_t count = 0;
+    if (!GetCount(sizeof(int64_t), &count)) return false;
+    values->resize(static_cast<size_t>(count));
+    for (T& value : *values) {
+      if (!Get(&value)) return false;
+    }
+    return true;
+  }
+  template <typename T>
+  bool Get(std::optional<T>* value) {
+    bool there = false;
+    if (!Get(&there)) return false;
+    value->reset();
+    return !there || Get(&value->emplace());
+  }
 
-  // A count of things that take at least `nbytes_each`: never more than the rest of the message can hold.
+  // Reads a count of things that take at least `nbytes_each`. The rest of the message must be able to hold them, so
+  // that no memory is taken for a count that is wrong.
   bool GetCount(int64_t nbytes_each, int64_t* count) {
     return Get(count) && *count >= 0 && *count <= static_cast<int64_t>(bytes_.size() - at_) / nbytes_each;
   }
 
-  bool AtEnd() const { return at_ == bytes_.size(); }
-
- private:
   const std::string& bytes_;
   size_t at_ = 0;
 };
 
-// How many numbers and texts a message of this type has at least; false for an unknown type.
-bool Needs(MessageType type, size_t* numbers, size_t* texts) {
-  *numbers = 0;
-  *texts = 0;
-  switch (type) {
-    case MessageType::kAnnounce:
-      *numbers = 7;
-      *texts = 1;
-      return true;
-    case MessageType::kReport:
-      *numbers = 4;
-      return true;
-    case MessageType::kAsk:
-      *numbers = 2;
-      return true;
-    case MessageType::kLaneClosed:
-    case MessageType::kProbe:
-    case MessageType::kVerdict:
-      *numbers = 1;
-      return true;
-    case MessageType::kStart:
-    case MessageType::kRefuse:
-    case MessageType::kKnown:
-    case MessageType::kLaneFailed:
-    case MessageType::kFailed:
-    case MessageType::kLeave:
-      return true;
-  }
-  return false;
+// What a struct's type does not say.
+template <typename T>
+bool Fits(const T&) {
+  return true;
 }
 
-bool Read(const std::string& bytes, Message* message) {
-  Reader reader(bytes);
-  int64_t type = 0, code = 0, count = 0;
-  if (!reader.Get(&type) || !reader.Get(&message->id) || !reader.Get(&code) || !reader.Get(&message->text))
-    return false;
-  message->type = static_cast<MessageType>(type);
-  message->code = static_cast<Code>(code);
-  if (!reader.GetCount(sizeof(int64_t), &count)) return false;
-  message->numbers.resize(static_cast<size_t>(count));
-  for (int64_t& number : message->numbers) {
-    if (!reader.Get(&number)) return false;
-  }
-  if (!reader.GetCount(sizeof(int64_t), &count)) return false;
-  message->texts.resize(static_cast<size_t>(count));
-  for (std::string& text : message->texts) {
-    if (!reader.Get(&text)) return false;
-  }
-  size_t numbers = 0, texts = 0;
-  return reader.AtEnd() && Needs(message->type, &numbers, &texts) && message->numbers.size() >= numbers &&
-         message->texts.size() >= texts;
+bool Fits(const CallAnnouncement& m) {
+  if (m.refusal) return true;
+  bool has_rows = m.kind == Kind::kAllgather || m.kind == Kind::kReducescatter || m.kind == Kind::kAlltoall;
+  return m.kind >= Kind::kAllreduce && m.kind <= Kind::kAlltoall && (!has_rows || !m.shape.empty());
+}
+
+template <typename T>
+bool ReadAs(Reader* reader, ControlMessage* message) {
+  T& fields = message->emplace<T>();
+  return T::Fields(fields, *reader) && reader->AtEnd() && Fits(fields);
+}
+
+template <size_t... kTypes>
+bool Read(int64_t type, Reader* reader, ControlMessage* message, std::index_sequence<kTypes...>) {
+  using ReadOne = bool (*)(Reader*, ControlMessage*);
+  constexpr std::array<ReadOne, sizeof...(kTypes)> kRead = {
+      &ReadAs<std::variant_alternative_t<kTypes, ControlMessage>>...};
+  return type >= 0 && type < static_cast<int64_t>(kRead.size()) && kRead[static_cast<size_t>(type)](reader, message);
 }
 
 }  // namespace
 
-std::string Encode(const Message& message) {
-  std::string bytes;
-  Put(static_cast<int64_t>(message.type), &bytes);
-  Put(message.id, &bytes);
-  Put(static_cast<int64_t>(message.code), &bytes);
-  Put(message.text, &bytes);
-  Put(static_cast<int64_t>(message.numbers.size()), &bytes);
-  for (int64_t number : message.numbers) Put(number, &bytes);
-  Put(static_cast<int64_t>(message.texts.size()), &bytes);
-  for (const std::string& text : message.texts) Put(text, &bytes);
-  return bytes;
+std::string Encode(const ControlMessage& message) {
+  Writer writer;
+  writer(static_cast<int64_t>(message.index()));
+  std::visit([&](const auto& m) { std::decay_t<decltype(m)>::Fields(m, writer); }, message);
+  return writer.Take();
 }
 
-Status Decode(const std::string& bytes, Message* message) {
-  Message read;
-  if (!Read(bytes, &read)) {
+Status Decode(const std::string& bytes, ControlMessage* message) {
+  Reader reader(bytes);
+  ControlMessage read;
+  int64_t type = 0;
+  constexpr auto kTypes = std::make_index_sequence<std::variant_size_v<ControlMessage>>();
+  if (!reader(type) || !Read(type, &reader, &read, kTypes)) {
     return Internal("control message (" + std::to_string(bytes.size()) +
                     " bytes): it is cut short or too long; do all ranks run the same build of hvd_ext?");
   }

@@ -1,5 +1,5 @@
-// MPI in this process: its start, or the MPI that somebody has started; the job's communicators and those of subsets;
-// its end.
+// MPI in this process: starting it, or using the MPI that somebody has started; the communicators of the job and of
+// subsets; ending it.
 #include "engine/mpi_job.h"
 
 #include "engine/transport.h"
@@ -75,7 +75,8 @@ Status StartMpi() {
                                           "it, or start it with MPI_THREAD_MULTIPLE"));
 }
 
-// All ranks come here, some of them seconds later because they still import: sleep, where MPI_Comm_dup would spin.
+// All ranks come here, some of them seconds later because they still import. This sleeps, where MPI_Comm_dup would
+// spin.
 Status WaitForAll() {
   MPI_Request barrier;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "all ranks");
@@ -92,8 +93,8 @@ Status Duplicate(MPI_Comm of, MPI_Comm* communicator) {
   return Status::Ok();
 }
 
-// Communicators of our own, for our messages never to meet others'. They are not freed but by Release: what is under
-// way may outlive the engine.
+// Makes communicators of our own, so that our messages never meet those of others. Only Release frees them: messages
+// under way may outlive the engine.
 Status Duplicate(MPI_Comm of, MpiCommunicators* made) {
   for (MPI_Comm* communicator : {&made->data, &made->control, &made->subsets}) {
     HVD_EXT_RETURN_IF_ERROR(Duplicate(of, communicator));
@@ -121,7 +122,7 @@ Status MpiFailure(const char* call, int code, const std::string& with) {
       std::this_thread::sleep_for(kAbort);
       std::_Exit(failure);
     }).detach();
-  } catch (const std::system_error&) {  // no more threads: MPI_Abort has to do alone
+  } catch (const std::system_error&) {  // there can be no more threads: MPI_Abort alone has to do
   }
   if (!over) MPI_Abort(MPI_COMM_WORLD, failure);
   std::_Exit(failure);  // MPICH's MPI_Abort may come back
@@ -168,8 +169,8 @@ void FinishMpi(bool failed, int code) {
   MPI_Initialized(&running);
   MPI_Finalized(&over);
   if (!process.used || !running || over) return;
-  // Another thread that still waits for others in MakeMpiTransport or DivideMpi would wait for ever: that is a failure
-  // as well.
+  // Another thread may still wait for other ranks in MakeMpiTransport or DivideMpi, and would do so for ever: that is a
+  // failure as well.
   std::unique_lock<std::mutex> lock(process.mutex, std::try_to_lock);
   if (failed || !lock.owns_lock()) EndMpiJob(code);
   if (process.started) MPI_Finalize();

@@ -11,25 +11,25 @@
 #include <string>
 #include <vector>
 
-#include "engine/status.h"
+#include "base/status.h"
 #include "engine/transport.h"
 
 namespace hvd_ext {
 
 Status MpiFailure(const char* call, int code, const std::string& with);
 
-// Every MPI call that can fail. `with` says the peer; it is evaluated on failure only.
+// For every MPI call that can fail. `with` names the peer; it is evaluated on failure only.
 #define HVD_EXT_RETURN_IF_MPI_ERROR(call, with)                      \
   do {                                                               \
     int code_ = (call);                                              \
     if (code_ != MPI_SUCCESS) return MpiFailure(#call, code_, with); \
   } while (false)
 
-// Of the same ranks, so that messages of one kind never meet those of another.
+// Three communicators of the same ranks, so that messages of one kind never meet those of another.
 struct MpiCommunicators {
   MPI_Comm data = MPI_COMM_NULL;
   MPI_Comm control = MPI_COMM_NULL;
-  MPI_Comm subsets = MPI_COMM_NULL;  // carries nothing but the making of subsets
+  MPI_Comm subsets = MPI_COMM_NULL;  // used for making subsets only
 };
 
 Status MakeMpiTransportOn(const MpiCommunicators& communicators, std::shared_ptr<Transport>* transport);

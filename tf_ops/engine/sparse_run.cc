@@ -16,7 +16,7 @@ constexpr int64_t kHeadNbytes = static_cast<int64_t>(sizeof(SparseHead));
 Status SparseRun::Post(const SparseWork& work, size_t first, size_t end) {
   messages_.clear();
   waiting_ = 0;
-  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SparseMessage>> encoded;  // the same for several peers
+  std::map<std::pair<int64_t, int64_t>, std::shared_ptr<SparseMessage>> encoded;  // several peers get the same one
   for (size_t i = first; i < end; ++i) {
     const Row& row = work.plan->rows[i];
     if (!IsSparseMessage(row.opcode)) continue;
@@ -98,7 +98,7 @@ Status SparseRun::TestRequests(const SparseWork& work, Message* message, bool* m
   return Status::Ok();
 }
 
-// What a head says is checked before any memory is taken for it.
+// The head is checked before any memory is taken for the body.
 Status SparseRun::TakeHead(const SparseWork& work, Message* message) {
   message->headless = false;
   SparseMessage* content = message->content.get();
@@ -111,11 +111,11 @@ Status SparseRun::TakeHead(const SparseWork& work, Message* message) {
 
 Status SparseRun::Test(const SparseWork& work, bool* moved) {
   if (waiting_ == 0) return Status::Ok();
-  headless_.assign(static_cast<size_t>(work.transport->size()), 0);
+  blocked_.assign(static_cast<size_t>(work.transport->size()), 0);
   for (Message& message : messages_) {
     if (message.done) continue;
     HVD_EXT_RETURN_IF_ERROR(TestRequests(work, &message, moved));
-    char& blocked = headless_[static_cast<size_t>(message.row->peer)];
+    char& blocked = blocked_[static_cast<size_t>(message.row->peer)];
     if (message.headless && message.requests.empty() && blocked == 0) {
       Status taken = TakeHead(work, &message);
       if (!taken.ok()) {
@@ -132,7 +132,7 @@ Status SparseRun::Test(const SparseWork& work, bool* moved) {
   return Status::Ok();
 }
 
-// What has come takes the place of all pieces that it meets.
+// A piece that comes replaces all pieces that it overlaps.
 void SparseRun::Keep(Message* message) {
   const Row& row = *message->row;
   std::map<int64_t, Piece>& pieces = came_[row.peer];
@@ -148,7 +148,7 @@ void SparseRun::AddPeers(std::vector<int>* peers) const {
   }
 }
 
-// Null where the units are empty, or were when they came.
+// Null where the units hold no element, for which no message comes.
 const SparseMessage* SparseRun::Find(const Row& row) const {
   auto peer = came_.find(row.peer);
   if (peer == came_.end()) return nullptr;

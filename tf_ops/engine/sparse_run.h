@@ -1,9 +1,9 @@
 // The rows of sparse plans (plan/ir.def), for one run: its vectors, the messages that carry them, and its local rows.
 // The executor calls it, on the engine's thread.
 //
-// The heads of a round are sent in the order of the rows, behind its dense messages, then the bodies that are not
-// empty. A receiver posts in the same order: heads first, and a body when all heads and bodies before it are there or
-// posted.
+// A round sends its dense messages, then the heads in the order of the rows, then in the same order the bodies that are
+// not empty. A receiver posts its receives in that order too: the heads at once, and a body when all heads of its peer
+// before it have come, so that the bodies before it are posted.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/error_feedback.h"
 #include "engine/sparse_vector.h"
-#include "engine/status.h"
 #include "engine/transport.h"
 #include "kernels/topk.h"
 #include "plan/plan.h"
@@ -47,11 +47,11 @@ class SparseRun {
   SparseRun(std::shared_ptr<Feedback> feedback, double density, int64_t step, std::shared_ptr<SparseCounters> counters)
       : feedback_(std::move(feedback)), density_(density), step_(step), counters_(std::move(counters)) {}
 
-  // Whether no other run uses what the bucket keeps; then none does until Leave.
+  // False while another run uses the bucket's residual; else none other does until Leave.
   bool Enter() { return feedback_->Enter(); }
   void Leave() { feedback_->Leave(); }
 
-  // Posts what the rows [first, end) of a round say about vectors; Test moves it on.
+  // Posts the messages of vectors in the rows [first, end) of a round; Test moves them on.
   Status Post(const SparseWork& work, size_t first, size_t end);
   Status Test(const SparseWork& work, bool* moved);
   size_t waiting() const { return waiting_; }  // messages that have not ended
@@ -64,7 +64,7 @@ class SparseRun {
     const Row* row;
     int64_t begin, elements;
     bool sends;
-    std::shared_ptr<SparseMessage> content;  // a send's may be that of several
+    std::shared_ptr<SparseMessage> content;  // several sends may share it
     Buffer head;
     std::vector<std::unique_ptr<Request>> requests;  // under way
     bool headless = false;                           // a receive whose head has not come
@@ -90,7 +90,7 @@ class SparseRun {
   SparseVector own_;
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
   std::vector<Message> messages_;                 // of the round under way
-  std::vector<char> headless_;                    // by peer: a message of its before has no head yet
+  std::vector<char> blocked_;  // by peer, in Test: the head of an earlier message of this peer has not come
   size_t waiting_ = 0;
 };
 

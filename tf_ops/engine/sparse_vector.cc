@@ -134,7 +134,7 @@ Status ForEachEntry(const SparseHead& head, const char* body, int64_t elements, 
     return ForEachPosition(head, indices, nbytes, elements,
                            [=](int64_t i, int64_t position) { use(i, position, ReadValue(wire, body, i)); });
   };
-  // A constant dtype in each, so that the loop does not ask for it.
+  // Each call has a constant dtype, so that the loop does not test it.
   if (head.values == DType::kFloat16) return each(DType::kFloat16);
   if (head.values == DType::kBFloat16) return each(DType::kBFloat16);
   return each(DType::kFloat32);
@@ -235,7 +235,7 @@ float RoundForWire(DType wire, float value) {
   }
   const uint32_t bits = BitsOf(value), magnitude = bits & 0x7fffffffu;
   if (magnitude < BitsOf(65504.0f)) return ToFloat(ToFloat16(value));
-  // What is left must be a multiple of the value's last bit, 2^last.
+  // The rest must be a multiple of the value's last bit, 2^last.
   const int last = static_cast<int>(magnitude >> 23) - 127 - 23;
   uint32_t largest = 65504;
   if (last > 0) largest = last > 15 ? 0 : largest >> last << last;

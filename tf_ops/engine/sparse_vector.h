@@ -8,9 +8,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/status.h"
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
-#include "engine/status.h"
 #include "kernels/half.h"
 #include "kernels/reduce.h"
 
@@ -21,13 +21,13 @@ struct SparseVector {
   Buffer positions;              // int32, elements of the bucket, ascending
   Buffer values;                 // float32
   DType wire = DType::kFloat32;  // holds the values exactly
-  bool marked = false;           // some value was not finite where it was made
+  bool marked = false;           // a value was not finite when the vector was made
 
-  // Room for `most` entries; those that were there are gone.
+  // Makes room for `most` entries and drops those that are there.
   void Reserve(int64_t most, BufferPool* pool);
   int32_t* position() const { return reinterpret_cast<int32_t*>(positions.data()); }
   float* value() const { return reinterpret_cast<float*>(values.data()); }
-  // The first entry at or behind an element.
+  // The index of the first entry at an element or behind it.
   int64_t Find(int64_t element) const {
     return count == 0 ? 0 : std::lower_bound(position(), position() + count, element) - position();
   }
@@ -46,34 +46,34 @@ struct SparseHead {
 };
 static_assert(sizeof(SparseHead) == 32, "the head is what travels");
 
-// The body holds the values, then the positions: as int32; or as gaps (the first position, then one less than what lies
-// between two), each in groups of 7 bits, low ones first, the eighth bit saying that more follow; or as a bit for each
-// element, low ones first.
+// The body holds the values, then the positions in one of three forms: as int32; as gaps, which are the first position
+// and then the distance to each next one less 1, in groups of 7 bits, low ones first, with an eighth bit that says
+// whether more follow; or as a bitmap, a bit for each element, low ones first.
 struct SparseMessage {
   SparseHead head;
   Buffer body;
   int64_t value_nbytes = 0, index_nbytes = 0;
 };
 
-// The entries of [begin, begin + elements), with the form of positions that is asked for or, for kSmallest, the
-// shortest; the first of the list above where two are as short.
+// Encodes the entries of [begin, begin + elements), with the form of positions that is asked for. For kSmallest it
+// takes the shortest form, and of two that are equally short the one that is named first above.
 SparseMessage EncodeSparse(const SparseVector& vector, int64_t begin, int64_t elements, SparseIndices indices,
                            BufferPool* pool);
 
-// What a message about `elements` elements may say of itself; the body's length is bounded by the count.
+// Refuses a head that no message about `elements` elements can have. A head that passes bounds the body's length.
 Status CheckHead(const SparseHead& head, int64_t elements);
 
-// The entries of a message about [begin, begin + elements).
+// Decodes the entries of a message about [begin, begin + elements).
 Status DecodeSparse(const SparseHead& head, const char* body, int64_t begin, int64_t elements, BufferPool* pool,
                     SparseVector* vector);
-// data[position] += value for all of them; on failure some are added.
+// Adds every entry: data[position] += value. Where it fails, some have been added.
 Status AddSparse(const SparseHead& head, const char* body, float* data, int64_t elements);
 
-// The value as it travels: rounded to nearest, ties to even, and within the largest finite number, so that what is left
-// (value - result) is exact in float32. Not finite: itself.
+// The value as it travels: rounded to nearest, ties to even, and no larger than the largest finite number, so that the
+// rest (value - result) is exact in float32. A value that is not finite stays as it is.
 float RoundForWire(DType wire, float value);
-// From 2^39 on float16 can take nothing of a value with an exact rest: it would be selected in every step and never
-// leave, so it counts as not finite.
+// From 2^39 on, float16 cannot take a part of a value whose rest is exact in float32. Such a value would be selected in
+// every step and never get smaller, so it counts as not finite.
 inline bool IsTooLarge(float value, float rounded) { return rounded == 0 && std::fabs(value) > 1; }
 
 }  // namespace hvd_ext

@@ -1,4 +1,4 @@
-// The words for ranks that stay away, and where warnings go. Pure logic.
+// The words about ranks that stay away, and where warnings are printed.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace hvd_ext {
 
-// What a rank says about its part in a lane when asked.
+// How far a rank is in a lane, as it says when it is asked.
 struct LaneReport {
   enum State : int64_t { kOpen = 0, kNotOpened = 1, kClosed = 2, kNotBegun = 3 };  // kNotBegun: no step under way
 
   bool answered = false;
   int64_t state = kOpen;
   int64_t runs = 0;                // buckets (calls) it has given to the lane so far
-  int64_t missing = 0;             // tensors that its next bucket lacks
-  std::vector<std::string> names;  // of the first of these
+  int64_t missing = 0;             // tensors that its next bucket still lacks
+  std::vector<std::string> names;  // of the first of those tensors
 };
 
 constexpr size_t kNamesShown = 5;
 
-// The number under which people know a rank: the job's, in an engine of some of its ranks.
+// The number under which people know a rank: its rank in the job, also in an engine of some of the job's ranks.
 inline int NumberOf(const std::vector<int>& numbers, int rank) {
   return numbers.empty() ? rank : numbers[static_cast<size_t>(rank)];
 }
@@ -32,7 +32,7 @@ std::string Seconds(double seconds);
 std::string HasLeft(int rank);
 // "allreduce 'x' has waited 60 s for ranks 2, 3 (they have not called it)"
 std::string WaitsForCall(const std::string& what, double waited_s, const std::vector<int>& missing);
-// "for rank 2 ('a', 'b' not submitted)": whom run `run` of a lane waits for.
+// "for rank 2 ('a', 'b' not submitted)": the ranks that run `run` of a lane waits for.
 std::string WhoIsMissing(int64_t run, const std::vector<LaneReport>& reports, const std::vector<int>& numbers = {});
 // "bucket 1 of 'Adam' (step 3) has waited 60 s for rank 2 ('a', 'b' not submitted)"; `run` is the run of the lane that
 // waits.

@@ -11,7 +11,7 @@ int64_t Nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 }  // namespace
 
 void Trace::Start(int64_t capacity) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   ring_.assign(static_cast<size_t>(std::max<int64_t>(1, capacity)), TraceRecord());
   added_ = 0;
   on_.store(true);
@@ -41,13 +41,13 @@ void Trace::AddCall(int64_t id, int64_t plan, const std::string& name, double be
 }
 
 void Trace::Put(const TraceRecord& record) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   if (!on()) return;
   ring_[static_cast<size_t>(added_++ % static_cast<int64_t>(ring_.size()))] = record;
 }
 
 int64_t Trace::Read(TraceRecord* records, int64_t most, int64_t* dropped) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   int64_t capacity = static_cast<int64_t>(ring_.size());
   int64_t count = std::min({added_, capacity, std::max<int64_t>(0, most)});
   for (int64_t i = 0; i < count; ++i) records[i] = ring_[static_cast<size_t>((added_ - count + i) % capacity)];

@@ -1,13 +1,14 @@
-// What happened when: records of fixed size in a ring that keeps the newest. Off, a place that records costs one read
-// of an atomic; on, a clock, a lock and a copy, and no memory. Times are NowSeconds(), the steady clock, in
-// nanoseconds.
+// Records of what the engine did when, of fixed size, in a ring that keeps the newest. A place that records costs one
+// read of an atomic while the trace is off; while it is on, a read of the clock, a lock and a copy, and no allocation.
+// Times are those of NowSeconds(), the steady clock, in nanoseconds.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace hvd_ext {
 
@@ -18,7 +19,7 @@ enum class TraceKind : int32_t {
   kSubmitted = 1,  // a step: its last tensor came (begin = end)
   kWait = 2,       // a step: at least one collect waited
   kRun = 3,        // a bucket or call: its first segment started .. its last ended
-  kRound = 4,      // ... a round of it, over all segments: the first began .. the last ended
+  kRound = 4,      // a round of a run, over all segments: the first began .. the last ended
   kDeliver = 5,    // a bucket: it ended .. the collects that waited for it have their tensors
   kAnnounce = 6,   // a call: this rank has made it .. rank 0 has started it
   kCall = 7,       // a call: rank 0 has started it .. it has ended
@@ -55,9 +56,9 @@ class Trace {
   void Put(const TraceRecord& record);
 
   std::atomic<bool> on_{false};
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<TraceRecord> ring_;
-  int64_t added_ = 0;
+  mutable Mutex mutex_;
+  std::vector<TraceRecord> ring_ HVD_EXT_GUARDED_BY(mutex_);
+  int64_t added_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 
 inline bool IsOn(const Trace* trace) { return trace != nullptr && trace->on(); }

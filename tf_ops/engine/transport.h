@@ -1,20 +1,22 @@
-// Messages between ranks. Three implementations: MPI (transport_mpi.cc); the threads of one process
+// Messages between ranks. There are three implementations: MPI (transport_mpi.cc); the threads of one process
 // (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
 // and shared memory inside a host in front of another one between hosts (transport_host.cc).
 //
-// Everything here is called by the engine's thread only, except Abort and Subset. Policy (time-outs, tags, retries,
+// Everything here is called by whoever has the engine's progress lock, except Abort, Subset, Rings and what is constant
+// (rank, size, arena, doorbell, largest_tag), which any thread may call. Policy (time-outs, tags, retries,
 // statistics) is the engine's. A failing call returns kCommunication with the call, its code's text and the peer.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/arena.h"
-#include "engine/doorbell.h"
-#include "engine/status.h"
+#include "base/status.h"
+#include "shm/arena.h"
+#include "shm/doorbell.h"
 
 namespace hvd_ext {
 
@@ -22,10 +24,10 @@ namespace hvd_ext {
 // multiple of every dtype's size.
 constexpr int64_t kPieceNbytes = 4 << 20;
 
-// What pairs a message with its receive, and what proves that the right two have been paired. `tag` pairs them. The
-// other two travel with the message: the run of the tag's lane that it belongs to, counted by each rank for itself, and
-// the segment of that run. A receive that meets another label fails, so that a fault in the counting can never hand one
-// call the data of another.
+// What pairs a message with its receive, and what proves that the right two have been paired. The tag pairs them. The
+// run of the tag's lane that the message belongs to, which each rank counts for itself, and the segment of that run
+// travel with the message. A receive that meets another label fails, so that a miscount can never give one call the
+// data of another.
 struct Label {
   Label(int tag, int64_t run = 0, int64_t segment = 0)  // NOLINT: an int is a label of run 0
       : tag(tag), run(static_cast<uint32_t>(run)), segment(static_cast<uint32_t>(segment)) {}
@@ -49,6 +51,8 @@ class Transport {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Tags of data messages are in [0, largest_tag()].
+  virtual int64_t largest_tag() const { return std::numeric_limits<int32_t>::max(); }
 
   // Data. Messages of one (sender, receiver, tag) arrive in the order in which they were sent, and match receives in
   // the order in which those were posted. Both sides give the same label and the same nbytes (0 is allowed and moves
@@ -58,30 +62,30 @@ class Transport {
   virtual Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) = 0;
   virtual Status Test(Request* request, bool* done) = 0;
 
-  // How to name the run of a label in an error: "allreduce 'x' (run 17 of lane 0)". Before the first message.
+  // Sets how errors name the run of a label: "allreduce 'x' (run 17 of lane 0)". Called before the first message.
   using Names = std::function<std::string(const Label&)>;
   virtual void NameBy(Names names) { names_ = std::move(names); }
-  // The failure of a receive that has met a message with the label `came`.
+  // What a receive fails with that has met a message with the label `came`.
   Status MeantForAnother(int peer, const Label& expected, const Label& came) const;
 
-  // Lending. From such a peer a message may be received with data == nullptr: then it is not copied. When its request
-  // is done, View says where it lies, until the request is destroyed; only then does the peer's send end. So the
-  // receiver must not wait for anything of another rank in between.
-  virtual bool Lends(int peer) const {
+  // Zero-copy receive: from such a peer a message may be received with data == nullptr. When its request is done, the
+  // message lies at Received in the peer's memory, until the request is destroyed; only then does the peer's send end.
+  // So the receiver must not wait for another rank in between.
+  virtual bool IsZeroCopy(int peer) const {
     static_cast<void>(peer);
     return false;
   }
-  virtual const char* View(const Request* request) const {
+  virtual const char* Received(const Request* request) const {
     static_cast<void>(request);
     return nullptr;
   }
 
-  // Memory whose messages are lent to the ranks of this host; null if there is none. It outlives the transport as long
-  // as somebody holds it.
+  // Memory whose messages the ranks of this host receive without a copy; null if there is none. It outlives the
+  // transport as long as somebody holds it.
   virtual std::shared_ptr<Arena> arena() const { return nullptr; }
 
-  // Rung by whoever has work for the engine's thread. Rings: also by all peers, for each message that comes and each
-  // that ends.
+  // Rung by whoever has work for the engine's thread. Rings says whether all peers ring it too, for each message that
+  // comes and each that ends; that can become false, for good.
   virtual Doorbell* doorbell() { return &own_doorbell_; }
   virtual bool Rings() const { return false; }
 
@@ -90,12 +94,12 @@ class Transport {
   virtual Status SendControl(int peer, std::string message) = 0;
   virtual Status ReceiveControl(int* peer, std::string* message) = 0;
 
-  // Control messages handed to MPI that it has not finished sending; the engine drains them before it stops.
+  // Whether control messages have not been sent to the end; the engine waits for that before it stops.
   virtual bool ControlPending() = 0;
 
-  // A transport between some of the ranks, of which this is one: its rank i is ranks[i] here. They alone call it, with
-  // equal arguments and one subset after the other, from any thread but never two at a time; others may meanwhile make
-  // subsets with other tags.
+  // Makes a transport between some of the ranks, of which this is one; its rank i is ranks[i] here. Only these ranks
+  // call it, with equal arguments and one subset after the other, from any thread but never from two at a time. Other
+  // ranks may meanwhile make subsets with other tags.
   virtual Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) {
     static_cast<void>(ranks), static_cast<void>(tag), static_cast<void>(subset);
     return Internal("this transport makes no subsets");
@@ -104,11 +108,11 @@ class Transport {
   // Ends the job at once and non-zero (MPI_Abort); any thread. The threads transport fails all its peers instead.
   virtual void Abort(int code) = 0;
 
-  // After the last message. Waits for nobody. Data requests still under way are cancelled or kept alive, never freed.
+  // Called after the last message; waits for nobody. Data requests still under way are cancelled or kept, never freed.
   virtual void Close() = 0;
 
-  // After Close, where all ranks have stopped with nothing under way: gives back what else would be kept until the
-  // process ends. Waits for nobody.
+  // Called after Close where all ranks have stopped with nothing under way: gives back what would else be kept until
+  // the process ends. Waits for nobody.
   virtual void Release() {}
 
  private:

@@ -2,11 +2,12 @@
 // message lies, and the receiver copies it to its place, or adds it to its own, straight from the sender's memory. The
 // send ends when the receiver says that it has done so.
 //
-// Only memory of the arena can be lent so. A message from anywhere else goes by the transport between hosts, and its
-// place in the order is held in the ring, so that messages still match as they were sent. From the first such message
-// on the other transport is looked after as if it carried everything: it may owe the peer an answer for a message that
-// has ended here.
+// That works for memory of the arena only. A message from elsewhere goes by the transport between hosts, and an entry
+// in the ring holds its place, so that messages match in the order in which they were sent. From the first such message
+// on, this transport moves the other one on in every test: it may owe the peer an answer for a message that has ended
+// here.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -30,15 +31,15 @@ class HostRequest : public Request {
   const std::shared_ptr<Host> host;
   const int peer;
   const Label label;
-  char* const data;  // a receive's; null: it is lent
+  char* const data;  // a receive's; null: without a copy
   const int64_t nbytes;
   bool done = false;
   std::string error;
   std::unique_ptr<Request> between;  // the transport between hosts carries it
   int64_t id = -1;                   // a send under way, or a receive that holds the peer's message
   bool waits = false;                // a receive that has found no message yet
-  const char* view = nullptr;
-  std::unique_ptr<char[]> own;  // of a lent receive whose message was not the peer's arena's
+  const char* received = nullptr;    // where the message of a receive without a copy lies
+  std::unique_ptr<char[]> own;       // for a receive without a copy whose message was not in the peer's arena
 };
 
 // What this rank shares with its peers; outlives the transport as long as requests are kept.
@@ -62,7 +63,8 @@ class Host : public std::enable_shared_from_this<Host> {
   Transport* between() const { return between_.get(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Doorbell* bell() { return &bell_; }
-  // Every message is rung for. Not so once the arena of a rank was full: what is outside of it comes without a ring.
+  // Whether peers ring for every message: not once a rank's arena was full, for messages outside of it come without a
+  // ring. Any thread.
   bool rings() const { return all_near_ && !silent_; }
   bool IsNear(int peer) const { return peer >= 0 && peer < static_cast<int>(places_.size()) && Find(peer) != nullptr; }
 
@@ -78,7 +80,7 @@ class Host : public std::enable_shared_from_this<Host> {
     } else if (arena_->Owns(data)) {
       mine->id = next_id_++;
       sends_[mine->id] = mine.get();
-      Tell(Find(peer), EntryOf(HostEntry::kLent, label, mine->id, arena_->OffsetOf(data), nbytes));
+      Tell(Find(peer), EntryOf(HostEntry::kZeroCopy, label, mine->id, arena_->OffsetOf(data), nbytes));
     } else {
       silent_ = true;
       HVD_EXT_RETURN_IF_ERROR(between_->Send(peer, label, data, nbytes, &mine->between));
@@ -119,7 +121,7 @@ class Host : public std::enable_shared_from_this<Host> {
     return *done || !silent_ ? Status::Ok() : LookAfterBetween();
   }
 
-  // Moves the other transport on; a control message that it has comes to ours.
+  // Moves the other transport on. A control message that it has received is kept for TakeControl.
   Status LookAfterBetween() {
     int peer = -1;
     std::string message;
@@ -154,8 +156,8 @@ class Host : public std::enable_shared_from_this<Host> {
     return std::any_of(near_.begin(), near_.end(), [](const auto& near) { return !near.second->unwritten.empty(); });
   }
 
-  // Takes what the peers have said since it was last called, and says what the rings had no room for. Each peer rings
-  // when it has written, or has made room.
+  // Takes the entries that the peers have written since the last call, and writes those that the rings had no room for.
+  // A peer rings when it has written or has made room.
   Status Read() {
     uint32_t rings = bell_.Look();
     if (rings == read_at_) return Status::Ok();
@@ -175,12 +177,12 @@ class Host : public std::enable_shared_from_this<Host> {
     return Status::Ok();
   }
 
-  // The end of a request, whatever has become of it.
+  // A request ends, whatever has become of it.
   void Forget(HostRequest* request) {
     if (request->waits) {
       std::deque<HostRequest*>& receives = Find(request->peer)->waiting[request->label.tag].receives;
       receives.erase(std::find(receives.begin(), receives.end(), request));
-    } else if (request->view != nullptr && request->id >= 0) {
+    } else if (request->received != nullptr && request->id >= 0) {
       Tell(Find(request->peer), EntryOf(HostEntry::kTaken, 0, request->id, 0, 0));
     } else if (request->id >= 0) {
       sends_.erase(request->id);
@@ -188,14 +190,14 @@ class Host : public std::enable_shared_from_this<Host> {
   }
 
  private:
-  // Of one tag; at most one of the two holds anything.
+  // What waits for its counterpart, of one tag: either messages or receives.
   struct Waiting {
     std::deque<HostEntry> messages;
     std::deque<HostRequest*> receives;
   };
   struct Peer {
     HostPeer shared;
-    std::deque<HostEntry> unwritten;  // the ring is full
+    std::deque<HostEntry> unwritten;  // entries for which the ring has no room
     std::unordered_map<int, Waiting> waiting;
     std::string control;  // of a message whose parts have not all come
   };
@@ -228,7 +230,7 @@ class Host : public std::enable_shared_from_this<Host> {
 
   Status Take(int rank, Peer* peer, const HostEntry& entry) {
     switch (entry.kind) {
-      case HostEntry::kLent:
+      case HostEntry::kZeroCopy:
       case HostEntry::kInline:
       case HostEntry::kBetween: {
         Waiting& waiting = peer->waiting[entry.tag];
@@ -269,10 +271,10 @@ class Host : public std::enable_shared_from_this<Host> {
                                  std::to_string(request->label.tag) + ": " + std::to_string(entry.nbytes) +
                                  " bytes were sent and " + std::to_string(request->nbytes) +
                                  " expected, must be the same";
-      if (entry.kind == HostEntry::kLent) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
+      if (entry.kind == HostEntry::kZeroCopy) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
       return Status::Ok();
     }
-    if (entry.kind == HostEntry::kLent) {
+    if (entry.kind == HostEntry::kZeroCopy) {
       const char* from = peer->shared.memory->At(entry.offset, entry.nbytes);
       if (from == nullptr) {
         return Internal("shared memory: a message of rank " + std::to_string(request->peer) + " (" +
@@ -281,7 +283,7 @@ class Host : public std::enable_shared_from_this<Host> {
       }
       request->done = true;
       if (to == nullptr) {
-        request->view = from;
+        request->received = from;
         request->id = entry.id;
         return Status::Ok();
       }
@@ -292,7 +294,7 @@ class Host : public std::enable_shared_from_this<Host> {
     if (to == nullptr) {
       request->own.reset(new char[static_cast<size_t>(entry.nbytes)]);
       to = request->own.get();
-      request->view = to;
+      request->received = to;
     }
     if (entry.kind == HostEntry::kBetween) {
       silent_ = true;
@@ -308,7 +310,9 @@ class Host : public std::enable_shared_from_this<Host> {
   Doorbell bell_;
   std::vector<std::unique_ptr<Peer>> places_;  // by rank
   std::vector<std::pair<int, Peer*>> near_;
-  bool all_near_ = false, silent_ = false;
+  bool all_near_ = false;
+  // Messages come that nobody rings for. Set with the progress lock held, and read without it.
+  std::atomic<bool> silent_{false};
   uint32_t read_at_ = 0;
   int64_t next_id_ = 0;
   std::unordered_map<int64_t, HostRequest*> sends_;  // under way, by id
@@ -357,11 +361,14 @@ class HostTransport : public Transport {
     return host_->Pending() || between()->ControlPending();
   }
 
-  bool Lends(int peer) const override { return host_->IsNear(peer); }
-  const char* View(const Request* request) const override { return static_cast<const HostRequest*>(request)->view; }
+  bool IsZeroCopy(int peer) const override { return host_->IsNear(peer); }
+  const char* Received(const Request* request) const override {
+    return static_cast<const HostRequest*>(request)->received;
+  }
   std::shared_ptr<Arena> arena() const override { return host_->arena(); }
   Doorbell* doorbell() override { return host_->bell(); }
   bool Rings() const override { return host_->rings(); }
+  int64_t largest_tag() const override { return between()->largest_tag(); }
 
   Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
     return between()->Subset(ranks, tag, subset);

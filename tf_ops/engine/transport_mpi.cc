@@ -30,8 +30,8 @@ std::string WithPeer(int peer, int tag, int64_t nbytes) {
   return "rank " + std::to_string(peer) + ", tag " + std::to_string(tag) + ", " + std::to_string(nbytes) + " bytes";
 }
 
-// One message, as parts in order. Its destructor frees no request that MPI has not finished: MPI_Request_free would
-// leave the buffer in use with no way to learn when it no longer is.
+// One message, as parts in order. Its destructor does not free requests that MPI has not finished: after
+// MPI_Request_free the buffer would still be in use, with no way to learn when it no longer is.
 class Message : public Request {
  public:
   Message(int peer, Label label, int64_t nbytes, bool receives)
@@ -43,7 +43,7 @@ class Message : public Request {
   const Label& label() const { return label_; }
   std::string Words() const { return WithPeer(peer_, label_.tag, nbytes_); }
 
-  // A part of a control message, which has no label: the caller posts it.
+  // Adds a part of a control message, which has no label; the caller posts it.
   MPI_Request* AddPart() { return &parts_.emplace_back(MPI_REQUEST_NULL); }
 
   // Posts all parts. The run and the segment of the label travel in front of the first one.
@@ -66,7 +66,7 @@ class Message : public Request {
     return Status::Ok();
   }
 
-  // True if the message that has come is another run's.
+  // Whether the message that has come belongs to another run.
   bool IsMeantForAnother(Label* came) const {
     *came = came_;
     return receives_ && looked_at_ && !came_.Belongs(label_);
@@ -125,8 +125,8 @@ class Message : public Request {
   size_t finished_ = 0;
 };
 
-// A control message travels in parts too; the tag tells whether it goes on, since the receiver does not know its
-// length.
+// A control message travels in parts too. The tag says whether another part follows, since the receiver does not know
+// the length.
 enum ControlTag : int { kLast = 0, kGoesOn = 1 };
 
 struct Outgoing {
@@ -149,11 +149,13 @@ struct Incoming {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const MpiCommunicators& own, int rank, int size) : own_(own), rank_(rank), size_(size) {}
+  MpiTransport(const MpiCommunicators& own, int rank, int size, int64_t largest_tag)
+      : own_(own), rank_(rank), size_(size), largest_tag_(largest_tag) {}
   ~MpiTransport() override { MpiTransport::Close(); }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int64_t largest_tag() const override { return largest_tag_; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     return Post(std::make_unique<Message>(peer, label, nbytes, /*receives=*/false), const_cast<void*>(data), request);
@@ -246,9 +248,9 @@ class MpiTransport : public Transport {
     return Status::Ok();
   }
 
-  // Matches the parts that have been announced with memory of ours.
+  // Posts receives for the parts that have been announced.
   Status TakeParts() {
-    constexpr int kAtMost = 64;  // so that a flood of messages does not keep the engine from its data
+    constexpr int kAtMost = 64;  // so that many control messages do not keep the engine from its data
     for (int i = 0; i < kAtMost; ++i) {
       int announced = 0;
       MPI_Message handle;
@@ -289,6 +291,7 @@ class MpiTransport : public Transport {
   const MpiCommunicators own_;
   const int rank_;
   const int size_;
+  const int64_t largest_tag_;
   bool idle_ = false;  // closed, and MPI holds nothing of ours
   std::list<std::unique_ptr<Outgoing>> outgoing_;
   std::map<int, Incoming> incoming_;
@@ -301,7 +304,12 @@ Status MakeMpiTransportOn(const MpiCommunicators& communicators, std::shared_ptr
   int rank = 0, size = 0;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_rank(communicators.data, &rank), "all ranks");
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_size(communicators.data, &size), "all ranks");
-  *transport = std::make_shared<MpiTransport>(communicators, rank, size);
+  // Every MPI has this attribute, on every communicator; the smallest that the standard allows is 32767.
+  int* largest_tag = nullptr;
+  int found = 0;
+  HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Comm_get_attr(communicators.data, MPI_TAG_UB, &largest_tag, &found), "all ranks");
+  if (!found) return Internal("MPI_Comm_get_attr: MPI does not say which tags it takes (MPI_TAG_UB)");
+  *transport = std::make_shared<MpiTransport>(communicators, rank, size, *largest_tag);
   return Status::Ok();
 }
 

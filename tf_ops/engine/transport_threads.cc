@@ -1,5 +1,6 @@
-// Ranks as threads of one process. A send ends when its receive has come, never before (MPI may be kinder to short
-// messages), and a lent one when the receiver has let go of it: a program that runs here does not lean on buffers.
+// Ranks as threads of one process. A send ends when its receive has come, and never before, although MPI may end a
+// short one at once; a send that is received without a copy ends when the receiver has let go of it. So a program that
+// runs here does not depend on buffers inside the transport.
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -29,24 +30,25 @@ class ThreadRequest : public Request {
         from(from),
         to(to),
         nbytes(nbytes) {}
-  ~ThreadRequest() override;  // withdraws what has not been matched, gives back what was lent
+  ~ThreadRequest()
+      override;  // withdraws a request that has not met its counterpart; lets go of a message received without a copy
 
   bool sends() const { return from != nullptr; }
 
   const std::shared_ptr<Inbox> inbox;
-  const std::shared_ptr<Inbox> other;  // of the sender, for its bell
+  const std::shared_ptr<Inbox> other;  // the sender's, for its bell
   const std::pair<int, int> key;       // sender, tag
   const Label label;
   const char* const from;  // null for a receive
-  char* const to;          // null for a receive that borrows
+  char* const to;          // null for a receive without a copy
   const int64_t nbytes;
   bool done = false;
-  ThreadRequest* partner = nullptr;  // while the message is lent: the other side
+  ThreadRequest* partner = nullptr;  // the other side, while the receiver uses the sender's memory
   std::optional<Label> came;         // a receive has met the message of another run
   std::string error;
 };
 
-// What rank r receives. Of the two queues of a key at most one holds anything: what waits for its counterpart.
+// What rank r receives. Of the two queues of a key at most one has requests: those that wait for their counterparts.
 struct Inbox {
   struct Waiting {
     std::deque<ThreadRequest*> sends;
@@ -144,9 +146,9 @@ class ThreadTransport : public Transport {
     return Status::Ok();
   }
 
-  bool Lends(int) const override { return true; }
+  bool IsZeroCopy(int) const override { return true; }
 
-  const char* View(const Request* request) const override {
+  const char* Received(const Request* request) const override {
     auto* posted = static_cast<const ThreadRequest*>(request);
     std::lock_guard<std::mutex> lock(posted->inbox->mutex);
     return posted->partner == nullptr ? nullptr : posted->partner->from;
@@ -202,9 +204,9 @@ class ThreadTransport : public Transport {
   }
 
   static void Move(ThreadRequest* send, ThreadRequest* receive) {
-    bool lends = receive->to == nullptr;
+    bool zero_copy = receive->to == nullptr;
     receive->done = true;
-    send->done = !lends;
+    send->done = !zero_copy;
     if (!send->label.Belongs(receive->label)) {
       send->done = true;
       receive->came = send->label;
@@ -214,7 +216,7 @@ class ThreadTransport : public Transport {
                                      std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +
                                      " bytes were sent and " + std::to_string(receive->nbytes) +
                                      " expected, must be the same";
-    } else if (lends) {
+    } else if (zero_copy) {
       send->partner = receive;
       receive->partner = send;
     } else {

@@ -1,4 +1,5 @@
-// Threads of TensorFlow flush denormal floats to zero. All ranks must add up the same, and some sums lose nothing.
+// TensorFlow's threads flush denormal floats to zero. All ranks must add up the same bits, whatever thread does so, and
+// a residual must not lose small values.
 #pragma once
 
 #if defined(__SSE__) || defined(__x86_64__)
@@ -7,8 +8,8 @@
 
 namespace hvd_ext {
 
-// Denormal floats count on this thread while it lives; then the thread does as before. Other processors than x86 do as
-// they do.
+// Keeps denormal floats on this thread while it lives, and then restores what the thread did before. Has no effect on
+// processors other than x86.
 class WithDenormals {
  public:
 #if defined(__SSE__) || defined(__x86_64__)

@@ -162,7 +162,7 @@ void TopKErrorFeedback(const TopKOptions& options, const ErrorFeedback& feedback
     for (int64_t i = first; i < first + counts[s]; ++i) {
       const int64_t index = wide ? static_cast<int64_t*>(indices)[i] : static_cast<int32_t*>(indices)[i];
       feedback.next_residual[index] = 0;
-      if (feedback.velocity != nullptr && feedback.masks) feedback.next_velocity[index] = 0;
+      if (feedback.velocity != nullptr && feedback.correction.masks) feedback.next_velocity[index] = 0;
     }
     first += segments[s].k;
   }

@@ -69,20 +69,25 @@ void TopK(const TopKOptions& options, DType dtype, const void* x, const TopKSegm
           TopKScratch* scratch, const ParallelFor& parallel_for, int64_t* counts, void* indices, bool wide,
           void* values, bool* non_finite);
 
+// Momentum correction: what is selected from is a sum of velocities. The engine, the ops and the kernels share it.
+struct MomentumCorrection {
+  float momentum = 0;
+  bool nesterov = false;
+  bool masks = true;  // the velocity becomes 0 where the residual does
+};
+
 // What error feedback reads and writes, one element of each per element of the gradient. next_* may equal the inputs or
 // be other memory. With no velocity a = residual + gradient; else
 //   velocity' = momentum * velocity + gradient, a = residual + (nesterov ? gradient + momentum * velocity' :
 //   velocity'),
-// every operation rounded to float32 for itself.
+// each operation rounded to float32.
 struct ErrorFeedback {
   const float* gradient;
   const float* residual;
   float* next_residual;
   const float* velocity = nullptr;
   float* next_velocity = nullptr;
-  float momentum = 0;
-  bool nesterov = false;
-  bool masks = true;  // the velocity becomes 0 where the residual does
+  MomentumCorrection correction{};  // not used without a velocity
 };
 
 // One pass: next_residual = a, selects from a as TopK does, next_residual = 0 at the picks; next_velocity = velocity',

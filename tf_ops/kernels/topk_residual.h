@@ -33,7 +33,7 @@ void PutAllBack(const ErrorFeedback& f, const Piece<Bits>& piece) {
 template <typename Bits>
 void Restore(const ErrorFeedback& f, const Piece<Bits>& piece, Bits last) {
   constexpr int64_t kPart = 1024, kEarly = 32;
-  const bool masks = f.velocity != nullptr && f.masks;
+  const bool masks = f.velocity != nullptr && f.correction.masks;
   const Candidates<Bits> all = piece.candidates();
   float* residual = f.next_residual + piece.begin;
   int64_t ties = piece.ties;

@@ -92,9 +92,9 @@ inline float Accumulated(const ErrorFeedback& f, int64_t i) {
   const float gradient = f.gradient[i];
   const float residual = f.residual[i];
   if (f.velocity == nullptr) return residual + gradient;
-  const float velocity = f.momentum * f.velocity[i] + gradient;
+  const float velocity = f.correction.momentum * f.velocity[i] + gradient;
   f.next_velocity[i] = velocity;
-  return residual + (f.nesterov ? gradient + f.momentum * velocity : velocity);
+  return residual + (f.correction.nesterov ? gradient + f.correction.momentum * velocity : velocity);
 }
 
 inline ErrorFeedback From(const ErrorFeedback& f, int64_t i) {

@@ -198,7 +198,7 @@ int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t b
                      Candidates<uint32_t> to) {
   const ErrorFeedback f = feedback;  // nothing that is written may be it: its pointers stay in registers
   const Comparer<uint32_t> hits(bound);
-  const __m512 momentum = _mm512_set1_ps(f.momentum);
+  const __m512 momentum = _mm512_set1_ps(f.correction.momentum);
   const __m512i step = _mm512_set1_epi32(16);
   __m512i places = _mm512_add_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(FirstIds())),
                                     _mm512_set1_epi32(static_cast<int>(place)));
@@ -217,12 +217,13 @@ int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t b
 int64_t ScanFeedbackOf(const ErrorFeedback& f, int64_t elements, uint32_t bound, uint32_t place,
                        Candidates<uint32_t> to) {
   if (f.velocity == nullptr) return ScanFeedback<0>(f, elements, bound, place, to);
-  return f.nesterov ? ScanFeedback<2>(f, elements, bound, place, to) : ScanFeedback<1>(f, elements, bound, place, to);
+  return f.correction.nesterov ? ScanFeedback<2>(f, elements, bound, place, to)
+                               : ScanFeedback<1>(f, elements, bound, place, to);
 }
 
 template <int kKind>
 void AccumulateAs(const ErrorFeedback& f, int64_t elements, float* accumulated) {
-  const __m512 momentum = _mm512_set1_ps(f.momentum);
+  const __m512 momentum = _mm512_set1_ps(f.correction.momentum);
   int64_t i = 0;
   for (; i + 16 <= elements; i += 16) {
     AskPages<kKind>(f, i);
@@ -235,7 +236,7 @@ void AccumulateAs(const ErrorFeedback& f, int64_t elements, float* accumulated) 
 
 void AccumulateOf(const ErrorFeedback& f, int64_t elements, float* accumulated) {
   if (f.velocity == nullptr) return AccumulateAs<0>(f, elements, accumulated);
-  return f.nesterov ? AccumulateAs<2>(f, elements, accumulated) : AccumulateAs<1>(f, elements, accumulated);
+  return f.correction.nesterov ? AccumulateAs<2>(f, elements, accumulated) : AccumulateAs<1>(f, elements, accumulated);
 }
 
 }  // namespace

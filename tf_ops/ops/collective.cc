@@ -1,6 +1,6 @@
 // The collectives that a user calls by name: allreduce, allgather, broadcast, reducescatter, alltoall, barrier. Their
-// Python face is hvd_ext/tensorflow/collectives/single.py. All are asynchronous: the engine matches the ranks' calls and ends
-// the op.
+// Python face is hvd_ext/tensorflow/collectives/single.py. All are asynchronous: the engine matches the ranks' calls
+// and ends the op.
 //
 // The plan of a call depends on the tensor's size, which a graph may not know when it is built. The ops carry one row
 // per class of sizes (attributes limits, plans, digests, segments) and take the first whose limit is not below the
@@ -39,7 +39,7 @@ using tensorflow::shape_inference::ShapeHandle;
   REGISTER_OP(name)                    \
       .Input("call_name: string")      \
       .Input("tensor: T")              \
-      .Input("terms: string")          \
+      .Input("signature: string")      \
       .Output("result: T")             \
       .Attr("dtype: string = ''")      \
       .Attr("counted: bool = false")   \
@@ -77,7 +77,7 @@ Gives all ranks the sum, average, minimum, maximum or product of their tensors, 
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: what else all ranks must have alike, a line each; the first line is what the user has called.
+signature: what else all ranks must give alike, one item a line; the first line is what the user has called.
 result: of the tensor's shape and dtype.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -94,7 +94,7 @@ Gives all ranks the tensors of all, joined along the first dimension in the orde
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's part; the first dimension may differ from rank to rank.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the joined parts.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -114,7 +114,7 @@ Gives all ranks the tensor of one.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: the root's values; on the other ranks only shape and dtype count.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the root's values.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -136,7 +136,7 @@ Gives each rank its part of the sum or average of all ranks' tensors, divided al
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's values, of equal shape and dtype on all ranks.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: this rank's rows of the sum or average; the first ranks have one more where they do not divide evenly.
 limits: sizes in bytes, ascending; the last row takes what is larger.
 plans: the engine's plan for each class of sizes.
@@ -161,7 +161,7 @@ Gives each rank rows of every rank's tensor, joined along the first dimension in
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
 tensor: this rank's rows; the first dimension may differ from rank to rank.
 splits: how many rows go to each rank, from the first row on.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 result: the rows that all ranks have sent here.
 received: how many rows came from each rank.
 limits: sizes in bytes, ascending; the last row takes what is larger.
@@ -175,7 +175,7 @@ counted: as in HvdExt>Allreduce.
 
 REGISTER_OP("HvdExt>Barrier")
     .Input("call_name: string")
-    .Input("terms: string")
+    .Input("signature: string")
     .Attr("engine: int = 0")
     .Attr("counted: bool = false")
     .SetIsStateful()
@@ -184,7 +184,7 @@ REGISTER_OP("HvdExt>Barrier")
 Ends when all ranks of the engine have come to it.
 
 call_name: matches the ranks' calls; its n-th use on one rank meets the n-th use on the others.
-terms: as in HvdExt>Allreduce.
+signature: as in HvdExt>Allreduce.
 engine: of the process set; 0 is the job's.
 counted: as in HvdExt>Allreduce.
 )doc");
@@ -210,7 +210,7 @@ struct SizeClasses {
   }
 };
 
-// What a call under way keeps alive. After a cancelled step the call still takes part, so that the other ranks go on:
+// What a call under way keeps alive. A call whose step was cancelled still takes part, so that the other ranks go on:
 // its input and its output must outlive the op.
 struct Running {
   Tensor input;
@@ -236,7 +236,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     if (kind == Kind::kAllreduce || kind == Kind::kReducescatter) {
       int op = 0;
       OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &op));
-      op_ = static_cast<ReduceOp>(op);  // the engine refuses what is none
+      op_ = static_cast<ReduceOp>(op);  // the engine refuses a number that is no op
     }
     OP_REQUIRES_OK(construction, construction->GetAttr("dtype", &users_dtype_));
     OP_REQUIRES_OK(construction, construction->GetAttr("counted", &counted_));
@@ -263,7 +263,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
     spec.dtype = FromTensorFlow(running->input.dtype());
     spec.op = op_;
-    spec.terms = context->input(2).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(2).scalar<tensorflow::tstring>()();
     spec.users_dtype = users_dtype_;
     spec.counted = counted_;
     if (spec.dtype == DType::kFloat32) spec.wire = wire_;
@@ -271,7 +271,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
     for (int64_t dimension : running->input.shape().dim_sizes()) spec.shape.push_back(dimension);
     const size_t nbytes_each = SizeOf(spec.wire.value_or(spec.dtype));
     const size_t nbytes = static_cast<size_t>(running->input.NumElements()) * nbytes_each;
-    // The ranks' parts differ in size, and their plan must not.
+    // Ranks have parts of different sizes, but must all use one plan.
     const bool uneven = kind_ == Kind::kAllgather || kind_ == Kind::kAlltoall;
     const size_t row = uneven ? classes_.limits.size() - 1 : classes_.Of(nbytes);
     spec.plan = classes_.plans[row];
@@ -331,7 +331,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
     CallSpec spec;
     spec.kind = Kind::kBarrier;
     spec.name = context->input(0).scalar<tensorflow::tstring>()();
-    spec.terms = context->input(1).scalar<tensorflow::tstring>()();
+    spec.signature = context->input(1).scalar<tensorflow::tstring>()();
     spec.counted = counted_;
     auto pending = Pending::Begin(context, std::move(done));
     engine->Call(

@@ -52,7 +52,7 @@ REGISTER_OP("HvdExt>EndStep")
     .Doc(R"doc(
 Ends a step of a channel with sparse buckets; it runs after all collects of the step.
 
-ok: scalar, the same on all ranks: what the step has made of residuals and velocities is kept; else it is as before it.
+ok: scalar, the same on all ranks: true commits the residuals and velocities of the step, false leaves them as before.
 channel: the channel's handle.
 )doc");
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "engine/status.h"
+#include "base/status.h"
 
 namespace hvd_ext {
 

@@ -67,8 +67,8 @@ absl::Status CheckShapes(const Tensor& residual, const Tensor& gradient) {
   return absl::OkStatus();
 }
 
-// Inputs 1, 2 and 3 are gradient, k and offsets; outputs from `first` on are the picks. `next` gives where the residual
-// goes; it is asked when everything has been checked.
+// Inputs 1, 2 and 3 are gradient, k and offsets; outputs from `first` on are the picks. `next` gives the tensor that
+// the residual is written to; it is called when everything has been checked.
 class FeedbackOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -92,7 +92,7 @@ class FeedbackOp : public OpKernel {
     TF_RETURN_IF_ERROR(next(&feedback.next_residual));
     auto scratch = scratches_.Take();
     bool non_finite = false;
-    const WithDenormals denormals;  // nothing is lost; WithTheCaller sees to other threads
+    const WithDenormals denormals;  // small values must not be lost; WithTheCaller does the same for other threads
     TopKErrorFeedback(TopKOptions(), feedback, segments.data(), n_segments, scratch.get(), WorkersOf(context),
                       picks.Counts(), picks.Indices(), wide, static_cast<float*>(picks.Values()), &non_finite);
     scratches_.Give(std::move(scratch));

@@ -18,9 +18,9 @@ enum Column : int {
 
 std::string Number(int64_t value) { return std::to_string(value); }
 
-// Two rows of one round may touch a unit only if neither overwrites it: of two values that do, the later to arrive
-// would win; and a reduction can wait in its scratch memory until the unit has left, but a message that overwrites
-// cannot.
+// Two rows of one round may touch a unit only if neither overwrites it. If two rows overwrote it, the message that
+// arrives later would win. If one sends it, a reduction can wait in its scratch memory until the unit has left, but a
+// message that overwrites cannot.
 bool MayOverlap(Opcode a, Opcode b) { return a != Opcode::RECV && b != Opcode::RECV; }
 
 Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
@@ -52,7 +52,7 @@ Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
 
 // Marks the reductions of one round whose units are also sent in it.
 void MarkReductions(std::vector<Row>* rows, size_t first, size_t end) {
-  std::vector<std::pair<int64_t, int64_t>> sent;  // begin, and the furthest end of this and all that begin before it
+  std::vector<std::pair<int64_t, int64_t>> sent;  // begin of a row, and the furthest end of the rows up to this one
   for (size_t i = first; i < end; ++i) {
     const Row& row = (*rows)[i];
     if (row.opcode == Opcode::SEND) sent.emplace_back(row.begin, row.begin + row.count);

@@ -89,7 +89,7 @@ class Vectors {
                    std::to_string(row.peer) + " must be of just the units of a RECV_SPARSE before it");
   }
 
-  // What comes takes the place of all pieces that it meets.
+  // A piece that comes replaces all pieces that it overlaps.
   Status Receive(const Row& row, const std::string& name) {
     std::map<int64_t, Piece>& pieces = came_[row.peer];
     auto at = pieces.lower_bound(row.begin);
@@ -110,7 +110,7 @@ class Vectors {
   const int rank_;
   Span own_, selected_;
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
-  bool came_now_ = false;                         // in this round
+  bool came_now_ = false;                         // a piece came in this round
 };
 
 }  // namespace

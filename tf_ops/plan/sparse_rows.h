@@ -3,24 +3,24 @@
 
 #include <string>
 
-#include "engine/status.h"
+#include "base/status.h"
 #include "plan/plan.h"
 
 namespace hvd_ext {
 
-// "SEND_SPARSE"; null for a value that is none.
+// "SEND_SPARSE"; null for a value that is no opcode.
 const char* NameOf(Opcode opcode);
 // "[3, 5)"
 std::string Units(const Row& row);
 
-// Local rows about nobody but this rank.
+// Local rows that concern only this rank.
 inline bool IsOwn(Opcode opcode) {
   return opcode == Opcode::SELECT || opcode == Opcode::CLEAR || opcode == Opcode::PACK || opcode == Opcode::FOLD;
 }
 
 // Sets the plan's `sparse` and the units of its feedback. Refuses a local row in a round with messages, a second SELECT
-// or FOLD, and rows that read entries of units for which the vector is not there: the own one by SELECT, PACK or TAKE,
-// a peer's by a RECV_SPARSE of a round before.
+// or FOLD, and rows that read a vector before it is there: the own vector comes from SELECT, PACK or TAKE, a peer's
+// from a RECV_SPARSE of an earlier round.
 Status CheckSparseRows(int rank, Plan* plan);
 
 }  // namespace hvd_ext

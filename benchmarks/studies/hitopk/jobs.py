@@ -87,14 +87,9 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
     def arguments(module: str) -> Any:
         return lambda folder: [module, Task(folder, ("engine",)).write()]
 
+    jobs = {name: arguments(MODULES[name]) for name in request.jobs}
     rows, notes, topology = compare(
-        request.ranks,
-        launcher,
-        request.rate,
-        request.timeout_s,
-        {name: arguments(MODULES[name]) for name in request.jobs},
-        lambda cluster, turns: _measured(request, cluster, turns, tell),
-        tell,
+        request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
     asked = any(name.algorithm == "horovod" for name in names_of(request.names))
     return rows, [NO_HOROVOD] * (asked and not has_horovod()) + notes, topology

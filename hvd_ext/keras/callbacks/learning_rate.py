@@ -62,7 +62,7 @@ class LearningRateScheduleCallback(base.Callback):
         self._velocities: velocities.Velocities | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See that the ranks train together, that the rate can be set, and how many steps an epoch has."""
+        """Check that the ranks train together, that the rate can be set, and how many steps an epoch has."""
         base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
         self._velocities = velocities.Velocities(optimizer) if self.momentum_correction else None

@@ -39,7 +39,7 @@ class MetricAverageCallback(base.Callback):
         self._fitting = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """See that the ranks train together."""
+        """Check that the ranks train together."""
         base.refuse_plain(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -82,16 +82,16 @@ class StopTogether(base.Callback):
 
     def _agree(self, where: str) -> None:
         ranks = allgather_object((where, self._steps, self._epoch, self._wanted), name=_NAME)
-        for rank, (*place, _) in enumerate(ranks):
-            if place != list(ranks[0][:3]):
+        for rank, (*position, _) in enumerate(ranks):
+            if position != list(ranks[0][:3]):
                 raise MismatchError(
-                    f"fit: all ranks must make the same steps; rank {rank} {_told(place)}, rank 0 "
-                    f"{_told(ranks[0][:3])}; hvd_ext.shard(data, batch_size) gives all ranks equally many, and "
+                    f"fit: all ranks must make the same steps; rank {rank} {_words(position)}, rank 0 "
+                    f"{_words(ranks[0][:3])}; hvd_ext.shard(data, batch_size) gives all ranks equally many, and "
                     "steps_per_epoch cuts what is uneven"
                 )
         self.model.stop_training = any(wanted for *_, wanted in ranks)
 
 
-def _told(place: Any) -> str:
-    where, step, epoch = place
+def _words(position: Any) -> str:
+    where, step, epoch = position
     return f"{where} step {step} of epoch {epoch + 1}"

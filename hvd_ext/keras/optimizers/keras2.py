@@ -44,8 +44,8 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         optimizer: a `tf_keras.optimizers.Optimizer`, one of `tf_keras.optimizers.legacy`, or a loss-scale optimizer
             of tf_keras.
         label: its name in messages.
-        options: how gradients become one. The gradients of backward_passes_per_step are added up in variables of our
-            own, which are not saved with the optimizer.
+        options: of the reduction. The gradients of backward_passes_per_step are added up in variables that are not
+            saved with the optimizer.
 
     Returns:
         The same object, whose class is still the plain one in files.
@@ -108,7 +108,7 @@ class Keras2(Distributed):
 
         Returns:
             Pairs of a gradient or None, and its variable, for `apply_gradients`, which does not reduce them again. With
-            backward_passes_per_step they are this rank's sums where nothing is to be applied yet.
+            backward_passes_per_step they are this rank's sums so far, except after the last pass before an update.
 
         Raises:
             InvalidError, MismatchError, NotInitializedError: as `apply_gradients`.
@@ -126,7 +126,7 @@ class Keras2(Distributed):
 
     @ops.plain
     def get_gradients(self, loss: Any, params: Any) -> list[Any]:
-        """Give the gradients of a loss in a graph, reduced over the ranks; legacy optimizers have it.
+        """Give the gradients of a loss in a graph, reduced over the ranks; of legacy optimizers.
 
         Args:
             loss: a tensor of the graph.
@@ -144,10 +144,10 @@ class Keras2(Distributed):
 
         Args:
             grads_and_vars: pairs of a gradient or None, and its variable. Those of `compute_gradients` are reduced
-                already; where they were changed since, an average is taken once more, which changes nothing.
+                already; if they were changed since, they are averaged once more, which changes nothing.
             *arguments: as in tf_keras.
             **keywords: as in tf_keras; with skip_gradients_aggregation=True or experimental_aggregate_gradients=False
-                nothing is reduced: the gradients are so already.
+                the gradients are taken for reduced ones.
 
         Returns:
             What tf_keras returns. With backward_passes_per_step the step counter, which counts updates.
@@ -199,7 +199,7 @@ class Keras2(Distributed):
         return self._marked(self._hvd_ext_accumulation.gathered(pairs, lambda sums: self._reduced(sums, steps)))
 
     def _aggregated(self, plain: Any, pairs: Any) -> Pairs:
-        """Reduce for a loss-scale optimizer around this one, or for a caller who then applies them."""
+        """Reduce for a loss-scale optimizer around this one, or for a caller who applies the gradients afterwards."""
         pairs = list(pairs)
         if self._hvd_ext_inside or not pairs:
             return plain(pairs)
@@ -222,7 +222,7 @@ class Keras2(Distributed):
             ]
 
     def _marked(self, pairs: Pairs) -> Pairs:
-        # copies, since what was not sent (local variables) may be the caller's own object
+        # copies, since the gradient of a local variable may be the caller's own object
         own = self._hvd_ext_reducer
         return [(None if one is None else kinds.reduced_copy(one, own), variable) for one, variable in pairs]
 
@@ -231,7 +231,7 @@ class Keras2(Distributed):
         return bool(gradients) and all(kinds.reduced_by(one) is self._hvd_ext_reducer for one in gradients)
 
     def _unmarked(self, pairs: Pairs) -> Pairs:
-        """Take gradients that are not all marked for new ones, unless to reduce them again could change them."""
+        """Take the marks off gradients that are not all marked, so that they are reduced; refuse if that is unsafe."""
         if not self._hvd_ext_computes:
             return pairs
         options = self._hvd_ext_reducer.options
@@ -272,9 +272,9 @@ class Legacy(Keras2):
 
 
 def _applies_at_once(optimizer: Any) -> bool:
-    """Whether it is tf_keras that computes gradients, in a minimize or get_updates, and will have them reduced itself.
+    """Whether tf_keras computes gradients in its own `minimize` or `get_updates`, which then has them reduced.
 
-    Of the optimizer, or of a loss-scale optimizer around it, which `compile` makes and which leaves no mark.
+    The method may be that of a loss-scale optimizer around this one: `compile` makes it, and leaves no mark.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -287,7 +287,7 @@ def _applies_at_once(optimizer: Any) -> bool:
 
 
 def _asked(plain: Any, arguments: Any, keywords: Any) -> bool:
-    """Whether the caller leaves the reduction to the optimizer."""
+    """Whether the caller of `apply_gradients` wants the gradients reduced."""
     given = inspect.signature(plain).bind_partial(None, *arguments, **keywords).arguments
     given = {**given, **given.get("kwargs", {})}
     return not given.get(_SKIP, False) and bool(given.get(_AGGREGATE, True))

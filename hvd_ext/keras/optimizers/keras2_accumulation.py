@@ -56,19 +56,19 @@ class Accumulation:
 
         def full() -> list[tf.Tensor]:
             reduced = self._cleared(pairs, reduce(self._totals(pairs)))
-            present[:] = [place for place, (one, _) in enumerate(reduced) if one is not None]
-            return [tf.identity(reduced[place][0]) for place in present]
+            present[:] = [index for index, (one, _) in enumerate(reduced) if one is not None]
+            return [tf.identity(reduced[index][0]) for index in present]
 
         def waiting() -> list[tf.Tensor]:
             if tf.executing_eagerly():
-                present[:] = [place for place, one in enumerate(variables) if kinds.key(one) in self._sums]
-            return [self._sum(variables[place]) for place in present]
+                present[:] = [index for index, one in enumerate(variables) if kinds.key(one) in self._sums]
+            return [self._sum(variables[index]) for index in present]
 
         with tf.control_dependencies(self._add(pairs)):
             due = self._due()
             # a graph's second branch is traced after the first one has said which gradients there are
             given = iter(tf.cond(due, full, waiting))
-            return [(next(given) if place in present else None, one) for place, one in enumerate(variables)]
+            return [(next(given) if index in present else None, one) for index, one in enumerate(variables)]
 
     def when_due(self, then: Callable[[], Any]) -> None:
         """Call a function if the newest pass was the last one before an update; a graph gets the call as a branch."""

@@ -58,30 +58,32 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     The optimizer itself is changed and returned: it keeps its state and its class name, and it is saved as the plain
     Keras optimizer that it was. A loaded or copied optimizer is plain: wrap it again, before a `tf.function` of your
     own that uses it is traced. Clipping, weight decay and moving averages work on the reduced gradients; with the
-    optimizer's gradient_accumulation_steps, only the update steps communicate. Under the global policy mixed_float16 a
-    new `keras.optimizers.LossScaleOptimizer` with the optimizer inside is returned, whose ranks skip a step together.
+    optimizer's gradient_accumulation_steps, only the update steps communicate. Under the global policy mixed_float16
+    the result is a new `keras.optimizers.LossScaleOptimizer` around the optimizer, and all ranks skip the same steps.
     An optimizer that is wrapped already is returned as it is, if the options are the same.
 
-    The wrapped optimizer has a method `register_local_var(variable)`: that variable's gradients stay on their rank.
+    The wrapped optimizer has a method `register_local_var(variable)`, which keeps the gradients of a variable on their
+    rank.
 
     Args:
-        optimizer: an optimizer of Keras 3, a `LossScaleOptimizer` too, or of tf_keras (Keras 2).
-        name: its name in messages; None for its class's name.
+        optimizer: an optimizer of Keras 3, which may be a `LossScaleOptimizer`, or of tf_keras (Keras 2).
+        name: its name in messages; None: the name of its class.
         op: `hvd_ext.Average` or `hvd_ext.Sum` of the ranks' gradients.
-        compression: how float32 gradients travel, `hvd_ext.Compression.fp16` or `.bf16`; or which part of them, a
-            `hvd_ext.TopK` (docs/topk.md). None for that of `init`.
-        sparse_as_dense: make `tf.IndexedSlices` dense before they travel.
+        compression: how float32 gradients are sent: `hvd_ext.Compression.fp16` or `.bf16`, or a `hvd_ext.TopK`, which
+            sends the largest elements only (docs/topk.md). None: that of `init`.
+        sparse_as_dense: make `tf.IndexedSlices` dense before they are sent.
         gradient_predivide_factor: f: gradients are divided by f before the sum, and the sum by size/f; with `Average`.
-        backward_passes_per_step: so many gradients are added up on each rank before one reduction and one update.
-        average_aggregated_gradients: divide what was added up by backward_passes_per_step; False: leave the sum.
-        groups: a number of buckets, or lists of variables that travel together; None: buckets of bucket_nbytes.
-        process_set: the ranks that reduce among themselves; None for all.
+        backward_passes_per_step: the number of passes whose gradients each rank adds up before one reduction and one
+            update.
+        average_aggregated_gradients: divide these sums by backward_passes_per_step.
+        groups: a number of buckets, or lists of variables, one for each bucket; None: buckets of bucket_nbytes.
+        process_set: the ranks that reduce among themselves; None: all.
         scale_local_gradients: divide the gradients of local variables, which are not reduced, by the number of ranks.
-        algorithm: "auto" or an allreduce algorithm; None for that of `init`. With a `TopK` an algorithm for sparse
-            gradients; None for "hitopk".
-        bucket_nbytes: gradients travel together in buckets of about so many bytes; None for those of `init`.
-        check_every: after so many steps the ranks compare a checksum of their weights; 0: never.
-        check_start: the ranks compare their weights before the first update (docs/training.md); False: they do not.
+        algorithm: "auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k
+            gradients; None: "hitopk".
+        bucket_nbytes: about the size of a bucket; None: that of `init`.
+        check_every: the number of steps after which the ranks compare a checksum of their weights again; 0: never.
+        check_start: compare the ranks' weights before the first update (docs/training.md).
         num_groups: Horovod's older name for groups.
         device_dense: accepted for Horovod's sake, like device_sparse and use_locking; changes nothing.
         device_sparse: see device_dense.
@@ -142,7 +144,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         optimizer: as for `hvd_ext.DistributedOptimizer`.
         name: its name in messages; None for its class's name.
         local_layers: a layer or several, whose gradients are not reduced; by default they are divided by the number of
-            ranks (scale_local_gradients). They may differ from rank to rank, and need not be built yet. None for none.
+            ranks (scale_local_gradients). They may differ from rank to rank, and need not be built yet.
         op: as for `hvd_ext.DistributedOptimizer`, and so are all that follow.
 
     Returns:
@@ -174,16 +176,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
 def wrap(
     optimizer: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any] = ()
 ) -> WrappedOptimizer:
-    """Do what `DistributedOptimizer` does, for the faces that take the same options.
-
-    Args:
-        optimizer: as for `DistributedOptimizer`.
-        name: as for `DistributedOptimizer`.
-        options: how gradients become one.
-        local_layers: layers whose gradients stay on their rank.
-
-    Returns:
-        The same object; under mixed_float16 the loss-scale optimizer around it.
+    """Wrap an optimizer; see `DistributedOptimizer` and `PartialDistributedOptimizer`.
 
     Raises:
         InvalidError: the optimizer cannot be wrapped, or is wrapped with other options.
@@ -210,7 +203,7 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
         optimizer: from `DistributedOptimizer`.
 
     Returns:
-        One channel for each list of variables that the optimizer was applied to, and more where variables got their
+        One channel for each list of variables that the optimizer was applied to, and another where variables got their
         first gradients later; none before the first step, and none outside of the process set.
 
     Raises:
@@ -287,14 +280,14 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
 
 
 def _wrapped_before(optimizer: Any) -> Any:
-    """Give the optimizer if it is wrapped, or the loss-scale optimizer that was made around it; None if neither."""
+    """Give the optimizer if it is wrapped, or the wrapped loss-scale optimizer that was made around it, or None."""
     outer = getattr(optimizer, "_hvd_ext_outer", lambda: None)()
     found = optimizer if outer is None else outer
     return found if isinstance(found, Distributed) else None
 
 
 def _check_same(wrapped: Any, name: str | None, options: GradientOptions, local_layers: Sequence[Any]) -> None:
-    """Refuse other options than those that an optimizer is wrapped with."""
+    """Refuse options other than those with which the optimizer is wrapped."""
     reducer: Reducer = wrapped._hvd_ext_reducer
     classes = {type(one).__name__ for one in (wrapped, getattr(wrapped, "inner_optimizer", wrapped))}
     differing = list(options.differing(reducer.options))
@@ -310,13 +303,13 @@ def _check_same(wrapped: Any, name: str | None, options: GradientOptions, local_
 
 
 def _steps_of(optimizer: weakref.ref[Any]) -> int:
-    """Give the update steps of an optimizer; the reducer outlives it, and must not hold it."""
+    """Give the number of update steps of an optimizer; the reducer, which asks, must not keep the optimizer alive."""
     found = optimizer()
     return int(found.iterations) if found is not None and found.built else 0
 
 
 def _is_keras2(optimizer: Any) -> bool:
-    """Tell an optimizer of tf_keras, without importing what the user has not."""
+    """Whether an optimizer is one of tf_keras, without importing tf_keras."""
     tf_keras = sys.modules.get("tf_keras")
     if tf_keras is None or not hasattr(tf_keras, "optimizers"):
         return False

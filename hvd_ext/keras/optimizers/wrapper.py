@@ -103,11 +103,12 @@ class Wrapper(Distributed):
             communicates=scaling or _is_update_step(self),
         ) as ready:
             if first:
-                reduced = _reduced_first(self, ready)
-                if scaling:  # Keras looks whether they are finite
-                    plain(reduced, variables)
+                reduced, scale = _reduced_first(self, ready)
+                update = lambda: plain([_multiplied(one, scale) for one in reduced], variables)  # noqa: E731 - used twice
+                if scaling:  # Keras looks whether the gradients are finite
+                    update()
                 else:
-                    only_if(reducer.finite, lambda: plain(reduced, variables))
+                    only_if(reducer.finite, update)
             else:
                 plain(ready, variables)
                 # with accumulation, an eager apply that is no update step rightly reduces nothing
@@ -235,11 +236,14 @@ def _factor(reducer: Reducer) -> int:
     return 1 if reducer.options.average_aggregated_gradients else reducer.options.backward_passes_per_step
 
 
-def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> list[Any]:
+def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any]:
     """Reduce the gradients of the step under way in front of Keras' `apply`.
 
-    With `TopK` they are divided by the loss scale before, and multiplied by it after the reduction: residual and
-    velocity are in the gradients' own unit, whatever the scale will be in the step that sends them.
+    With `TopK` they are divided by the loss scale first: residual and velocity are in the gradients' own unit, whatever
+    the scale will be in the step that sends them.
+
+    Returns:
+        The reduced gradients, and the scale that they must be multiplied by again, or None.
     """
     reducer = optimizer._hvd_ext_reducer
     present = [gradient for gradient in ready if gradient is not None]
@@ -252,7 +256,7 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> list[Any]:
         present = _told(present, reducer.local_now)
     reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
     factor = _factor(reducer)
-    return [None if one is None else _multiplied(kinds.scaled(next(reduced), factor), scale) for one in ready]
+    return [None if one is None else kinds.scaled(next(reduced), factor) for one in ready], scale
 
 
 def _divided(gradient: Any, scale: Any) -> Any:
@@ -262,9 +266,9 @@ def _divided(gradient: Any, scale: Any) -> Any:
 
 
 def _multiplied(gradient: Any, scale: Any) -> Any:
-    if isinstance(scale, tf.Tensor):
-        return gradient * tf.cast(scale, gradient.dtype)
-    return gradient if scale is None else kinds.scaled(gradient, scale)
+    if gradient is None or scale is None:
+        return gradient
+    return gradient * tf.cast(scale, gradient.dtype) if isinstance(scale, tf.Tensor) else kinds.scaled(gradient, scale)
 
 
 def _told(gradients: Sequence[tf.Tensor], local: Sequence[bool]) -> list[tf.Tensor]:

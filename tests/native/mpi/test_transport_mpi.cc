@@ -32,6 +32,7 @@ TEST("mpi: the size is what mpirun was told") {
 
 TEST("mpi: messages arrive whole") { MessagesArriveWhole(Shared()); }
 TEST("mpi: messages of one tag keep their order") { MessagesOfOneTagKeepTheirOrder(Shared()); }
+TEST("mpi: the largest tag carries messages") { TheLargestTagCarriesMessages(Shared()); }
 TEST("mpi: tags are independent") { TagsAreIndependent(Shared()); }
 TEST("mpi: opposing large messages do not block") { OpposingLargeMessagesDoNotBlock(Shared()); }
 TEST("mpi: control messages keep their order") { ControlMessagesKeepTheirOrder(Shared()); }

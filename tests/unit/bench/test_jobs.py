@@ -215,7 +215,7 @@ def test_a_job_of_a_rank_does_not_take_itself_for_a_part_of_its_job(monkeypatch:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the signal at the parent's death is its")
 def test_a_job_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from hvd_ext.job import Job\n"
+        "import sys; from pathlib import Path; from hvd_ext.runner.launcher import Job\n"
         "job = Job(['sleep', '600'], Path(sys.argv[1]) / 'log')\n"
         "(Path(sys.argv[1]) / 'pid').write_text(str(job.processes()[0].pid) + '\\n')\n"
         "import time; time.sleep(600)"

@@ -2,8 +2,8 @@
 // nobody has rung since it looked. Ringing costs one atomic addition while the other is awake, and a system call while
 // it sleeps.
 //
-// Two may sleep at one bell, of whom one is on duty: the engine's thread, or a caller that waits and does its work
-// meanwhile. Only who is on duty is woken.
+// Two threads may sleep at one bell: its owner, and a caller that waits and does the owner's work meanwhile. One of
+// them is on duty, and a ring wakes only that one.
 #pragma once
 
 #include <atomic>
@@ -13,15 +13,15 @@ namespace hvd_ext {
 
 class Doorbell {
  public:
-  // What the two sides share; may lie in memory that several processes map, and starts as zeros.
+  // What the two sides share. It may lie in memory that several processes map, and starts as zeros.
   struct Word {
     std::atomic<uint32_t> rings{0};
-    std::atomic<uint32_t> asleep{0};  // a bit for each that sleeps on duty
+    std::atomic<uint32_t> asleep{0};  // a bit of Who for each that sleeps on duty
   };
-  enum Who : uint32_t { kEngine = 1, kHelper = 2 };
+  enum Who : uint32_t { kOwner = 1, kCaller = 2 };
 
   Doorbell() : word_(&own_) {}
-  explicit Doorbell(Word* shared) : word_(shared) {}  // which outlives the bell
+  explicit Doorbell(Word* shared) : word_(shared) {}  // `shared` outlives the bell
   Doorbell(const Doorbell&) = delete;
   Doorbell& operator=(const Doorbell&) = delete;
 
@@ -29,12 +29,12 @@ class Doorbell {
   void Ring();
   // How often it has rung, modulo 2^32.
   uint32_t Look() const { return word_->rings.load(std::memory_order_seq_cst); }
-  // Until it has rung since `seen` was looked at, or the time is over, or for no reason at all. Off duty: not for
-  // rings.
-  void Sleep(uint32_t seen, double seconds, Who who = kEngine, bool on_duty = true);
-  // The helper takes over: the engine's thread is not woken, should it sleep.
+  // Sleeps until the bell has rung since Look gave `seen`, or the time is over; it may also end for no reason. Off
+  // duty, rings do not end it.
+  void Sleep(uint32_t seen, double seconds, Who who = kOwner, bool on_duty = true);
+  // A caller goes on duty: a ring no longer wakes the owner, should it sleep.
   void Relieve();
-  // ... and again for rings since `seen`.
+  // The owner is on duty again, and is woken if the bell has rung since Look gave `seen`.
   void Resume(uint32_t seen);
   bool Asleep(Who who) const { return (word_->asleep.load(std::memory_order_seq_cst) & who) != 0; }
 

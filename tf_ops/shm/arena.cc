@@ -1,4 +1,4 @@
-#include "engine/arena.h"
+#include "shm/arena.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,9 +17,9 @@
 namespace hvd_ext {
 namespace {
 
-constexpr const char* kName = "hvd_ext";         // seen in /proc only
-constexpr const char* kLink = "/memfd:hvd_ext";  // ... so
-constexpr int64_t kStep = 4 << 20;               // pages are reserved in steps of at least so many bytes
+constexpr const char* kName = "hvd_ext";         // shown in /proc
+constexpr const char* kLink = "/memfd:hvd_ext";  // how /proc shows it
+constexpr int64_t kStep = 4 << 20;               // the fewest bytes that are reserved at once
 constexpr int64_t kLargest = int64_t{64} << 30;  // 128 ranks of a host map 8 TiB of 128
 constexpr int64_t kAlignment = 64;               // a cache line, and the widest vector
 
@@ -34,8 +34,8 @@ void NotDumped(void* base, int64_t nbytes) { madvise(base, static_cast<size_t>(n
 
 // The arenas of this process by token, for MappedArena. Never destroyed: an arena may end late.
 struct Registry {
-  std::mutex mutex;
-  std::map<std::array<uint64_t, 2>, std::weak_ptr<Arena>> arenas;
+  Mutex mutex;
+  std::map<std::array<uint64_t, 2>, std::weak_ptr<Arena>> arenas HVD_EXT_GUARDED_BY(mutex);
 };
 
 Registry& TheRegistry() {
@@ -83,18 +83,18 @@ Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
   if (begin == nullptr) return Failed("reserving its first pages");
   std::memcpy(begin, address.token.data(), sizeof(address.token));
   Registry& registry = TheRegistry();
-  std::lock_guard<std::mutex> lock(registry.mutex);
+  MutexLock lock(&registry.mutex);
   registry.arenas[address.token] = made;
   *arena = std::move(made);
   return Status::Ok();
 }
 
-Arena::Arena(char* base, const ArenaAddress& address) : base_(base), address_(address), used_(0) {}
+Arena::Arena(char* base, const ArenaAddress& address) : base_(base), address_(address) {}
 
 Arena::~Arena() {
   {
     Registry& registry = TheRegistry();
-    std::lock_guard<std::mutex> lock(registry.mutex);
+    MutexLock lock(&registry.mutex);
     registry.arenas.erase(address_.token);
   }
   munmap(base_, static_cast<size_t>(address_.capacity));
@@ -102,7 +102,7 @@ Arena::~Arena() {
 }
 
 char* Arena::Take(int64_t nbytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(&mutex_);
   int64_t rounded = RoundUp(std::max<int64_t>(nbytes, 1), kAlignment);
   if (rounded > address_.capacity - used_) return nullptr;
   int64_t end = used_ + rounded;
@@ -134,7 +134,7 @@ MappedArena::~MappedArena() {
 Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped) {
   {
     Registry& registry = TheRegistry();
-    std::lock_guard<std::mutex> lock(registry.mutex);
+    MutexLock lock(&registry.mutex);
     auto found = registry.arenas.find(address.token);
     std::shared_ptr<Arena> own = found == registry.arenas.end() ? nullptr : found->second.lock();
     if (own != nullptr) {

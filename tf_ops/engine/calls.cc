@@ -1,13 +1,18 @@
-// Calls and buckets on the engine's thread: from the books to a run of a lane.
+#include "engine/calls.h"
+
 #include <cstring>
 #include <new>
 #include <numeric>
 #include <utility>
 
-#include "engine/engine_state.h"
+#include "engine/stall.h"
+#include "engine/stall_watch.h"
 
 namespace hvd_ext {
 namespace {
+
+// Rank 0 warns of a stalled call first. Another rank, which does not know who is missing, gives it this start.
+constexpr double kRank0First_s = 3;
 
 int64_t Elements(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
@@ -15,7 +20,7 @@ int64_t Elements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-// The status in the call's name, which it may carry already.
+// The status with the call's name in front, which it may have already.
 Status Named(const OpenCall& call, const Status& status) {
   std::string name = call.name();
   return {status.code, status.message.rfind(name, 0) == 0 ? status.message : name + ": " + status.message};
@@ -122,136 +127,130 @@ void EndCall(const OpenCall& call, const Outcome& outcome, const Buffer& buffer,
 
 }  // namespace
 
-void Engine::State::AnnounceCall(std::shared_ptr<OpenCall> call) {
-  Status refused = failure;
-  if (refused.ok() && left_s_.count(0) > 0) refused = Communication(call->name() + ": " + HasLeft(0));
+Calls::Calls(Core* core, Control* control, Executor* executor)
+    : core_(core),
+      control_(control),
+      executor_(executor),
+      coordinator_(core->rank == 0 ? std::make_unique<Coordinator>(core->size, core->config.numbers) : nullptr) {}
+
+void Calls::Announce(std::shared_ptr<OpenCall> call) {
+  Status refused = core_->failure;
+  if (refused.ok() && control_->HasLeft(0)) refused = Communication(call->name() + ": " + core_->HasLeft(0));
   if (!refused.ok()) {
     call->done(refused, {});
     return;
   }
-  call->since_s = call->heard_s = now_s_;
-  int64_t id = next_call_++;
-  Message message = Announce(id, call->spec, std::move(call->payload));
-  open_calls_[id] = std::move(call);  // first: whatever happens to the message, the call is ended
-  Send(0, message);
+  call->since_s = call->heard_s = core_->now_s;
+  int64_t id = next_++;
+  CallAnnouncement announcement = hvd_ext::Announce(id, call->spec, std::move(call->payload));
+  open_[id] = std::move(call);  // before the message: whatever happens to it, the call is ended
+  control_->Send(0, std::move(announcement));
 }
 
-std::shared_ptr<OpenCall> Engine::State::TakeCall(int64_t id) {
-  auto found = open_calls_.find(id);
-  if (found == open_calls_.end()) return nullptr;
+std::shared_ptr<OpenCall> Calls::Take(int64_t id) {
+  auto found = open_.find(id);
+  if (found == open_.end()) return nullptr;
   std::shared_ptr<OpenCall> call = std::move(found->second);
-  open_calls_.erase(found);
+  open_.erase(found);
   return call;
 }
 
-void Engine::State::StartCall(const Message& start) {
-  std::shared_ptr<OpenCall> call = TakeCall(start.id);
+void Calls::Handle(int peer, CallAnnouncement announcement) {
+  if (coordinator_ == nullptr) return;
+  std::vector<Outgoing> out;
+  coordinator_->Receive(peer, std::move(announcement), core_->now_s, &out);
+  control_->SendAll(std::move(out));
+}
+
+void Calls::Handle(const CallStart& start) {
+  std::shared_ptr<OpenCall> call = Take(start.id);
   if (call == nullptr) {
-    broken_ = Internal("rank " + std::to_string(Number(0)) + " has started a call (" + std::to_string(start.id) +
-                       ") that this rank has not made");
+    core_->Break(Internal(core_->RankName(0) + " has started a call (" + std::to_string(start.id) +
+                          ") that this rank has not made"));
     return;
   }
-  ++calls;
-  double started_s = trace.on() ? NowSeconds() : -1;
+  ++core_->calls;
+  Trace* trace = &core_->trace;
+  double started_s = trace->on() ? NowSeconds() : -1;
   if (started_s >= 0) {
     bool plans = call->plan != nullptr;
-    trace.AddCall(start.id, plans ? call->spec.plan : -1, call->name(), call->since_s, started_s);
+    trace->AddCall(start.id, plans ? call->spec.plan : -1, call->name(), call->since_s, started_s);
   }
   if (call->spec.kind == Kind::kBarrier || call->spec.kind == Kind::kExchange) {
-    call->done(Status::Ok(), start.texts);
-    if (started_s >= 0) trace.Add(TraceKind::kCall, kCallsLane, start.id, 0, started_s, NowSeconds());
+    call->done(Status::Ok(), start.payloads);
+    if (started_s >= 0) trace->Add(TraceKind::kCall, kCallsLane, start.id, 0, started_s, NowSeconds());
     return;
   }
   Outcome outcome;
   Run run;
   try {
-    run = RunOf(*call, start.numbers, rank, size, &pool, &outcome);
-  } catch (const std::bad_alloc&) {  // the others have started it, so they must hear of it
-    broken_ = Internal(call->name() + ": no memory for its buffer");
-    call->done(broken_, {});
+    run = RunOf(*call, start.rows, core_->rank, core_->size, &core_->pool, &outcome);
+  } catch (const std::bad_alloc&) {  // the other ranks have started it, so they must hear of it
+    Status failed = Internal(call->name() + ": no memory for its buffer");
+    core_->Break(failed);
+    call->done(failed, {});
     return;
   }
-  if (config.segment_nbytes > 0) run.segment_nbytes = config.segment_nbytes;
+  if (core_->config.segment_nbytes > 0) run.segment_nbytes = core_->config.segment_nbytes;
   bool reduces = call->spec.kind == Kind::kAllreduce || call->spec.kind == Kind::kReducescatter;
   if (reduces) run.op = call->spec.op;
-  if (run.op == ReduceOp::kAverage) run.divisor = size;
+  if (run.op == ReduceOp::kAverage) run.divisor = core_->size;
   run.id = start.id;
-  run.done = [this, call, outcome, buffer = run.buffer, started_s, id = start.id](const Status& status) {
+  run.done = [trace, call, outcome, buffer = run.buffer, started_s, id = start.id](const Status& status) {
     EndCall(*call, outcome, *buffer, status);
-    if (started_s >= 0) trace.Add(TraceKind::kCall, kCallsLane, id, 0, started_s, NowSeconds());
+    if (started_s >= 0) trace->Add(TraceKind::kCall, kCallsLane, id, 0, started_s, NowSeconds());
   };
-  executor.Enqueue(kCallsLane, std::move(run), now_s_);
+  executor_->Enqueue(kCallsLane, std::move(run), core_->now_s);
 }
 
-void Engine::State::RefuseCall(const Message& refuse) {
-  std::shared_ptr<OpenCall> call = TakeCall(refuse.id);
-  if (call != nullptr) call->done({refuse.code, refuse.text}, {});
+void Calls::Handle(const CallRefusal& refusal) {
+  std::shared_ptr<OpenCall> call = Take(refusal.id);
+  if (call != nullptr) call->done(refusal.status, {});
 }
 
-void Engine::State::EndCalls(const Status& status) {
+void Calls::Handle(const CallKnown& known) {
+  auto call = open_.find(known.id);
+  if (call != open_.end()) call->second->heard_s = core_->now_s;
+}
+
+void Calls::HandleLeave(int peer) {
+  if (coordinator_ != nullptr) {
+    std::vector<Outgoing> out;
+    coordinator_->Leave(peer, &out);
+    control_->SendAll(std::move(out));
+  }
+  if (peer == 0) EndAll(Communication(core_->HasLeft(0)));
+}
+
+void Calls::EndAll(const Status& status) {
   std::map<int64_t, std::shared_ptr<OpenCall>> ended;
-  ended.swap(open_calls_);
+  ended.swap(open_);
   for (const auto& [id, call] : ended) call->done(Named(*call, status), {});
 }
 
-void Engine::State::StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,
-                                int64_t bucket) {
-  const BucketSpec& spec = channel->spec().buckets[static_cast<size_t>(bucket)];
-  Run run;
-  run.what = channel->NameOfBucket(bucket, *step);
-  run.plan = channel->PlanOf(*step, bucket);
-  run.sparse = channel->MakeRun(*step, bucket);
-  run.dtype = spec.dtype;
-  run.wire = spec.wire;
-  run.op = spec.op;
-  run.divisor = spec.op == ReduceOp::kAverage ? size : 1;
-  run.buffer = step->buckets[static_cast<size_t>(bucket)].buffer;
-  run.elements = channel->bucket_elements(bucket);
-  run.segment_nbytes = config.segment_nbytes > 0 ? config.segment_nbytes : spec.segment_nbytes;
-  run.id = step->number;
-  run.part = bucket;
-  run.done = [this, channel, step, bucket](const Status& status) {
-    double ended_s = trace.on() ? NowSeconds() : -1;
-    std::vector<Delivery> ended;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      channel->EndBucket(step.get(), bucket, status, &ended);
-    }
-    if (status.ok()) ++buckets;
-    for (Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
-    int64_t count = static_cast<int64_t>(ended.size());
-    if (ended_s >= 0) {
-      trace.Add(TraceKind::kDeliver, channel->lane(), step->number, bucket, ended_s, NowSeconds(), count);
-    }
-    std::lock_guard<std::mutex> lock(mutex);
-    channel->Delivered(step.get(), count);
-  };
-  executor.Enqueue(channel->lane(), std::move(run), now_s_);
-  CheckClosed(channel->lane());
-}
-
-// Tells the others how far this rank has come in the lane: what they have given to it beyond that can never end.
-void Engine::State::CloseLane(int64_t lane, const std::string& name) {
-  Message message;
-  message.type = MessageType::kLaneClosed;
-  message.id = lane;
-  message.text = name;
-  message.numbers = {executor.runs(lane)};
-  SendToOthers(message);
-}
-
-void Engine::State::CheckClosed(int64_t lane) {
-  auto found = closed_.find(lane);
-  if (found == closed_.end() || executor.runs(lane) <= found->second.runs) return;
-  for (const LaneView& view : executor.Views()) {
-    if (view.lane == lane && view.run < found->second.runs) return;  // it ends for all; WatchLanes comes back
+Status Calls::Watch() {
+  const Config& config = core_->config;
+  if (coordinator_ != nullptr) {
+    std::vector<Outgoing> out;
+    std::vector<std::string> warnings;
+    Status status = coordinator_->Watch(core_->now_s, config.stall_warn_s, config.stall_fatal_s, &out, &warnings);
+    control_->SendAll(std::move(out));
+    for (const std::string& text : warnings) Warn(core_->Number(core_->rank), text);
+    return status.ok() ? status : StalledTooLong(*core_, status.message);
   }
-  FailLane(lane,
-           Communication("rank " + std::to_string(Number(found->second.rank)) + " has closed the channel after " +
-                         std::to_string(found->second.runs) + " buckets, rank " + std::to_string(Number(rank)) +
-                         " has given it " + std::to_string(executor.runs(lane)) +
-                         "; all ranks must train the same number of steps"),
-           false);
+  // Rank 0 speaks first. Where it is silent, its process has stopped or is unreachable.
+  for (const auto& [id, call] : open_) {
+    double waited_s = core_->now_s - call->since_s;
+    std::string text = call->name() + " has waited " + Seconds(waited_s) + "; " + core_->RankName(0) +
+                       ", which knows who is missing, does not answer";
+    if (config.stall_fatal_s > 0 && waited_s >= 1.5 * config.stall_fatal_s + kRank0First_s) {
+      return StalledTooLong(*core_, text);
+    }
+    if (config.stall_warn_s <= 0) continue;
+    if (core_->now_s - call->heard_s < 1.5 * config.stall_warn_s + kRank0First_s) continue;
+    if (!std::exchange(call->silence, true)) Warn(core_->Number(core_->rank), text);
+  }
+  return Status::Ok();
 }
 
 }  // namespace hvd_ext

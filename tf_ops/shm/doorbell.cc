@@ -1,4 +1,4 @@
-#include "engine/doorbell.h"
+#include "shm/doorbell.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -12,15 +12,16 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<u
               "the kernel and other processes see the plain word");
 
 void Doorbell::Ring() {
-  // In one order with the sleeper's two steps: it has either said that it sleeps, or finds that it has rung.
+  // Sequentially consistent with the sleeper's two steps: either it has set its bit before this read, or it sees the
+  // ring.
   word_->rings.fetch_add(1, std::memory_order_seq_cst);
   uint32_t asleep = word_->asleep.load(std::memory_order_seq_cst);
-  // Both where both have said so: who is on duty may have changed since.
+  // Two bits are set where the duty has just changed hands: both are woken.
   if (asleep != 0) syscall(SYS_futex, &word_->rings, FUTEX_WAKE_BITSET, 2, nullptr, nullptr, asleep);
 }
 
 void Doorbell::Sleep(uint32_t seen, double seconds, Who who, bool on_duty) {
-  timespec until{};  // this kind of waiting takes a point in time
+  timespec until{};  // FUTEX_WAIT_BITSET takes a point in time
   clock_gettime(CLOCK_MONOTONIC, &until);
   int64_t nanoseconds = until.tv_nsec + static_cast<int64_t>(seconds * 1e9);
   until.tv_sec += static_cast<time_t>(nanoseconds / 1000000000);
@@ -30,10 +31,10 @@ void Doorbell::Sleep(uint32_t seen, double seconds, Who who, bool on_duty) {
   if (on_duty) word_->asleep.fetch_and(~static_cast<uint32_t>(who), std::memory_order_seq_cst);
 }
 
-void Doorbell::Relieve() { word_->asleep.fetch_and(~static_cast<uint32_t>(kEngine), std::memory_order_seq_cst); }
+void Doorbell::Relieve() { word_->asleep.fetch_and(~static_cast<uint32_t>(kOwner), std::memory_order_seq_cst); }
 
 void Doorbell::Resume(uint32_t seen) {
-  word_->asleep.fetch_or(kEngine, std::memory_order_seq_cst);
+  word_->asleep.fetch_or(kOwner, std::memory_order_seq_cst);
   if (Look() != seen) Ring();
 }
 

@@ -7,11 +7,11 @@
 #include <thread>
 #include <vector>
 
-#include "engine/arena.h"
 #include "engine/buffer_pool.h"
-#include "engine/doorbell.h"
 #include "harness.h"
 #include "ranks.h"
+#include "shm/arena.h"
+#include "shm/doorbell.h"
 
 namespace hvd_ext::test {
 namespace {
@@ -123,26 +123,26 @@ TEST("doorbell: a ring since the look ends the sleep, one before it does not") {
 
 TEST("doorbell: whoever sleeps on duty is woken, the other is not") {
   Doorbell bell;
-  std::atomic<bool> engine_woke{false}, helper_woke{false};
+  std::atomic<bool> owner_woke{false}, caller_woke{false};
   uint32_t seen = bell.Look();
-  std::thread engine([&] {
+  std::thread owner([&] {
     bell.Sleep(seen, 1e6);
-    engine_woke = true;
+    owner_woke = true;
   });
-  Until("the engine's sleep", [&] { return bell.Asleep(Doorbell::kEngine); });
+  Until("the owner's sleep", [&] { return bell.Asleep(Doorbell::kOwner); });
   bell.Relieve();
-  std::thread helper([&] {
-    while (bell.Look() == seen) bell.Sleep(seen, 1e6, Doorbell::kHelper);
-    helper_woke = true;
+  std::thread caller([&] {
+    while (bell.Look() == seen) bell.Sleep(seen, 1e6, Doorbell::kCaller);
+    caller_woke = true;
   });
-  Until("the helper's sleep", [&] { return bell.Asleep(Doorbell::kHelper); });
+  Until("the caller's sleep", [&] { return bell.Asleep(Doorbell::kCaller); });
   bell.Ring();
-  Until("the helper", [&] { return helper_woke.load(); });
-  helper.join();
+  Until("the caller", [&] { return caller_woke.load(); });
+  caller.join();
   bell.Resume(bell.Look());  // nothing is new since
   bell.Ring();
-  Until("the engine", [&] { return engine_woke.load(); });
-  engine.join();
+  Until("the owner", [&] { return owner_woke.load(); });
+  owner.join();
 }
 
 TEST("doorbell: no ring is lost, however the two sides meet") {

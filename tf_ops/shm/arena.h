@@ -1,20 +1,20 @@
-// Memory of a rank that the other ranks of its host can map, so that a message between them is not copied on its way.
+// Memory of a process that the other processes of its host can map, so that what it holds need not be copied to them.
 //
-// It is a memory file without a name: nothing is left behind, however the process ends. The whole range of addresses is
-// mapped once and at both ends; its pages are reserved as they are asked for.
+// It is a memory file without a name: nothing is left behind, however the process ends. Owner and peers map the whole
+// range of addresses once; its pages are reserved as they are asked for.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
-#include "engine/status.h"
+#include "base/mutex.h"
+#include "base/status.h"
 
 namespace hvd_ext {
 
-// What a peer needs to map an arena, and to be sure that it is the right one: a process id means another process in
-// another container.
+// What a peer needs to map an arena, and to check that it is the right one: in another container the same process id
+// means another process.
 struct ArenaAddress {
   int64_t pid = -1;
   int64_t fd = -1;  // -1: no arena
@@ -24,14 +24,14 @@ struct ArenaAddress {
 
 class Arena {
  public:
-  // Of at most `capacity` bytes, no page of which is reserved yet. Fails where the system has no such memory.
+  // Makes an arena of at most `capacity` bytes, with no page reserved yet. Fails where the system has no such memory.
   static Status Make(int64_t capacity, std::shared_ptr<Arena>* arena);
-  // As large as this host's memory, up to 64 GiB; addresses cost nothing. 0, so no arena, where they are limited.
+  // This host's memory, up to 64 GiB: addresses cost nothing. 0, which means no arena, where addresses are limited.
   static int64_t DefaultCapacity();
   ~Arena();
 
-  // 64-byte aligned, zeros; null when the arena or the host's memory is full. Any thread. It is given back with the
-  // arena.
+  // Memory of zeros, 64-byte aligned; null when the arena or the host's memory is full. Any thread. It is given back
+  // with the arena only.
   char* Take(int64_t nbytes);
   bool Owns(const void* data) const {
     const char* at = static_cast<const char*>(data);
@@ -46,18 +46,19 @@ class Arena {
 
   char* const base_;
   const ArenaAddress address_;
-  std::mutex mutex_;
-  int64_t used_, reserved_ = 0;
+  Mutex mutex_;
+  int64_t used_ HVD_EXT_GUARDED_BY(mutex_) = 0;
+  int64_t reserved_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 
-// Another rank's arena, mapped here; stays valid when that rank has ended. Ranks of one process share their mappings,
+// Another rank's arena, mapped here. It stays valid when that rank has ended. Ranks of one process share one mapping,
 // so that sanitizers see what they share.
 class MappedArena {
  public:
   static Status Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped);
   ~MappedArena();
 
-  // Null where the range is not inside the arena.
+  // The memory at an offset; null where the range is not inside the arena.
   char* At(int64_t offset, int64_t nbytes) const {
     bool inside = offset >= 0 && nbytes >= 0 && offset <= capacity_ - nbytes;
     return inside ? base_ + offset : nullptr;
@@ -68,7 +69,7 @@ class MappedArena {
 
   char* const base_;
   const int64_t capacity_;
-  const std::shared_ptr<Arena> own_;  // of this process: then nothing was mapped
+  const std::shared_ptr<Arena> own_;  // an arena of this process, whose mapping is used; null: another process's
 };
 
 }  // namespace hvd_ext

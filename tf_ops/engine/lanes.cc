@@ -1,0 +1,76 @@
+#include "engine/lanes.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd_ext {
+
+void Lanes::StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,
+                        const Channel::FullBucket& full) {
+  const Layout::Bucket& bucket = step->layout->bucket(full.bucket);
+  const BucketSpec& spec = bucket.spec;
+  Run run;
+  run.what = channel->NameOfBucket(full.bucket, *step);
+  run.plan = bucket.PlanAt(step->density);
+  run.sparse = channel->MakeSparseRun(*step, full.bucket);
+  run.dtype = spec.dtype;
+  run.wire = spec.wire;
+  run.op = spec.op;
+  run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
+  run.buffer = full.buffer;
+  run.elements = bucket.elements;
+  run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
+  run.id = step->number;
+  run.part = full.bucket;
+  run.done = [core = core_, channel, step, bucket = full.bucket](const Status& status) {
+    double ended_s = core->trace.on() ? NowSeconds() : -1;
+    std::vector<Delivery> ended;
+    channel->EndBucket(step.get(), bucket, status, &ended);
+    if (status.ok()) ++core->buckets;
+    // The callbacks copy the results on this thread. It is the last of several passes that this thread makes over the
+    // bucket's memory, and another thread could make it meanwhile only on an idle core; in a step the cores compute.
+    DeliverAll(ended);
+    int64_t count = static_cast<int64_t>(ended.size());
+    if (ended_s >= 0) {
+      core->trace.Add(TraceKind::kDeliver, channel->lane(), step->number, bucket, ended_s, NowSeconds(), count);
+    }
+    channel->Delivered(step.get(), count);
+  };
+  executor_->Enqueue(channel->lane(), std::move(run), core_->now_s);
+  CheckClosed(channel->lane());
+}
+
+void Lanes::Close(int64_t lane) { control_->SendToOthers(LaneClosed{lane, executor_->runs(lane)}); }
+
+void Lanes::Fail(int64_t lane, const Status& status, bool tell) {
+  std::vector<Delivery> ended;
+  if (!registry_->FailLane(lane, status, &ended)) return;
+  if (tell) {
+    control_->SendToOthers(LaneFailed{lane, Communication(core_->RankName(core_->rank) + ": " + status.message)});
+  }
+  executor_->Fail(lane, status);
+  DeliverAll(ended);
+}
+
+void Lanes::Handle(int peer, const LaneClosed& closed) {
+  auto [place, fresh] = closed_.try_emplace(closed.lane, Closed{closed.runs, peer});
+  if (!fresh && closed.runs < place->second.runs) place->second = {closed.runs, peer};
+  CheckClosed(closed.lane);
+}
+
+void Lanes::CheckClosed(int64_t lane) {
+  auto found = closed_.find(lane);
+  if (found == closed_.end() || executor_->runs(lane) <= found->second.runs) return;
+  for (const LaneView& view : executor_->Views()) {
+    if (view.lane == lane && view.run < found->second.runs) return;  // that run ends for all; the watch looks again
+  }
+  Fail(lane,
+       Communication(core_->RankName(found->second.rank) + " has closed the channel after " +
+                     std::to_string(found->second.runs) + " buckets, " + core_->RankName(core_->rank) +
+                     " has given it " + std::to_string(executor_->runs(lane)) +
+                     "; all ranks must train the same number of steps"),
+       false);
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,281 @@
+#include "engine/progress_loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace hvd_ext {
+namespace {
+
+constexpr double kSpin_s = 50e-6;  // messages often come at once
+constexpr double kShortestSleep_s = 20e-6;
+constexpr double kLongestSleep_s = 10e-3;   // while messages are expected, but not soon
+constexpr double kExpectingSleep_s = 1e-3;  // the longest sleep while messages are expected, for kPatience_s
+constexpr double kPatience_s = 5;           // after this time without a message it is a stall, and no hurry
+// A sleep is this part of the time in which nothing has moved: it delays what comes next by no more than a tenth.
+constexpr double kSleepShare = 0.1;
+// Where all peers ring for what they send, a sleep ends without a ring only for the stall watch.
+constexpr double kRungSleep_s = 10e-3;
+constexpr double kIdleRungSleep_s = 100e-3;
+constexpr double kControl_s = 1e-3;  // between looks for control messages while no answer is expected
+constexpr double kWatch_s = 10e-3;
+constexpr int kMessagesPerPass = 64;  // data moves in between
+constexpr double kDrainPatience = 3;  // the whole drain takes at most this many times drain_s, while there is progress
+
+}  // namespace
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void ProgressLock::Lock() {
+  mutex_.Lock();
+  holder_ = std::this_thread::get_id();
+}
+
+bool ProgressLock::TryLock() {
+  if (!mutex_.TryLock()) return false;
+  holder_ = std::this_thread::get_id();
+  return true;
+}
+
+void ProgressLock::Unlock() {
+  holder_ = std::thread::id();
+  mutex_.Unlock();
+}
+
+ProgressLoop::ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control* control, Executor* executor,
+                           Calls* calls, Lanes* lanes, StallWatch* stalls)
+    : core_(core),
+      inbox_(inbox),
+      registry_(registry),
+      control_(control),
+      executor_(executor),
+      calls_(calls),
+      lanes_(lanes),
+      stalls_(stalls),
+      moved_s_(NowSeconds()),
+      received_s_(moved_s_),
+      watched_s_(moved_s_) {}
+
+void ProgressLoop::Run() {
+  Doorbell* bell = core_->transport->doorbell();
+  while (!inbox_->stopping()) {
+    uint32_t seen = bell->Look();
+    if (lock_.TryLock()) {
+      double pause_s = Pause(Pass(true));
+      seen = looked_at_;
+      lock_.Unlock();
+      // A stop before the look rings no more.
+      if (!inbox_->stopping()) Sleep(seen, pause_s, Doorbell::kOwner);
+    } else {
+      // A caller makes progress. When it ends, messages that nobody rings for are this thread's to look for.
+      double longest_s = core_->transport->Rings() ? kIdleRungSleep_s : core_->config.idle_s;
+      bell->Sleep(seen, longest_s, Doorbell::kOwner, /*on_duty=*/false);
+    }
+  }
+  lock_.Lock();
+  Drain();
+  ShutDownHandshake();
+  core_->transport->Close();
+  lock_.Unlock();
+}
+
+bool ProgressLoop::BeginCaller() {
+  if (lock_.IsMine() || !lock_.TryLock()) return false;
+  core_->transport->doorbell()->Relieve();
+  return true;
+}
+
+void ProgressLoop::Once() {
+  if (!inbox_->stopping()) Pass(true);
+}
+
+void ProgressLoop::Until(const std::atomic<bool>& ended) {
+  while (!ended && !inbox_->stopping()) {
+    double pause_s = Pause(Pass(true));
+    if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
+  }
+}
+
+void ProgressLoop::EndCaller() {
+  // What is still expected may need another look without a ring: at the clock, or at MPI.
+  uint32_t seen = Expecting() || inbox_->stopping() ? looked_at_ - 1 : looked_at_;
+  lock_.Unlock();
+  core_->transport->doorbell()->Resume(seen);
+}
+
+bool ProgressLoop::Pass(bool watches) {
+  bool moved = false;
+  looked_at_ = core_->transport->doorbell()->Look();
+  core_->now_s = NowSeconds();
+  try {
+    moved = TakeInbox();
+    moved |= ReceiveMessages();
+    Status status = executor_->Progress(core_->now_s, &moved);
+    if (!status.ok()) core_->Break(std::move(status));
+    if (watches && core_->now_s - watched_s_ >= kWatch_s) {
+      watched_s_ = core_->now_s;
+      Watch();
+    }
+  } catch (const std::exception& e) {
+    core_->Break(Internal(std::string("the engine's thread: ") + e.what()));
+  }
+  if (!core_->broken.ok()) {
+    const Status& broken = core_->broken;
+    FailEverything({broken.code, core_->RankName(core_->rank) + " has failed: " + broken.message}, true);
+    core_->broken = Status::Ok();
+  }
+  if (moved) moved_s_ = core_->now_s;
+  return moved;
+}
+
+bool ProgressLoop::TakeInbox() {
+  std::vector<Inbox::Work> work = inbox_->Take();
+  for (Inbox::Work& item : work) {
+    try {
+      item();
+    } catch (const std::exception& e) {  // the other items must run: each ends what somebody waits for
+      core_->Break(Internal(std::string("the engine's thread: ") + e.what()));
+    }
+  }
+  return !work.empty();
+}
+
+bool ProgressLoop::ReceiveMessages() {
+  bool moved = false;
+  ControlMessage message;
+  while (control_->TakeOwn(&message)) {
+    Handle(core_->rank, std::move(message));
+    moved = true;
+  }
+  bool due = core_->transport->Rings() || calls_->waiting() || stalls_->waiting();
+  if (!due && core_->now_s - received_s_ < kControl_s) return moved;
+  received_s_ = core_->now_s;
+  for (int i = 0; i < kMessagesPerPass; ++i) {
+    int peer = -1;
+    Status status = control_->TakePeers(&peer, &message);
+    if (!status.ok()) {
+      core_->Break(std::move(status));
+      return moved;
+    }
+    if (peer < 0) break;
+    Handle(peer, std::move(message));
+    moved = true;
+  }
+  return moved;
+}
+
+void ProgressLoop::Watch() {
+  if (!core_->failure.ok()) return;
+  Status status = stalls_->Look();
+  if (status.ok()) status = calls_->Watch();
+  if (!status.ok()) FailEverything(status, true);
+}
+
+void ProgressLoop::Handle(int peer, ControlMessage message) {
+  if (!core_->failure.ok() && !std::holds_alternative<ShuttingDown>(message)) return;
+  std::visit(
+      [&](auto& m) {
+        AssertProgress();
+        Take(peer, m);
+      },
+      message);
+}
+
+void ProgressLoop::Take(int, StallVerdict& verdict) {
+  Status status = stalls_->Handle(verdict);
+  if (!status.ok()) FailEverything(status, true);
+}
+
+// What the peer sent before stays good: only what waits for more from it fails (see StallWatch).
+void ProgressLoop::HandleLeave(int peer) {
+  control_->NoteLeft(peer);
+  registry_->NoteLeft(peer);
+  calls_->HandleLeave(peer);
+}
+
+void ProgressLoop::FailEverything(const Status& status, bool tell) {
+  if (!core_->failure.ok()) return;
+  Status fails = status;
+  if (tell && status.code != Code::kStopped) {
+    const std::vector<int>& numbers = core_->config.numbers;
+    fails.message += numbers.empty() ? "; nothing works until shutdown() and init()"
+                                     : "; nothing works" + InSet(numbers) +
+                                           " until all ranks remove and add it, or shutdown() and init()";
+  }
+  core_->failure = fails;
+  std::vector<Delivery> ended = registry_->Fail(fails);
+  if (tell) control_->SendToOthers(EngineFailed{fails});
+  executor_->FailAll(fails);
+  calls_->EndAll(fails);
+  DeliverAll(ended);
+}
+
+bool ProgressLoop::Expecting() const { return executor_->busy() || calls_->waiting() || stalls_->waiting(); }
+
+double ProgressLoop::Pause(bool moved) const {
+  if (moved) return -1;
+  double quiet_s = core_->now_s - moved_s_;
+  bool expecting = Expecting();
+  if (expecting && quiet_s < kSpin_s) return 0;
+  if (core_->transport->Rings()) return expecting ? kRungSleep_s : kIdleRungSleep_s;
+  double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
+  if (!expecting && !core_->transport->ControlPending()) longest_s = core_->config.idle_s;
+  return std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
+}
+
+void ProgressLoop::Sleep(uint32_t seen, double pause_s, Doorbell::Who who) {
+  if (pause_s == 0) std::this_thread::yield();
+  if (pause_s > 0) core_->transport->doorbell()->Sleep(seen, pause_s, who);
+}
+
+void ProgressLoop::Drain() {
+  const double drain_s = core_->config.drain_s;
+  double begun_s = NowSeconds();
+  moved_s_ = begun_s;
+  while (true) {
+    bool moved = Pass(false);
+    if (!core_->failure.ok() || !Working() || core_->now_s - moved_s_ > drain_s) break;
+    if (core_->now_s - begun_s > kDrainPatience * drain_s) break;
+    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
+  }
+  if (core_->failure.ok() && Working()) alone_ = true;
+  whole_ = core_->failure.ok() && !alone_ && !registry_->AnyLaneFailed();
+  FailEverything(Stopped("the engine has been shut down before this ended"), false);
+  if (executor_->abandoned()) alone_ = true;
+}
+
+// The last message to the peers, and theirs. Waiting for theirs also gives the transport time to move what it still
+// holds of ours.
+void ProgressLoop::ShutDownHandshake() {
+  Transport* transport = core_->transport.get();
+  control_->SendToOthers(ShuttingDown{});
+  double begun_s = NowSeconds();
+  moved_s_ = begun_s;
+  while (!control_->AllHaveLeft() || transport->ControlPending()) {
+    // The peers go on, perhaps for long: rank 0 may save a model. Our last message reaches them, and MPI_Finalize waits
+    // for them.
+    if (core_->now_s - begun_s > core_->config.handshake_s) {
+      if (transport->ControlPending()) alone_ = true;
+      return;
+    }
+    looked_at_ = transport->doorbell()->Look();
+    core_->now_s = NowSeconds();
+    received_s_ = 0;
+    bool moved = ReceiveMessages();
+    if (!core_->broken.ok()) {  // the transport is broken: nobody can be heard
+      alone_ = true;
+      return;
+    }
+    if (moved) moved_s_ = core_->now_s;
+    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
+  }
+  quiet_ = whole_ && !alone_;
+}
+
+}  // namespace hvd_ext
