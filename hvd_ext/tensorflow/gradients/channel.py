@@ -37,7 +37,7 @@ class Channel:
         self.layout = layout
         self._owner = owner
         self._handle: int | None = handle
-        self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's
+        self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers
         self._order = [place for bucket in layout.buckets for place in bucket.tensors]
 
     @property
