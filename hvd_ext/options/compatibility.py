@@ -61,13 +61,15 @@ REFUSED: dict[frozenset[str], str] = {
 # What users should know about pairs that work, and about combinations of three features.
 REMARKS = (
     "accumulation or backward_passes_per_step with mixed_float16, and accumulation with a tape, reduce at every pass: "
-    "in float16 all ranks must see alike whether a pass is finite, and a tape does not know of the optimizer's passes.",
-    "A tape does not know of its optimizer either: with local variables give that neither global_clipnorm nor a loss "
-    "scale, or wrap the optimizer instead of the tape.",
-    "top-k: sparse gradients travel whole, as rows. A clip of Keras and a global_clipnorm look at what has been sent, "
-    "which comes in bursts; `TopK(clip=...)` looks at each rank's gradients before. With a tape, nothing leaves out a "
-    "step that is not finite: look at the gradients, which are not finite on all ranks then.",
-    "top-k with accumulation and mixed_float16 is refused: each pass would be a step of momentum, warm-up and flush.",
+    "in float16 all ranks must agree whether a pass is finite, and a tape does not know the optimizer's passes.",
+    "A tape does not know its optimizer either: with local variables, use neither global_clipnorm nor a loss scale in "
+    "that optimizer, or wrap the optimizer instead of the tape.",
+    "top-k: sparse gradients are sent whole, as rows. Keras' clipping, global_clipnorm included, sees the reduced "
+    "gradients, whose elements come in bursts; `TopK(clip=...)` clips each rank's gradients before the selection. With "
+    "a tape, nothing skips a step whose gradients are not finite: check them yourself, they are then not finite on all "
+    "ranks.",
+    "top-k with accumulation and mixed_float16 is refused, because each pass would count as a step of momentum, "
+    "warm-up and flush.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 
@@ -76,9 +78,9 @@ REMARKS = (
 PLACES: dict[str, str] = {
     "passes": "which applies are reduced, and how the others are added up or left out",
     "form": "which gradients are dense, which are slices, and which stay on their rank",
-    "factor": "what a gradient is multiplied with, or divided by",
-    "bucket": "which gradients travel together",
-    "wire": "what of a gradient is sent, in which dtype and range",
+    "factor": "the factors by which a gradient is multiplied or divided",
+    "bucket": "which gradients are reduced together",
+    "wire": "which elements of a gradient are sent, in which dtype and range",
     "memory": "what is kept from one step to the next",
     "update": "what Keras does with the reduced gradients",
 }
