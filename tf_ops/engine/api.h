@@ -1,6 +1,7 @@
-// The C ABI: the only door for Python (hvd_ext/engine/native.py, ctypes). Every function returns a Code (status.h) as int; on
-// failure hvd_ext_error() gives the words, per calling thread. A process runs the engine of its job, and one for each
-// process set that it is in. An `engine` is the number that its start has given; plans and channels know theirs.
+// The C ABI: the only door for Python (hvd_ext/engine/native.py, ctypes). Every function returns a Code (status.h) as
+// int; on failure hvd_ext_error() gives the words, per calling thread. A process runs the engine of its job, and one
+// for each process set that it is in. An `engine` is the number that its start has given; plans and channels know
+// theirs.
 #pragma once
 
 #include <stdint.h>
