@@ -47,7 +47,7 @@ def main(epochs: int, algorithm: str | None, density: float | None, report: str 
 
     prints = hvd.allgather_object(fingerprint(model))
     if hvd.rank() == 0:
-        chosen = channels(optimizer)[0].chosen
+        chosen = channels(optimizer)[0].layout.largest.choice
         emit(report, "end", equal=len(set(prints)) == 1, algorithm=chosen.algorithm, why=chosen.why)
         if report is None:
             print(f"algorithm {chosen.algorithm}: {chosen.why}")

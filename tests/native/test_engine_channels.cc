@@ -160,6 +160,43 @@ TEST("channel: tensors may be submitted and collected by many threads at once, c
   });
 }
 
+TEST("channel: threads that fill buckets at the same moment do not change the order of the buckets, on any rank") {
+  constexpr int kThreads = 8, kSteps = 60;
+  Engines job(2);
+  job.Each([&](int rank, Engine* engine) {
+    ChannelSpec spec;
+    spec.name = "racing";
+    int64_t plan = AddPlan(engine, StarAllreduce(rank, 2));
+    for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
+      spec.elements.push_back(1 + tensor);
+      spec.tensor_names.push_back(std::string(1, kNames[tensor]));
+      spec.buckets.push_back({DType::kFloat32, ReduceOp::kSum, plan, 128, {tensor}});
+    }
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(std::move(spec), &channel));
+    for (int step = 0; step < kSteps; ++step) {
+      CHECK_OK(engine->BeginStep(channel));
+      std::atomic<int> ready{0};
+      std::vector<int64_t> tickets(kThreads);
+      std::vector<std::thread> threads;
+      for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
+        threads.emplace_back([&, tensor] {
+          std::string input = Input(DType::kFloat32, 1 + tensor, rank, step + static_cast<int>(tensor));
+          ++ready;
+          while (ready < kThreads) {
+          }
+          CHECK_OK(engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), &tickets[tensor]));
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (int64_t tensor = 0; tensor < kThreads; ++tensor) {
+        std::future<Result> result = StartCollect(engine, channel, tensor, tickets[tensor], 4 * (1 + tensor));
+        CHECK_OK(result.get().status);
+      }
+    }
+  });
+}
+
 TEST("channel: a plan is kept while a channel uses it, and goes when it is closed") {
   Engines engines(2);
   engines.Each([&](int rank, Engine* engine) {

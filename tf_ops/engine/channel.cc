@@ -142,7 +142,8 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   return Status::Ok();
 }
 
-Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<FullBucket>* full) {
+Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) {
+  *full = 0;
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   if (steps_.empty() || steps_.back() != step) {
@@ -167,12 +168,20 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   while (step->queued < static_cast<int64_t>(step->buckets.size())) {
     const int64_t next = step->queued;
     if (step->bucket(next).here < layout.bucket(next).tensors()) break;
-    full->push_back({next, step->bucket(next).buffer});
+    full_.push_back({step, next, step->bucket(next).buffer});
+    ++*full;
     ++(*step->states)[static_cast<size_t>(next)].running;
     ++step->queued;
     ++queued_;
   }
   return Status::Ok();
+}
+
+Channel::FullBucket Channel::TakeFull() {
+  MutexLock lock(&mutex_);
+  FullBucket first = std::move(full_.front());
+  full_.pop_front();
+  return first;
 }
 
 ChannelStep* Channel::Find(int64_t ticket) const {

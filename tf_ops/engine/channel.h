@@ -35,8 +35,9 @@ void DeliverAll(const std::vector<Delivery>& ended);
 
 class Channel {
  public:
-  // A bucket whose tensors have all come, and which is next in line.
+  // A bucket whose tensors have all come, and whose predecessors are full too.
   struct FullBucket {
+    std::shared_ptr<ChannelStep> step;
     int64_t bucket;
     std::shared_ptr<Buffer> buffer;
   };
@@ -56,11 +57,13 @@ class Channel {
   Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
-  // A submit is Reserve, the copy to `to`, then Arrive, which says which buckets are full and next in line.
+  // A submit is Reserve, the copy to `to`, then Arrive, which says how many more buckets are full. For each of them the
+  // engine's thread takes one with TakeFull. All ranks must start their buckets in one order, which is that of
+  // TakeFull: threads whose submits fill two buckets may tell the engine's thread so in either order.
   Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to)
       HVD_EXT_EXCLUDES(mutex_);
-  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, std::vector<FullBucket>* full)
-      HVD_EXT_EXCLUDES(mutex_);
+  Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) HVD_EXT_EXCLUDES(mutex_);
+  FullBucket TakeFull() HVD_EXT_EXCLUDES(mutex_);
 
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
@@ -125,6 +128,7 @@ class Channel {
   std::shared_ptr<const Layout> layout_ HVD_EXT_GUARDED_BY(mutex_);
   std::shared_ptr<BucketStates> states_ HVD_EXT_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
+  std::deque<FullBucket> full_ HVD_EXT_GUARDED_BY(mutex_);                     // that nobody has taken yet
   int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
   int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);

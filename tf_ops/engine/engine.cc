@@ -177,12 +177,12 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   }
   if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
   *ticket = step->number;
-  std::vector<Channel::FullBucket> full;
+  int64_t full = 0;
   HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &full));
-  for (Channel::FullBucket& bucket : full) {
-    bool posted = state_->inbox.Post([state = state_.get(), found, step, bucket = std::move(bucket)] {
+  for (; full > 0; --full) {
+    bool posted = state_->inbox.Post([state = state_.get(), found] {
       AssertProgress();
-      state->lanes.StartBucket(found, step, bucket);
+      state->lanes.StartBucket(found);
     });
     if (!posted) return state_->registry.Usable();
   }

@@ -6,8 +6,9 @@
 
 namespace hvd_ext {
 
-void Lanes::StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,
-                        const Channel::FullBucket& full) {
+void Lanes::StartBucket(const std::shared_ptr<Channel>& channel) {
+  Channel::FullBucket full = channel->TakeFull();
+  const std::shared_ptr<ChannelStep>& step = full.step;
   const Layout::Bucket& bucket = step->layout->bucket(full.bucket);
   const BucketSpec& spec = bucket.spec;
   Run run;
@@ -18,7 +19,7 @@ void Lanes::StartBucket(const std::shared_ptr<Channel>& channel, const std::shar
   run.wire = spec.wire;
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
-  run.buffer = full.buffer;
+  run.buffer = std::move(full.buffer);
   run.elements = bucket.elements;
   run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
   run.id = step->number;

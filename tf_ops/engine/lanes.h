@@ -20,8 +20,8 @@ class Lanes {
   Lanes(Core* core, Control* control, Registry* registry, Executor* executor)
       : core_(core), control_(control), registry_(registry), executor_(executor) {}
 
-  void StartBucket(const std::shared_ptr<Channel>& channel, const std::shared_ptr<ChannelStep>& step,
-                   const Channel::FullBucket& full) HVD_EXT_REQUIRES(progress_role);
+  // Starts the channel's next full bucket.
+  void StartBucket(const std::shared_ptr<Channel>& channel) HVD_EXT_REQUIRES(progress_role);
   // Tells the others how far this rank has come in the lane: what they have given to it beyond that can never end.
   void Close(int64_t lane) HVD_EXT_REQUIRES(progress_role);
   // Ends all runs of the lane and all that come. `tell`: the other ranks hear of it.
