@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 DEMO = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "demo.json"
-# words of an error -> what the page says, where the error has only a few words to look for
+# a refused pair -> what the page says, where the error has only a few words to look for
 LONGER = {
-    "must be one of Compression.none, Compression.fp16, Compression.bf16; there are no others, but hvd_ext.TopK": (
+    frozenset({"compression", "top-k"}): (
         "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
     ),
-    "a tape adds nothing up": (
+    frozenset({"backward_passes_per_step", "tape"}): (
         "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
     ),
-    "gradient_accumulation_steps": "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step",
-    "Only one of `clipnorm`, `clipvalue`": "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
+    frozenset({"accumulation", "Keras 2"}): (
+        "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step"
+    ),
+    frozenset({"clipping", "global_clipnorm"}): "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
 }
 
 
@@ -64,7 +66,8 @@ def pairs() -> str:
         rows.append([feature, how, "all" if feature == "XLA" else ", ".join([*beside_xla, "XLA"])])
     for pair in compatibility.pairs():
         if pair.words and "XLA" not in (pair.first, pair.second):
-            notes.append(f"- {pair.first} and {pair.second}: {LONGER.get(pair.words, pair.words)}.")
+            words = LONGER.get(frozenset({pair.first, pair.second}), pair.words)
+            notes.append(f"- {pair.first} and {pair.second}: {words}.")
     notes += [f"- XLA and anything: {compatibility.XLA}.", "", *compatibility.REMARKS]
     return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
 

@@ -49,8 +49,3 @@ def read_record(libraries: Path = LIBRARIES) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(key): str(value) for key, value in record.items()} if isinstance(record, dict) else {}
-
-
-def in_source_tree(package: Path = PACKAGE) -> bool:
-    """Return whether the package runs from a checkout and not from site-packages."""
-    return (package.parent / "tf_ops" / "CMakeLists.txt").is_file() and (package.parent / "setup.py").is_file()

@@ -23,9 +23,6 @@ KIB = 1 << 10
 # planned for that limit; one more class has no limit.
 SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
 
-# Plans of more ranks are proven by the tests only, because the verifier looks at all ranks at once.
-MAX_PROVEN_RANKS = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -96,7 +93,7 @@ class Runtime:
             return number
 
     def prepare(self, plan: LogicalPlan) -> int:
-        """Hand this rank's rows of a plan to the engine once, after a proof if it has `MAX_PROVEN_RANKS` at most.
+        """Hand this rank's rows of a plan to the engine once, after its proof (`planner.prove`).
 
         Args:
             plan: the plan of all ranks.
@@ -112,8 +109,7 @@ class Runtime:
         digest = ir.digest(plan)
         with self._lock:
             if digest not in self._handles:
-                if plan.size <= MAX_PROVEN_RANKS:
-                    planner.prove(plan)
+                planner.prove(plan)
                 handle = self.engine.add_plan(lower.rows_of(plan, self.engine.rank), plan.units)
                 self._handles[digest] = handle
                 self.plans[handle] = plan

@@ -13,6 +13,7 @@ import hvd_ext.bench
 from hvd_ext.bench import plots, results
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
+from tests.unit.drawing import assert_colours_differ, assert_readable
 
 from .test_results import row
 
@@ -149,10 +150,7 @@ def test_no_two_lines_of_a_plot_have_the_same_colour() -> None:
         "allreduce": [colour for colour, _ in plots.STYLES.values()],
         "top-k": list(plots.TOPK_COLOURS.values()),
     }
-    assert {name: len(set(colours)) for name, colours in palettes.items()} == {
-        name: len(colours) for name, colours in palettes.items()
-    }
-    assert min(len(colours) for colours in palettes.values()) >= plots.LINES
+    assert_colours_differ(palettes)
 
 
 COMMANDS = {
@@ -172,15 +170,9 @@ def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     done = CliRunner().invoke(hvd_ext.bench.app, arguments)
     assert done.exit_code == 0, done.output
     (drawn,) = seen
-    (legend,) = drawn.legends
-    assert 2 <= len(legend.get_texts()) <= plots.LINES
     left_out = command != "plot-training"  # that file has few contestants
     assert drawn.get_supxlabel().startswith("not drawn: " if left_out else "")
-    drawn.draw_without_rendering()  # at the figure's own resolution, in which the boxes below are
-    boxes = [axis.title.get_window_extent() for axis in drawn.axes if axis.get_title()]
-    assert boxes
-    assert all(box.x0 >= 0 and box.x1 <= drawn.bbox.x1 and box.y1 <= drawn.bbox.y1 for box in boxes)
-    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
+    assert_readable(drawn)
 
 
 @pytest.mark.parametrize(("command", "name"), COMMANDS.items())
