@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -24,7 +24,7 @@ for part in $parts; do
     case $part in
     one_host)
         rm -f "$file"
-        hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536,1000000,16000000 --algorithms auto,ring,mpi,horovod --json "$file"
+        hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536,1000000,16000000 --algorithms auto,ring,memory,mpi,horovod --json "$file"
         HOROVOD_CYCLE_TIME=0 hvd_ext bench allreduce --ranks 2,4 --bytes 4,4096,65536 --algorithms auto,horovod --how graph \
             --json "$folder/allreduce_cycle_time_0.json"
         ;;
@@ -55,6 +55,13 @@ for part in $parts; do
         rehearsed 3,2 --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi,horovod \
             --how graph --bytes 240000,960000,3840000,15360000,61440000 --seconds-per-row 4 --json "$file" --append
         hvd_ext bench plot "$file" --kind sizes --output "$folder/allreduce_sweep.png"
+        ;;
+    10gbit)
+        rm -f "$file"
+        for hosts in 1,1 2,2; do
+            rehearsed $hosts --rate 10gbit -- python -m hvd_ext bench allreduce --algorithms auto,tcp,mpi,horovod \
+                --bytes 1000000,16000000,64000000 --json "$file" --append
+        done
         ;;
     training)
         rm -f "$folder/training_horovod.json"

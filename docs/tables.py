@@ -15,7 +15,8 @@ LONGER = {
         "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
     ),
     frozenset({"backward_passes_per_step", "tape"}): (
-        "a tape adds nothing up; add the gradients of several plain tapes, or wrap the optimizer instead of the tape"
+        "must be 1, because a tape does not accumulate gradients; add the gradients of several plain tapes, or wrap "
+        "the optimizer instead of the tape"
     ),
     frozenset({"accumulation", "Keras 2"}): (
         "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step"

@@ -107,9 +107,9 @@ def train(training: Training, at: Place, epochs: int, timeout_s: float, log: Pat
             try:
                 job.wait(timeout_s, follow)
             except JobError as error:
-                raise JobError(f"{error}\nall of it: {log}") from None
+                raise JobError(f"{error}\nthe whole output: {log}") from None
         if len(training.ends) == ended:
-            raise JobError(f"{script}: the job ended well but did not finish its report")
+            raise JobError(f"{script}: the job succeeded but did not finish its report")
 
 
 def compare(

@@ -221,7 +221,7 @@ else:
                 raise
             raise ModuleNotFoundError(
                 f"hvd_ext.{name} needs {error.name}, which this Python does not have; `python -m hvd_ext doctor` says "
-                "what is missing, and what brings it",
+                "what is missing, and how to install it",
                 name=error.name,
             ) from error
         value = getattr(module, attribute) if attribute else module

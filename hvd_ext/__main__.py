@@ -25,7 +25,7 @@ FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
     limit_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="under a launcher: how long the ranks have to come")
+        float, typer.Option(metavar="SECONDS", help="under a launcher: how long to wait for the ranks")
     ] = 120,
 ) -> None:
     """Report what works, what is missing, and the commands that repair it; status 1 means that training cannot work.
@@ -45,7 +45,7 @@ def doctor(
         console = Console(stderr=json, width=job.console_width(os.environ))
         title = "hvd_ext in this job"
     else:
-        with console.status("asking the parts that are installed"):
+        with console.status("checking the installed parts"):
             findings = checks.examine()
     if json:
         typer.echo(checks.as_json(findings))
@@ -73,7 +73,7 @@ def build(
         target = (output or libraries.LIBRARIES).absolute()
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise InstallError(
-                f"{target} cannot be written: run this as the owner of it, or name another folder with --output"
+                f"{target} cannot be written: run this as its owner, or name another folder with --output"
             )
         toolchain, missing = native.find_toolchain()
         if toolchain is None:
@@ -98,7 +98,7 @@ def install_horovod(
     if not force:
         answer = horovod.installed()
         if not answer.error and answer.values["version"] == versions.HOROVOD and answer.values["mpi"]:
-            console.print(f"Horovod {versions.HOROVOD} is there and works with this TensorFlow")
+            console.print(f"Horovod {versions.HOROVOD} is installed and works with this TensorFlow")
             return
     # A random name, because another user could put a link in the place of a predictable one.
     descriptor, name = tempfile.mkstemp(prefix="hvd_ext-horovod-", suffix=".log")

@@ -17,11 +17,13 @@ from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
-from hvd_ext.bench.results import ALLREDUCE, TOPK, TRAINING, cluster_name, load, places, ratios
+from hvd_ext.bench.results import ALLREDUCE, TOPK, TRAINING, YARDSTICKS, cluster_name, load, places, ratios
 from hvd_ext.bench.table import (
+    NAMES,
     TOPK_NAMES,
     faults,
     losses,
+    processor,
     ratio,
     seconds,
     topk_faults,
@@ -59,18 +61,23 @@ SEVERAL_HOSTS = (
     "x Horovod",
     "saving over ring",
 )
+MEASURED = ("x yardstick", "processor")
+SIDE_BY_SIDE = "Median, and in brackets the processor time of all ranks, per GB of the buffer or per call"
 
 
 def allreduce_markdown(result: Mapping[str, Any]) -> str:
     """Write a result of bench allreduce as Markdown: machine, versions, a table, and where we are slower.
 
     On one host the table has a row for each number of ranks and size, with the algorithm that "auto" chose; on several
-    hosts it has every row.
+    hosts it has every row. Where a yardstick was measured, a second table has what is beside it.
     """
     rows = result["rows"]
     one_host = all(row["hosts"] == 1 for row in rows)
-    written = table(ONE_HOST, _one_host(rows)) if one_host else table(SEVERAL_HOSTS, _several_hosts(rows))
-    return "\n".join([_facts(result), "", written, *(f"- {line}" for line in [*faults(rows), *losses(rows)]), ""])
+    written = table(ONE_HOST, _one_host(rows)) if one_host else _several_hosts(rows)
+    beside = _beside_yardsticks(rows)
+    return "\n".join(
+        [_facts(result), "", written, *beside, *(f"- {line}" for line in [*faults(rows), *losses(rows)]), ""]
+    )
 
 
 def training_markdown(result: Mapping[str, Any]) -> str:
@@ -177,8 +184,41 @@ def _one_host(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return lines
 
 
-def _several_hosts(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _beside_yardsticks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a table for each yardstick, with a row for each cluster and size; the first algorithm of ours counts."""
+    parts = []
+    for yardstick in YARDSTICKS:
+        columns = {
+            yardstick: (yardstick, "engine"),
+            "MPI_Allreduce": ("mpi", "engine"),
+            "hvd_ext engine": ("", "engine"),
+            "Horovod graph": ("horovod", "graph"),
+            "hvd_ext graph": ("", "graph"),
+        }
+        lines = []
+        for group in places(rows).values():
+            found = {
+                (row["algorithm"] if row["algorithm"] in NAMES else "", row["how"]): row for row in reversed(group)
+            }
+            if (yardstick, "engine") not in found:
+                continue
+            cells = [
+                f"{seconds(row['seconds_median'])} ({processor(row)})" if (row := found.get(key)) else ""
+                for key in columns.values()
+            ]
+            engine, graph = (ratios(row, group) if (row := found.get(("", how))) else {} for how in ("engine", "graph"))
+            beside = (engine.get("yardstick"), graph.get("yardstick"), graph.get("horovod"))
+            lines.append([cluster_name(group[0]), f"{group[0]['bytes']:,}", *cells, *map(ratio, beside)])
+        if lines:
+            headings = ("ranks", "bytes", *columns, f"engine x {yardstick}", f"graph x {yardstick}", "graph x Horovod")
+            parts += [f"{SIDE_BY_SIDE}:", "", table(headings, lines)]
+    return parts
+
+
+def _several_hosts(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
+    # files of older versions have neither a yardstick nor processor times
+    measured = any("processor_seconds_per_gb" in row for row in rows)
     for group in places(rows).values():
         for row in group:
             beside = ratios(row, group)
@@ -191,9 +231,10 @@ def _several_hosts(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                     "" if row["bound_seconds"] is None else seconds(row["bound_seconds"]),
                     *(ratio(beside[key]) for key in ("bound", "predicted", "mpi", "horovod")),
                     "" if beside["saving"] is None else f"{beside['saving']:.1%}",
+                    *([ratio(beside["yardstick"]), processor(row)] if measured else []),
                 ]
             )
-    return lines
+    return table((*SEVERAL_HOSTS, *(MEASURED if measured else ())), lines)
 
 
 def rewritten(page: str, folder: Path) -> str:

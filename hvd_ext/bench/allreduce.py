@@ -11,15 +11,17 @@ import psutil
 
 from hvd_ext.bench.expected import Cluster
 from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, samples_of
+from hvd_ext.bench.results import BASELINES, YARDSTICKS, ratios
 from hvd_ext.bench.sampling import Task
 from hvd_ext.errors import InvalidError
 
 HOWS = ("graph", "engine", "eager")
-# What is measured without a plan of ours.
-BASELINES = ("mpi", "horovod")
+DEFAULT = ("auto", "mpi", "horovod", *YARDSTICKS)
 # The buffers of one size that a rank holds at the same time: with NumPy the input, the result and the engine's; with
 # TensorFlow also a tensor and its result; with Horovod the values, a tensor, the fused buffer and a result.
 NUMPY_BUFFERS, TENSORFLOW_BUFFERS, HOROVOD_BUFFERS = 3, 5, 4
+# The yardstick `memory` has an input and a result of its own.
+MEMORY_BUFFERS = 2
 MOST_OF_MEMORY = 0.9
 
 
@@ -29,9 +31,10 @@ class Request:
 
     Args:
         sizes: bytes of the float32 buffer, multiples of 4.
-        algorithms: names of allreduce algorithms, "auto", "mpi", "horovod"; nothing else is measured.
-        hows: how to call: "graph", "engine", "eager". Horovod knows the first and the last; MPI is always called with
-            NumPy buffers, which is named "engine".
+        algorithms: names of allreduce algorithms, "auto", "mpi", "horovod", "tcp", "memory"; nothing else is measured.
+            The last two are the yardsticks of several hosts and of one, and of both the one that applies is measured.
+        hows: how to call: "graph", "engine", "eager". Horovod knows the first and the last; MPI and the yardsticks are
+            always called with NumPy buffers, which is named "engine".
         ranks: numbers of ranks on this host, one job of each after the other; empty where a launcher says it.
         repetitions: the most samples of a row.
         seconds_per_row: long calls have fewer samples, at least 3, so that a row takes about so long.
@@ -44,7 +47,7 @@ class Request:
     """
 
     sizes: tuple[int, ...]
-    algorithms: tuple[str, ...] = ("auto", *BASELINES)
+    algorithms: tuple[str, ...] = DEFAULT
     hows: tuple[str, ...] = ("graph", "engine")
     ranks: tuple[int, ...] = ()
     repetitions: int = 30
@@ -66,9 +69,9 @@ class Request:
         for name, values, valid in (("algorithm", self.algorithms, known), ("how", self.hows, HOWS)):
             for value in values:
                 if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): there is none of this name; there are {', '.join(valid)}")
+                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
                 if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named once")
+                    raise InvalidError(f"{name} ({value!r}): must be named only once")
         if self.repetitions < 1:
             raise InvalidError(f"repetitions ({self.repetitions}): must be at least 1")
         for name, seconds in (("seconds per row", self.seconds_per_row), ("timeout", self.timeout_s)):
@@ -91,7 +94,8 @@ class Request:
         """Give the bytes that one rank of each job needs for buffers of a size, all jobs together."""
         ours = TENSORFLOW_BUFFERS if {"graph", "eager"} & set(self.hows) else NUMPY_BUFFERS
         copies = {"hvd_ext": ours, "Horovod": HOROVOD_BUFFERS}
-        return nbytes * sum(copies[name] for name, _ in self.jobs)
+        more = MEMORY_BUFFERS if "memory" in self.algorithms else 0
+        return nbytes * (sum(copies[name] for name, _ in self.jobs) + more)
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -129,6 +133,9 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
 def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
     refused = {name: why for name in request.algorithms if (why := cluster.refusal(name)) is not None}
     ours = [name for name in request.algorithms if name not in refused and name != "horovod"]
+    if set(ours) & set(YARDSTICKS):
+        # the default names both, and one of them never applies
+        refused = {name: why for name, why in refused.items() if name not in YARDSTICKS}
     notes = caveats(cluster, turns, refused, "its prices say nothing")
     rows = []
     for nbytes in request.sizes:
@@ -145,8 +152,10 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 0)
         opened = [turns.give(worker, "open", bytes=nbytes, algorithms=ours)["contestants"] for worker in turns.workers]
         samples = samples_of(request, turns, opened)
-        for (job, index), taken in samples.items():
-            rows.append(_row(cluster, nbytes, opened[job][index], taken, request.check))
+        found = [
+            _row(cluster, nbytes, opened[job][index], taken, request.check) for (job, index), taken in samples.items()
+        ]
+        rows += [{**row, "x_yardstick": ratios(row, found)["yardstick"]} for row in found]
         tell(f"{cluster.tree.describe()}, {nbytes:,} bytes", 1)
     return rows, notes
 
@@ -155,6 +164,7 @@ def _row(
     cluster: Cluster, nbytes: int, facts: dict[str, Any], taken: Sequence[dict[str, Any]], checked: bool
 ) -> dict[str, Any]:
     times = [sample["seconds"] for sample in taken]
+    processor_s = statistics.fmean(sample["processor_seconds"] for sample in taken)
     wrong = [words for sample in [facts, *taken] for words in sample["wrong"]]
     plan = facts["chosen"] or facts["algorithm"]
     predicted_s, bottleneck = cluster.predicted(plan, nbytes)
@@ -169,6 +179,8 @@ def _row(
         "bytes": nbytes,
         "seconds_median": statistics.median(times),
         "seconds_min": min(times),
+        "processor_seconds_per_call": processor_s,
+        "processor_seconds_per_gb": processor_s / nbytes * 1e9,
         "bound_seconds": cluster.bound_seconds(plan, nbytes) if sums else None,
         "bottleneck_bytes": bottleneck,
         "predicted_seconds": predicted_s,

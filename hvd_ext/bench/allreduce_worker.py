@@ -1,7 +1,8 @@
-"""One rank that measures hvd_ext and MPI_Allreduce: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
+"""One rank that measures all but Horovod: `LAUNCHER python -m hvd_ext.bench.allreduce_worker TASK`."""
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_ext.bench.results import BASELINES
 from hvd_ext.bench.sampling import Contestant, Task, serve, topology_text, values_of
 
 
@@ -30,7 +32,7 @@ class Buffers:
 
         Args:
             elements: the length.
-            algorithms: names of allreduce algorithms, "auto", "mpi".
+            algorithms: names of allreduce algorithms, "auto", "mpi", "tcp", "memory".
 
         Returns:
             A no-op first if one of the ways is "graph"; then for each algorithm one contestant per way.
@@ -40,13 +42,14 @@ class Buffers:
         buffer = values_of(process.rank(), elements)
         result = np.empty_like(buffer)  # shared by all contestants, because memory may not hold ten large ones
         found: list[Contestant] = []
-        ours = [name for name in algorithms if name != "mpi"]
+        ours = [name for name in algorithms if name not in BASELINES]
         tensor = _tensor(buffer) if ours and {"graph", "eager"} & set(self._hows) else None
         if tensor is not None and "graph" in self._hows:
             found.append(_noop(tensor))
+        baselines = {"mpi": _mpi, "tcp": self._tcp, "memory": _memory}
         for algorithm in algorithms:
-            if algorithm == "mpi":
-                found.append(_mpi(buffer, result))
+            if algorithm in baselines:
+                found.append(baselines[algorithm](buffer, result))
                 continue
             for how in self._hows:
                 if how == "engine":
@@ -97,6 +100,25 @@ class Buffers:
         (bucket,) = channel.layout.buckets
         return Contestant(algorithm, "graph", lambda: traced(tensor), bucket.plan.algorithm, bucket.segment_nbytes)
 
+    def _tcp(self, buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant:
+        from mpi4py import MPI
+
+        from hvd_ext.bench import allreduce_tcp
+        from hvd_ext.engine import engine
+        from hvd_ext.job import runtime
+
+        addresses = allreduce_tcp.addresses_of(engine.interfaces(runtime.current().options))
+        ring, before = allreduce_tcp.connect(MPI.COMM_WORLD, platform.node(), addresses)
+        if ring is None:
+            return Contestant("tcp", "engine", lambda: buffer, copy_of=before)
+        self._close.append(ring.close)
+
+        def call() -> NDArray[np.float32]:
+            ring.exchange(buffer, result)
+            return result
+
+        return Contestant("tcp", "engine", call, copy_of=before, reset=lambda: result.fill(np.nan))
+
 
 def _tensor(buffer: NDArray[np.float32]) -> Any:
     import tensorflow as tf
@@ -107,8 +129,10 @@ def _tensor(buffer: NDArray[np.float32]) -> Any:
 def _noop(tensor: Any) -> Contestant:
     import tensorflow as tf
 
+    from hvd_ext.job import process
+
     traced = tf.function(tf.identity).get_concrete_function(tf.TensorSpec(tensor.shape, tf.float32))
-    return Contestant("noop", "graph", lambda: traced(tensor), sums=False)
+    return Contestant("noop", "graph", lambda: traced(tensor), copy_of=process.rank())
 
 
 def _mpi(buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant:
@@ -119,6 +143,15 @@ def _mpi(buffer: NDArray[np.float32], result: NDArray[np.float32]) -> Contestant
         return result
 
     return Contestant("mpi", "engine", call, reset=lambda: result.fill(np.nan))
+
+
+def _memory(buffer: NDArray[np.float32], _: NDArray[np.float32]) -> Contestant:
+    from mpi4py import MPI
+
+    from hvd_ext.bench.allreduce_memory import Passes
+
+    passes = Passes(MPI.COMM_WORLD, buffer)
+    return Contestant("memory", "engine", passes.call, reset=passes.spoil)
 
 
 def _eager(tensor: Any, algorithm: str) -> Contestant:

@@ -25,8 +25,12 @@ def bench() -> None:
 @app.command()
 def allreduce(
     algorithms: Annotated[
-        str, typer.Option(help="Algorithms, with commas; auto, mpi and horovod are names too. Only these are measured.")
-    ] = "auto,mpi,horovod",
+        str,
+        typer.Option(
+            help="Algorithms, with commas; auto, mpi, horovod are names too, and the yardsticks tcp (several hosts) "
+            "and memory (one host). Only these are measured."
+        ),
+    ] = "auto,mpi,horovod,tcp,memory",
     nbytes: Annotated[str, typer.Option("--bytes", help="Sizes, with commas.")] = "4,4096,65536,1000000,16000000",
     how: Annotated[str, typer.Option(help="Of graph, engine (NumPy, no TensorFlow) and eager.")] = "graph,engine",
     ranks: Annotated[str | None, command.ranks_option("2,4")] = None,
@@ -40,7 +44,8 @@ def allreduce(
     plot_file: command.PlotFile = None,
     timeout: command.Timeout = 600.0,
 ) -> None:
-    """Sum a buffer over all ranks: hvd_ext, MPI_Allreduce and Horovod, in turns; every result is checked."""
+    """Sum a buffer over all ranks: hvd_ext, MPI_Allreduce and Horovod, in turns, beside what must be done at least:
+    plain sockets between hosts, passes over memory in one. Every result is checked."""
     from hvd_ext.bench.jobs import place
 
     rank = place(os.environ)
@@ -99,12 +104,18 @@ def training(
         ),
     ] = "auto,flexreduce,blueconnect,ring,horovod,horovod-links2",
     model: Annotated[
-        str, typer.Option(help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation.")
+        str,
+        typer.Option(
+            help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation; small-160 and "
+            "small-1000: so many tensors of 4 kB and less, mostly their handling."
+        ),
     ] = "mlp",
-    width: Annotated[int, typer.Option(help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn).")] = 0,
+    width: Annotated[
+        int, typer.Option(help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn), 32 (small-160, small-1000).")
+    ] = 0,
     batch: Annotated[int, typer.Option(help="Digits of a rank's batch.")] = 64,
     steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 10,
-    repetitions: Annotated[int, typer.Option(help="Turns in which these are done.")] = 5,
+    repetitions: Annotated[int, typer.Option(help="Number of turns that share these steps.")] = 5,
     ranks: Annotated[str | None, command.ranks_option("2")] = None,
     launcher: command.LauncherLine = None,
     rate: Annotated[str | None, command.rate_option("bound")] = None,

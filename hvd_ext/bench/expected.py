@@ -40,7 +40,14 @@ class Cluster:
         return list(Counter(self.hosts).values())
 
     def refusal(self, algorithm: str) -> str | None:
-        """Say why an algorithm does not apply to this cluster; None if it does."""
+        """Say why an algorithm or a yardstick does not apply to this cluster; None if it does."""
+        hosts = len(self.ranks_per_host)
+        if algorithm == "memory" and hosts > 1:
+            return "it measures the memory of one host"
+        if algorithm == "tcp" and hosts == 1:
+            return "it measures the links between hosts, and there is one host"
+        if algorithm == "tcp" and any(child.height > 1 for child in self.tree.root.children):
+            return "its ring of hosts would load the links between racks more than an allreduce must"
         return registry.supports(registry.get(algorithm), self.tree) if algorithm in registry.names() else None
 
     def bound_seconds(self, algorithm: str, nbytes: int) -> float | None:

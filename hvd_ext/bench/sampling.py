@@ -137,15 +137,15 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """One way to sum a buffer over the ranks.
+    """One way to sum a buffer over the ranks, or what it is compared with.
 
     Attributes:
-        algorithm: "noop", "mpi", "horovod", "auto", or the name of a schedule.
+        algorithm: "noop", "tcp", "memory", "mpi", "horovod", "auto", or the name of a schedule.
         how: "graph", "engine" or "eager".
-        call: sums this rank's buffer; the result has the buffer's shape.
+        call: sums this rank's buffer or moves it; the result has the buffer's shape.
         chosen: the schedule that runs; empty where it is not known.
         segment_bytes: the size of a segment in the pipeline; 0 where it is not known.
-        sums: false for the no-op, which returns what it was given.
+        copy_of: the rank whose buffer the result must be a copy of; None where it must be the sum over all ranks.
         reset: overwrites the last result where the next one goes to the same memory.
     """
 
@@ -154,7 +154,7 @@ class Contestant:
     call: Callable[[], Any]
     chosen: str = ""
     segment_bytes: int = 0
-    sums: bool = True
+    copy_of: int | None = None
     reset: Callable[[], Any] = lambda: None
 
 
@@ -205,7 +205,8 @@ class Ranks:
 class Sampler:
     """Times the contestants of one size; all ranks use it alike.
 
-    A sample is the time of the slowest rank. All ranks meet before it begins.
+    A sample is the time of the slowest rank, and the processor time of all ranks until all of them have their results.
+    All ranks meet before it begins.
     """
 
     def __init__(
@@ -267,7 +268,8 @@ class Sampler:
             warm: call a short one once before.
 
         Returns:
-            The contestant's index, seconds per call of the slowest rank, and what was wrong on which rank.
+            The contestant's index, seconds per call of the slowest rank, processor seconds per call of all ranks and
+            all their threads together, and what was wrong on which rank.
         """
         one, calls = self._contestants[index], self._calls[index]
         if warm and self.first_s[index] < SHORT_S:
@@ -276,21 +278,24 @@ class Sampler:
         # a rank that has waited for long looks seldom, so a second barrier lets all ranks begin together
         self._ranks.meet()
         self._ranks.meet(FIRST_SLEEP_S)
-        begin = time.perf_counter()
+        processor, begin = time.process_time(), time.perf_counter()
         results = [one.call() for _ in range(calls)]
         seconds = (time.perf_counter() - begin) / calls
         # a rank that checked its result now would take the core from one that is still being timed
         self._ranks.meet()
+        # only now, because the threads of a rank that has its result may still work for other ranks
+        processor_s = (time.process_time() - processor) / calls
         faults = [self._fault(one, result) for result in results] if self._check else []
         fault = next(filter(None, faults), "")
-        answers = self._ranks.gather((seconds, fault))
-        wrong = [f"rank {rank}: {words}" for rank, (_, words) in enumerate(answers) if words]
-        return {"index": index, "seconds": max(time_s for time_s, _ in answers), "wrong": wrong}
+        times, processor_times, faults = zip(*self._ranks.gather((seconds, processor_s, fault)), strict=True)
+        wrong = [f"rank {rank}: {words}" for rank, words in enumerate(faults) if words]
+        return {"index": index, "seconds": max(times), "processor_seconds": sum(processor_times), "wrong": wrong}
 
     def _fault(self, one: Contestant, result: Any) -> str:
-        if one.sums:
+        source = one.copy_of
+        if source is None:
             return fault_of(result, self._elements, lambda n: sum_of(self._ranks.size, n))
-        return fault_of(result, self._elements, lambda n: values_of(self._ranks.rank, n))
+        return fault_of(result, self._elements, lambda n: values_of(source, n))
 
 
 Answer = Callable[[dict[str, Any]], tuple[str, dict[str, Any]]]

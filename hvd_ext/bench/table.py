@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from hvd_ext.bench.results import cluster_name, places, ratios
+from hvd_ext.bench.results import YARDSTICKS, cluster_name, places, ratios
 from hvd_ext.bench.topk import NAMES as TOPK_NAMES
 
-NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod"}
+NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod", "tcp": "tcp", "memory": "memory"}
 TRAINING_NAMES = {"compute": "no communication", "horovod": "Horovod", "horovod-links2": "Horovod, 2 TCP links"}
 ALLREDUCE_HEADINGS = (
     "cluster",
@@ -18,7 +18,9 @@ ALLREDUCE_HEADINGS = (
     "what",
     "median",
     "fastest",
+    "processor",
     "x bound",
+    "x yardstick",
     "price",
     "x MPI",
     "x Horovod",
@@ -26,8 +28,9 @@ ALLREDUCE_HEADINGS = (
 )
 ALLREDUCE_CAPTION = (
     "graph: inside tf.function, as in training; engine: NumPy in and out, no TensorFlow; no-op: an identity inside "
-    "tf.function, the cost of measuring; x: median over theirs, below 1 is faster; price: the planner's over the "
-    "median; saving: of our ring's time"
+    "tf.function, the cost of measuring; tcp, memory: the yardsticks, the least that must be done between hosts and in "
+    "one host; processor: time of all ranks, per GB of the buffer or per call; x: median over theirs, below 1 is "
+    "faster; price: the planner's over the median; saving: of our ring's time"
 )
 TRAINING_HEADINGS = (
     "model",
@@ -65,6 +68,8 @@ TOPK_CAPTION = (
 )
 # Columns of words; all others hold figures and are aligned to the right.
 LEFT = ("model", "cluster", "input", "what")
+# Buffers below this have their processor time per call in the table: per byte it would be that of the call.
+LEAST_PER_BYTE = 65_536
 # What marks a row whose result was wrong.
 WRONG = " WRONG"
 
@@ -125,9 +130,18 @@ def _faults(rows: Iterable[Mapping[str, Any]], what: str, place: Any) -> list[st
     return [f"wrong {what}: {place(row)}: {words}" for row, words in zip(wrong, first, strict=True)]
 
 
+def processor(row: Mapping[str, Any]) -> str:
+    """Write the processor time of a row of bench allreduce; nothing if an older version has measured it."""
+    if row.get("processor_seconds_per_gb") is None:
+        return ""
+    if row["bytes"] < LEAST_PER_BYTE:
+        return f"{seconds(row['processor_seconds_per_call'])}/call"
+    return f"{row['processor_seconds_per_gb']:.3g} s/GB"
+
+
 def words_of(row: Mapping[str, Any]) -> str:
     """Name a row of bench allreduce: what was called, how, and which algorithm "auto" has chosen."""
-    if row["algorithm"] in ("noop", "mpi"):
+    if row["algorithm"] in ("noop", "mpi", *YARDSTICKS):
         return NAMES[row["algorithm"]]
     chosen = f" -> {row['chosen']}" if row["chosen"] not in ("", row["algorithm"]) else ""
     return f"{NAMES.get(row['algorithm'], row['algorithm'])} {row['how']}{chosen}"
@@ -146,7 +160,9 @@ def allreduce_table(result: Mapping[str, Any]) -> Table:
                 words_of(row) + (WRONG if row["correct"] is False else ""),
                 seconds(row["seconds_median"]),
                 seconds(row["seconds_min"]),
+                processor(row),
                 ratio(beside["bound"]),
+                ratio(beside["yardstick"]),
                 ratio(beside["predicted"]),
                 _coloured(beside["mpi"]),
                 _coloured(beside["horovod"]),

@@ -79,7 +79,7 @@ class Request:
             if isinstance(values, tuple) and not values:
                 raise InvalidError(f"{what}: name at least one")
             if isinstance(values, tuple) and len(set(values)) < len(values):
-                raise InvalidError(f"{what} ({', '.join(map(str, values))}): each must be named once")
+                raise InvalidError(f"{what} ({', '.join(map(str, values))}): each must be named only once")
         for what, values, valid in (
             ("input", self.inputs, INPUTS),
             ("contestant", self.contestants, tuple(NAMES)),
@@ -171,7 +171,7 @@ def _events(job: Job, follower: Follower, timeout_s: float) -> Any:
             job.wait(timeout_s)  # raises where it has failed
             return
         if time.monotonic() - heard > timeout_s:
-            raise JobError(f"bench topk: nothing new for {timeout_s:g} s\n{last_words(job.log)}")
+            raise JobError(f"bench topk: no new row for {timeout_s:g} s\n{last_words(job.log)}")
         time.sleep(0.1)
 
 

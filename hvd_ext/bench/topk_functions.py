@@ -14,7 +14,7 @@ from hvd_ext.engine import native
 FLOAT32 = 0  # DType::kFloat32 of tf_ops/kernels/reduce.h
 SAMPLINGS = 30  # N of Algorithm 1; the paper's own
 SAMPLE_SHARE = 0.01  # of DGC's first selection: Lin et al. (2018) sample 0.1 % to 1 %
-MEMORY_ERROR = "buffer: it must be float32 and lie in one piece"
+MEMORY_ERROR = "buffer: it must be float32 and contiguous"
 
 Answer = tuple[NDArray[np.float32], NDArray[Any]]
 

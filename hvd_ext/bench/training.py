@@ -16,7 +16,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.runner.launcher import JobError
 
-WIDTHS = {"mlp": 1024, "cnn": 512}
+WIDTHS = {"mlp": 1024, "cnn": 512, "small-160": 32, "small-1000": 32}
 HOROVOD = "horovod"
 # The parameters of Open MPI by name; each name is a job of its own.
 HOROVODS: dict[str, dict[str, str]] = {HOROVOD: {}, "horovod-links2": {"btl_tcp_links": "2"}}
@@ -28,7 +28,7 @@ class Request:
 
     Args:
         algorithms: names of allreduce algorithms, "auto", "horovod", "horovod-links2"; nothing else is measured.
-        model: "mlp" or "cnn".
+        model: "mlp", "cnn", "small-160" or "small-1000".
         width: units of a hidden dense layer; 0 for the model's own.
         batch: digits of a rank's batch.
         steps: timed steps of each contestant.
@@ -60,9 +60,9 @@ class Request:
         for name, values, valid in (("algorithm", self.algorithms, known), ("model", (self.model,), tuple(WIDTHS))):
             for value in values:
                 if value not in valid:
-                    raise InvalidError(f"{name} ({value!r}): there is none of this name; there are {', '.join(valid)}")
+                    raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
                 if values.count(value) > 1:
-                    raise InvalidError(f"{name} ({value!r}): must be named once")
+                    raise InvalidError(f"{name} ({value!r}): must be named only once")
         if not self.algorithms:
             raise InvalidError("algorithms (none): must name at least one")
         for name, least, counts in (

@@ -13,6 +13,24 @@ from sklearn.datasets import load_digits
 
 SEED = 1
 RATE = 0.05
+SMALL = {"small-160": 160, "small-1000": 1000}  # the number of tensors
+
+
+class Added(keras.layers.Layer):
+    """A dense layer whose output is added to its input, so that gradients reach the first of hundreds of layers."""
+
+    def __init__(self, width: int) -> None:
+        """Take the units of the layer, which are those of its input."""
+        super().__init__()
+        self._dense = keras.layers.Dense(width, activation="tanh")
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Make the kernel and the bias."""
+        self._dense.build(input_shape)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Add a tenth of the layer's output: the sum of hundreds stays small."""
+        return inputs + 0.1 * self._dense(inputs)
 
 
 def layers(model: str, width: int) -> list[keras.layers.Layer]:
@@ -21,7 +39,9 @@ def layers(model: str, width: int) -> list[keras.layers.Layer]:
     Args:
         model: "mlp": five hidden dense layers, 4.3 M parameters at a width of 1,024, which are mostly sent. "cnn":
             three convolutions and a hidden dense layer, 1.3 M parameters at a width of 512, with far more computation
-            for each byte that is sent.
+            for each byte that is sent. "small-160" and "small-1000": dense layers with so many kernels and biases in
+            all, each layer added to its input; 4 kB a kernel at a width of 32, so that a step is mostly the handling
+            of tensors.
         width: units of each hidden dense layer.
 
     Returns:
@@ -31,6 +51,9 @@ def layers(model: str, width: int) -> list[keras.layers.Layer]:
     if model == "mlp":
         hidden = [dense(width, activation="relu") for _ in range(5)]
         return [keras.Input((8, 8, 1)), keras.layers.Flatten(), *hidden, dense(10)]
+    if model in SMALL:
+        added = [Added(width) for _ in range(SMALL[model] // 2 - 2)]
+        return [keras.Input((8, 8, 1)), keras.layers.Flatten(), dense(width), *added, dense(10)]
     convolution = keras.layers.Conv2D
     return [
         keras.Input((8, 8, 1)),
@@ -78,7 +101,7 @@ class Learner:
         """Build a model; its first weights depend on nothing but its size.
 
         Args:
-            model: "mlp" or "cnn".
+            model: see `layers`.
             width: see `layers`.
             data: from `batches`.
             kind: makes the model of its layers; a subclass of Sequential has a training step of its own.

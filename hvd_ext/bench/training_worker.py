@@ -36,7 +36,7 @@ class Task:
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
-        model: "mlp" or "cnn".
+        model: "mlp", "cnn", "small-160" or "small-1000".
         width: units of a hidden dense layer.
         batch: digits of a rank's batch.
         mca: parameters of Open MPI, which are set before it starts.
@@ -97,7 +97,9 @@ class Contest:
         self._learners, self._finite = [plain], [math.isfinite(self._first_loss)]
         starts = ranks.gather(_fingerprint(self._before))
         if len(set(starts)) > 1:
-            raise HvdExtError("weights: must begin alike on all ranks; the ranks run different versions of Keras")
+            raise HvdExtError(
+                "weights: must be the same on all ranks at the start; the ranks run different versions of Keras"
+            )
         self.start, self.first_losses = starts[0], ranks.gather(self._first_loss)
         self.facts: list[dict[str, Any]] = [{"algorithm": COMPUTE, "chosen": "", "way": "", "ways": {}, "wrong": []}]
 

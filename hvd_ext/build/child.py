@@ -87,7 +87,7 @@ def ask(python: str, code: str, *, timeout_s: float = 300, isolated: bool = Fals
     if child.returncode < 0:
         return Answer({}, f"crashed: {signal.Signals(-child.returncode).name}")
     words = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-    return Answer({}, words[-1] if words else f"ended with status {child.returncode} and no words")
+    return Answer({}, words[-1] if words else f"ended with status {child.returncode} and without output")
 
 
 def printed(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float = 120) -> list[str]:
@@ -160,4 +160,6 @@ def run_logged(
                 echo(line.rstrip())
     if child.returncode != 0:
         words = "\n".join(f"    {line}" for line in tail)
-        raise InstallError(f"this command failed with status {child.returncode}: {shown}\n{words}\n  all of it: {log}")
+        raise InstallError(
+            f"this command failed with status {child.returncode}: {shown}\n{words}\n  the whole output: {log}"
+        )

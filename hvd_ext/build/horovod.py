@@ -121,4 +121,4 @@ def install(log: Path, python: str = sys.executable, *, echo: Callable[[str], No
             child.run_logged([*pip, "install", *options, str(built)], log, environment=environment, echo=echo)
     answer = installed(python)
     if answer.error:
-        raise InstallError(f"Horovod was built but cannot be imported: {answer.error}; all output: {log}")
+        raise InstallError(f"Horovod was built but cannot be imported: {answer.error}; the whole output: {log}")

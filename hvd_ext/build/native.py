@@ -177,7 +177,7 @@ def build(
         child.run_logged(compile_command, log, environment=environment, echo=echo)
     for name in (libraries.ENGINE_LIBRARY, libraries.OPS_LIBRARY):
         if not (output / name).is_file():
-            raise InstallError(f"the build ended well but left no {name} in {output}: look into {log}")
+            raise InstallError(f"the build succeeded but left no {name} in {output}: see {log}")
     record = {
         "tensorflow": toolchain.tensorflow,
         "mpi": toolchain.mpi,

@@ -31,7 +31,7 @@ def make() -> tuple[Path, IO[bytes]]:
     """
     place = tempfile.gettempdir()
     if any(letter.isspace() for letter in place):
-        raise InvalidError(f"temporary folder ({place}): must have a name without blanks; set TMPDIR to another")
+        raise InvalidError(f"temporary folder ({place}): must have a name without blanks; set TMPDIR to another folder")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = (folder / "lock").open("xb")
     fcntl.flock(lock, fcntl.LOCK_EX)

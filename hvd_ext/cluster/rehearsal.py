@@ -77,7 +77,7 @@ class Cluster:
             ClusterError: the cluster does not exist outside of its `with` block.
         """
         if self._state is None:
-            raise ClusterError("cluster: it is there only inside its with block")
+            raise ClusterError("cluster: it exists only inside its with block")
         return self._state
 
     @property
@@ -150,7 +150,7 @@ class Cluster:
         self._batch("ip", [f"link set {self._known(host)} up"])
 
     def set_rate(self, host: str, rate: str) -> None:
-        """Change the rate of a host's link in each direction, even while a job runs.
+        """Change the rate of a host's link in each direction, even while a job runs; the burst is that of the new rate.
 
         Args:
             host: the host's name.
@@ -160,8 +160,9 @@ class Cluster:
             InvalidError: the rate is wrong, or the host does not exist.
         """
         rate_bits(rate)
-        self._batch("tc", [network.limit(self._known(host), rate, self.spec.burst, "replace")])
-        self._batch("tc", [network.limit("eth0", rate, self.spec.burst, "replace")], host)
+        burst = self.spec.burst_at(rate)
+        self._batch("tc", [network.limit(self._known(host), rate, burst, "replace")])
+        self._batch("tc", [network.limit("eth0", rate, burst, "replace")], host)
 
     def close(self) -> None:
         """End every process of the cluster, which removes its namespaces; then remove its folder."""
@@ -211,7 +212,8 @@ class Cluster:
         for number, name in enumerate(self.spec.names, 1):
             self._batch("ip", network.host_links(number), name)
             if self.spec.rate is not None:
-                self._batch("tc", [network.limit("eth0", self.spec.rate, self.spec.burst)], name)
+                limit = network.limit("eth0", self.spec.rate, self.spec.burst_at(self.spec.rate))
+                self._batch("tc", [limit], name)
         self._state.write()
 
     def _start(self, folder: Path) -> tuple[int, dict[str, int]]:
@@ -249,5 +251,5 @@ class Cluster:
 
     def _known(self, host: str) -> str:
         if host not in self.spec.names:
-            raise InvalidError(f"host ({host}): there is none of this name; there are {', '.join(self.spec.names)}")
+            raise InvalidError(f"host ({host}): must be one of {', '.join(self.spec.names)}")
         return host

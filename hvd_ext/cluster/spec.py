@@ -14,8 +14,13 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.topology.tree import SHARED_MEMORY, Link
 
 MOST_HOSTS = 254
-BURST = "16kb"
 MTU = 1500
+# The burst that suits a rate is what the rate carries in so long, from the least to the most. The kernel hands TCP's
+# bytes to a link in packets of up to 64 KiB, which count as 68 kB with the headers of their frames. A token bucket cuts
+# a packet that is larger than its burst into frames, each of which then costs what the whole packet did: a flow at
+# 10 Gbit/s with a burst of 64 KiB has a third of its speed with 256 KiB, and 4 MiB add nothing (docs/cluster.md).
+BURST_S = 1e-3
+LEAST_BURST_NBYTES, MOST_BURST_NBYTES = 16 * 1024, 1024**2
 # The queue is deep, because drops would make several flows stall in TCP's recovery, unlike on a real switch with its
 # many ports.
 QUEUE = "64mb"
@@ -84,6 +89,22 @@ def size_nbytes(size: str) -> int:
     return int(float(found[1]) * _NBYTES[found[2]])
 
 
+def suitable_burst(rate: str, mtu: int = MTU) -> str:
+    """Return the burst that suits a rate.
+
+    Args:
+        rate: the rate in tc's notation.
+        mtu: the size of an IP packet in bytes.
+
+    Returns:
+        What the rate carries in 1 ms, rounded up to a power of two, but at least 16kb or one frame, and at most 1mb; in
+        tc's notation.
+    """
+    nbytes = max(rate_bits(rate) / 8 * BURST_S, LEAST_BURST_NBYTES)
+    kib = max(1 << math.ceil(math.log2(min(nbytes, MOST_BURST_NBYTES) / 1024)), -(-(mtu + FRAME_NBYTES) // 1024))
+    return f"{kib // 1024}mb" if kib % 1024 == 0 else f"{kib}kb"
+
+
 def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -98,7 +119,7 @@ class Spec:
         racks: the number of hosts in each rack, in order; empty for no racks.
         rack_rate: the rate of each rack's link to the core in each direction; None for no limit.
         burst: the bytes that a link may send at once after a pause, in tc's notation; a large burst flatters small
-            messages.
+            messages. None for that which suits the rate of each link, see `suitable_burst`.
         mtu: the size of an IP packet in bytes.
         mca: further parameters of Open MPI, which replace those that a rehearsal sets.
 
@@ -110,7 +131,7 @@ class Spec:
     rate: str | None = None
     racks: tuple[int, ...] = ()
     rack_rate: str | None = None
-    burst: str = BURST
+    burst: str | None = None
     mtu: int = MTU
     mca: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -125,7 +146,7 @@ class Spec:
             raise InvalidError(f"racks ({racks}): must be the numbers of hosts in each rack, 1 or more, as in 2,1")
         if self.racks and sum(self.racks) != len(self.hosts):
             raise InvalidError(
-                f"racks ({racks}): must hold each of the {len(self.hosts)} hosts once, and hold {sum(self.racks)}"
+                f"racks ({racks}): must hold each of the {len(self.hosts)} hosts once, but they hold {sum(self.racks)}"
             )
         if self.rack_rate is not None and not self.racks:
             raise InvalidError(f"rack rate ({self.rack_rate}): there are no racks; say how many with --racks")
@@ -134,7 +155,7 @@ class Spec:
                 rate_bits(rate)
         if not _whole(self.mtu, 576) or self.mtu > 65535:
             raise InvalidError(f"mtu ({self.mtu}): must be a whole number of bytes from 576 to 65535")
-        if size_nbytes(self.burst) < self.mtu + FRAME_NBYTES:
+        if self.burst is not None and size_nbytes(self.burst) < self.mtu + FRAME_NBYTES:
             raise InvalidError(
                 f"burst ({self.burst}): must hold one frame, {self.mtu + FRAME_NBYTES} bytes at an MTU of {self.mtu}, "
                 "or no packet would ever pass"
@@ -157,6 +178,10 @@ class Spec:
         if not self.racks:
             return (0,) * len(self.hosts)
         return tuple(rack for rack, count in enumerate(self.racks, 1) for _ in range(count))
+
+    def burst_at(self, rate: str) -> str:
+        """Return the burst of a link with this rate, in tc's notation."""
+        return suitable_burst(rate, self.mtu) if self.burst is None else self.burst
 
 
 def counts(name: str, text: str, example: str = "4,4") -> tuple[int, ...]:
@@ -243,7 +268,7 @@ def describe(spec: Spec) -> list[str]:
         lines.append(f"MTU {spec.mtu}")
     else:
         share = f"TCP's payload gets {payload_share(spec.mtu):.1%} of a rate"
-        lines.append(f"burst {spec.burst}, queue {QUEUE}, MTU {spec.mtu}: {share}")
+        lines.append(f"burst {_bursts(spec)}, queue {QUEUE}, MTU {spec.mtu}: {share}")
     if spec.mca:
         lines.append("Open MPI: " + ", ".join(f"{name}={value}" for name, value in spec.mca.items()))
     return lines
@@ -251,6 +276,15 @@ def describe(spec: Spec) -> list[str]:
 
 def _limit(rate: str | None) -> str:
     return "no limit" if rate is None else f"{rate} each way"
+
+
+def _bursts(spec: Spec) -> str:
+    if spec.burst is not None:
+        return spec.burst
+    bursts = {rate: spec.burst_at(rate) for rate in (spec.rate, spec.rack_rate) if rate is not None}
+    if len(set(bursts.values())) == 1:
+        return f"{next(iter(bursts.values()))} (suits {' and '.join(bursts)})"
+    return " and ".join(f"{burst} (suits {rate})" for rate, burst in bursts.items())
 
 
 def payload_share(mtu: int) -> float:

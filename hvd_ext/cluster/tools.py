@@ -32,13 +32,10 @@ def obstacle() -> str:
     seen = ": ".join(probe.stderr.strip().rpartition("+ ")[2].splitlines())
     if os.geteuid() == 0:
         return (
-            f"needs root with all its rights (a container with --privileged), and a kernel with bridges, veth and tbf; "
-            f"this root was refused: {seen}"
+            "needs root with all capabilities (a container with --privileged), and a kernel with bridges, veth and "
+            f"tbf; this root was refused: {seen}"
         )
-    return (
-        f"needs root (sudo, or a container with --privileged), or a kernel that lets users have namespaces of their "
-        f"own: {seen}"
-    )
+    return f"needs root (sudo, or a container with --privileged), or a kernel that lets users create namespaces: {seen}"
 
 
 def _probe() -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
-TABLE_WIDTH = 150
+TABLE_WIDTH = 160
 
 
 class _Shown:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hvd_ext.cluster.spec import BURST, MTU, Spec, counts, describe, parameters, rack_sizes
+from hvd_ext.cluster.spec import MTU, Spec, counts, describe, parameters, rack_sizes
 from hvd_ext.commands.app import App
 from hvd_ext.errors import HvdExtError
 
@@ -38,7 +38,13 @@ def run(
     rack_rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="Of each rack's link to the core, each way; without it no limit.")
     ] = None,
-    burst: Annotated[str, typer.Option(metavar="SIZE", help="What a link sends at once after a pause.")] = BURST,
+    burst: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What a link sends at once after a pause; without it what its rate carries in 1 ms, 16kb to 1mb.",
+        ),
+    ] = None,
     mtu: Annotated[int, typer.Option(metavar="N", help="Bytes of an IP packet.")] = MTU,
     mca: Annotated[
         list[str] | None,

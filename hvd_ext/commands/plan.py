@@ -42,11 +42,11 @@ def size_of(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or (found[3] and not found[2]):
-        raise typer.BadParameter(f"{text!r} is no number of bytes; write 1000000, 64k, 8MiB or 1.5G")
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; write 1000000, 64k, 8MiB or 1.5G")
     base = 1024 if found[3] else 1000
     size = Fraction(found[1]) * base ** " kmg".index(found[2].lower() or " ")
     if size.denominator != 1:
-        raise typer.BadParameter(f"{text!r} is no whole number of bytes")
+        raise typer.BadParameter(f"{text!r} is not a whole number of bytes")
     return int(size)
 
 
@@ -108,10 +108,10 @@ def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate
     if topology is not None:
         return f"links: {listed}; from {topology}"
     if not any(one.kind == "between hosts" for one in links):
-        nothing = "" if rate is None else "; --rate changes nothing, as no link is between hosts"
-        return f"links: {listed}; assumed: a file of --topology states them{nothing}"
+        nothing = "" if rate is None else "; --rate changes nothing, because no link is between hosts"
+        return f"links: {listed}; assumed; a --topology file gives the real ones{nothing}"
     if rate is None:
-        return f"links: {listed}; assumed: --rate states that between hosts, a file of --topology states all"
+        return f"links: {listed}; assumed; --rate sets the rate between hosts, a --topology file sets all of them"
     return f"links: {listed}; the rate between hosts is that of --rate, all else is assumed"
 
 
@@ -130,7 +130,7 @@ def _size_line(nbytes: int, chosen_for_nbytes: int) -> list[str]:
         return []
     return [
         f"size: choices are made for powers of two of bytes: here for {chosen_for_nbytes:,}, which stands for "
-        f"{nbytes:,} and all near sizes; the prices are those of {nbytes:,}"
+        f"{nbytes:,} and all sizes near it; the prices are those of {nbytes:,}"
     ]
 
 
@@ -245,7 +245,7 @@ def _show_sparse(
         *_size_line(explanation.nbytes, explanation.chosen_for_nbytes),
         f"price: {explanation.pricing}; MB sent: by all ranks together",
         f"dense: no dearer {_from(explanation.dense_from)}; it is {explanation.dense_algorithm}, as without TopK",
-        f"dense step: TopK takes it {_from(explanation.dense_above)}; it sends all, with what has waited",
+        f"dense step: TopK takes it {_from(explanation.dense_above)}; it sends the whole gradient and the residuals",
     ]
     if len(kinds) > 1:
         lines.append(f"hitopk: each host sends (m - 1) K entries, {explanation.host_nbytes:,} bytes, to the others")

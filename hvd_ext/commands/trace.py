@@ -52,7 +52,7 @@ def trace(
         for line in remarks(steps, merged.uncertainty_us):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif summarize:
-        console.print("the trace holds no whole step of a channel: was it recorded around a training?")
+        console.print("the trace has no complete step of a channel: was it recorded during training?")
     console.print(
         f"{path}: {len(merged.events)} events of {len(merged.ranks)} ranks, for https://ui.perfetto.dev",
         markup=False,

@@ -57,7 +57,7 @@ class Warmup:
             raise InvalidError(f"Warmup, densities ({list(falling)}): each must be below the one before")
         if self.dense and falling != WARMUP_DENSITIES:
             raise InvalidError(
-                "Warmup, dense (True): all of its steps are dense, and there are densities too; give one of the two"
+                "Warmup, dense (True): makes all of its steps dense, but densities are given too; give one of the two"
             )
         object.__setattr__(self, "densities", (1.0,) if self.dense else falling)
         object.__setattr__(self, "dense", False)  # the densities say it now, so that equal schedules compare equal
@@ -149,8 +149,8 @@ class TopK:
             )
         if self.momentum_correction is True and self.selector == "random":
             raise InvalidError(
-                "TopK, momentum_correction (True): selector 'random' does not send what has grown, so that momentum "
-                "would be added up without end; take another selector"
+                "TopK, momentum_correction (True): selector 'random' does not prefer large elements, so the "
+                "velocities would grow without bound; use another selector"
             )
 
     def described(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def from_text(text: str) -> TopK:
             name, value = "density", part
         if name not in (field.name for field in dataclasses.fields(TopK)):
             known = ", ".join(field.name for field in dataclasses.fields(TopK))
-            raise InvalidError(f"compression ({text!r}): TopK has no field {name!r}; there are {known}")
+            raise InvalidError(f"compression ({text!r}): TopK has no field {name!r}; its fields are {known}")
         if name == "warmup":
             steps, _, kind = value.partition("/")
             if kind not in ("", "dense"):

@@ -22,22 +22,22 @@ BUFFER = 1024
 
 # kinds of data, as messages name them
 _ARRAYS, _DATA_SET, _PY_DATASET, _GENERATOR = "arrays", "tf.data.Dataset", "PyDataset", "generator"
-_OWN_BATCHES = ("batch_size", None, "its items are batches already, and whole ones are divided; leave it out")
-_ITS_SIZES = ("drop_remainder", False, "its batches have the sizes that it gives them")
+_OWN_BATCHES = ("batch_size", None, "its items are batches already, and the ranks get whole batches; leave it out")
+_ITS_SIZES = ("drop_remainder", False, "its batches keep the sizes that it gives them")
 # kind -> the settings that do not go with it: name, default, what to do
 _REFUSED: dict[str, tuple[tuple[str, Any, str], ...]] = {
     _PY_DATASET: (
         _OWN_BATCHES,
         _ITS_SIZES,
-        ("shuffle", False, "fit mixes its batches anew in every epoch, unless it is told shuffle=False"),
+        ("shuffle", False, "fit shuffles its batches in every epoch, unless shuffle=False is passed to fit"),
     ),
     _GENERATOR: (
         _OWN_BATCHES,
         _ITS_SIZES,
-        ("shuffle", False, "it gives its items in one order; let it mix them, alike on all ranks"),
-        ("own", False, "nobody knows how much it has; give it to fit as it is, with the same steps_per_epoch on all "
+        ("shuffle", False, "the order of its items is its own; let it shuffle them, in the same way on all ranks"),
+        ("own", False, "its length is not known; give it to fit as it is, with the same steps_per_epoch on all "
          "ranks, or make a data set of it: tf.data.Dataset.from_generator(...)"),
-        ("steps", None, "it is read once, and cannot begin anew; give fit steps_per_epoch"),
+        ("steps", None, "it is read once, and cannot be restarted; give fit steps_per_epoch"),
     ),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ def _kind(data: Any) -> tuple[str, Any]:
             raise InvalidError(
                 f"shard: data ({_short(one)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a "
                 "generator"
-                + ("; a function that makes one is called first: shard(function(), ...)" if callable(one) else "")
+                + ("; call a function that makes one first: shard(function(), ...)" if callable(one) else "")
             )
     return _ARRAYS, arrays
 
@@ -181,17 +181,18 @@ def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
         if batch_size is None and batched is False:
             raise InvalidError(
                 "shard: batch_size (None): must be given for a data set of single elements: the number of them that "
-                "one rank takes in a step; 0 divides them as they are, for batches of your own"
+                "one rank takes in a step; 0 divides the elements without batching them, if you make the batches "
+                "yourself"
             )
         if batch_size and batched:
             raise InvalidError(
-                f"shard: batch_size ({batch_size}): the data set is batched already; leave batch_size out, and whole "
-                "batches are divided; or take it apart: shard(data.unbatch(), batch_size); or, where each of them is "
-                "one element: shard(data, 0).batch(batch_size)"
+                f"shard: batch_size ({batch_size}): the data set is batched already; leave batch_size out, so that "
+                "whole batches are divided; or take it apart: shard(data.unbatch(), batch_size); or, where each of "
+                "them is one element: shard(data, 0).batch(batch_size)"
             )
         return
     if kind == _GENERATOR and settings["remainder"] == "repeat":
-        raise InvalidError("shard: remainder ('repeat'): a generator cannot begin anew; use 'drop' or 'uneven'")
+        raise InvalidError("shard: remainder ('repeat'): a generator cannot be restarted; use 'drop' or 'uneven'")
     for name, default, instead in _REFUSED.get(kind, ()):
         if settings[name] != default:
             raise InvalidError(f"shard: {name} ({settings[name]!r}): does not go with a {kind}; {instead}")

@@ -198,7 +198,7 @@ def launcher() -> Finding:
     linked = flavour(str(engine_answer().values.get("mpi", "")))
     names = "mpirun, horovodrun --mpi" if _which("horovodrun") else "mpirun"
     if linked and starts and linked != starts:
-        seen = f"mpirun is of {starts}, the native library is linked with {linked}: each rank would be alone"
+        seen = f"mpirun is of {starts}, the native library is linked with {linked}: each rank would be a job of its own"
         return Finding("launcher", State.WRONG, seen, f"put the right mpirun first on PATH, or {versions.BUILD}")
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= os.environ.keys()
     if os.geteuid() == 0 and starts.startswith("Open MPI") and not allowed:

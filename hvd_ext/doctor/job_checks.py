@@ -81,8 +81,8 @@ def end_of_meeting(words: Sequence[str], status: int | None, limit_s: float) -> 
     if status is not None and status >= 0:
         text = "MPI ended the process"
     else:
-        text = f"MPI did not come to an end within {limit_s:g} s, or was ended from outside"
-    return f"{text}: {' '.join(words[:12])}" if words else f"{text}, without a word"
+        text = f"MPI did not finish within {limit_s:g} s, or the process was killed"
+    return f"{text}: {' '.join(words[:12])}" if words else f"{text}, without output"
 
 
 def mpi(answers: Answers, met: Mapping[str, Any]) -> list[Finding]:
@@ -147,7 +147,7 @@ def variables(answers: Answers) -> list[Finding]:
         findings.append(Finding("Horovod's variables", State.OK, "; ".join(heeded)))
     unheeded = dict.fromkeys(f"{setting}: {why}" for answer in answers for setting, why in answer["variables"])
     if unheeded:
-        seen = "without an effect here: " + "; ".join(unheeded)
+        seen = "without effect in hvd_ext: " + "; ".join(unheeded)
         findings.append(Finding("Horovod's variables", State.OPTIONAL, seen, "unset them"))
     return findings
 

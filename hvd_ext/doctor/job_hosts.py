@@ -37,14 +37,14 @@ def network(answers: Answers, met: bool) -> Finding:
     chosen = f"; {', '.join(sorted(named))}" if named else ""
     own = "; ".join(f"{host}: {_listed(answer['networks'])}" for host, answer in hosts.items())
     if len(hosts) == 1:
-        seen = own if met else f"{own}; the other hosts have said nothing{chosen}"
+        seen = own if met else f"{own}; the other hosts have not reported{chosen}"
         return Finding(part, State.OK, f"one host, {seen}" if met else seen)
     common = _common([answer["networks"] for answer in hosts.values()])
     usable = [name for name in common if _allowed(name, hosts.values())]
     if usable:
         return Finding(part, State.OK, f"in common: {', '.join(usable)}{chosen}")
     if common:
-        seen = f"{', '.join(common)} is common to all hosts, and Open MPI was told not to use it{chosen}"
+        seen = f"{', '.join(common)} is common to all hosts, but Open MPI was told not to use it{chosen}"
         mend = f"mpirun --mca btl_tcp_if_include {common[0]}"
     else:
         seen = f"the hosts have no network in common: {own}{chosen}"
@@ -66,7 +66,7 @@ def cores(answers: Answers) -> Finding:
         if len(numbers) > there:
             state = State.OPTIONAL
             words[-1] += ": the ranks take turns"
-            mend = mend or "fewer ranks on a host; a measurement of speed says nothing here"
+            mend = mend or "start fewer ranks on each host; speeds measured like this mean nothing"
         elif usable < there and usable < there // len(numbers):
             state, mend = State.OPTIONAL, UNBOUND
             words[-1] += f", and each rank is bound to {usable}: TensorFlow's threads share them"
@@ -86,7 +86,7 @@ def gpus(answers: Answers) -> list[Finding]:
         words = f"host {host}: {seen} for {len(numbers)} ranks"
         if seen < len(numbers):
             mend = f"{seen} ranks on each host (mpirun --map-by ppr:{seen}:node), or CUDA_VISIBLE_DEVICES=-1"
-            findings.append(Finding("GPUs", State.WRONG, f"{words}: a rank per GPU is missing one", mend))
+            findings.append(Finding("GPUs", State.WRONG, f"{words}: some ranks would have no GPU", mend))
         elif seen > len(numbers):
             findings.append(
                 Finding("GPUs", State.OPTIONAL, f"{words}: {seen - len(numbers)} idle", "a rank for each GPU")
@@ -104,7 +104,7 @@ def memory(answers: Answers) -> list[Finding]:
         need = SHM_RANK_NBYTES * len(numbers)
         if len(numbers) > 1 and answer["shm"] and answer["shm"][0] < need:
             free, there = (nbytes // MIB for nbytes in answer["shm"])
-            seen = f"/dev/shm of host {host} has {free} MiB free of {there} MiB, MPI may want {need // MIB} MiB"
+            seen = f"/dev/shm of host {host} has {free} MiB free of {there} MiB, MPI may need {need // MIB} MiB"
             findings.append(Finding("shared memory", State.OPTIONAL, seen, "docker run --shm-size=1g, or the like"))
         if answer["memlock"] is not None and 0 <= answer["memlock"] < 1024 * MIB:
             seen = f"host {host} has an RDMA fabric, and a process may lock {answer['memlock'] // 1024} KiB only"

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_ext.engine import native
 from hvd_ext.engine.native import call as _call
-from hvd_ext.engine.reports import ResidualShard, SparseStatistics
+from hvd_ext.engine.reports import ResidualShard, TopKStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.tensors import DTYPES
 
@@ -104,7 +104,7 @@ class Channels:
     ) -> None:
         """Run a whole step of a channel on NumPy arrays, and wait for all ranks.
 
-        If the channel has sparse buckets, call `begin_sparse_step` before and `end_step` after.
+        If the channel has sparse buckets, call `begin_topk_step` before and `end_step` after.
 
         Args:
             channel: from `open_channel`.
@@ -139,7 +139,7 @@ class Channels:
             native.int64s([array.nbytes for array in inputs]),
         )
 
-    def begin_sparse_step(self, channel: int, density: float) -> None:
+    def begin_topk_step(self, channel: int, density: float) -> None:
         """Begin a step of a channel with sparse buckets, in place of `begin_step`.
 
         A previous step that `end_step` has not ended is dropped.
@@ -152,10 +152,10 @@ class Channels:
         Raises:
             InvalidError: the channel has no sparse bucket, or the previous step is incomplete.
         """
-        _call("hvd_ext_channel_begin_sparse_step", channel, density)
+        _call("hvd_ext_channel_begin_topk_step", channel, density)
 
     def end_step(self, channel: int, commit: bool) -> None:
-        """End the step that `begin_sparse_step` has begun.
+        """End the step that `begin_topk_step` has begun.
 
         Args:
             channel: from `open_channel`.
@@ -221,7 +221,7 @@ class Channels:
         pointer = _floats(values, self.state(channel, bucket).elements)
         _call("hvd_ext_channel_state_write", channel, bucket, which, pointer)
 
-    def sparse_statistics(self, channel: int) -> SparseStatistics:
+    def topk_statistics(self, channel: int) -> TopKStatistics:
         """Return how much this rank has sent for a channel's sparse buckets.
 
         Args:
@@ -231,14 +231,14 @@ class Channels:
             The counters since the channel was opened.
         """
         values = (ctypes.c_int64 * 6)()
-        _call("hvd_ext_channel_sparse_statistics", channel, values)
-        return SparseStatistics(*values)
+        _call("hvd_ext_channel_topk_statistics", channel, values)
+        return TopKStatistics(*values)
 
 
 def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ctypes.c_float]:
     if array.dtype != np.float32 or array.size != elements or not array.flags.c_contiguous:
         raise InvalidError(
-            f"what a sparse bucket keeps: takes a contiguous array of {elements} elements of float32, got {array.size} "
+            f"state of a sparse bucket: takes a contiguous array of {elements} elements of float32, got {array.size} "
             f"of {array.dtype.name}"
         )
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))

@@ -6,6 +6,7 @@ A process runs one engine for its job, and one more for each process set that it
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from hvd_ext.engine.channels import Channels, OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.reports import Statistics
 from hvd_ext.options import Options
+
+_TRANSPORTS = {"mpi": 0, "auto": 1, "tcp": 2}  # TcpOptions::Use of transport.h
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -111,6 +114,11 @@ class Engine(Channels):
         """
         _call("hvd_ext_refuse", self.generation, name.encode(), why.encode())
 
+    @property
+    def between(self) -> str:
+        """What carries data between hosts: "TCP", "MPI", or "threads" in a job of one rank without MPI."""
+        return str(native.load().hvd_ext_between(self.generation).decode())
+
     def statistics(self) -> Statistics:
         """Return the engine's counters.
 
@@ -126,7 +134,7 @@ def start_mpi(options: Options) -> Engine:
     """Start the engine on MPI: call MPI_Init with threads, or attach to MPI if it is running already.
 
     Args:
-        options: only the stall times, the window and shared_memory are used.
+        options: only the stall times, the window and the options of transports are used.
 
     Returns:
         The running engine.
@@ -167,7 +175,7 @@ def start_set(job: Engine, ranks: Sequence[int], number: int, options: Options) 
         job: the job's running engine.
         ranks: the ranks in the job, ascending, each once; this rank is one of them.
         number: the number of the process set, the same on its ranks.
-        options: only the stall times, the window and shared_memory are used.
+        options: only the stall times, the window and the options of transports are used.
 
     Returns:
         The running engine, in which this rank's number is its place in `ranks`.
@@ -192,5 +200,13 @@ def finish_mpi(failed: bool, code: int = 1) -> None:
     native.load().hvd_ext_finish_mpi(int(failed), code)
 
 
+def interfaces(options: Options) -> str:
+    """Return the network interfaces between hosts, as in "eth0,10.0.0.0/24": ours, else Open MPI's; empty for all."""
+    variable = "OMPI_MCA_btl_tcp_if_include"
+    return options.interfaces or os.environ.get(variable, "")
+
+
 def _config(options: Options) -> native.Config:
-    return native.Config(options.stall_warn_s, options.stall_fatal_s, options.window, options.shared_memory)
+    waits = (options.stall_warn_s, options.stall_fatal_s)
+    tcp = _TRANSPORTS[options.transport]
+    return native.Config(*waits, options.window, options.shared_memory, tcp, interfaces(options).encode())

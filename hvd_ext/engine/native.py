@@ -13,7 +13,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 6  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 7  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -25,6 +25,8 @@ class Config(ctypes.Structure):
         ("stall_fatal_s", ctypes.c_double),
         ("window", ctypes.c_int64),
         ("shared_memory", ctypes.c_int64),
+        ("tcp", ctypes.c_int64),
+        ("interfaces", ctypes.c_char_p),
     ]
 
 
@@ -74,6 +76,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_abi_version": (_i64, []),
     "hvd_ext_plan_version": (_i64, []),
     "hvd_ext_error": (_text, []),
+    "hvd_ext_between": (_text, [_i64]),
     "hvd_ext_start_mpi": (ctypes.c_int, [ctypes.POINTER(Config), _i64s, _i32s, _i32s]),
     "hvd_ext_start_local": (ctypes.c_int, [ctypes.POINTER(Config), _i64s]),
     "hvd_ext_start_set": (ctypes.c_int, [_i64, _i32s, _i64, _i32, ctypes.POINTER(Config), _i64s, _i32s]),
@@ -92,12 +95,12 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
-    "hvd_ext_channel_begin_sparse_step": (ctypes.c_int, [_i64, ctypes.c_double]),
+    "hvd_ext_channel_begin_topk_step": (ctypes.c_int, [_i64, ctypes.c_double]),
     "hvd_ext_channel_end_step": (ctypes.c_int, [_i64, _i32]),
     "hvd_ext_channel_state": (ctypes.c_int, [_i64, _i64, _i64s]),
     "hvd_ext_channel_state_read": (ctypes.c_int, [_i64, _i64, _i32, _floats]),
     "hvd_ext_channel_state_write": (ctypes.c_int, [_i64, _i64, _i32, _floats]),
-    "hvd_ext_channel_sparse_statistics": (ctypes.c_int, [_i64, _i64s]),
+    "hvd_ext_channel_topk_statistics": (ctypes.c_int, [_i64, _i64s]),
     "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
     "hvd_ext_exchange": (
         ctypes.c_int,

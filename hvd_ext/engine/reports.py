@@ -15,7 +15,7 @@ class ResidualShard(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseStatistics:
+class TopKStatistics:
     """Entries and bytes that this rank has sent for a channel's sparse buckets, and its committed and dropped steps."""
 
     entries: int

@@ -156,7 +156,7 @@ _CALLBACK_ROWS = (
         _CALLBACKS,
         "broadcast_global_variables",
         "root_rank",
-        "in graphs of TensorFlow 1; elsewhere refused in words: say which variables, "
+        "in graphs of TensorFlow 1; elsewhere an error; name the variables: "
         "`hvd_ext.broadcast_variables([*model.variables, *optimizer.variables], root_rank)`",
     ),
 )

@@ -20,20 +20,21 @@ MOST_HOSTS = 4
 _said: set[str] = set()  # what this process has said; init() after shutdown() does not repeat it
 
 
-def job_line(hosts: Sequence[str]) -> str:
+def job_line(hosts: Sequence[str], between: str = "") -> str:
     """Describe which version runs on which hosts.
 
     Args:
         hosts: the host name of each rank.
+        between: what carries data between the hosts, such as "TCP".
 
     Returns:
-        A line such as "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2)".
+        A line such as "version 0.1.0, 4 ranks on 2 hosts: a (2), b (2); TCP between hosts".
     """
     counts = Counter(hosts)
     named = [f"{host} ({count})" for host, count in list(counts.items())[:MOST_HOSTS]]
     more = f" and {len(counts) - MOST_HOSTS} more" if len(counts) > MOST_HOSTS else ""
     return f"version {hvd_ext.__version__}, {_many(len(hosts), 'rank')} on {_many(len(counts), 'host')}: " + (
-        ", ".join(named) + more
+        ", ".join(named) + more + (f"; {between} between hosts" if between and len(counts) > 1 else "")
     )
 
 

@@ -46,6 +46,7 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
                 "op": settings.op.name,
                 "compression": settings.compression.name,
                 "window": settings.window,
+                "transport": settings.transport,
                 "topology": "found by itself" if tree is None else repr(tree),
                 "trace": "none" if settings.trace is None else "recorded",
             },

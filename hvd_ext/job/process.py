@@ -63,7 +63,7 @@ def init(
     if is_initialized():
         if process_sets and process_sets != "dynamic":
             raise InvalidError(
-                "init: hvd_ext runs already, so that its process_sets would be ignored; add them with add_process_set()"
+                "init: hvd_ext is running already, and process_sets would be ignored; add them with add_process_set()"
             )
         return
     if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
@@ -91,7 +91,7 @@ def init(
         if settings.trace is not None:
             recording.begin(job, settings.trace)
         runtime.set_current(job)
-        banner.say(job, banner.job_line(job.hosts))
+        banner.say(job, banner.job_line(job.hosts, job.engine.between))
     except BaseException:
         # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()

@@ -156,8 +156,8 @@ def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> No
         for process_set in process_sets:
             if not isinstance(process_set, ProcessSet):
                 raise InvalidError(
-                    f"init (process_sets: {process_set!r}): takes ProcessSet objects, which the collectives are given "
-                    f"afterwards; got {type(process_set).__name__}"
+                    f"init (process_sets: {process_set!r}): takes ProcessSet objects, which are then passed to the "
+                    f"collectives; got {type(process_set).__name__}"
                 )
         return list(process_sets)
 
@@ -199,7 +199,7 @@ def runtime_of(process_set: ProcessSet | None) -> Runtime | None:
         return process_set._runtime
     raise InvalidError(
         f"process set (ranks {rank_lists.listed(process_set.ranks)}): it must be added before it is used: call "
-        "add_process_set() on all ranks, or give it to init(process_sets=[...]), also after shutdown() and init()"
+        "add_process_set() on all ranks, or give it to init(process_sets=[...]), again after each shutdown()"
     )
 
 
@@ -220,7 +220,7 @@ def find(process_set_id: int | None) -> ProcessSet:
     found = global_process_set if process_set_id == 0 else job.process_sets.get(process_set_id or -1)
     if found is None:
         there = rank_lists.listed(sorted({0, *job.process_sets}))
-        raise InvalidError(f"process set {process_set_id}: it must have been added, there are the sets {there}")
+        raise InvalidError(f"process set {process_set_id}: it has not been added; the sets are {there}")
     return found
 
 
@@ -258,7 +258,7 @@ def _ranks_of(comm: Any) -> tuple[int, ...]:
 
     if comm == MPI.COMM_NULL:
         raise InvalidError(
-            "process set (COMM_NULL): only the ranks of a communicator give it; leave it out on this one"
+            "process set (COMM_NULL): only the ranks of a communicator pass it; this rank is not one of them"
         )
     ranks = tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, MPI.COMM_WORLD.Get_group()))
     if ranks != tuple(sorted(ranks)):

@@ -25,9 +25,7 @@ def check_new(where: str, ranks: tuple[int, ...], size: int, known: dict[tuple[i
     if ranks[-1] >= size:
         raise InvalidError(f"{subject}: its ranks must be ranks of the job, 0 .. {size - 1}; rank {ranks[-1]} is not")
     if ranks in known:
-        raise InvalidError(
-            f"{subject}: {known[ranks]} has the same ranks, and no two sets may; use that one, or remove it first"
-        )
+        raise InvalidError(f"{subject}: {known[ranks]} has the same ranks; use that one, or remove it first")
 
 
 def checked(ranks: Iterable[int]) -> tuple[int, ...]:
@@ -48,14 +46,16 @@ def checked(ranks: Iterable[int]) -> tuple[int, ...]:
     try:
         found = [operator.index(rank) for rank in given]
     except TypeError:
-        raise InvalidError(f"process set ({given!r}): its ranks are whole numbers") from None
+        raise InvalidError(f"process set ({given!r}): its ranks must be whole numbers") from None
     if not found:
         raise InvalidError("process set (no ranks): it must have at least one rank")
     if min(found) < 0:
-        raise InvalidError(f"process set ({found}): ranks are not negative, one is {min(found)}")
+        raise InvalidError(f"process set ({found}): ranks must not be negative, one is {min(found)}")
     repeated = sorted({rank for rank in found if found.count(rank) > 1})
     if repeated:
-        raise InvalidError(f"process set ({found}): each rank may be there once; rank {repeated[0]} is there again")
+        raise InvalidError(
+            f"process set ({found}): each rank may be listed only once; rank {repeated[0]} is listed again"
+        )
     return tuple(sorted(found))
 
 

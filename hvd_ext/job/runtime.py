@@ -246,7 +246,7 @@ def current() -> Runtime:
         NotInitializedError: before `init()` or after `shutdown()`.
     """
     if _current is None:
-        raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first (and after shutdown() again)")
+        raise NotInitializedError("hvd_ext is not running: call hvd_ext.init() first, and again after each shutdown()")
     return _current
 
 

@@ -65,7 +65,7 @@ class Arrivals:
     @contextmanager
     def _opened(self, place: int | None, flags: int) -> Iterator[int]:
         if self._folder is None:
-            raise FileNotFoundError("the launcher tells no folder")
+            raise FileNotFoundError("the launcher names no folder for the job")
         folder = owned.open_folder(self._folder)
         try:
             file = owned.open_file(f"{self._stem}-{place}", folder, flags)
@@ -85,10 +85,10 @@ class Arrivals:
         """Say which ranks are missing, as far as this host knows."""
         here = self.here()
         if self._folder is None or not here:
-            return f"rank {self.rank} is here; this launcher does not tell which rank is not"
+            return f"rank {self.rank} has called init(); under this launcher the missing ranks cannot be named"
         missing = [place for place in range(self.size or 0) if place not in here]
         if not missing:
-            return f"all {self.size} of host {platform.node()} are here: a rank of another host has not called init()"
+            return f"all {self.size} ranks of host {platform.node()} have called init(): a rank of another host has not"
         # Ranks are assumed to be numbered in the order of the hosts, unless the marks contradict that.
         firsts = {int(rank) - place for place, rank in here.items() if rank.isdigit()}
         first = firsts.pop() if len(firsts) == 1 else None

@@ -91,10 +91,12 @@ Min = ReduceOp.Min
 Max = ReduceOp.Max
 Product = ReduceOp.Product
 
+TRANSPORTS = ("auto", "tcp", "mpi")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a job, equal on all ranks except for the two stall times, shared_memory and quiet.
+    """The options of a job, equal on all ranks except for the two stall times, shared_memory, interfaces and quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -106,6 +108,10 @@ class Options:
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 for never.
         window: how many segments of one bucket or call may be in flight at once.
         shared_memory: whether ranks of one host read each other's memory; if False, they exchange messages through MPI.
+        transport: what carries data between hosts: "tcp", connections of our own; "mpi"; or "auto", whichever is faster
+            at the start of the job.
+        interfaces: the network interfaces that "tcp" uses, by name or as networks ("eth0,10.0.0.0/24"); empty for those
+            that Open MPI is told to use (btl_tcp_if_include), else for all that are up.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
 
@@ -122,6 +128,8 @@ class Options:
     stall_fatal_s: float = 0.0
     window: int = 4
     shared_memory: bool = True
+    transport: str = "auto"
+    interfaces: str = ""
     trace: str | Path | None = None
     quiet: bool = False
 
@@ -138,6 +146,13 @@ class Options:
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
         if not _is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
+        if self.transport not in TRANSPORTS:
+            raise InvalidError(f"transport ({self.transport!r}): must be one of {', '.join(TRANSPORTS)}")
+        if not isinstance(self.interfaces, str) or " " in self.interfaces:
+            raise InvalidError(
+                f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
+                "10.0.0.0/24, with commas between them"
+            )
         for field in ("shared_memory", "quiet"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
@@ -157,7 +172,7 @@ class Options:
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise InvalidError(f"option {name!r}: there is none of this name; there are {', '.join(sorted(known))}")
+                raise InvalidError(f"option {name!r}: must be one of {', '.join(sorted(known))}")
         return dataclasses.replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
@@ -194,6 +209,20 @@ SETTINGS: tuple[Setting, ...] = (
         bool,
         "1",
         "1: ranks of a host read each other's memory; 0: they use MPI",
+    ),
+    Setting(
+        "HVD_EXT_TRANSPORT",
+        "transport",
+        str,
+        "auto",
+        "what carries data between hosts: tcp, connections of our own; mpi; auto: the faster one",
+    ),
+    Setting(
+        "HVD_EXT_INTERFACES",
+        "interfaces",
+        str,
+        "",
+        "network interfaces that tcp uses, as in eth0,10.0.0.0/24; empty: Open MPI's btl_tcp_if_include, or all",
     ),
     Setting(
         "HVD_EXT_TRACE",
@@ -260,7 +289,7 @@ def check_op(op: object) -> ReduceOp:
     """
     if op in (Average, Sum) and isinstance(op, ReduceOp):
         return op
-    instead = "the others are for hvd_ext.allreduce" if isinstance(op, ReduceOp) else "there are no others"
+    instead = "the others are for hvd_ext.allreduce" if isinstance(op, ReduceOp) else "pass one of these constants"
     raise InvalidError(f"op ({op!r}): must be hvd_ext.Average or hvd_ext.Sum; {getattr(op, 'instead', instead)}")
 
 
@@ -280,14 +309,14 @@ def check_compression(compression: object) -> Compression:
         return compression
     if type(compression).__name__ == "TopK":
         raise InvalidError(
-            f"compression ({compression!r}): TopK keeps a rest for each optimizer; give it to "
+            f"compression ({compression!r}): TopK keeps residuals for each optimizer; give it to "
             "hvd_ext.DistributedOptimizer"
         )
     known = {"NoneCompressor": Compression.none, "FP16Compressor": Compression.fp16}
     name = "NoneCompressor" if compression is None else getattr(compression, "__name__", "")
     if name not in known:
         names = ", ".join(f"Compression.{member.name}" for member in Compression)
-        raise InvalidError(f"compression ({compression!r}): must be one of {names}; there are no others")
+        raise InvalidError(f"compression ({compression!r}): must be one of {names}")
     return known[name]
 
 

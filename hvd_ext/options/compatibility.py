@@ -38,21 +38,21 @@ XLA = (
 
 REFUSED: dict[frozenset[str], str] = {
     frozenset({"predivide", "op=Sum"}): (
-        "gradient_predivide_factor: it splits the division of an average, and with op=Sum nothing is divided; leave "
+        "gradient_predivide_factor: it splits the division of an average, but with op=Sum nothing is divided; leave "
         "one of them out"
     ),
     frozenset({"compression", "top-k"}): (
-        "must be one of Compression.none, Compression.fp16, Compression.bf16; there are no others, but hvd_ext.TopK"
+        "must be one of Compression.none, Compression.fp16, Compression.bf16, or hvd_ext.TopK"
     ),
     frozenset({"top-k", "Keras 2"}): (
-        "compression=hvd_ext.TopK(...) works with optimizers of Keras 3, and with a tape; take "
+        "compression=hvd_ext.TopK(...) works with optimizers of Keras 3, and with a tape; use "
         "keras.optimizers, or a hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
     ),
     frozenset({"local variables", "global_clipnorm"}): (
         "global_clipnorm: local variables count in the norm, so that each rank would scale the reduced gradients "
-        "differently and the ranks would part; use clipnorm or clipvalue, which look at one variable at a time"
+        "differently, and their weights would differ; use clipnorm or clipvalue, which clip each variable separately"
     ),
-    frozenset({"backward_passes_per_step", "tape"}): "a tape adds nothing up",
+    frozenset({"backward_passes_per_step", "tape"}): "must be 1, because a tape does not accumulate gradients",
     frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it lacks this
     frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
@@ -65,9 +65,9 @@ REMARKS = (
     "A tape does not know its optimizer either: with local variables, use neither global_clipnorm nor a loss scale in "
     "that optimizer, or wrap the optimizer instead of the tape.",
     "top-k: sparse gradients are sent whole, as rows. Keras' clipping, global_clipnorm included, sees the reduced "
-    "gradients, whose elements come in bursts; `TopK(clip=...)` clips each rank's gradients before the selection. With "
-    "a tape, nothing skips a step whose gradients are not finite: check them yourself, they are then not finite on all "
-    "ranks.",
+    "gradients, whose elements arrive in bursts; `TopK(clip=...)` clips each rank's gradients before the selection. "
+    "With a tape, nothing skips a step whose gradients are not finite: check them yourself, they are then not finite "
+    "on all ranks.",
     "top-k with accumulation and mixed_float16 is refused, because each pass would count as a step of momentum, "
     "warm-up and flush.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",

@@ -120,7 +120,7 @@ class GradientOptions:
         for name in texts:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}"
                 raise InvalidError(f"{where} has no option {name!r}; {hint}")
         named: dict[str, dict[str, Any]] = {
             "op": {"average": Average, "sum": Sum},
@@ -220,7 +220,7 @@ def _checked_compression(compression: Any) -> Compression:
     try:
         return check_compression(compression)
     except InvalidError as error:
-        raise InvalidError(f"{error}, but hvd_ext.TopK(...)") from None
+        raise InvalidError(f"{error}, or hvd_ext.TopK(...)") from None
 
 
 def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
@@ -231,12 +231,12 @@ def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
         if algorithm not in (None, *sparse_names):
             raise InvalidError(
                 f"algorithm ({algorithm!r}): with compression=hvd_ext.TopK(...) it must be one of "
-                f"{', '.join(sparse_names)}, or None; the dense gradients beside the sparse ones take that "
-                "of init"
+                f"{', '.join(sparse_names)}, or None; gradients that are sent whole use the "
+                "algorithm of init"
             )
     elif algorithm in sparse_names:
         raise InvalidError(
-            f"algorithm ({algorithm!r}): sends a part of the gradients, and compression must say which; give "
+            f"algorithm ({algorithm!r}): sends only a part of the gradients, which compression must select; give "
             "compression=hvd_ext.TopK(density=0.01) too"
         )
     elif algorithm not in (None, "auto"):
@@ -247,16 +247,16 @@ def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:
     rule = "must be a number of groups, or a list of lists of variables"
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool)):
         if groups is not None and groups < 0:
-            raise InvalidError(f"groups ({groups}): {rule}; a number is not negative")
+            raise InvalidError(f"groups ({groups}): {rule}; a number must not be negative")
         return groups or None
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
         raise InvalidError(f"groups ({groups!r}): {rule}")
     if not all(hasattr(variable, "shape") for group in groups for variable in group):
-        raise InvalidError(f"groups ({groups!r}): {rule}; one of them holds something that is no variable")
+        raise InvalidError(f"groups ({groups!r}): {rule}; one of them holds something that is not a variable")
     seen: set[int] = set()
     for variable in (variable for group in groups for variable in group):
         if id(variable) in seen:
-            raise InvalidError(f"groups: each variable may be there once; {_name(variable)!r} is there again")
+            raise InvalidError(f"groups: each variable may be listed only once; {_name(variable)!r} is listed again")
         seen.add(id(variable))
     return tuple(tuple(group) for group in groups if group) or None
 
@@ -267,8 +267,8 @@ def _checked_set(process_set: Any) -> ProcessSet | None:
         return None
     if not isinstance(process_set, SetOfRanks):
         raise InvalidError(
-            f"process_set ({process_set!r}): must be a hvd_ext.ProcessSet that was added, or None for all ranks; the "
-            "sets of Horovod are its own"
+            f"process_set ({process_set!r}): must be a hvd_ext.ProcessSet that was added, or None for all ranks; "
+            "Horovod's own process sets cannot be used"
         )
     return cast("ProcessSet", process_set)
 

@@ -201,7 +201,7 @@ def _verdict(
     if name == winner:
         least = min(prices.values())
         if prices[name] > least * (1 + planner.TIE):
-            return f"chosen: cheapest for {size_class} bytes, which stand for all near sizes"
+            return f"chosen: cheapest for {size_class} bytes, which stands for all sizes near it"
         tie = prices[name] > least
         better = "simpler" if name == "ring" else "lighter on the other links"
         return f"chosen: within {planner.TIE:.0%} of the cheapest, and {better}" if tie else "chosen: cheapest"

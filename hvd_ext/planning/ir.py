@@ -52,8 +52,8 @@ def parse(text: str) -> tuple[int, dict[str, int], dict[str, int]]:
     opcodes = {name: int(value) for name, value in re.findall(r"^HVD_EXT_OPCODE\((\w+), (\d+)\)", text, re.MULTILINE)}
     if version is None or not opcodes or sorted(columns.values()) != list(range(len(columns))) or not columns:
         raise PlanError(
-            f"ir.def: it defines a version, columns 0, 1, 2, ... and opcodes; found version {version and version[1]}, "
-            f"columns {columns}, opcodes {opcodes}"
+            "ir.def: it must define a version, columns 0, 1, 2, ... and opcodes; found version "
+            f"{version and version[1]}, columns {columns}, opcodes {opcodes}"
         )
     return int(version[1]), columns, opcodes
 

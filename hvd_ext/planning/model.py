@@ -92,12 +92,14 @@ class Call:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.method not in get_args(Method):
             raise PlanError(
-                f"call ({self.kind}, {self.method}): the kind is one of {', '.join(get_args(Kind))} and the method one "
-                f"of {', '.join(get_args(Method))}"
+                f"call ({self.kind}, {self.method}): the kind must be one of {', '.join(get_args(Kind))} and the "
+                f"method one of {', '.join(get_args(Method))}"
             )
         rooted = self.kind in ROOTED
         if not self.ranks or len(set(self.ranks)) != len(self.ranks):
-            raise PlanError(f"{self.kind} on ranks {self.ranks}: a group has at least one rank and each rank once")
+            raise PlanError(
+                f"{self.kind} on ranks {self.ranks}: a group must have at least one rank, and each rank once"
+            )
         one_span = self.kind in _ONE_SPAN
         if len(self.spans) != (1 if one_span else len(self.ranks)):
             raise PlanError(
@@ -105,22 +107,22 @@ class Call:
                 f"{len(self.spans)}"
             )
         if self.kind in _PAIRS and len(self.ranks) != 2:
-            raise PlanError(f"{self.kind} on ranks {self.ranks}: it joins two ranks, got {len(self.ranks)}")
+            raise PlanError(f"{self.kind} on ranks {self.ranks}: it must join two ranks, got {len(self.ranks)}")
         if self.kind in LOCAL and len(self.ranks) != 1:
-            raise PlanError(f"{self.kind} on ranks {self.ranks}: it is of one rank, got {len(self.ranks)}")
+            raise PlanError(f"{self.kind} on ranks {self.ranks}: it must have one rank, got {len(self.ranks)}")
         if self.kind == "all_to_all" and (
             self.method == "recursive" or any(span.count % len(self.ranks) for span in self.spans)
         ):
             raise PlanError(
-                f"all_to_all on ranks {self.ranks} ({self.method}): it is a ring or direct, and each span is cut into "
-                f"{len(self.ranks)} equal parts"
+                f"all_to_all on ranks {self.ranks} ({self.method}): must be a ring or direct, and each span must "
+                f"divide into {len(self.ranks)} equal parts"
             )
         if rooted != (self.root >= 0):
             raise PlanError(
                 f"{self.kind} with root {self.root}: {', '.join(ROOTED)} have a root, the other kinds have none"
             )
         if self.kind == "sparse_broadcast" and self.root not in self.ranks:
-            raise PlanError(f"sparse_broadcast on ranks {self.ranks}: its root is one of them, got {self.root}")
+            raise PlanError(f"sparse_broadcast on ranks {self.ranks}: its root must be one of them, got {self.root}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +163,13 @@ class LogicalPlan:
 
     def __post_init__(self) -> None:
         if self.collective not in get_args(Collective):
-            raise PlanError(f"plan of {self.collective!r}: a collective is one of {', '.join(get_args(Collective))}")
+            raise PlanError(
+                f"plan of {self.collective!r}: a collective must be one of {', '.join(get_args(Collective))}"
+            )
         if self.size < 1 or self.units < 1 or not 0 <= self.root < self.size:
             raise PlanError(
-                f"{self.algorithm}: size {self.size}, units {self.units}, root {self.root}: a plan has at least one "
-                "rank and one unit, and its root is one of the ranks"
+                f"{self.algorithm}: size {self.size}, units {self.units}, root {self.root}: a plan must have at least "
+                "one rank and one unit, and its root must be one of the ranks"
             )
         seen: set[int] = set()  # the id() of each group that was checked: large plans share their tuples
         for level in self.levels:
@@ -176,13 +180,13 @@ class LogicalPlan:
                 if outside or call.root >= self.size:
                     raise PlanError(
                         f"{self.algorithm}, level {level.name!r}: {call.kind} on ranks {call.ranks}, root {call.root}: "
-                        f"ranks are in [0, {self.size})"
+                        f"ranks must be in [0, {self.size})"
                     )
                 for span in call.spans:
                     if span.begin < 0 or span.count < 0 or span.end > self.units:
                         raise PlanError(
                             f"{self.algorithm}, level {level.name!r}: {call.kind} on units [{span.begin}, {span.end}): "
-                            f"units are in [0, {self.units})"
+                            f"units must be in [0, {self.units})"
                         )
 
 

@@ -134,7 +134,9 @@ def _found() -> dict[str, Schedule | SparseSchedule]:
     for info in sorted(pkgutil.iter_modules(schedules.__path__), key=lambda info: info.name):
         module = cast("Schedule | SparseSchedule", importlib.import_module(f"{schedules.__name__}.{info.name}"))
         if module.card.name != info.name:
-            raise PlanError(f"schedule {info.name!r}: its card has the name of its module, got {module.card.name!r}")
+            raise PlanError(
+                f"schedule {info.name!r}: its card must have the name of its module, got {module.card.name!r}"
+            )
         found[info.name] = module
     return found
 
@@ -163,7 +165,7 @@ def get(name: str) -> Schedule:
             f"algorithm {name!r}: it sends selected elements only; give compression=hvd_ext.TopK(...) too, or one of "
             f"{', '.join(names())}"
         )
-    return cast(Schedule, _named(name, names(), "'auto' or "))
+    return cast(Schedule, _named(name, names(), "must be 'auto' or one of"))
 
 
 def sparse(name: str) -> SparseSchedule:
@@ -175,7 +177,7 @@ def sparse(name: str) -> SparseSchedule:
     Raises:
         PlanError: there is no such schedule; the message lists the names and suggests the nearest.
     """
-    return cast(SparseSchedule, _named(name, sparse_names(), "with compression=hvd_ext.TopK(...) "))
+    return cast(SparseSchedule, _named(name, sparse_names(), "with compression=hvd_ext.TopK(...) it must be one of"))
 
 
 def card(name: str) -> Card:
@@ -204,9 +206,9 @@ def supports(schedule: Schedule | SparseSchedule, tree: Tree) -> str | None:
     return None if asked is None else asked(tree)
 
 
-def _named(name: str, known: tuple[str, ...], before: str = "") -> Schedule | SparseSchedule:
+def _named(name: str, known: tuple[str, ...], rule: str = "must be one of") -> Schedule | SparseSchedule:
     if name in known:
         return _found()[name]
     near = difflib.get_close_matches(name, known, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    raise PlanError(f"algorithm {name!r}: it is {before}one of {', '.join(known)}{guess}")
+    raise PlanError(f"algorithm {name!r}: {rule} {', '.join(known)}{guess}")

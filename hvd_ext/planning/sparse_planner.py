@@ -60,7 +60,7 @@ def sparse_plan(
         raise PlanError(f"algorithm {algorithm!r} on {tree.describe()}: {reason}; choose another one")
     if height is not None and height < 0:
         raise PlanError(
-            f"height ({height}): it is a number of levels of branches, 0 or more, or None for the best price"
+            f"height ({height}): must be a number of levels of branches, 0 or more, or None for the best price"
         )
     sparsity = Sparsity(density, entry_nbytes, select_s_per_element)
     return _chosen(tree, algorithm, max(size_class(nbytes), LEAST_NBYTES), sparsity, height)

@@ -96,9 +96,9 @@ def _check_rows(rows: Rows, rank: int, size: int, units: int, name: str) -> None
         if not 0 <= row[PEER] < size or (row[PEER] == rank and not local):
             raise PlanError(f"{where}: peer {row[PEER]} is not another rank in [0, {size})")
         if begin < 0 or row[COUNT] < 1 or end > units:
-            raise PlanError(f"{where}: a row moves at least one unit of [0, {units})")
+            raise PlanError(f"{where}: a row must move at least one unit of [0, {units})")
         if row[ROUND] < last:
-            raise PlanError(f"{where}: rounds do not decrease, the row before has round {last}")
+            raise PlanError(f"{where}: rounds must not decrease, the row before has round {last}")
         last = row[ROUND]
         if local:
             check_local_row(row, rank, where)

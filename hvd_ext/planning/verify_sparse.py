@@ -55,9 +55,9 @@ def check_local_row(row: Sequence[int], rank: int, where: str) -> None:
     """
     own, name = row[PEER] == rank, OPCODE_NAMES[row[OPCODE]]
     if row[OPCODE] in (MERGE, TAKE) and own:
-        raise PlanError(f"{where}: {name} is of another rank's vector, got its own rank")
+        raise PlanError(f"{where}: {name} must name another rank's vector, not its own")
     if row[OPCODE] not in (MERGE, TAKE, SCATTER_ADD) and not own:
-        raise PlanError(f"{where}: {name} is local, its peer is its own rank, got {row[PEER]}")
+        raise PlanError(f"{where}: {name} is local, so its peer must be its own rank, got {row[PEER]}")
 
 
 def check_order(rows: Rows, rank: int, name: str) -> None:
@@ -79,10 +79,12 @@ def check_order(rows: Rows, rank: int, name: str) -> None:
         where = f"{name}, rank {rank}, round {row[ROUND]}: {OPCODE_NAMES[opcode]} of units [{begin}, {begin + count})"
         local = opcode in LOCAL_OPCODES
         if sorts.setdefault(row[ROUND], local) != local:
-            raise PlanError(f"{where}: a round of a rank has either messages or local rows")
+            raise PlanError(f"{where}: a round of a rank must have either messages or local rows")
         if opcode in (SELECT, FOLD):
             if has_feedback:
-                raise PlanError(f"{where}: a rank has one residual, of one range; it has one SELECT or FOLD at most")
+                raise PlanError(
+                    f"{where}: a rank has one residual, of one range, so it may have only one SELECT or FOLD"
+                )
             has_feedback = True
         reads_own = opcode in (SEND_SPARSE, MERGE) or (opcode == SCATTER_ADD and peer == rank)
         if reads_own and not has_own:

@@ -32,7 +32,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("min_num_proc", "max_num_proc", "min_np", "max_np"), _FIXED),
     "slots": "say how many ranks each host has in hosts, as in 'host1:4,host2:4'",
     **dict.fromkeys(("reset_limit", "cooldown_range"), _FIXED),
-    "start_timeout": "set HVD_EXT_STALL_FATAL_S in os.environ: a job in which a rank does not come ends after it",
+    "start_timeout": "set HVD_EXT_STALL_FATAL_S in os.environ: if a rank does not start, the job fails after that time",
     "use_gloo": "hvd_ext runs on MPI: leave it out",
 }
 

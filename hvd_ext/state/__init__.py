@@ -51,10 +51,10 @@ def register(owner_key: str, save: Save, load: Load | None = None, *, load_all: 
         raise InvalidError(f"state.register, owner_key ({owner_key!r}): must be a text that is not empty")
     given = load_all if load is None else load
     if not callable(save) or not callable(given) or (load is not None and load_all is not None):
-        raise InvalidError(f"state.register, {owner_key!r}: save and load must be functions; load_all stands for load")
+        raise InvalidError(f"state.register, {owner_key!r}: save, and either load or load_all, must be functions")
     if _functions(owner_key) is not None:
         raise InvalidError(
-            f"state.register, owner_key ({owner_key!r}): it is taken; take another, or `unregister` the first"
+            f"state.register, owner_key ({owner_key!r}): is registered already; use another, or `unregister` the first"
         )
     _owners[owner_key] = (_reference(save), _reference(given))
     _of_all.discard(owner_key)

@@ -56,7 +56,7 @@ def read(file: BinaryIO) -> Sections:
                 flat = np.frombuffer(bytearray(entries[str(number)].tobytes()), np.dtype(dtype))
                 sections[section][name] = flat.reshape(shape)
     except Exception as error:  # NumPy, zip and JSON raise different ones for a file that is not theirs
-        raise CheckpointError(f"no file of a rank's state: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"not a file of a rank's state: {type(error).__name__}: {error}") from error
     return sections
 
 

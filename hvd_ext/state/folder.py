@@ -153,7 +153,7 @@ def publish(directory: Path, written: Path, serial: int, manifest: Manifest) -> 
     written.rename(final)
     _sync(directory)
     if manifests.read(final) != manifest:
-        raise CheckpointError(f"{final.name}: its manifest does not come back as it was written")
+        raise CheckpointError(f"{final.name}: its manifest reads back differently from what was written")
     pointer = directory / ("." + POINTER)
     pointer.write_text(final.name + "\n", encoding="utf-8")
     _sync(pointer)

@@ -24,7 +24,7 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
         if not name.startswith("SIG") or not isinstance(getattr(signal, name, None), signal.Signals):
             raise InvalidError(f"signals ({name!r}): must be a name of a signal, such as 'SIGTERM'")
         if name in ("SIGKILL", "SIGSTOP"):
-            raise InvalidError(f"signals ({name!r}): no program can take this signal; take another")
+            raise InvalidError(f"signals ({name!r}): no program can handle this signal; use another")
     return tuple(names)
 
 

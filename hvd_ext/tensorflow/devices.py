@@ -137,13 +137,16 @@ class OnHost:
 
     Args:
         module: the library, from `tf.load_op_library`.
+        anywhere: the names of functions whose ops run on the device that the caller has chosen.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, anywhere: Sequence[str] = ()) -> None:
+        self._module, self._anywhere = module, anywhere
 
     def __getattr__(self, name: str) -> Any:
         plain = getattr(self._module, name)
+        if name in self._anywhere:
+            return plain
 
         @functools.wraps(plain)
         def on_host(*args: Any, **kwargs: Any) -> Any:

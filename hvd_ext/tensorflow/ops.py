@@ -19,7 +19,7 @@ from hvd_ext.tensorflow import devices
 # These ops are ordered by their names or their channel. Without this list TensorFlow would run them one after another.
 _INDEPENDENT = (
     "HvdExt>BeginStep",
-    "HvdExt>BeginSparseStep",
+    "HvdExt>BeginTopKStep",
     "HvdExt>EndStep",
     "HvdExt>Submit",
     "HvdExt>Collect",
@@ -51,7 +51,7 @@ def library() -> Any:
     """Load the ops, once.
 
     Returns:
-        TensorFlow's module of the ops, with all ops placed on the CPU.
+        TensorFlow's module of the ops, with all ops that communicate placed on the CPU.
 
     Raises:
         NativeLibraryError: the library is missing, does not load, or was built for another TensorFlow.
@@ -73,7 +73,8 @@ def library() -> Any:
             f"the TensorFlow ops ({native.OPS}) do not load into TensorFlow {tf.__version__}: {error}; {native.MEND}"
         ) from None
     _keep_independent()
-    return devices.OnHost(module)
+    _register_gradient()
+    return devices.OnHost(module, anywhere=("hvd_ext_together",))
 
 
 def begin_step(channel: int) -> tf.Operation | None:
@@ -81,9 +82,9 @@ def begin_step(channel: int) -> tf.Operation | None:
     return library().hvd_ext_begin_step(channel=channel)
 
 
-def begin_sparse_step(density: tf.Tensor, channel: int) -> tf.Operation | None:
+def begin_topk_step(density: tf.Tensor, channel: int) -> tf.Operation | None:
     """Begin a step of a channel with top-k gradients; see the op's text in tf_ops/ops/gradient.cc."""
-    return library().hvd_ext_begin_sparse_step(density, channel=channel)
+    return library().hvd_ext_begin_top_k_step(density, channel=channel)
 
 
 def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:
@@ -91,14 +92,36 @@ def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:
     return library().hvd_ext_end_step(ok, channel=channel)
 
 
-def submit(gradient: tf.Tensor, channel: int, tensor: int) -> tf.Tensor:
-    """Hand a gradient over to the engine; see the op's text in tf_ops/ops/gradient.cc."""
-    return library().hvd_ext_submit(gradient, channel=channel, tensor=tensor)
+def submit(gradients: Sequence[tf.Tensor], channel: int, tensors: Sequence[int]) -> tf.Tensor:
+    """Hand gradients over to the engine; see the op's text in tf_ops/ops/gradient.cc."""
+    return library().hvd_ext_submit(gradients, channel=channel, tensors=tensors)
 
 
-def collect(ticket: tf.Tensor, dtype: str, shape: Sequence[int], channel: int, tensor: int) -> tf.Tensor:
-    """Get a reduced gradient back from the engine; see the op's text in tf_ops/ops/gradient.cc."""
-    return library().hvd_ext_collect(ticket, T=tf.as_dtype(dtype), shape=list(shape), channel=channel, tensor=tensor)
+def collect(
+    tickets: Sequence[tf.Tensor], dtype: str, shapes: Sequence[Sequence[int]], channel: int, tensors: Sequence[int]
+) -> list[tf.Tensor]:
+    """Get reduced gradients back from the engine; see the op's text in tf_ops/ops/gradient.cc."""
+    count, kind = len(tensors), tf.as_dtype(dtype)
+    return list(library().hvd_ext_collect(tickets, N=count, T=kind, shapes=shapes, channel=channel, tensors=tensors))
+
+
+def together(tensors: Sequence[tf.Tensor], after: Sequence[tf.Operation] = ()) -> list[tf.Tensor]:
+    """Make tensors of a graph wait for each other; see the op's text in tf_ops/ops/gradient.cc.
+
+    Args:
+        tensors: in any number, of any dtypes, on any devices.
+        after: operations that the tensors shall wait for too.
+
+    Returns:
+        The same values, none of which is ready before all are. Eager tensors are ready, and are returned as they are.
+    """
+    if not tensors or tf.executing_eagerly():
+        return list(tensors)
+    # the outputs of one op are ready at once; a tensor from outside of the graph has no op
+    if not after and len({id(getattr(tensor, "op", tensor)) for tensor in tensors}) == 1:
+        return list(tensors)
+    with tf.control_dependencies(after):
+        return list(library().hvd_ext_together(tensors))
 
 
 def allreduce(name: Any, tensor: tf.Tensor, op: int, wire: str, signature: Any = "", **attributes: Any) -> tf.Tensor:
@@ -203,6 +226,13 @@ def _memory(graph: Any) -> dict[Any, Any]:
     if memory is None:
         memory = graph._hvd_ext_memory = {}
     return memory
+
+
+def _register_gradient() -> None:
+    def back(_operation: tf.Operation, *upstream: tf.Tensor) -> Sequence[tf.Tensor]:
+        return upstream
+
+    tf.RegisterGradient("HvdExt>Together")(back)
 
 
 def _keep_independent() -> None:

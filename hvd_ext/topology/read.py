@@ -31,18 +31,18 @@ from hvd_ext.topology.tree import NO_LINK, Link, Node, Tree, leaf
 class _LinkSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    alpha_s: float = Field(ge=0, description="latency of a message, in seconds; must be there")
+    alpha_s: float = Field(ge=0, description="latency of a message, in seconds; required")
     gbit_per_s: float | None = Field(
         default=None, gt=0, description="rate of each child's port, each way, in 10^9 bits per second"
     )
     beta_s_per_byte: float | None = Field(
-        default=None, ge=0, description="the same as seconds per byte, in its place; 0 is no limit"
+        default=None, ge=0, description="the same in seconds per byte, instead of gbit_per_s; 0 is no limit"
     )
 
     @model_validator(mode="after")
     def _one_rate(self) -> _LinkSchema:
         if (self.beta_s_per_byte is None) == (self.gbit_per_s is None):
-            raise ValueError("a link has either beta_s_per_byte or gbit_per_s")
+            raise ValueError("a link must have either beta_s_per_byte or gbit_per_s")
         return self
 
     def link(self) -> Link:
@@ -55,7 +55,7 @@ class _LinkSchema(BaseModel):
 class _NodeSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(default="", description="for messages; may be left out")
+    name: str = Field(default="", description="used in messages; may be left out")
     link: _LinkSchema | None = Field(default=None, description="joins what is below the node; only `rank` has none")
     ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
     children: list[_NodeSchema] | None = Field(
@@ -67,13 +67,13 @@ class _NodeSchema(BaseModel):
     def _one_content(self) -> _NodeSchema:
         given = [key for key in ("children", "ranks", "rank") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(f"a node has exactly one of children, ranks and rank, got {' and '.join(given) or 'none'}")
-        if (self.link is None) != (self.rank is not None):
             raise ValueError(
-                "a node with children or ranks has a link, the one that joins them; a single rank has none"
+                f"a node must have exactly one of children, ranks and rank, got {' and '.join(given) or 'none'}"
             )
+        if (self.link is None) != (self.rank is not None):
+            raise ValueError("a node with children or ranks must have a link, which joins them; a single rank has none")
         if any(rank < 0 for rank in self.ranks or ()):
-            raise ValueError(f"ranks are 0 or more, got {self.ranks}")
+            raise ValueError(f"ranks must be 0 or more, got {self.ranks}")
         return self
 
     def node(self) -> Node:

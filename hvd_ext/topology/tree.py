@@ -25,8 +25,8 @@ class Link:
     def __post_init__(self) -> None:
         if not (0 <= self.alpha_s < float("inf") and 0 <= self.beta_s_per_byte < float("inf")):
             raise TopologyError(
-                f"link (alpha_s {self.alpha_s}, beta_s_per_byte {self.beta_s_per_byte}): both are finite and not "
-                "negative"
+                f"link (alpha_s {self.alpha_s}, beta_s_per_byte {self.beta_s_per_byte}): both must be finite and "
+                "not negative"
             )
 
 
@@ -57,7 +57,7 @@ class Node:
     def __post_init__(self) -> None:
         if (self.rank >= 0) == bool(self.children):
             raise TopologyError(
-                f"node {self.name!r}: it is either a leaf with a rank or a branch with children, got rank {self.rank} "
+                f"node {self.name!r}: it must be a leaf with a rank or a branch with children, got rank {self.rank} "
                 f"and {len(self.children)} children"
             )
 
@@ -90,15 +90,16 @@ class Tree:
     def __post_init__(self) -> None:
         if not 0 <= self.gamma_s_per_byte < float("inf"):
             raise TopologyError(
-                f"tree {self.root.name!r}: gamma_s_per_byte is finite and not negative, got {self.gamma_s_per_byte}"
+                f"tree {self.root.name!r}: gamma_s_per_byte must be finite and not negative, got "
+                f"{self.gamma_s_per_byte}"
             )
         ranks = self.root.ranks
         present = Counter(ranks)
         for rank in range(len(ranks)):
             if present[rank] != 1:
                 raise TopologyError(
-                    f"tree {self.root.name!r}: its {len(ranks)} leaves carry the ranks 0 .. {len(ranks) - 1} each "
-                    f"once; rank {rank} is there {present[rank]} times"
+                    f"tree {self.root.name!r}: its {len(ranks)} leaves must have the ranks 0 .. {len(ranks) - 1}, "
+                    f"each once; rank {rank} occurs {present[rank]} times"
                 )
 
     @property
@@ -219,7 +220,7 @@ def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, bet
         TopologyError: the list is empty.
     """
     if not host_of_rank:
-        raise TopologyError("from_hosts(): a job has at least one rank, got an empty list of host names")
+        raise TopologyError("from_hosts(): a job must have at least one rank, got an empty list of host names")
     members: dict[str, list[int]] = {}
     for rank, host in enumerate(host_of_rank):
         members.setdefault(host, []).append(rank)

@@ -55,12 +55,12 @@ def read(folder: Path) -> Merged:
         InvalidError: there is no such folder, or it has no valid file.
     """
     if not folder.is_dir():
-        raise InvalidError(f"{folder}: it must be the folder of a trace; there is no such folder")
+        raise InvalidError(f"{folder}: must be the folder of a trace, but it does not exist")
     paths = {int(found[1]): path for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
     if not paths:
         raise InvalidError(
-            f"{folder}: it must hold files rank_0.json, rank_1.json, ...; there is none: set HVD_EXT_TRACE to it for a "
-            "training, which must end by itself: a killed rank leaves no file"
+            f"{folder}: it must hold files rank_0.json, rank_1.json, ..., but there is none: set HVD_EXT_TRACE to it "
+            "and train to the end, because a killed rank leaves no file"
         )
     good: dict[int, dict[str, Any]] = {}
     problems: list[str] = []

@@ -69,7 +69,7 @@ def test_all_contestants_train_the_same_and_are_measured(tmp_path: Path) -> None
         assert set(rows["horovod"]["trial_seconds"]) == {"separate", "grouped"}
         assert rows["horovod"]["chosen"] in ("separate", "grouped")
     assert "torus2d does not apply" in shown
-    assert not any("not stopped" in note for note in kept["runs"][0]["notes"])
+    assert not any("not paused" in note for note in kept["runs"][0]["notes"])
 
 
 def test_ranks_that_do_not_stay_together_are_a_row_and_an_exit_status(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ def test_the_command_says_what_it_made_and_hands_output_and_status_on(short: Pat
     assert sorted(done.stdout) == sorted("--rate out\n" * 2)  # lines of two ranks may mix
     assert "hvd_ext cluster: 2 ranks on 2 hosts (h1: 0, h2: 1)" in done.stderr
     assert "each host's link: 10mbit each way" in done.stderr
-    assert run_command(short, "--hosts", "1,1", "sh", "-c", "exit 7").returncode == 7
+    assert "hvd_ext cluster: burst 16kb (suits 10mbit), queue" in done.stderr
+    chosen = run_command(short, "--hosts", "1,1", "--rate", "10mbit", "--burst", "32kb", "sh", "-c", "exit 7")
+    assert chosen.returncode == 7
+    assert "hvd_ext cluster: burst 32kb, queue" in chosen.stderr
     assert list(short.iterdir()) == []
 
 

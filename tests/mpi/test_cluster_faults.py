@@ -29,8 +29,8 @@ def fails_by_itself(job: Faulty, rank: int) -> bool:
     return "CommunicationError: " in job.said(rank)
 
 
-def a_host_is_cut_off(folder: Path) -> None:
-    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "30"}
+def a_host_is_cut_off(folder: Path, transport: str = "tcp") -> None:
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "30", "HVD_EXT_TRANSPORT": transport}
     with running(folder, Spec((2, 1, 1), rate="100mbit"), **limits) as job:
         job.wait_for_steps(3)
         job.cluster.cut("h2")
@@ -43,6 +43,10 @@ def a_host_is_cut_off(folder: Path) -> None:
         assert "longer than the limit (30 s, HVD_EXT_STALL_FATAL_S)" in job.said(2), job.text()
         # Here mpirun alone would wait on; where the host comes back before, it ends by itself.
         assert job.status or "mpirun waits for a host that does not answer" in job.error, job.text()
+
+
+def a_host_is_cut_off_from_mpi(folder: Path) -> None:
+    a_host_is_cut_off(folder, "mpi")
 
 
 def a_host_is_cut_off_in_training(folder: Path) -> None:
@@ -85,11 +89,11 @@ def a_rank_never_starts(folder: Path) -> None:
         job.must_fail()
         said = "".join(job.said(rank) for rank in (0, 1, 2))
         assert "rank 3 (local rank 1) of host h2 has not called init()" in said, job.text()
-        assert "all 2 of host h1 are here: a rank of another host has not called init()" in said, job.text()
+        assert "all 2 ranks of host h1 have called init(): a rank of another host has not" in said, job.text()
         assert "longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in said, job.text()
 
 
-WAITS = (a_host_is_cut_off, a_host_is_cut_off_in_training, a_rank_never_starts)
+WAITS = (a_host_is_cut_off, a_host_is_cut_off_from_mpi, a_host_is_cut_off_in_training, a_rank_never_starts)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
 @pytest.mark.slow
 def test_when_a_host_is_cut_off_all_ranks_end_themselves_and_say_whom_they_waited_for(waiting: Waiting) -> None:
     waiting[a_host_is_cut_off].result()
+    waiting[a_host_is_cut_off_from_mpi].result()
 
 
 @pytest.mark.slow

@@ -137,10 +137,10 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
         # As a step does it whose second gradient comes late.
         handle = channel._handle
         ops.begin_step(channel=handle)
-        tickets = [ops.submit(tf.fill(3, 1.0), channel=handle, tensor=0)]
+        tickets = [ops.submit([tf.fill(3, 1.0)], channel=handle, tensors=[0])]
         wait_for("('bias' not submitted)")
-        tickets.append(ops.submit(tf.fill(3, 2.0), channel=handle, tensor=1))
-        result = [ops.collect(t, "float32", (3,), channel=handle, tensor=i) for i, t in enumerate(tickets)]
+        tickets.append(ops.submit([tf.fill(3, 2.0)], channel=handle, tensors=[1]))
+        result = ops.collect(tickets, "float32", [(3,), (3,)], channel=handle, tensors=[0, 1])
     else:
         result = channel.reduce([tf.fill(3, 1.0), tf.fill(3, 2.0)])
     assert [float(one[0]) for one in result] == [2, 4]

@@ -117,7 +117,7 @@ def test_the_marks_of_a_host_say_who_is_missing(tmp_path: Path) -> None:
     for place in (0, 1, 3):
         Arrivals(environment(tmp_path, place, 4, 4 + place)).mark()
     assert not third.speaks()
-    assert "all 4 of host" in third.words() and "another host" in third.words()
+    assert "all 4 ranks of host" in third.words() and "another host" in third.words()
 
 
 def test_where_ranks_do_not_follow_the_hosts_only_the_place_is_named(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_launcher_that_tells_nothing_gives_words_all_the_same(broken: dict[str
     alone = Arrivals({"OMPI_COMM_WORLD_RANK": "1", **broken})
     alone.mark()
     assert alone.speaks()
-    assert alone.words() == "rank 1 is here; this launcher does not tell which rank is not"
+    assert alone.words() == "rank 1 has called init(); under this launcher the missing ranks cannot be named"
 
 
 def nothing(folder: Path) -> None:
@@ -168,6 +168,6 @@ def test_a_mark_is_neither_written_nor_read_where_others_may_have_been(
     before = sorted(folder.iterdir())
     assert first.here() == {}
     first.mark()
-    assert first.words() == "rank 0 is here; this launcher does not tell which rank is not"
+    assert first.words() == "rank 0 has called init(); under this launcher the missing ranks cannot be named"
     assert sorted(folder.iterdir()) == before
     assert not (tmp_path / "elsewhere").exists()

@@ -79,5 +79,6 @@ def test_every_kind_of_call_that_waits_is_named_with_the_missing_rank(tmp_path: 
     assert all(job.says(rank, "done") for rank in range(3)), job.text()
     waiting = [line for line in job.outputs[0].splitlines() if "in the process set of ranks 0, 1 has waited" in line]
     assert any("for rank 1 (it has not called it)" in line for line in waiting), job.text()
-    # Rank 0 has said it for all.
-    assert "has waited" not in job.outputs[1] + job.outputs[2], job.text()
+    # Rank 0 has said it for all; a rank that starts much earlier than another says so for itself.
+    others = (job.outputs[1] + job.outputs[2]).splitlines()
+    assert not [line for line in others if "has waited" in line and "init() has waited" not in line], job.text()

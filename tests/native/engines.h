@@ -1,4 +1,4 @@
-// Engines of a job as objects of one process, their plans, and blocking faces of their calls.
+// The engines of a job as objects of one process, their plans, and blocking versions of their calls.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline Rows RingAllreduce(int rank, int size) {
   return rows;
 }
 
-// All to rank 0, which adds them in the order of the ranks, and back.
+// All ranks send to rank 0, which adds the parts in the order of the ranks and sends the sum back.
 inline Rows StarAllreduce(int rank, int size) {
   Rows rows;
   for (int peer = 1; peer < size && rank == 0; ++peer) rows.Add(0, kRecvReduce, peer, 0, 1);
@@ -79,7 +79,7 @@ inline int64_t AddPlan(Engine* engine, const Rows& rows) {
   return plan;
 }
 
-// Stops wait for what a loaded machine may need; a test in which a peer never comes says how long it waits.
+// The time-outs of a stop allow for a loaded machine; a test in which a peer never comes sets its own.
 inline Config QuickConfig() {
   Config config;
   config.leave_grace_s = 0.5;
@@ -88,7 +88,7 @@ inline Config QuickConfig() {
   return config;
 }
 
-// What the ranks of Engines talk over; tests may change it for a while.
+// Makes the transports between the ranks of Engines; tests may replace it for a while.
 inline std::vector<std::shared_ptr<Transport>> (*&TransportsOfEngines())(int) {
   static std::vector<std::shared_ptr<Transport>> (*make)(int) = MakeThreadTransports;
   return make;
@@ -108,12 +108,13 @@ class Engines {
   Engine* operator[](int rank) { return engines_[rank].get(); }
   Transport* transport(int rank) { return transports_[rank].get(); }
 
-  // `rank_main` in a thread for each rank.
+  // Runs `rank_main` in a thread for each rank.
   void Each(const std::function<void(int, Engine*)>& rank_main) {
     RunThreads(size(), [&](int rank) { rank_main(rank, engines_[rank].get()); }, [&] { transports_[0]->Abort(1); });
   }
 
-  // All at the same time, as they wait for each other's last message. Says who went down alone.
+  // Stops all engines at the same time, because they wait for each other's last message. Returns which of them stopped
+  // alone.
   std::vector<char> StopAll() {
     std::vector<char> alone(engines_.size());
     std::vector<std::thread> threads;
@@ -141,7 +142,7 @@ struct Result {
   std::string data;
 };
 
-// A call under way; its result is asked for later. `input` is copied and lives as long as the call.
+// Starts a call; its result is asked for later. `input` is copied, and the copy lives as long as the call.
 inline std::future<Result> StartCall(Engine* engine, const CallSpec& spec, std::string input) {
   struct Open {
     std::string input;
@@ -199,11 +200,11 @@ inline std::pair<Status, std::vector<std::string>> Exchange(Engine* engine, std:
   return Await(promise->get_future(), name);
 }
 
-// One result of a channel's step: its bytes.
+// Starts to collect one result of a channel's step, as bytes.
 inline std::future<Result> StartCollect(Engine* engine, int64_t channel, int64_t tensor, int64_t ticket,
                                         int64_t nbytes) {
   auto promise = std::make_shared<std::promise<Result>>();
-  engine->Collect(channel, tensor, ticket, [promise, nbytes](const Status& status, const void* data) {
+  engine->Collect(channel, tensor, ticket, [promise, nbytes](const Status& status, const void* data, const Memory&) {
     Result result;
     result.status = status;
     if (status.ok()) result.data.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
@@ -259,7 +260,7 @@ inline std::string Factors(DType dtype, int64_t elements, int rank) {
                 [=](int64_t i) { return (rank + i) % 3 == 0 ? -1 : static_cast<int>((rank + i) % 3); });
 }
 
-// What an allreduce of Input, or for a product of Factors, over the ranks must give.
+// The result that an allreduce of Input over the ranks must have (or of Factors for a product).
 inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size, int seed = 0) {
   std::string sum = Tensor(dtype, elements, [=](int64_t i) {
     int result = op == ReduceOp::kProduct ? 1 : op == ReduceOp::kMin ? INT_MAX : op == ReduceOp::kMax ? INT_MIN : 0;
@@ -279,5 +280,28 @@ inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size,
 
 constexpr DType kReducible[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
                                 DType::kBFloat16, DType::kInt32,   DType::kInt64};
+
+// Runs tests of other files again, over another transport.
+inline void Again(std::vector<std::shared_ptr<Transport>> (*transports)(int),
+                  const std::vector<std::string>& beginnings) {
+  auto before = TransportsOfEngines();
+  TransportsOfEngines() = transports;
+  int run = 0;
+  std::string failed;
+  for (const Test& test : Tests()) {
+    for (const std::string& beginning : beginnings) {
+      if (std::strncmp(test.name, beginning.c_str(), beginning.size()) != 0) continue;
+      ++run;
+      try {
+        test.run();
+      } catch (const std::exception& error) {
+        failed += std::string("\n    '") + test.name + "': " + error.what();
+      }
+    }
+  }
+  TransportsOfEngines() = before;
+  if (!failed.empty()) throw Failure("over another transport:" + failed);
+  CHECK(run >= static_cast<int>(beginnings.size()));
+}
 
 }  // namespace hvd_ext::test

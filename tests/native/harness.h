@@ -2,7 +2,7 @@
 //
 //   TEST("a send ends only when its receive has come") { ...; CHECK_EQ(received, sent); }
 //
-// A check that fails throws, so that the rest of the test is not run; the other tests are.
+// A check that fails throws, so that the rest of its test does not run; the other tests do.
 #pragma once
 
 #include <cstdio>
@@ -78,7 +78,7 @@ inline std::string Words(const Status& status) {
     }                                                                                               \
   } while (false)
 
-// The status has this code and its words contain `part`.
+// Checks that the status has this code and that its message contains `part`.
 #define CHECK_FAILS(expression, expected_code, part)                                               \
   do {                                                                                             \
     const ::hvd_ext::Status status_ = (expression);                                                \

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/transport.h"
@@ -11,7 +13,7 @@
 
 namespace hvd_ext::test {
 
-// Puts shared memory in front of each; a rank whose arena is null has none.
+// Wraps each transport in one over shared memory; a rank whose arena is null has none.
 inline std::vector<std::shared_ptr<Transport>> ShareMemory(const std::vector<std::shared_ptr<Transport>>& between,
                                                            const std::vector<std::shared_ptr<Arena>>& arenas) {
   std::vector<std::shared_ptr<Transport>> transports(between.size());
@@ -28,12 +30,36 @@ inline std::vector<std::shared_ptr<Arena>> Arenas(int size, int64_t capacity) {
   return arenas;
 }
 
-// The rings of 8 ranks take 116 kB: in the small ones nearly all messages are in other memory.
+// The rings of 8 ranks take 116 kB: with a small arena nearly all messages are in other memory.
 constexpr int64_t kRoomyArena = 64 << 20, kSmallArena = 130 << 10;
 
 template <int64_t kCapacity>
 std::vector<std::shared_ptr<Transport>> MakeHostTransports(int size) {
   return ShareMemory(MakeThreadTransports(size), Arenas(size, kCapacity));
 }
+
+// Damages bytes [begin, end) of the first message to rank 0, which is a card: how a transport starts.
+class Liar : public TransportInFront {
+ public:
+  Liar(std::shared_ptr<Transport> inner, size_t begin, size_t end)
+      : TransportInFront(std::move(inner)), begin_(begin), end_(end) {}
+  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    if (peer == 0 && !std::exchange(lied_, true)) {
+      lie_.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
+      for (size_t i = begin_; i < end_; ++i) lie_[i] = static_cast<char>(lie_[i] ^ 0x15);
+      data = lie_.data();
+    }
+    return behind()->Send(peer, label, data, nbytes, request);
+  }
+  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
+    return behind()->Recv(peer, label, data, nbytes, request);
+  }
+  Status Test(Request* request, bool* done) override { return behind()->Test(request, done); }
+
+ private:
+  const size_t begin_, end_;
+  bool lied_ = false;
+  std::string lie_;
+};
 
 }  // namespace hvd_ext::test

@@ -1,4 +1,4 @@
-// Ranks as threads, and waiting without spinning.
+// Ranks as threads, and waiting without a busy loop.
 #pragma once
 
 #include <atomic>
@@ -38,9 +38,16 @@ inline void RunThreads(int size, const std::function<void(int)>& rank_main, cons
   if (first >= 0) std::rethrow_exception(errors[first]);
 }
 
+using Transports = std::vector<std::shared_ptr<Transport>>;
+
+inline void RunOn(const Transports& transports, const std::function<void(Transport*)>& rank_main) {
+  RunThreads(
+      static_cast<int>(transports.size()), [&](int rank) { rank_main(transports[rank].get()); },
+      [&] { transports[0]->Abort(1); });
+}
+
 inline void RunRanks(int size, const std::function<void(Transport*)>& rank_main) {
-  std::vector<std::shared_ptr<Transport>> transports = MakeThreadTransports(size);
-  RunThreads(size, [&](int rank) { rank_main(transports[rank].get()); }, [&] { transports[0]->Abort(1); });
+  RunOn(MakeThreadTransports(size), rank_main);
 }
 
 // Calls `step` until it returns true; fails after a minute, which only a hang takes.

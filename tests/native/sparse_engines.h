@@ -1,4 +1,4 @@
-// Sparse plans of small jobs, steps of a channel with one sparse bucket, and what they must give.
+// Sparse plans of small jobs, steps of a channel with one sparse bucket, and their expected results.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,16 @@ namespace hvd_ext::test {
 constexpr int64_t kSelect = 4, kSendSparse = 5, kRecvSparse = 6, kClear = 7, kAdd = 8, kPack = 9, kMerge = 10,
                   kTake = 11, kFold = 12;
 
-// Hosts of equal size, rank = host * local + place; local 1: every rank selects from everything.
+// Hosts of equal size, rank = host * local + place. With local = 1 every rank selects from all elements.
 struct Shape {
   int hosts, local;
 
   int size() const { return hosts * local; }
 };
 
-// Reduce-scatter in the host, selection of a shard, all shards of a place to each other, all-gather in the host: whole,
-// or packed. `dense` folds in place of selecting, and sends whole shards.
+// A reduce-scatter inside each host, the selection from a shard, an exchange of the shards among the ranks of equal
+// place, and an all-gather inside each host, of whole shards or packed. With `dense` a FOLD replaces the selection, and
+// whole shards are sent.
 inline Rows HiTopK(int rank, const Shape& shape, bool packed = false, bool dense = false) {
   Rows rows{shape.local, {}};
   const int host = rank / shape.local, place = rank % shape.local, first = host * shape.local;
@@ -114,7 +115,7 @@ inline Status Exchange(Engine* engine, int64_t channel, const Bucket& bucket, st
 
 inline std::vector<float> Step(Engine* engine, int64_t channel, const Bucket& bucket, double density,
                                std::vector<float> data, bool commit = true) {
-  CHECK_OK(engine->BeginSparseStep(channel, density));
+  CHECK_OK(engine->BeginTopKStep(channel, density));
   CHECK_OK(Exchange(engine, channel, bucket, &data));
   CHECK_OK(engine->EndStep(channel, commit));
   return data;
@@ -128,7 +129,7 @@ inline std::vector<float> KeptOf(Engine* engine, int64_t channel, FeedbackArray 
   return kept;
 }
 
-// Whole numbers of many magnitudes, different by rank and step, whose sums float32 holds.
+// Whole numbers of many magnitudes, different by rank and step, whose sums are exact in float32.
 inline std::vector<float> Gradient(int rank, int64_t elements, int step) {
   std::vector<float> values(static_cast<size_t>(elements));
   for (int64_t i = 0; i < elements; ++i) {
@@ -139,7 +140,7 @@ inline std::vector<float> Gradient(int rank, int64_t elements, int step) {
   return values;
 }
 
-// The same steps on one thread: what each host keeps, and what all ranks get.
+// The same steps on one thread: the residual of each host, and the result that all ranks get.
 class Model {
  public:
   Model(const Bucket& bucket, const Shape& shape)

@@ -12,7 +12,7 @@
 namespace hvd_ext::test {
 namespace {
 
-constexpr HvdExtConfig kConfig = {60, 0, 8, 1};
+constexpr HvdExtConfig kConfig = {60, 0, 8, 1, 0, ""};
 
 int Code_(Code code) { return static_cast<int>(code); }
 
@@ -43,7 +43,7 @@ TEST("api: every function says so when no engine runs") {
   Fails(hvd_ext_statistics(1, values), Code::kStopped, words);
   CHECK_EQ(hvd_ext_stop(number, 0, &alone), 0);
   CHECK_EQ(alone, 0);
-  hvd_ext_abort(3);  // does nothing
+  hvd_ext_abort(3);  // has no effect
 }
 
 TEST("api: a job of one rank starts, works and stops, twice in one process") {
@@ -122,7 +122,7 @@ TEST("api: versions, kernels and the decoder") {
   int64_t row[] = {0, 1, 1, 0, 1};
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 0, 2), 0);
   CHECK_EQ(hvd_ext_test_decode(row, 1, 1, 1, 2), Code_(Code::kInvalid));
-  HvdExtConfig config = {-1, 0, 8, 1};
+  HvdExtConfig config = {-1, 0, 8, 1, 0, ""};
   int64_t engine = 0;
   Fails(hvd_ext_start_local(&config, &engine), Code::kInvalid, "must not be negative");
 }

@@ -51,7 +51,7 @@ TEST("buffer pool: moving a buffer moves its memory") {
   Buffer b = std::move(a);
   CHECK(!a);
   CHECK(b.data() == data);
-  b = pool.Take(1000);  // gives the first one back
+  b = pool.Take(1000);  // releases the first buffer
   CHECK(b.data() != data);
   CHECK(pool.Take(1000).data() == data);
 }

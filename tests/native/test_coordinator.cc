@@ -143,7 +143,7 @@ TEST("coordinator: two calls of one name at once on one rank are an error on all
   CHECK_OK(coordinator.Watch(100, 60, 80, &out, &said));  // nobody waits
   CHECK_EQ(Told(&out), "");
   coordinator.Receive(0, Allreduce("a", 3), 0, &out);
-  CHECK_EQ(Told(&out), "0:refuse:3 1:refuse:1 ");  // to rank 1 again, which has ended it
+  CHECK_EQ(Told(&out), "0:refuse:3 1:refuse:1 ");  // rank 1 is told again, though it has ended the call
   coordinator.Receive(0, Allreduce("a", 4), 0, &out);
   CHECK_EQ(Told(&out), "0:refuse:4 1:refuse:2 ");
   CHECK(!coordinator.waiting());

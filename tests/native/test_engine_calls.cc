@@ -1,4 +1,4 @@
-// Collectives by name: every number of ranks, length and dtype; any order; several in flight.
+// Collectives by name: every number of ranks, length and dtype; calls in any order, and several in flight.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -186,7 +186,7 @@ TEST("engine: two calls of one name at once on one rank are an error on all rank
     int64_t plan = AddPlan(engine, RingAllreduce(rank, 2));
     std::string input = Input(DType::kInt32, 4, rank, 1);
     CallSpec spec = AllreduceSpec("x", plan, 4, DType::kInt32);
-    while (rank == 0 && made == 0) std::this_thread::yield();  // rank 0 comes when rank 1 has made both
+    while (rank == 0 && made == 0) std::this_thread::yield();  // rank 0 makes its calls after rank 1 has made both
     std::vector<std::future<Result>> results;
     results.push_back(StartCall(engine, spec, input));
     results.push_back(StartCall(engine, spec, input));

@@ -13,7 +13,7 @@ namespace {
 const std::vector<int64_t> kElements = {3, 0, 100, 1, 57, 1024, 5, 33};
 const char kNames[] = "abcdefgh";
 
-// Buckets over the tensors from the last to the first, as back-propagation gives them, with dtypes in turn.
+// Buckets over the tensors from the last to the first, in the order of back-propagation, with the dtypes in turn.
 ChannelSpec Spec(int64_t plan, ReduceOp op = ReduceOp::kSum, int64_t segment_nbytes = 128) {
   ChannelSpec spec;
   spec.name = "Adam";
@@ -45,7 +45,7 @@ std::future<Result> CollectTensor(Engine* engine, int64_t channel, int64_t tenso
   return StartCollect(engine, channel, tensor, ticket, nbytes);
 }
 
-// One whole step, the tensors in the order of `order`; returns the results by tensor.
+// Runs one whole step, with the tensors in the order of `order`; returns the results by tensor.
 std::vector<std::future<Result>> WholeStep(Engine* engine, int64_t channel, int rank, int step,
                                            const std::vector<int64_t>& order) {
   CHECK_OK(engine->BeginStep(channel));
@@ -266,7 +266,7 @@ TEST("channel: a step left half-way after parts were sent fails the channel on a
     CHECK_OK(engine->OpenChannel(Spec(plan), &channel));
     CHECK_OK(engine->OpenChannel(Spec(plan), &other));
     CHECK_OK(engine->BeginStep(channel));
-    // All have begun before rank 1 fails: its failure would refuse the others' step too.
+    // All ranks begin the step before rank 1 fails, because its failure would make the others' begin fail too.
     Call(engine, AllreduceSpec("all have begun", plan, 7), Input(DType::kFloat32, 7, rank));
     std::string words =
         "step 1 of 'Adam' was left half-way: 2 of 8 tensors were submitted ('a', 'b', 'c', 'd', 'e' and 1 more";
@@ -303,7 +303,7 @@ TEST("channel: closing ends open collects, and the peers' work beyond that fails
     } else {
       CHECK_OK(engine->BeginStep(channel));
       for (int64_t tensor : kBackwards)
-        SubmitTensor(engine, channel, tensor, rank, 1, &ticket);  // it may fail meanwhile
+        SubmitTensor(engine, channel, tensor, rank, 1, &ticket);  // may fail, if rank 1's failure has arrived
       for (int64_t tensor : kBackwards) {
         CHECK_FAILS(Await(CollectTensor(engine, channel, tensor, 2), "collect").status, Code::kCommunication,
                     "rank 1 has closed the channel after 4 buckets");
@@ -383,7 +383,7 @@ TEST("channel: a bucket that counts for all ends for all, though a rank has clos
   });
 }
 
-// A transport of few tags.
+// A transport with few tags.
 class FewTags : public SlowTransport {
  public:
   explicit FewTags(std::shared_ptr<Transport> inner) : SlowTransport(std::move(inner), 0, 0) {}

@@ -1,4 +1,4 @@
-// Engines over shared memory, and callers that make progress.
+// Engines over shared memory, and callers that make the engine's progress.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -13,28 +13,6 @@
 namespace hvd_ext::test {
 namespace {
 
-// The tests of other files again, over another transport.
-void Again(std::vector<std::shared_ptr<Transport>> (*transports)(int), const std::vector<std::string>& beginnings) {
-  auto before = TransportsOfEngines();
-  TransportsOfEngines() = transports;
-  int run = 0;
-  std::string failed;
-  for (const Test& test : Tests()) {
-    for (const std::string& beginning : beginnings) {
-      if (std::strncmp(test.name, beginning.c_str(), beginning.size()) != 0) continue;
-      ++run;
-      try {
-        test.run();
-      } catch (const std::exception& error) {
-        failed += std::string("\n    '") + test.name + "': " + error.what();
-      }
-    }
-  }
-  TransportsOfEngines() = before;
-  if (!failed.empty()) throw Failure("over shared memory:" + failed);
-  CHECK(run >= static_cast<int>(beginnings.size()));
-}
-
 TEST("shared memory: the engine's tests pass") {
   Again(MakeHostTransports<kRoomyArena>, {"engine: ", "channel: ", "wire: ", "leave: ", "stop: ", "mismatch: "});
 }
@@ -43,7 +21,7 @@ TEST("shared memory: the engine's tests pass where hardly anything fits into it"
   Again(MakeHostTransports<kSmallArena>, {"engine: ", "channel: ", "wire: "});
 }
 
-// An allreduce by a caller that makes progress.
+// An allreduce whose caller makes progress.
 Result CalledWithProgress(Engine* engine, const CallSpec& spec, const std::string& input, bool* here) {
   std::atomic<bool> ended{false};
   Result result;
@@ -77,7 +55,7 @@ void CallersMakeProgress() {
       CallSpec spec = AllreduceSpec("x", plan, 1000);
       std::string input = Input(DType::kFloat32, 1000, rank, i);
       bool was_here = false;
-      // Now and then without it, so that the engine's thread has its turns.
+      // Some calls make no progress themselves, so that the engine's thread has its turns.
       Result result = i % 10 == rank ? Call(engine, spec, input) : CalledWithProgress(engine, spec, input, &was_here);
       here += was_here;
       CHECK_OK(result.status);
@@ -120,7 +98,7 @@ TEST("progress: only one caller makes it at a time, and none in a callback; the 
     first.Until(ended);
     CHECK(inside);
   }
-  CHECK_OK(Call(engine, BarrierSpec("y"), "").status);  // the engine's thread is back
+  CHECK_OK(Call(engine, BarrierSpec("y"), "").status);  // the engine's thread works again
 }
 
 TEST("progress: callers that wait make it while the memory that ranks share is full") {

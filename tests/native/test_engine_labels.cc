@@ -1,5 +1,5 @@
-// A rank that counts runs or segments differently from the others: no call gets another call's data, all ranks fail and
-// say which two calls have met.
+// A rank that counts runs or segments differently from the others: no call gets another call's data, and all ranks fail
+// with the names of the two calls that met.
 #include <future>
 #include <regex>
 #include <set>
@@ -15,37 +15,28 @@ namespace {
 
 using Change = Label (*)(const Label&);
 
-// The labels of all messages of this rank that come after the first `right` ones are changed.
-class Miscounting : public Transport {
+// Changes the labels of all messages of this rank after the first `right` ones.
+class Miscounting : public TransportInFront {
  public:
   Miscounting(std::shared_ptr<Transport> inner, int right, Change change)
-      : inner_(std::move(inner)), right_(right), change_(change) {}
+      : TransportInFront(std::move(inner)), right_(right), change_(change) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return inner_->Send(peer, Counted(label), data, nbytes, request);
+    return behind()->Send(peer, Counted(label), data, nbytes, request);
   }
   Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return inner_->Recv(peer, Counted(label), data, nbytes, request);
+    return behind()->Recv(peer, Counted(label), data, nbytes, request);
   }
-  Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
-  void NameBy(Names names) override { inner_->NameBy(std::move(names)); }
-  bool IsZeroCopy(int peer) const override { return inner_->IsZeroCopy(peer); }
-  const char* Received(const Request* request) const override { return inner_->Received(request); }
-  std::shared_ptr<Arena> arena() const override { return inner_->arena(); }
-  Doorbell* doorbell() override { return inner_->doorbell(); }
-  bool Rings() const override { return inner_->Rings(); }
-  Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
-  Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
-  bool ControlPending() override { return inner_->ControlPending(); }
-  void Abort(int code) override { inner_->Abort(code); }
-  void Close() override { inner_->Close(); }
+  Status Test(Request* request, bool* done) override { return behind()->Test(request, done); }
+  bool IsZeroCopy(int peer) const override { return behind()->IsZeroCopy(peer); }
+  const char* Received(const Request* request) const override { return behind()->Received(request); }
+  std::shared_ptr<Arena> arena() const override { return behind()->arena(); }
+  Doorbell* doorbell() override { return behind()->doorbell(); }
+  bool Rings() const override { return behind()->Rings(); }
 
  private:
   Label Counted(const Label& label) const { return label.run < right_ ? label : change_(label); }
 
-  const std::shared_ptr<Transport> inner_;
   const uint32_t right_;
   const Change change_;
 };
@@ -74,7 +65,7 @@ void AllFailWithBothNames(std::vector<std::shared_ptr<Transport>> (*make)(int)) 
       int64_t plan = AddPlan(engine, RingAllreduce(rank, kSize));
       std::vector<std::future<Result>> calls;
       for (int i = 0; i < kCalls; ++i) {
-        // Of one length: the length must not be what gives the fault away.
+        // All calls have one length, so that a wrong length cannot reveal the fault.
         calls.push_back(StartCall(engine, AllreduceSpec("call" + std::to_string(i), plan, 3000),
                                   Input(DType::kFloat32, 3000, rank, i)));
         if (i < kRight) {
@@ -93,14 +84,14 @@ void AllFailWithBothNames(std::vector<std::shared_ptr<Transport>> (*make)(int)) 
   // A call that has not begun on the rank that says so is known to it by its number only.
   const std::regex numbered("run [0-9]+ of lane 0"), named("allreduce 'call[0-9]' \\(run [0-9]+ of lane 0\\)");
   for (const std::string& word : words) {
-    CHECK(word.find("the ranks have not counted alike what they exchange") != std::string::npos);
+    CHECK(word.find("the ranks have counted their messages differently") != std::string::npos);
     std::set<std::string> numbers(std::sregex_token_iterator(word.begin(), word.end(), numbered), {});
     CHECK_EQ(numbers.size(), size_t{2});
     CHECK(std::regex_search(word, named));
   }
 }
 
-// Messages go with the tags of the call before, as when a rank counts no segment where the others count one.
+// Messages have the tags of the call before, as if the rank counted no segment where the others count one.
 Label OneSegmentLess(const Label& label) {
   const int64_t lane = label.tag / kWindow, slot = label.tag % kWindow;
   Label shifted = label;

@@ -1,4 +1,4 @@
-// Ranks that leave, fail or are stopped with work under way: words everywhere, and never a hang.
+// Ranks that leave, fail or are stopped while work is under way: every rank gets an error text, and none hangs.
 #include <atomic>
 #include <string>
 #include <vector>
@@ -83,7 +83,7 @@ TEST("leave: a channel's step that needs a rank that has left fails on all ranks
 }
 
 TEST("leave: messages sent before the last one are delivered to ranks that come late") {
-  // Rank 0 sends to 1, which passes on to 2: rank 0 is done and gone while the others are still at work.
+  // Rank 0 sends to rank 1, which passes on to rank 2: rank 0 has finished and gone while the others still work.
   for (int round = 0; round < 10; ++round) {
     Config config = QuickConfig();
     config.leave_grace_s = 60;
@@ -228,7 +228,7 @@ TEST("failure: a rank whose messages fail tells the others, whose work fails too
         CHECK_OK(Call(engine, AllreduceSpec("good", plan, 50), Input(DType::kFloat32, 50, rank)).status);
         if (rank == 1) transports[1]->broken = true;
         Status status = Call(engine, AllreduceSpec("bad", plan, 50), Input(DType::kFloat32, 50, rank)).status;
-        // A rank whose last message came before the news has its result.
+        // A rank whose last message arrived before the news of the failure has its result.
         if (!status.ok() || rank == 1) {
           CHECK_FAILS(status, Code::kCommunication, "rank 1 has failed: allreduce 'bad': the cable is cut");
         }

@@ -1,4 +1,5 @@
-// Calls on which the ranks disagree, and calls that are refused at once: words on all ranks, and the next call works.
+// Calls on which the ranks disagree, and calls that are refused at once: every rank gets an error text, and the next
+// call works.
 #include <string>
 #include <vector>
 

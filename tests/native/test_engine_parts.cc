@@ -10,7 +10,7 @@
 namespace hvd_ext::test {
 namespace {
 
-// Unit r ends on rank r.
+// A plan after which unit r is on rank r.
 Rows RingReducescatter(int rank, int size) {
   Rows rows{size, {}};
   for (int i = 0; i + 1 < size; ++i) {
@@ -20,7 +20,7 @@ Rows RingReducescatter(int rank, int size) {
   return rows;
 }
 
-// Unit s * P + r goes from s to r.
+// A plan that moves unit s * P + r from rank s to rank r.
 Rows PairwiseAlltoall(int rank, int size) {
   Rows rows{size * size, {}};
   for (int i = 1; i < size; ++i) {

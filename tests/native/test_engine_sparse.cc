@@ -45,7 +45,7 @@ void CheckSteps(const Bucket& bucket, const Shape& shape, const std::vector<doub
   });
 }
 
-TEST("sparse step: the sums and the residuals of several steps are the model's, for 1 to 8 ranks") {
+TEST("top-k step: the sums and the residuals of several steps are the model's, for 1 to 8 ranks") {
   for (const Shape& shape : kShapes) {
     for (bool packed : {false, true}) {
       CheckSteps({{300, 0, 41, 7}, {}}, shape, {0.1, 0.01, 0.0, 0.3, 1.0, 0.05}, packed);
@@ -56,7 +56,7 @@ TEST("sparse step: the sums and the residuals of several steps are the model's, 
   }
 }
 
-TEST("sparse step: every form of positions and every dtype on the way give the model's sums") {
+TEST("top-k step: every form of positions and every dtype on the way give the model's sums") {
   for (SparseIndices indices : {SparseIndices::kRaw, SparseIndices::kDelta, SparseIndices::kBitmap}) {
     for (DType wire : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
       Bucket bucket{{100, 33}, {}};
@@ -67,13 +67,13 @@ TEST("sparse step: every form of positions and every dtype on the way give the m
   }
 }
 
-TEST("sparse step: each tensor's part of a shard gets its share") {
+TEST("top-k step: each tensor's part of a shard gets its share") {
   Bucket bucket{{50, 1, 200, 3, 90}, {}};
   bucket.sparse.per_tensor = true;
   for (const Shape& shape : kShapes) CheckSteps(bucket, shape, {0.1, 0.02, 0.37});
 }
 
-TEST("sparse step: momentum correction, plain and Nesterov, with masks and without") {
+TEST("top-k step: momentum correction, plain and Nesterov, with masks and without") {
   for (bool nesterov : {false, true}) {
     for (bool masks : {false, true}) {
       Bucket bucket{{64, 32}, {}};
@@ -83,14 +83,14 @@ TEST("sparse step: momentum correction, plain and Nesterov, with masks and witho
   }
 }
 
-TEST("sparse step: messages longer than a piece arrive whole") {
+TEST("top-k step: messages longer than a piece arrive whole") {
   Bucket bucket{{1 << 20}, {}};
   bucket.sparse.indices = SparseIndices::kRaw;
   CheckSteps(bucket, {2, 1}, {0.6});
 }
 
-// Sums are whole, so what all ranks got and keep must be what they gave, to the last unit.
-TEST("sparse step: with halves on the way nothing is lost: sent and kept make what was accumulated") {
+// The values are whole numbers, so what all ranks received plus what they keep must equal exactly what they gave.
+TEST("top-k step: with halves on the way nothing is lost: sent and kept make what was accumulated") {
   for (DType wire : {DType::kFloat16, DType::kBFloat16}) {
     const Shape shape{2, 2};
     Bucket bucket{{256}, {}};
@@ -116,7 +116,7 @@ TEST("sparse step: with halves on the way nothing is lost: sent and kept make wh
   }
 }
 
-TEST("sparse step: a dense step sends all that was kept, from the density on that asks for one") {
+TEST("top-k step: a dense step sends all that was kept, from the density on that asks for one") {
   const Shape shape{2, 2};
   Bucket bucket{{40, 25}, {}};
   bucket.sparse.dense_above = 0.5;
@@ -139,7 +139,7 @@ TEST("sparse step: a dense step sends all that was kept, from the density on tha
   });
 }
 
-TEST("sparse step: what is not committed has not happened") {
+TEST("top-k step: what is not committed has not happened") {
   const Shape shape{2, 1};
   const Bucket bucket{{90}, {}};
   Engines engines(2);
@@ -149,15 +149,15 @@ TEST("sparse step: what is not committed has not happened") {
     const int64_t channel = OpenHiTopK(engine, bucket, shape);
     CHECK(Step(engine, channel, bucket, 0.1, Gradient(rank, 90, 0)) == first);
     CHECK(Step(engine, channel, bucket, 0.1, Gradient(rank, 90, 1), /*commit=*/false) == dropped);
-    // One that nobody ends is dropped as well.
+    // A step that nobody ends is dropped as well.
     std::vector<float> data = Gradient(rank, 90, 1);
-    CHECK_OK(engine->BeginSparseStep(channel, 0.1));
+    CHECK_OK(engine->BeginTopKStep(channel, 0.1));
     CHECK_OK(Exchange(engine, channel, bucket, &data));
     CHECK(data == dropped);
     CHECK(Step(engine, channel, bucket, 0.1, Gradient(rank, 90, 2)) == next);
     CHECK(KeptOf(engine, channel) == model.residual(rank));
-    SparseStatistics statistics;
-    CHECK_OK(engine->GetSparseStatistics(channel, &statistics));
+    TopKStatistics statistics;
+    CHECK_OK(engine->GetTopKStatistics(channel, &statistics));
     CHECK_EQ(statistics.committed, 2);
     CHECK_EQ(statistics.dropped, 2);
     CHECK_EQ(statistics.entries, 4 * 9);
@@ -167,8 +167,8 @@ TEST("sparse step: what is not committed has not happened") {
   });
 }
 
-// Runs of one bucket wait for each other, whoever collects when.
-TEST("sparse step: steps that begin before the last has come are as those that wait") {
+// Runs of one bucket wait for each other, whichever rank collects first.
+TEST("top-k step: steps that begin before the last has come are as those that wait") {
   const Shape shape{3, 1};
   const Bucket bucket{{200}, {}};
   Engines engines(3);
@@ -180,19 +180,19 @@ TEST("sparse step: steps that begin before the last has come are as those that w
     const std::vector<float> data = Gradient(rank, 200, 0);
     for (int step = 0; step < 6; ++step) {
       int64_t ticket = 0;
-      CHECK_OK(engine->BeginSparseStep(channel, 0.1));
+      CHECK_OK(engine->BeginTopKStep(channel, 0.1));
       CHECK_OK(engine->Submit(channel, 0, data.data(), 800, &ticket));
       results.push_back(StartCollect(engine, channel, 0, ticket, 800));
     }
     for (auto& future : results) {
       Result result = Await(std::move(future), "step");
       CHECK_OK(result.status);
-      CHECK(std::memcmp(result.data.data(), same.data(), 800) == 0);  // none was committed
+      CHECK(std::memcmp(result.data.data(), same.data(), 800) == 0);  // no step was committed, so all results are equal
     }
   });
 }
 
-TEST("sparse step: what is not finite is seen by all ranks, whatever is selected") {
+TEST("top-k step: what is not finite is seen by all ranks, whatever is selected") {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const Shape& shape : {Shape{2, 1}, Shape{2, 2}, Shape{3, 2}}) {
     for (bool packed : {false, true}) {
@@ -214,7 +214,7 @@ TEST("sparse step: what is not finite is seen by all ranks, whatever is selected
   }
 }
 
-TEST("sparse step: what is kept can be read and set between steps, and only then") {
+TEST("top-k step: what is kept can be read and set between steps, and only then") {
   const Shape shape{2, 2};
   Bucket bucket{{30}, {}};
   bucket.sparse.correction = MomentumCorrection{0.5f};
@@ -233,7 +233,7 @@ TEST("sparse step: what is kept can be read and set between steps, and only then
     CHECK_EQ(seen[29], 114.0f + 314.0f);
     const std::vector<float> left = KeptOf(engine, channel);
     CHECK_EQ(left[14], 0.0f);
-    CHECK_OK(engine->BeginSparseStep(channel, 0.1));
+    CHECK_OK(engine->BeginTopKStep(channel, 0.1));
     CHECK_FAILS(engine->ReadFeedback(channel, 0, FeedbackArray::kResidual, kept.data()), Code::kInvalid,
                 "a step is under way");
     CHECK_FAILS(engine->WriteFeedback(channel, 0, FeedbackArray::kResidual, kept.data()), Code::kInvalid,
@@ -247,7 +247,7 @@ TEST("sparse step: what is kept can be read and set between steps, and only then
   });
 }
 
-TEST("sparse step: the state that other threads read and write meanwhile is that of one step") {
+TEST("top-k step: the state that other threads read and write meanwhile is that of one step") {
   constexpr int64_t kElements = 50000;
   Engines engines(1);
   Engine* engine = engines[0];
@@ -277,9 +277,9 @@ TEST("sparse step: the state that other threads read and write meanwhile is that
       error = std::current_exception();
     }
   });
-  // Nothing is selected, so each step adds 1 to all that is kept.
+  // Nothing is selected, so each step adds 1 to every element of the residual.
   for (int step = 0; step < 50; ++step) {
-    CHECK_OK(engine->BeginSparseStep(channel, 1e-9));
+    CHECK_OK(engine->BeginTopKStep(channel, 1e-9));
     int64_t ticket = 0;
     const std::vector<float> ones(kElements, 1.0f);
     CHECK_OK(engine->Submit(channel, 0, ones.data(), kElements * 4, &ticket));
@@ -292,19 +292,19 @@ TEST("sparse step: the state that other threads read and write meanwhile is that
   if (error) std::rethrow_exception(error);
 }
 
-TEST("sparse step: steps that begin and end wrongly are refused with words") {
+TEST("top-k step: steps that begin and end wrongly are refused with words") {
   Engines engines(1);
   Engine* engine = engines[0];
   const Bucket bucket{{8}, {}};
   const int64_t channel = OpenHiTopK(engine, bucket, {1, 1});
-  CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "its steps begin with begin_sparse_step");
-  CHECK_FAILS(engine->BeginSparseStep(channel, 1.5), Code::kInvalid, "density (1.500000) must be in [0, 1]");
-  CHECK_FAILS(engine->BeginSparseStep(channel, std::nan("")), Code::kInvalid, "must be in [0, 1]");
-  CHECK_FAILS(engine->EndStep(channel, false), Code::kInvalid, "no sparse step is under way");
-  CHECK_OK(engine->BeginSparseStep(channel, 0.5));
+  CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "its steps begin with begin_topk_step");
+  CHECK_FAILS(engine->BeginTopKStep(channel, 1.5), Code::kInvalid, "density (1.500000) must be in [0, 1]");
+  CHECK_FAILS(engine->BeginTopKStep(channel, std::nan("")), Code::kInvalid, "must be in [0, 1]");
+  CHECK_FAILS(engine->EndStep(channel, false), Code::kInvalid, "no top-k step is under way");
+  CHECK_OK(engine->BeginTopKStep(channel, 0.5));
   CHECK_FAILS(engine->EndStep(channel, true), Code::kInvalid, "0 of 1 have; collect its tensors first");
   CHECK_OK(engine->EndStep(channel, false));
-  CHECK_FAILS(engine->EndStep(channel, true), Code::kInvalid, "no sparse step is under way");
+  CHECK_FAILS(engine->EndStep(channel, true), Code::kInvalid, "no top-k step is under way");
   std::vector<float> kept(8);
   CHECK_FAILS(engine->ReadFeedback(channel, 0, FeedbackArray::kVelocity, kept.data()), Code::kInvalid,
               "it has no velocity");
@@ -314,11 +314,11 @@ TEST("sparse step: steps that begin and end wrongly are refused with words") {
   int64_t ordinary = -1;
   CHECK_OK(engine->OpenChannel(plain, &ordinary));
   FeedbackShard shard;
-  CHECK_FAILS(engine->BeginSparseStep(ordinary, 0.5), Code::kInvalid, "has no sparse bucket");
-  CHECK_FAILS(engine->GetFeedback(ordinary, 0, &shard), Code::kInvalid, "is not sparse: it keeps nothing");
+  CHECK_FAILS(engine->BeginTopKStep(ordinary, 0.5), Code::kInvalid, "has no sparse bucket");
+  CHECK_FAILS(engine->GetFeedback(ordinary, 0, &shard), Code::kInvalid, "is not sparse: it has no residual");
 }
 
-TEST("sparse step: buckets that are not sound are refused with words") {
+TEST("top-k step: buckets that are not sound are refused with words") {
   Engines engines(1);
   Engine* engine = engines[0];
   const int64_t plan = AddPlan(engine, HiTopK(0, {1, 1})), fold = AddPlan(engine, HiTopK(0, {1, 1}, false, true));
@@ -338,15 +338,15 @@ TEST("sparse step: buckets that are not sound are refused with words") {
   refused("momentum (1.0", [&](auto* s) { sparse(s)->correction = MomentumCorrection{1.0f}; });
   refused("dtype on the way (1)", [&](auto* s) { sparse(s)->value_wire = DType::kFloat64; });
   refused("indices (4)", [&](auto* s) { sparse(s)->indices = static_cast<SparseIndices>(4); });
-  refused("is a sparse one, the bucket must be sparse too", [&](auto* s) { s->buckets[0].sparse.reset(); });
-  refused("its dense plan must fold the same; it folds [0, 0)",
+  refused("is sparse, so the bucket must be sparse too", [&](auto* s) { s->buckets[0].sparse.reset(); });
+  refused("its dense plan must fold the same elements; it folds [0, 0)",
           [&](auto* s) { sparse(s)->dense_plan = AddPlan(engine, Rows{}); });
   refused("was never added", [&](auto* s) { sparse(s)->dense_plan = fold + 1000; });
   Result result = Call(engine, AllreduceSpec("x", plan, 8), std::string(32, '\0'));
-  CHECK_FAILS(result.status, Code::kInvalid, "which only a channel's bucket can have");
+  CHECK_FAILS(result.status, Code::kInvalid, "which only a bucket of a channel may have");
 }
 
-TEST("sparse step: parts of any partition have k that add up") {
+TEST("top-k step: parts of any partition have k that add up") {
   for (double density : {0.001, 0.01, 0.3, 0.9999999999, 1.0, 0.0}) {
     int64_t sum = 0;
     for (int64_t begin = 0; begin < 1000; begin += 37) {

@@ -1,4 +1,4 @@
-// Channels of many buckets, sparse and dense, beside windows that hold few of them.
+// Channels of many buckets, sparse and dense, with windows that hold only a few of them.
 #include "sparse_engines.h"
 
 namespace hvd_ext::test {
@@ -27,7 +27,7 @@ ChannelSpec ManyBuckets(Engine* engine, const Shape& shape) {
   return spec;
 }
 
-TEST("sparse step: more sparse buckets than the window holds, between dense ones, in whatever order they are full") {
+TEST("top-k step: more sparse buckets than the window holds, between dense ones, in whatever order they are full") {
   for (int64_t window : {1, 2, 4}) {
     for (const Shape& shape : {Shape{1, 1}, Shape{2, 1}, Shape{2, 2}}) {
       Config config = QuickConfig();
@@ -41,7 +41,7 @@ TEST("sparse step: more sparse buckets than the window holds, between dense ones
         constexpr int kSteps = 12;
         for (int step = 0; step < kSteps; ++step) {
           const bool commits = step % 5 != 2, last = step + 1 == kSteps;
-          CHECK_OK(engine->BeginSparseStep(channel, step % 4 == 3 || last ? 1.0 : 0.05));
+          CHECK_OK(engine->BeginTopKStep(channel, step % 4 == 3 || last ? 1.0 : 0.05));
           int64_t ticket = 0;
           for (int i = kBuckets - 1; i >= 0; --i) {
             const int64_t elements = spec.elements[static_cast<size_t>(i)];
@@ -55,7 +55,7 @@ TEST("sparse step: more sparse buckets than the window holds, between dense ones
           for (int i = 0; i < kBuckets; ++i) {
             results.push_back(StartCollect(engine, channel, i, ticket, 4 * spec.elements[static_cast<size_t>(i)]));
           }
-          if (!commits) CHECK_OK(engine->EndStep(channel, false));  // before it has come
+          if (!commits) CHECK_OK(engine->EndStep(channel, false));  // before the result has come
           for (size_t i = 0; i < results.size(); ++i) {
             const Result result = Await(std::move(results[i]), "step");
             CHECK_OK(result.status);
@@ -73,7 +73,7 @@ TEST("sparse step: more sparse buckets than the window holds, between dense ones
   }
 }
 
-TEST("sparse step: a value that float16 cannot take a part of is an overflow, not a place taken for ever") {
+TEST("top-k step: a value that float16 cannot take a part of is an overflow, not a place taken for ever") {
   const Shape shape{2, 1};
   Bucket bucket{{50}, {}};
   bucket.sparse.value_wire = DType::kFloat16;

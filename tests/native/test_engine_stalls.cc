@@ -1,4 +1,4 @@
-// Ranks that stay away: warnings with names, failures where they are asked for, and late ranks that still come.
+// Ranks that do not come: warnings with names, failures where they are asked for, and late ranks that still come.
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -20,7 +20,7 @@ void Keep(const std::string& text) {
   warnings.push_back(text);
 }
 
-// Warnings go to `warnings` while one lives.
+// While an object of this class lives, warnings go to `warnings`.
 struct Listening {
   Listening() {
     std::lock_guard<std::mutex> lock(warnings_mutex);
@@ -30,7 +30,7 @@ struct Listening {
   ~Listening() { SetWarningSink(nullptr); }
 };
 
-// How often a rank has said a line that begins and ends so.
+// Returns how many lines of a rank begin with `begin` and end with `end`.
 int Heard(int rank, const std::string& begin, const std::string& end) {
   std::lock_guard<std::mutex> lock(warnings_mutex);
   std::string head = "hvd_ext: [rank " + std::to_string(rank) + "] " + begin;
@@ -44,7 +44,7 @@ void WaitUntilHeard(int rank, const std::string& begin, const std::string& end) 
   Until("'" + begin + "...', '..." + end + "'", [&] { return Heard(rank, begin, end) > 0; });
 }
 
-// Waits while several warnings more are due, and sees that nobody has said these words but rank 0, once.
+// Waits for the time of several further warnings, and checks that only rank 0 has said these words, and only once.
 void CheckSaidOnce(const std::string& begin, const std::string& end) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   CHECK_EQ(Heard(0, begin, end), 1);
@@ -238,7 +238,7 @@ TEST("stall: the words for a lane name every rank that holds it up and why") {
   CHECK_EQ(
       WaitsForLane("bucket 1", 75, 4, {has_it, lacks, closed, behind, LaneReport{}}),
       "bucket 1 has waited 75 s for ranks 1 ('a', 'b', 'c', 'd', 'e' and 2 more not submitted), 2 (it has closed the "
-      "channel), 3 (it has not come that far), 4 (it does not answer)");
+      "channel), 3 (it has not reached this point), 4 (it does not answer)");
   CHECK_EQ(WaitsForLane("bucket 1", 75, 4, {has_it, has_it}),
            "bucket 1 has waited 75 s for messages: all ranks take part in it, but nothing arrives");
 }

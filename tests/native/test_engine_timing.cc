@@ -1,4 +1,4 @@
-// Results must not depend on when messages come.
+// Results must not depend on the order in which messages arrive.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// Several engines in one process: a rank's part in the job and in process sets.
+// Several engines in one process: those of a rank in the job and in process sets.
 #include <future>
 #include <string>
 #include <thread>
@@ -119,7 +119,7 @@ TEST("engines: a stall in a set is named by the job's numbers") {
         "bucket 0 of 'Adam' in the process set of ranks 2, 5 has waited 60 s for rank 5 (it does not answer)");
 }
 
-constexpr HvdExtConfig kConfig = {60, 0, 8, 1};
+constexpr HvdExtConfig kConfig = {60, 0, 8, 1, 0, ""};
 
 int64_t StartJob_() {
   int64_t job = 0;
@@ -152,7 +152,7 @@ TEST("engines: a set runs beside its job, and stops alone or with it") {
   CHECK(job < first && first < second);
   int64_t plan = 0, of_job = 0;
   CHECK_EQ(hvd_ext_plan_add(first, nullptr, 0, 1, &plan), 0);
-  CHECK_EQ(hvd_ext_plan_add(0, nullptr, 0, 1, &of_job), 0);  // 0: the job's
+  CHECK_EQ(hvd_ext_plan_add(0, nullptr, 0, 1, &of_job), 0);  // engine 0 is the job's
   CHECK_EQ(plan >> 32, first);
   CHECK_EQ(of_job >> 32, job);
   for (int64_t engine : {second, job, first})
@@ -160,7 +160,7 @@ TEST("engines: a set runs beside its job, and stops alone or with it") {
   int32_t alone = 7;
   CHECK_EQ(hvd_ext_stop(first, 1, &alone), 0);
   CHECK_EQ(alone, 0);
-  CHECK_EQ(hvd_ext_stop(first, 1, &alone), 0);  // twice is harmless
+  CHECK_EQ(hvd_ext_stop(first, 1, &alone), 0);  // a second stop is harmless
   std::shared_ptr<Engine> found;
   CHECK_FAILS(Engine::Find(first, &found), Code::kStopped, "its process set was removed");
   CHECK_FAILS(Engine::OfPlan(plan, &found), Code::kStopped, "plan (" + std::to_string(plan) + ") belongs to an engine");
@@ -195,7 +195,7 @@ TEST("engines: a set that its ranks do not make is refused") {
   int64_t job = StartJob_(), set = 0;
   for (std::vector<int> ranks : {std::vector<int>{}, {1}, {0, 0}, {0, 1}, {-1, 0}}) {
     std::shared_ptr<Engine> engine;
-    CHECK_FAILS(StartSet(job, ranks, 1, Config(), true, &engine), Code::kInvalid, "must be ascending, in [0, 1)");
+    CHECK_FAILS(StartSet(job, ranks, 1, Config(), Paths(), &engine), Code::kInvalid, "must be ascending, in [0, 1)");
   }
   int32_t alone = 0, rank = 0, ranks[] = {0};
   CHECK_EQ(hvd_ext_start_set(job + 9, ranks, 1, 1, &kConfig, &set, &rank), static_cast<int>(Code::kStopped));

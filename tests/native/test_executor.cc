@@ -1,4 +1,4 @@
-// The executor on its own: lanes, windows, tags, failures, and what becomes of work that is cut off.
+// The executor on its own: lanes, windows, tags, failures, and what becomes of work that a failure interrupts.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -12,7 +12,7 @@
 namespace hvd_ext::test {
 namespace {
 
-// Writes down what is posted; a message ends when the test says so.
+// Records what is posted; a message ends when the test says so.
 class Script : public Transport {
  public:
   struct Posted {
@@ -197,7 +197,7 @@ TEST("executor: what is added to units that are sent in the same round waits unt
   bench.transport.End(0);
   bench.Pass();
   CHECK_EQ(data[0], 1.0f);
-  bench.transport.End(2);  // the send of this unit; that of the other unit does not matter
+  bench.transport.End(2);  // the send of this unit; the send of the other unit does not matter
   bench.Pass();
   CHECK_EQ(data[0], 42.0f);
   CHECK_EQ(bench.ended.size(), 0u);

@@ -22,7 +22,7 @@ std::shared_ptr<const Plan> PlanOn(int64_t feedback_begin, bool sparse = false) 
   return plan;
 }
 
-// Bucket 0 holds tensors 2 and 0, bucket 1 tensor 1 and selects from its second half.
+// Bucket 0 has tensors 2 and 0. Bucket 1 has tensor 1, and its selection is from the tensor's second half.
 Described TwoBuckets() {
   Described described;
   described.spec.name = "Adam";
@@ -76,13 +76,12 @@ TEST("layout: plans that do not fit their buckets are refused with words") {
   std::shared_ptr<const Layout> layout;
   Described d = TwoBuckets();
   d.plans[0] = PlanOn(0, true);
-  CHECK_FAILS(Make(d, &layout), Code::kInvalid,
-              "bucket 0: its plan (1) is a sparse one, the bucket must be sparse too");
+  CHECK_FAILS(Make(d, &layout), Code::kInvalid, "bucket 0: its plan (1) is sparse, so the bucket must be sparse too");
   d = TwoBuckets();
   d.dense_plans[1] = PlanOn(0);
   CHECK_FAILS(Make(d, &layout), Code::kInvalid,
-              "bucket 1: its plan selects from the elements [5, 10) of the bucket, its dense plan must fold the same; "
-              "it folds [0, 5)");
+              "bucket 1: its plan selects from the elements [5, 10) of the bucket, and its dense plan must fold "
+              "the same elements; it folds [0, 5)");
 }
 
 }  // namespace

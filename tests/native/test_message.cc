@@ -49,7 +49,7 @@ LaneReport Report() {
   return report;
 }
 
-// Of every type at least one, with something in every field.
+// At least one message of every type, with something in every field.
 const std::vector<ControlMessage>& Messages() {
   static const std::vector<ControlMessage> messages = {Announced(),
                                                        Refusing(),

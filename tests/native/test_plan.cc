@@ -8,7 +8,7 @@ namespace hvd_ext::test {
 namespace {
 
 constexpr int64_t kSend = 1, kRecv = 2, kRecvReduce = 3;
-using Rows = std::vector<std::vector<int64_t>>;  // round, opcode, peer, begin, count
+using Rows = std::vector<std::vector<int64_t>>;  // columns: round, opcode, peer, begin, count
 
 // Decodes for rank 0 of 4 with 8 units.
 Status DecodeRows(const Rows& rows, Plan* plan = nullptr, int rank = 0) {
@@ -76,17 +76,17 @@ TEST("plan: rounds that decrease are refused") {
 
 TEST("plan: a unit that is sent and overwritten in one round is refused") {
   Refuses({{0, kSend, 1, 0, 4}, {0, kRecv, 2, 3, 2}},
-          "row 1: RECV of units [3, 5) meets SEND of units [0, 4) (row 0) in round 0");
-  // The rows between the two that meet, and an earlier round, change nothing.
+          "row 1: RECV of units [3, 5) overlaps SEND of units [0, 4) (row 0) in round 0");
+  // Rows between the two that overlap, and rows of an earlier round, change nothing.
   Refuses({{0, kRecv, 3, 0, 8}, {1, kRecv, 1, 0, 6}, {1, kRecv, 2, 6, 1}, {1, kSend, 3, 5, 1}},
-          "row 3: SEND of units [5, 6) meets RECV of units [0, 6) (row 1) in round 1");
+          "row 3: SEND of units [5, 6) overlaps RECV of units [0, 6) (row 1) in round 1");
   Refuses({{0, kSend, 1, 0, 8}, {0, kSend, 2, 1, 1}, {0, kRecv, 3, 4, 1}},
-          "RECV of units [4, 5) meets SEND of units [0, 8)");
+          "RECV of units [4, 5) overlaps SEND of units [0, 8)");
 }
 
 TEST("plan: a unit that is overwritten and received again in one round is refused") {
-  Refuses({{0, kRecv, 1, 0, 4}, {0, kRecv, 2, 3, 4}}, "row 1: RECV of units [3, 7) meets RECV of units [0, 4)");
-  Refuses({{0, kRecvReduce, 1, 2, 1}, {0, kRecv, 2, 0, 8}}, "meets RECV");
+  Refuses({{0, kRecv, 1, 0, 4}, {0, kRecv, 2, 3, 4}}, "row 1: RECV of units [3, 7) overlaps RECV of units [0, 4)");
+  Refuses({{0, kRecvReduce, 1, 2, 1}, {0, kRecv, 2, 0, 8}}, "overlaps RECV");
 }
 
 TEST("plan: several rows of a round may send a unit, or add to it") {

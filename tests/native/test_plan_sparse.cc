@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kSend = 1, kSelect = 4, kSendSparse = 5, kRecvSparse = 6, kClear = 7, kAdd = 8, kPack = 9,
                   kMerge = 10, kTake = 11, kFold = 12;
-using Rows = std::vector<std::vector<int64_t>>;  // round, opcode, peer, begin, count
+using Rows = std::vector<std::vector<int64_t>>;  // columns: round, opcode, peer, begin, count
 
 // Decodes for rank 1 of 4 with 8 units.
 Status DecodeRows(const Rows& rows, Plan* plan) {
@@ -57,8 +57,8 @@ TEST("sparse plan: a local row must be about this rank, a message about another"
 }
 
 TEST("sparse plan: a round has either messages or local rows") {
-  Refuses({{0, kSend, 0, 0, 1}, {0, kClear, 1, 4, 1}}, "row 1: CLEAR meets SEND (row 0) in round 0");
-  Refuses({{0, kSelect, 1, 0, 8}, {0, kSendSparse, 0, 0, 8}}, "row 1: SEND_SPARSE meets SELECT (row 0) in round 0");
+  Refuses({{0, kSend, 0, 0, 1}, {0, kClear, 1, 4, 1}}, "row 1: CLEAR is in round 0 with SEND (row 0)");
+  Refuses({{0, kSelect, 1, 0, 8}, {0, kSendSparse, 0, 0, 8}}, "row 1: SEND_SPARSE is in round 0 with SELECT (row 0)");
   Takes({{0, kSelect, 1, 0, 8}, {1, kSend, 0, 0, 1}, {1, kSendSparse, 0, 0, 8}});
 }
 
@@ -94,9 +94,9 @@ TEST("sparse plan: nothing of a peer's vector is read before it has come, or in 
     Takes({{0, kRecvSparse, 2, 2, 4}, {1, kRecvSparse, 2, 2, 4}, {2, opcode, 2, 2, 4}});
   }
   Refuses({{0, kRecvSparse, 2, 2, 4}, {0, kRecvSparse, 2, 5, 2}},
-          "must not meet another of its round, of units [2, 6)");
+          "must not overlap another of its round, of units [2, 6)");
   Refuses({{0, kRecvSparse, 2, 5, 2}, {0, kRecvSparse, 2, 2, 4}},
-          "must not meet another of its round, of units [5, 7)");
+          "must not overlap another of its round, of units [5, 7)");
 }
 
 TEST("sparse plan: a merge needs what is selected and what has come") {

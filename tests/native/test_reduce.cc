@@ -50,8 +50,8 @@ TEST("half: every half comes back from float32 as it was") {
   }
 }
 
-// Between neighbours lo and hi: what is below the middle becomes lo, above hi, and the middle the one with an even last
-// bit.
+// A value between the neighbours lo and hi becomes lo below the middle and hi above it; the middle itself becomes the
+// neighbour with an even last bit.
 template <typename Half>
 void RoundsBetween(int bits, Half (*round)(float), float overflow) {
   Half lo = Bits<Half>(bits), hi = Bits<Half>(bits + 1);
@@ -167,7 +167,7 @@ void ChoosesAlike(DType dtype, const std::vector<T>& values) {
         const std::vector<T> first(11, a), second(11, b);
         Combine(op, dtype, there.data(), second.data(), 11);
         Combine(op, dtype, back.data(), first.data(), 11);
-        CHECK_EQ(std::memcmp(there.data(), back.data(), 11 * sizeof(T)), 0);  // also of -0 and 0, and of NaN
+        CHECK_EQ(std::memcmp(there.data(), back.data(), 11 * sizeof(T)), 0);  // -0, 0 and NaN included
         bool nan = a != a || b != b;
         CHECK(nan ? there[10] != there[10] : there == expected);
         if (a == T{0} && b == T{0}) {

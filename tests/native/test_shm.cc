@@ -37,7 +37,7 @@ TEST("arena: it hands out aligned zeros that do not overlap, until it is full") 
     CHECK(arena->Owns(data) && arena->Owns(data + nbytes - 1));
   }
   CHECK(arena->Take(6 << 20) == nullptr);
-  CHECK(arena->Take(1 << 20) != nullptr);  // what is smaller may still fit
+  CHECK(arena->Take(1 << 20) != nullptr);  // a smaller request may still fit
   char other = 0;
   CHECK(!arena->Owns(&other));
 }
@@ -139,7 +139,7 @@ TEST("doorbell: whoever sleeps on duty is woken, the other is not") {
   bell.Ring();
   Until("the caller", [&] { return caller_woke.load(); });
   caller.join();
-  bell.Resume(bell.Look());  // nothing is new since
+  bell.Resume(bell.Look());  // the bell has not rung since
   bell.Ring();
   Until("the owner", [&] { return owner_woke.load(); });
   owner.join();

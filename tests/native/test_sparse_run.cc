@@ -1,4 +1,4 @@
-// Rows that the steps of test_engine_sparse.cc do not use, and vectors that come late, damaged or never.
+// Rows that the steps of test_engine_sparse.cc do not use, and vectors that arrive late, damaged or never.
 #include <map>
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 namespace hvd_ext::test {
 namespace {
 
-// gTop-k on 4 ranks: pairs are merged, then pairs of pairs, and rank 0's goes back the same way.
+// gTop-k on 4 ranks: pairs of ranks merge, then pairs of pairs, and rank 0's result goes back the same way.
 Rows MergeTree(int rank) {
   Rows rows;
   rows.Add(0, kSelect, rank, 0, 1);
@@ -51,7 +51,8 @@ TEST("sparse run: merging keeps the k largest sums, the lower element of two as 
   engines.Each([&](int rank, Engine* engine) {
     const Bucket bucket{{8}, {}};
     const int64_t channel = OpenMerging(engine, bucket);
-    // k = 2. Ranks 0 and 1 make {1: 9, 3: 4, 6: 4}, of which 6 goes back; 2 and 3 make {0: -20, 3: 3}.
+    // k = 2. Ranks 0 and 1 make {1: 9, 3: 4, 6: 4}, of which 6 goes back to the residual; ranks 2 and 3 make {0: -20,
+    // 3: 3}.
     const std::map<int, std::vector<float>> data = {{0, {0, 5, 0, 4, 0, 0, 0, 0}},
                                                     {1, {0, 4, 0, 0, 0, 0, 4, 0}},
                                                     {2, {-20, 0, 0, 3, 0, 0, 0, 0}},
@@ -59,8 +60,8 @@ TEST("sparse run: merging keeps the k largest sums, the lower element of two as 
     const std::vector<float> seen = Step(engine, channel, bucket, 0.25, data.at(rank));
     CHECK(seen == (std::vector<float>{-20, 9, 0, 0, 0, 0, 0, 0}));
     std::vector<float> left(8);
-    if (rank == 0) left[3] = 7;  // of the last merge
-    if (rank == 0) left[6] = 4;  // of the first
+    if (rank == 0) left[3] = 7;  // left over from the last merge
+    if (rank == 0) left[6] = 4;  // left over from the first merge
     CHECK(KeptOf(engine, channel) == left);
   });
 }
@@ -123,13 +124,13 @@ TEST("sparse run: packing takes what is not zero, and makes of -0 what all other
     const std::vector<float> seen = Step(engine, channel, bucket, 0.1, mine);
     const std::vector<float> sum = {0.0f, 0.0f, 2 * 1e-42f, 6.0f, 70000.0f, 0.0f};
     for (size_t i = 0; i < 6; ++i) CHECK_EQ(BitsOf(seen[i]), BitsOf(sum[i]));
-    SparseStatistics statistics;
-    CHECK_OK(engine->GetSparseStatistics(channel, &statistics));
+    TopKStatistics statistics;
+    CHECK_OK(engine->GetTopKStatistics(channel, &statistics));
     CHECK_EQ(statistics.entries, rank == 0 ? 3 : 2);
   });
 }
 
-// One rank's executor, whose peers are the test: it answers receives with bytes of its own, in any order.
+// The peers of one rank's executor, played by the test: it answers receives with bytes of its own, in any order.
 class Peers : public Transport {
  public:
   struct Posted : Request {
@@ -231,11 +232,11 @@ TEST("sparse run: bodies are asked for in the order of their heads, whatever end
   LateBench bench;
   bench.Enqueue(kTwoFromOne);
   CHECK_OK(bench.Pass());
-  CHECK_EQ(bench.peers.posted.size(), 3u);  // the heads
+  CHECK_EQ(bench.peers.posted.size(), 3u);  // the receives of the three heads
   const SparseMessage first = bench.Message({0, 3}), second = bench.Message({1}), empty = bench.Message({});
   bench.peers.End(1, &second.head, sizeof(SparseHead));
   CHECK_OK(bench.Pass());
-  CHECK_EQ(bench.peers.posted.size(), 3u);  // the body before it has no length yet
+  CHECK_EQ(bench.peers.posted.size(), 3u);  // the length of the body before it is not known yet
   CHECK(bench.executor.Views().at(0).peers == (std::vector<int>{1, 3}));
   bench.peers.End(2, &empty.head, sizeof(SparseHead));
   CHECK_OK(bench.Pass());

@@ -1,4 +1,5 @@
-// Messages of selected entries: what is encoded comes back, in the shortest form, and what is damaged is refused.
+// Messages of selected entries: decoding gives what was encoded, the encoding is the shortest, and damaged messages are
+// refused.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -97,7 +98,7 @@ TEST("sparse vector: the shortest form is taken") {
   CHECK(form({0, 100, 200}, 1000) == SparseIndices::kDelta);
   CHECK(form({1 << 21, (1 << 22) + 1, (1 << 23) + 1}, 1 << 24) ==
         SparseIndices::kRaw);  // gaps of 4 bytes are not shorter
-  // A thousandth of all: about 2 bytes for a position, beside 4, and 125 of a bitmap.
+  // At a density of 1/1000 a position takes about 2 bytes as a gap, 4 as raw, and 125 as a bitmap.
   const std::vector<int32_t> positions = Random(0, 1 << 20, 0.001, 7);
   const SparseMessage message =
       EncodeSparse(VectorOf(positions, &pool, DType::kFloat16), 0, 1 << 20, SparseIndices::kSmallest, &pool);
@@ -119,7 +120,7 @@ TEST("sparse vector: marks travel, with no entry too") {
 void Refused(const SparseHead& head, const std::string& body, int64_t elements, const std::string& words) {
   BufferPool pool;
   SparseVector back;
-  // In memory of just its length, so that a sanitizer sees a read behind it.
+  // The message is in memory of exactly its length, so that a sanitizer sees a read behind it.
   const std::vector<char> exact(body.begin(), body.end());
   CHECK_FAILS(DecodeSparse(head, exact.data(), 0, elements, &pool, &back), Code::kCommunication, words);
   std::vector<float> sum(static_cast<size_t>(elements));
@@ -143,7 +144,7 @@ std::string Ints(const std::vector<int32_t>& positions) {
 TEST("sparse vector: damaged heads are refused") {
   SparseHead head = HeadOf(SparseIndices::kRaw, 1, 8);
   head.magic = 0;
-  Refused(head, Ints({0}), 4, "does not begin with a head");
+  Refused(head, Ints({0}), 4, "does not begin with a header");
   Refused(HeadOf(SparseIndices::kRaw, 5, 40), Ints({0, 1, 2, 3, 4}), 4, "number of entries, 5, must be in [0, 4]");
   Refused(HeadOf(SparseIndices::kRaw, -1, 8), "", 4, "number of entries, -1");
   Refused(HeadOf(SparseIndices::kRaw, 1, 9), Ints({0}), 4, "5 bytes of positions must be in [4, 4]");
@@ -199,7 +200,7 @@ void CheckWhole(DType wire, float value) {
   CHECK(std::isfinite(sent));
   CHECK_EQ(static_cast<double>(sent) + static_cast<double>(rest), static_cast<double>(value));
   float back = wire == DType::kFloat16 ? ToFloat(ToFloat16(sent)) : ToFloat(ToBFloat16(sent));
-  CHECK_EQ(BitsOf(back), BitsOf(sent));  // it travels as it is
+  CHECK_EQ(BitsOf(back), BitsOf(sent));  // float32 is sent unchanged
 }
 
 TEST("sparse vector: what is sent and what is left make the value, exactly, for every magnitude") {

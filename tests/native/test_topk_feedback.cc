@@ -1,4 +1,5 @@
-// Error feedback against its definition: what is picked, what stays, in place and beside, with and without momentum.
+// Error feedback against its definition: the picks and the residual, in place and in separate memory, with and without
+// momentum.
 #include "topk_inputs.h"
 
 namespace hvd_ext::test {

@@ -1,4 +1,4 @@
-// The other selectors: what each promises, on every input.
+// The selectors other than kExact: what each promises, on every input.
 #include <set>
 
 #include "topk_inputs.h"
@@ -6,7 +6,7 @@
 namespace hvd_ext::test {
 namespace {
 
-// Distinct, ascending, inside, with the values of x.
+// Checks that the indices are distinct, ascending and in range, and that the values are those of x.
 template <typename Bits>
 void IsASelection(const std::vector<Bits>& x, const Picked<Bits>& picked) {
   const int64_t count = picked.counts[0];
@@ -62,14 +62,14 @@ TEST("selectors: MSTopK finds the exact answer on smooth data, and its seed move
   const auto exact = Run(options, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
   options.selector = Selector::kMSTopK;
   CHECK(Run(options, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch).indices == exact.indices);
-  options.samplings = 4;  // a wide window: the run is drawn
+  options.samplings = 4;  // a wide window, from which a random run is taken
   std::set<std::vector<int64_t>> answers;
   for (uint64_t seed : {1, 1, 2, 3}) {
     options.seed = seed;
     answers.insert(Run(options, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch).indices);
   }
   CHECK_EQ(answers.size(), size_t{3});
-  options.samplings = 0;  // no threshold at all: a run of any elements
+  options.samplings = 0;  // no threshold at all, so that the run may have any elements
   const auto any = Run(options, kFloat32, x.data(), {{0, elements, k}}, nullptr, false, &scratch);
   CHECK_EQ(any.counts[0], k);
 }

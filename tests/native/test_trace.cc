@@ -1,4 +1,4 @@
-// The trace: its ring, and what an engine records in it.
+// The trace: its ring buffer, and what an engine records in it.
 #include <algorithm>
 #include <map>
 #include <string>

@@ -15,17 +15,9 @@
 namespace hvd_ext::test {
 namespace {
 
-using Transports = std::vector<std::shared_ptr<Transport>>;
-
-void Run(const Transports& transports, void (*contract)(Transport*)) {
-  RunThreads(
-      static_cast<int>(transports.size()), [&](int rank) { contract(transports[rank].get()); },
-      [&] { transports[0]->Abort(1); });
-}
-
 void OnRanks(void (*contract)(Transport*)) {
-  for (int size : {2, 3, 5}) Run(MakeHostTransports<kRoomyArena>(size), contract);
-  Run(MakeHostTransports<kSmallArena>(4), contract);
+  for (int size : {2, 3, 5}) RunOn(MakeHostTransports<kRoomyArena>(size), contract);
+  RunOn(MakeHostTransports<kSmallArena>(4), contract);
 }
 
 TEST("host: messages arrive whole") { OnRanks(MessagesArriveWhole); }
@@ -53,7 +45,7 @@ TEST("host: ranks without shared memory and those with it are one job") {
   CHECK(transports[0]->IsZeroCopy(2) && transports[3]->IsZeroCopy(0));
   CHECK(transports[2]->arena() == arenas[2]);
   CHECK(!transports[0]->Rings());  // rank 1 does not
-  for (auto contract : kContracts) Run(transports, contract);
+  for (auto contract : kContracts) RunOn(transports, contract);
 }
 
 TEST("host: a job that shares no memory keeps its transport") {
@@ -62,42 +54,6 @@ TEST("host: a job that shares no memory keeps its transport") {
   CHECK_OK(Arena::Make(kRoomyArena, &arenas[1]));
   CHECK(ShareMemory(between, arenas) == between);
 }
-
-// What rank 0 hears of rank 1's arena is wrong, in bytes [begin, end) of the first message.
-class Liar : public Transport {
- public:
-  Liar(std::shared_ptr<Transport> inner, size_t begin, size_t end)
-      : inner_(std::move(inner)), begin_(begin), end_(end) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    if (peer == 0 && !std::exchange(lied_, true)) {
-      lie_.assign(static_cast<const char*>(data), static_cast<size_t>(nbytes));
-      for (size_t i = begin_; i < end_; ++i) lie_[i] = static_cast<char>(lie_[i] ^ 0x15);
-      data = lie_.data();
-    }
-    return inner_->Send(peer, label, data, nbytes, request);
-  }
-  Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
-    return inner_->Recv(peer, label, data, nbytes, request);
-  }
-  Status Test(Request* request, bool* done) override { return inner_->Test(request, done); }
-  Status SendControl(int peer, std::string message) override { return inner_->SendControl(peer, std::move(message)); }
-  Status ReceiveControl(int* peer, std::string* message) override { return inner_->ReceiveControl(peer, message); }
-  void NameBy(Names names) override {
-    Transport::NameBy(names);  // for what shared memory, which is in front of this one, has to say
-    inner_->NameBy(std::move(names));
-  }
-  bool ControlPending() override { return inner_->ControlPending(); }
-  void Abort(int code) override { inner_->Abort(code); }
-  void Close() override { inner_->Close(); }
-
- private:
-  std::shared_ptr<Transport> inner_;
-  const size_t begin_, end_;
-  bool lied_ = false;
-  std::string lie_;
-};
 
 TEST("host: a rank that cannot map another's memory agrees with it on the way around") {
   // Bytes of the card: layout and host (8 each), then the arena's process, file, capacity (8 each) and token (16).
@@ -110,7 +66,7 @@ TEST("host: a rank that cannot map another's memory agrees with it on the way ar
     CHECK_EQ(transports[0]->IsZeroCopy(1), !wrong_token);
     CHECK_EQ(transports[1]->IsZeroCopy(0), !wrong_token);
     CHECK(transports[0]->IsZeroCopy(2) && transports[2]->IsZeroCopy(1));
-    for (auto contract : kContracts) Run(transports, contract);
+    for (auto contract : kContracts) RunOn(transports, contract);
   }
 }
 
@@ -154,7 +110,7 @@ TEST("host: requests that are dropped are forgotten, and may outlive the transpo
   bool done = false;
   CHECK_OK(ranks[1]->Test(receive.get(), &done));
   CHECK(done);
-  CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the one before was taken
+  CHECK_OK(ranks[0]->Send(1, 7, sent.data(), 500, &send));  // reads that the message before was taken
   CHECK_OK(ranks[0]->Test(send.get(), &done));
   CHECK(!done);
   CHECK_OK(ranks[1]->Recv(0, 7, nullptr, 500, &zero_copy));

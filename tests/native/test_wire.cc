@@ -1,4 +1,4 @@
-// float32 that travels as halves: the casts, the sums, and equal bits on all ranks whatever the plan.
+// float32 that is sent as halves: the casts, the sums, and equal bits on all ranks whatever the plan.
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -18,7 +18,7 @@ float Rounded(DType wire, float x) { return wire == DType::kFloat16 ? ToFloat(To
 
 uint16_t Half(DType wire, float x) { return wire == DType::kFloat16 ? ToFloat16(x).bits : ToBFloat16(x).bits; }
 
-// Ordinary numbers, ties, denormal halves, and what is too large for float16.
+// Ordinary numbers, ties, denormal halves, and numbers that are too large for float16.
 float Number(int64_t i) {
   const float special[] = {0.0f, -0.0f, 65504.0f, 65519.0f, 65520.0f, -1e30f, 3e-8f, -6e-6f, 1.00048828125f, INFINITY};
   return i % 3 == 0 ? special[(i / 3) % 10] : std::ldexp(static_cast<float>(i * 7919 % 4001 - 2000), i % 20 - 10);
@@ -81,7 +81,7 @@ TEST("wire: sums are float32 sums: 2048 + 1 is lost in a half and not here") {
   }
 }
 
-// Ranks 0 and 1 exchange whole sums, and rank 2 hands in and gets back through rank 0: rank 1 never sends its result.
+// Ranks 0 and 1 exchange whole sums, and rank 2 takes part through rank 0. Rank 1 never sends its result.
 Rows Folded(int rank) {
   Rows rows;
   if (rank == 2) rows.Add(0, kSend, 0, 0, 1);
@@ -120,7 +120,7 @@ TEST("wire: all ranks end with the same bits, near the sum of float32, and send 
           sent[rank] = engine->GetStatistics().bytes_sent;
         });
         for (int rank = 1; rank < kSize; ++rank) CHECK(SameBits(results[rank], results[0]));
-        int64_t messages = 4 * kElements;  // in elements, over all ranks
+        int64_t messages = 4 * kElements;  // elements sent by all ranks
         CHECK_EQ(sent[0] + sent[1] + sent[2], 2 * messages);
         double unit = wire == DType::kFloat16 ? std::ldexp(1.0, -11) : std::ldexp(1.0, -8);
         for (int64_t i = 0; i < kElements; ++i) {
@@ -158,7 +158,7 @@ TEST("wire: a dtype that cannot travel so is refused in words, and so are ranks 
     CallSpec spec = AllreduceSpec("x", plan, 4);
     CHECK(refused(spec, DType::kInt32).find("wire dtype (4) must be float16 or bfloat16") != std::string::npos);
     CallSpec doubles = AllreduceSpec("x", plan, 4, DType::kFloat64);
-    CHECK(refused(doubles, DType::kFloat16).find("only float32 may travel as float16, this is float64") !=
+    CHECK(refused(doubles, DType::kFloat16).find("only float32 may be sent as float16, this is float64") !=
           std::string::npos);
     spec.kind = Kind::kBroadcast;
     CHECK(refused(spec, DType::kFloat16).find("only a reduction may have a wire dtype") != std::string::npos);
@@ -172,7 +172,7 @@ TEST("wire: a dtype that cannot travel so is refused in words, and so are ranks 
     CHECK_OK(Call(engine, spec, std::string(16, 0)).status);
     ChannelSpec channel{"c", {"w"}, {4}, {{DType::kFloat64, ReduceOp::kSum, plan, 0, {0}, DType::kFloat16}}};
     int64_t handle = 0;
-    CHECK(engine->OpenChannel(channel, &handle).message.find("only float32 may travel") != std::string::npos);
+    CHECK(engine->OpenChannel(channel, &handle).message.find("only float32 may be sent") != std::string::npos);
   });
 }
 

@@ -1,4 +1,4 @@
-// The loop over a pool's threads in which the caller works too: every unit once, whenever the threads come.
+// The loop over a pool's threads in which the caller works too: every unit runs once, whenever the threads start.
 #include <atomic>
 #include <memory>
 #include <thread>

@@ -1,4 +1,4 @@
-// Inputs of the tests of the selection, its answer by definition, and what a call gives.
+// For the tests of the selection: inputs, the answer by definition, and the results of a call.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline const std::vector<std::string>& Inputs() {
   return names;
 }
 
-// Element i of an input; a generator of its own, so that the numbers are the same with every standard library.
+// Element i of an input. The generator is our own, so that the numbers are the same with every standard library.
 template <typename Bits>
 std::vector<Bits> Input(const Format<Bits>& format, const std::string& name, int64_t elements) {
   std::mt19937_64 draw(static_cast<uint64_t>(elements) * 31 + 7);
@@ -89,7 +89,7 @@ bool Before(const std::vector<Bits>& x, int64_t a, int64_t b) {
   return key_a != key_b ? key_a > key_b : a < b;
 }
 
-// The picks of every k: those of k are the first k of this order.
+// All indices in the order in which they are picked: the picks for any k are its first k.
 template <typename Bits>
 std::vector<int64_t> Order(const std::vector<Bits>& x, int64_t begin, int64_t elements) {
   std::vector<int64_t> order(static_cast<size_t>(elements));
@@ -98,11 +98,11 @@ std::vector<int64_t> Order(const std::vector<Bits>& x, int64_t begin, int64_t el
   return order;
 }
 
-// Runs parts of a call on so many threads.
+// A ParallelFor on `threads` threads.
 inline ParallelFor Threads(int threads) {
   return [threads](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
     std::vector<std::thread> running;
-    for (int64_t t = threads - 1; t >= 0; --t) {  // the last part first
+    for (int64_t t = threads - 1; t >= 0; --t) {  // begins with the last part
       const int64_t begin = total * t / threads, end = total * (t + 1) / threads;
       if (begin < end) running.emplace_back([&body, begin, end] { body(begin, end); });
     }
@@ -117,7 +117,7 @@ struct Picked {
   bool non_finite = false;
 };
 
-// Memory with words behind it that must stay.
+// Memory with guard words behind it, which must not change.
 template <typename T>
 class Guarded {
  public:
@@ -154,7 +154,7 @@ Picked<Bits> Run(const TopKOptions& options, const Format<Bits>& format, const B
   return picked;
 }
 
-// The paths that this processor has.
+// The paths whose instructions this processor has.
 inline std::vector<topk::Path> Paths() {
   std::vector<topk::Path> paths;
   for (topk::Path path : {topk::Path::kPortable, topk::Path::kAvx2, topk::Path::kAvx512}) {
@@ -163,7 +163,7 @@ inline std::vector<topk::Path> Paths() {
   return paths;
 }
 
-// Sets the path (and what the sampler does) for a scope.
+// Sets the path, and how the sampler is misled, while an object of this class lives.
 struct With {
   explicit With(topk::Path path, topk::Misled misled = topk::Misled::kNot) {
     CHECK(topk::UsePath(path));

@@ -28,7 +28,7 @@ std::string Payload(int from, int to, int n, int64_t nbytes) {
   return payload;
 }
 
-// A message in memory that the ranks of a host share, as the engine has it.
+// A message in memory that the ranks of a host share, as the engine makes it.
 Buffer InArena(Transport* transport, const std::string& data) {
   Buffer buffer = BufferPool(transport->arena()).Take(static_cast<int64_t>(data.size()));
   std::memcpy(buffer.data(), data.data(), data.size());
@@ -43,8 +43,7 @@ void Recv(Transport* transport, int peer, int tag, std::string* data, Requests* 
   CHECK_OK(transport->Recv(peer, tag, data->data(), static_cast<int64_t>(data->size()), &requests->emplace_back()));
 }
 
-// Sends messages of these lengths to every other rank, tag_of(n) telling the n-th message's tag, receives as many,
-// compares.
+// Sends messages of these lengths to every other rank, the n-th with the tag tag_of(n), receives as many, and compares.
 void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const std::function<int(int)>& tag_of,
               bool receive_backwards = false) {
   int me = transport->rank(), size = transport->size(), count = static_cast<int>(lengths.size());
@@ -64,7 +63,7 @@ void Exchange(Transport* transport, const std::vector<int64_t>& lengths, const s
     if (peer == me) continue;
     for (int n = 0; n < count; ++n) sent[peer].push_back(Payload(me, peer, n, lengths[n]));
     for (int n = 0; n < count; ++n) {
-      // Both kinds of memory in one order, mostly shared memory.
+      // Shared and other memory in one order, most of it shared.
       if (n % 4 == 1) {
         Send(transport, peer, tag_of(n), sent[peer][n], &requests);
       } else {
@@ -194,7 +193,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
   if (size == 1) return;
   int next = (me + 1) % size, previous = (me + size - 1) % size, tag = 9;
   transport->NameBy([](const Label& label) { return "call " + std::to_string(label.run); });
-  std::vector<Buffer> sent;  // what is refused may stay under way: the engine fails, and keeps such memory
+  std::vector<Buffer> sent;  // a refused message may stay under way: the engine fails, and keeps its memory
   Requests sends;
   for (bool same_run : {false, true}) {
     for (auto [nbytes, expected] :
@@ -203,7 +202,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
         std::string received(static_cast<size_t>(expected), '\0');
         char* to = zero_copy && transport->IsZeroCopy(previous) ? nullptr : received.data();
         Label theirs(tag, 17, same_run ? 3 : 0), mine(tag, same_run ? 17 : 18, 0);
-        ++tag;  // what is left of a refused message meets no other receive
+        ++tag;  // the rest of a refused message must meet no other receive
         Requests receives;
         CHECK_OK(transport->Recv(previous, mine, to, expected, &receives.emplace_back()));
         sent.push_back(InArena(transport, Payload(me, 0, 0, nbytes)));
@@ -217,7 +216,7 @@ void MessagesOfOtherRunsAreRefused(Transport* transport) {
         });
         std::string other = same_run ? "call 17, segment 3" : "call 17";
         CHECK_FAILS(status, Code::kInternal,
-                    "a message from rank " + std::to_string(previous) + " belongs to " + other + ", and call " +
+                    "a message from rank " + std::to_string(previous) + " belongs to " + other + ", but call " +
                         (same_run ? "17" : "18") + " was to receive it");
       }
     }
@@ -253,7 +252,8 @@ void ShortMessagesAreReported(Transport* transport) {
 }
 
 void Meet(Transport* transport) {
-  // By data, not by control: a control message of the next test, from a rank that is ahead, waits while this one meets.
+  // By data messages, because a control message of the next test, from a rank that is ahead, may arrive during this
+  // one.
   constexpr int kTag = 1000;
   static char sent = 1;
   std::vector<char> received(transport->size(), 0);

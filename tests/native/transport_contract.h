@@ -1,4 +1,4 @@
-// What every transport must do: each function is called by all ranks of one, on any number of ranks.
+// What every transport must do. All ranks of a transport call each of these functions, on any number of ranks.
 #pragma once
 
 #include "engine/transport.h"
@@ -17,7 +17,7 @@ void TagsAreIndependent(Transport* transport);
 void OpposingLargeMessagesDoNotBlock(Transport* transport);
 // All control messages are sent before the first is received; some empty, some long, some to the rank itself.
 void ControlMessagesKeepTheirOrder(Transport* transport);
-// Nothing has arrived: ReceiveControl says so at once.
+// ReceiveControl says at once that nothing has arrived.
 void NoControlMessageMeansMinusOne(Transport* transport);
 // Data and control under way together do not meet.
 void DataAndControlDoNotMeet(Transport* transport);
@@ -30,7 +30,7 @@ void ShortMessagesAreReported(Transport* transport);
 // fails, and its words name both.
 void MessagesOfOtherRunsAreRefused(Transport* transport);
 
-// A meeting of all ranks, so that one test's messages do not reach into the next.
+// A barrier of all ranks, so that one test's messages do not reach into the next.
 void Meet(Transport* transport);
 
 }  // namespace hvd_ext::test

@@ -77,7 +77,7 @@ def test_sparse_and_missing_gradients_add_up(traced: bool) -> None:
 
 def test_keras_and_horovods_number_must_agree() -> None:
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-    with pytest.raises(InvalidError, match=r"has gradient_accumulation_steps=2, which says the same; give one"):
+    with pytest.raises(InvalidError, match=r"has gradient_accumulation_steps=2, which means the same; give one"):
         hvd.DistributedOptimizer(optimizer, backward_passes_per_step=3)
     assert type(optimizer) is keras.optimizers.SGD
     hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)

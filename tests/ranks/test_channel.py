@@ -11,6 +11,7 @@ from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning.tensors import Tensor
+from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import registration
 from hvd_ext.tensorflow.gradients.registration import Channel
 from tests.ranks.numbers import total, values
@@ -44,6 +45,28 @@ def test_every_step_gives_the_sums(bucket_nbytes: int, traced: bool, rank: int, 
     for step in range(3):
         assert_reduced(reduce(gradients(rank, step)), size, step)
     channel.close()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_large_results_belong_to_their_owner_whatever_later_steps_and_its_own_ops_do(
+    traced: bool, rank: int, size: int
+) -> None:
+    # Results of 1 MB and more are not copied: they are the bucket's memory, which the next step must not use again.
+    shapes = {"first": (600, 500), "small": (3,), "second": (300_000,)}
+    channel = registration.open("kept", [Tensor(name, shape, "float32") for name, shape in shapes.items()])
+
+    def step(number: tf.Tensor) -> list[tf.Tensor]:
+        reduced = channel.reduce([tf.fill(shape, tf.cast(number + rank, tf.float32)) for shape in shapes.values()])
+        # TensorFlow may add in the memory of a result that nobody else uses
+        return [reduced[0], reduced[1] + 1.0, reduced[2] + 1.0]  # type: ignore[operator]
+
+    run = tf.function(step) if traced else step
+    kept = [run(tf.constant(number)) for number in range(6)]
+    channel.close()
+    for number, results in enumerate(kept):
+        mean = number + (size - 1) / 2
+        for result, shape, more in zip(results, shapes.values(), (0, 1, 1), strict=True):
+            np.testing.assert_array_equal(result, np.full(shape, mean + more, np.float32))
 
 
 def test_buckets_hold_each_gradient_once_and_say_why_they_take_their_algorithm() -> None:
@@ -137,18 +160,87 @@ def test_several_steps_in_one_graph_keep_their_order(rank: int, size: int) -> No
     channel.close()
 
 
-def test_in_a_graph_each_gradient_waits_for_the_beginning_of_the_step_and_for_itself_only(rank: int) -> None:
+def operations(graph: tf.Graph) -> dict[str, list[tf.Operation]]:
+    found: dict[str, list[tf.Operation]] = {}
+    for operation in graph.get_operations():
+        found.setdefault(operation.type, []).append(operation)
+    return found
+
+
+def test_in_a_graph_submits_wait_for_the_beginning_of_the_step_and_each_bucket_for_its_own_submits(rank: int) -> None:
     channel = opened(bucket_nbytes=400)
     step = tf.function(channel.reduce).get_concrete_function(gradients(rank))
-    kinds: dict[str, list[tf.Operation]] = {}
-    for operation in step.graph.get_operations():
-        kinds.setdefault(operation.type, []).append(operation)
-    assert [len(kinds[f"HvdExt>{kind}"]) for kind in ("BeginStep", "Submit", "Collect")] == [1, 5, 5]
+    kinds = operations(step.graph)
+    assert len(kinds["HvdExt>BeginStep"]) == 1
     assert all(submit.control_inputs == kinds["HvdExt>BeginStep"] for submit in kinds["HvdExt>Submit"])
-    for collect in kinds["HvdExt>Collect"]:
+    buckets = [bucket.tensors for bucket in channel.layout.buckets]
+    assert len(buckets) > 1
+    assert [tuple(collect.get_attr("tensors")) for collect in kinds["HvdExt>Collect"]] == buckets
+    for collect, bucket in zip(kinds["HvdExt>Collect"], buckets, strict=True):
         assert list(collect.control_inputs) == []
-        assert [tensor.op.type for tensor in collect.inputs] == ["HvdExt>Submit"]
+        assert [tensor.op.type for tensor in collect.inputs] == ["HvdExt>Submit"] * len(collect.inputs)
+        assert sorted(n for ticket in collect.inputs for n in ticket.op.get_attr("tensors")) == sorted(bucket)
     channel.close()
+
+
+@pytest.mark.parametrize("count", [10, 100, 1000])
+def test_the_ops_of_a_step_are_as_many_as_its_lists_and_buckets_not_as_its_gradients(count: int) -> None:
+    channel = registration.open("many", [Tensor(f"g{i}", (3,), "float32") for i in range(count)])
+    specs = [tf.TensorSpec((3,), tf.float32)] * count
+    twice = tf.function(lambda *given: channel.reduce(channel.reduce(given))).get_concrete_function(*specs)
+    kinds = operations(twice.graph)
+    of_steps = {kind: len(found) for kind, found in kinds.items() if kind.startswith("HvdExt>")}
+    assert of_steps == {"HvdExt>BeginStep": 2, "HvdExt>Submit": 2, "HvdExt>Collect": 2}
+    (second,) = (begin for begin in kinds["HvdExt>BeginStep"] if begin.control_inputs)
+    assert [before.type for before in second.control_inputs] == ["HvdExt>Collect"]
+    channel.close()
+
+
+def test_an_op_collects_what_the_engine_has_put_into_several_buckets(rank: int, size: int) -> None:
+    channel = opened(bucket_nbytes=400)
+    assert len(channel.layout.buckets) > 1
+    given, everything = gradients(rank), list(range(len(SHAPES)))
+    for traced in (False, True):
+
+        def step(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            begin = ops.begin_step(channel=channel.handle)
+            with tf.control_dependencies([] if begin is None else [begin]):
+                ticket = ops.submit(tensors, channel=channel.handle, tensors=everything)
+            shapes = list(SHAPES.values())
+            return ops.collect([ticket], "float32", shapes, channel=channel.handle, tensors=everything)
+
+        assert_reduced((tf.function(step) if traced else step)(*given), size)
+    channel.close()
+
+
+def test_gradients_of_two_steps_are_not_collected_together(rank: int) -> None:
+    channel = registration.open("two steps", [Tensor("g", (3,), "float32")])
+    tickets = []
+    for _ in range(2):
+        ops.begin_step(channel=channel.handle)
+        tickets.append(ops.submit([tf.zeros(3)], channel=channel.handle, tensors=[0]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="gradients of steps 1 and 2 are collected together"):
+        ops.collect(tickets, "float32", [(3,)], channel=channel.handle, tensors=[0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be as many as each other: 2, 1"):
+        ops.submit([tf.zeros(3)], channel=channel.handle, tensors=[0, 1])
+    ops.collect(tickets[1:], "float32", [(3,)], channel=channel.handle, tensors=[0])
+    channel.close()
+
+
+def test_tensors_that_are_together_are_ready_when_all_are_and_can_be_differentiated() -> None:
+    @tf.function
+    def step(x: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.control_dependencies([tf.debugging.assert_less(x, limit, message="told to fail")]):
+            late = tf.identity(x)
+        early, _ = ops.together([x * 3.0, late])
+        return changed.assign(early), tf.gradients(early, x)[0]
+
+    changed = tf.Variable(0.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="told to fail"):
+        step(tf.constant(2.0), tf.constant(1.0))
+    assert float(changed) == 0
+    value, gradient = step(tf.constant(2.0), tf.constant(9.0))
+    assert (float(value), float(gradient)) == (6, 3)
 
 
 def test_a_branch_may_hold_the_reduction(rank: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Training that was interrupted goes on bit for bit, and a checkpoint that is not whole on all ranks is passed over."""
+"""Training that was interrupted goes on bit for bit, and a checkpoint that is not whole on all ranks is skipped."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(
         state.unregister("residual")
         state.unregister("gone")
     if hvd.rank() == 0:
-        assert "nobody has claimed this state of the checkpoint, it is dropped: gone (x)" in caplog.text
+        assert "state in the checkpoint that no owner has claimed is dropped: gone (x)" in caplog.text
     assert state.unclaimed() == {}
     for got, wanted in zip(everything(second), everything(whole), strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_go
         drawn(Checkpoint(shared / "others", every_steps=STEPS + 2, every=None), Crash(STEPS + 3))
     fit(own_model(), Checkpoint(shared / "others", every=None), epochs=2)
     if hvd.rank() == 0:
-        words = "these callbacks were there when it was saved, and are not now; dropped: "
+        words = "the checkpoint has the state of callbacks that this fit does not have; dropped: "
         assert words + "EarlyStopping 0, ReduceLROnPlateau 0" in caplog.text
 
 
@@ -313,8 +313,8 @@ def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
         np.testing.assert_array_equal(got, expected)
     if hvd.rank() == 0:
         words = [record.getMessage() for record in caplog.records]
-        assert f"passed over: rank {last}: checkpoint-000003: rank-0000{last}.npz is torn" in words[0]
-        assert "passed over: checkpoint-000002: model.keras is damaged" in words[1]
+        assert f"skipped: rank {last}: checkpoint-000003: rank-0000{last}.npz is torn" in words[0]
+        assert "skipped: checkpoint-000002: model.keras is damaged" in words[1]
         assert words[2].endswith("checkpoint-000001: restored: epoch 1, batch 0")
 
     # a disk that is full on one rank: an error on all, what was there stays
@@ -343,7 +343,10 @@ def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
     np.testing.assert_array_equal(more.model.weights[0].numpy(), weights[0][0])
     if hvd.rank() == 0:
         words = caplog.records[-1].getMessage()
-        assert f"saved by {hvd.size() + 1} ranks, restored on {hvd.size()}: all have rank 0's model; dropped: " in words
+        assert (
+            f"saved by {hvd.size() + 1} ranks, restored on {hvd.size()}: all ranks get rank 0's model; dropped: "
+            in words
+        )
         assert hvd.size() == 1 or "moving_mean" in words
     other = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(7)])
     other.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
@@ -363,8 +366,12 @@ def test_what_cannot_work_is_refused_on_all_ranks(tmp_path: Path) -> None:
             callback.restore()
 
     directory = tmp_path / ("file" if hvd.rank() == last else "job") / "x"
-    refused("must be one that can be written to: Not a directory", InvalidError, Checkpoint(directory))
-    refused("no checkpoint is complete, resume=True", CheckpointError, Checkpoint(tmp_path / "job", resume=True))
+    refused("must be writable: Not a directory", InvalidError, Checkpoint(directory))
+    refused(
+        "no checkpoint is complete, but resume=True needs one",
+        CheckpointError,
+        Checkpoint(tmp_path / "job", resume=True),
+    )
     if hvd.size() > 1:
         uneven = Checkpoint(tmp_path / "job", keep=1 + (hvd.rank() == last))
         refused(f"keep must be the same on all ranks; rank {last} has '2'", MismatchError, uneven)

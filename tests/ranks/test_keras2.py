@@ -172,7 +172,7 @@ def test_every_order_of_calls_reduces_once(kind: Any, traced: bool) -> None:
 
             run = tf.function(step, autograph=False) if traced else step
             if expected == "refused":
-                with pytest.raises(InvalidError, match="cannot tell whether gradients that apply_gradients is given"):
+                with pytest.raises(InvalidError, match="cannot tell whether the gradients given to apply_gradients"):
                     run()
                 continue
             factor = {"sum": total, "own": hvd.rank() + 1}[expected]
@@ -240,7 +240,7 @@ def test_several_passes_of_compute_gradients_are_one_update(kind: Any, traced: b
                 expected -= sum(2 * number + 2 * (number - 1) + 2 * rank for rank in range(hvd.size()))
             assert variable.numpy().ravel().tolist() == [1.0, expected]
         assert int(optimizer.iterations) == 2
-        with pytest.raises(InvalidError, match="cannot tell whether gradients"):
+        with pytest.raises(InvalidError, match="cannot tell whether the gradients"):
             optimizer.apply_gradients([(tf.constant([[1.0], [1.0]]), variable)])
 
 

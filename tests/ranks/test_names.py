@@ -60,7 +60,7 @@ def test_two_at_once_on_one_rank_are_an_error_on_all(kind: str, named: bool, ran
     for text in words:
         assert text.startswith(f"{kind} '{'twice' if named else kind}")
         assert f"rank {size - 1} has called it while {kind} '" in text
-        assert "calls of several threads need names, each one its own" in text
+        assert "calls of several threads must each have a name of their own" in text
     hvd.allgather_object(0)
     call()  # the next use works
 

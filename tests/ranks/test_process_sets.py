@@ -165,9 +165,7 @@ def test_a_set_works_while_others_come_and_go(rank: int, size: int, added: Calla
         assert not hvd.remove_process_set(passing)
         with pytest.raises(InvalidError, match="must be added before it is used: call add_process_set"):
             process_sets.member(passing, "test")
-        with pytest.raises(
-            InvalidError, match=f"process set {number}: it must have been added, there are the sets 0, "
-        ):
+        with pytest.raises(InvalidError, match=f"process set {number}: it has not been added; the sets are 0, "):
             process_sets.find(number)
     beside.join()
     expected = [[b"%d" % (other * 100 + turn) for other in lasting.ranks] for turn in range(30)]
@@ -193,10 +191,10 @@ def test_what_belongs_to_a_removed_set_is_refused_in_words(size: int, rank: int)
     ("ranks", "words"),
     [
         ([], "it must have at least one rank"),
-        ([0, 0], "rank 0 is there again"),
-        ([-1], "ranks are not negative"),
+        ([0, 0], "rank 0 is listed again"),
+        ([-1], "ranks must not be negative"),
         ([0, 99], r"must be ranks of the job, 0 \.\. \d; rank 99 is not"),
-        ([0.5], "its ranks are whole numbers"),
+        ([0.5], "its ranks must be whole numbers"),
         ("01", "takes a list of ranks or a communicator of mpi4py"),
         (0, "takes a list of ranks or a communicator of mpi4py"),
     ],
@@ -254,7 +252,7 @@ def test_each_rank_gives_the_communicator_that_it_is_in(rank: int, size: int) ->
     backwards = world.Split(0, -rank)
     with pytest.raises(InvalidError, match="it must have its ranks in MPI's order"):
         ProcessSet(backwards)
-    with pytest.raises(InvalidError, match="only the ranks of a communicator give it"):
+    with pytest.raises(InvalidError, match="only the ranks of a communicator pass it"):
         ProcessSet(MPI.COMM_NULL)
     hvd.barrier()
     hvd.shutdown()
@@ -331,7 +329,7 @@ def test_sets_end_with_the_job_and_init_adds_them(rank: int, size: int) -> None:
                 answers = process_sets.member(process_set, "test").engine.exchange("here", b"%d" % rank)
                 assert answers == [b"%d" % other for other in process_set.ranks]
         if sets:
-            with pytest.raises(InvalidError, match="hvd_ext runs already"):
+            with pytest.raises(InvalidError, match="hvd_ext is running already"):
                 hvd.init(process_sets=sets)
         hvd.barrier()
         hvd.shutdown()

@@ -31,7 +31,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         hvd.DistributedGradientTape(tape)
     with pytest.raises(InvalidError, match=r"must be a tf\.GradientTape"):
         hvd.DistributedGradientTape(keras.optimizers.SGD())
-    with pytest.raises(InvalidError, match="a tape adds nothing up"):
+    with pytest.raises(InvalidError, match="must be 1, because a tape does not accumulate gradients"):
         hvd.DistributedGradientTape(tf.GradientTape(), backward_passes_per_step=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'compresion'"):
         hvd.DistributedGradientTape(tf.GradientTape(), compresion=hvd.Compression.fp16)

@@ -123,7 +123,7 @@ def test_a_file_is_read_on_one_rank_and_all_have_its_model(tmp_path: Path, caplo
     if hvd.rank() == root:
         np.testing.assert_array_equal(loaded.weights[0].numpy(), ours.weights[0].numpy())
     if hvd.size() > 1 and hvd.rank() == root:
-        assert f"rank 0 has another file of this name; all take that of rank {root}" in caplog.text
+        assert f"rank 0 has a different file of this name; all ranks use that of rank {root}" in caplog.text
     steps(loaded, 0, 1)
     assert_same_bits_on_all_ranks(loaded.weights)
 
@@ -151,7 +151,9 @@ def test_rank_0_alone_may_load_and_send_what_it_has_loaded(tmp_path: Path) -> No
 
 def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
-    with pytest.raises(CheckpointError, match=r"load_model \(.*\): the root must have it; it cannot be read: No such"):
+    with pytest.raises(
+        CheckpointError, match=r"load_model \(.*\): the root rank must have it, but it cannot be read: No such"
+    ):
         hvd.load_model(path, root_rank=0)
     with pytest.raises(CheckpointError, match=r"load_model \(.*\): Keras cannot load it"):
         hvd.load_model(path)

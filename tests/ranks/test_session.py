@@ -152,7 +152,7 @@ def test_what_a_graph_asks_for_before_init_is_there_after_it_or_refused(rank: in
 
 
 def test_what_is_refused_says_what_to_do_instead() -> None:
-    with pytest.raises(InvalidError, match=r"optimizers of tf\.compat\.v1 are not taken; .* hvd_ext\.allreduce"):
+    with pytest.raises(InvalidError, match=r"optimizers of tf\.compat\.v1 are not supported; .* hvd_ext\.allreduce"):
         hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.1))
     with pytest.raises(AttributeError, match=r"make hvd_ext\.broadcast_global_variables\(root_rank\) in the graph"):
         hvd.BroadcastGlobalVariablesHook  # noqa: B018

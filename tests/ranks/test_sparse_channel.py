@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.engine.reports import SparseStatistics
+from hvd_ext.engine.reports import TopKStatistics
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.planning import planner
@@ -51,7 +51,7 @@ def test_what_is_selected_comes_back_summed_and_the_rest_is_kept(channel: int, r
     engine = runtime.current().engine
     inputs = [np.full(3, rank + 1, np.float32), gradient(rank)]
     outputs = [np.zeros_like(array) for array in inputs]
-    engine.begin_sparse_step(channel, DENSITY)
+    engine.begin_topk_step(channel, DENSITY)
     engine.reduce(channel, inputs, outputs)
     engine.end_step(channel, True)
     alone = size == 1  # then everything is its own, and nothing is selected
@@ -65,32 +65,32 @@ def test_what_is_selected_comes_back_summed_and_the_rest_is_kept(channel: int, r
     left[rank * 10 : rank * 10 + 10] = 0
     np.testing.assert_array_equal(engine.read_state(channel, 1), left)
     peers = size - 1
-    seen = engine.sparse_statistics(channel)
-    assert seen == SparseStatistics(10 * peers, 20 * peers, seen.index_bytes, 32 * peers, 1, 0)
+    seen = engine.topk_statistics(channel)
+    assert seen == TopKStatistics(10 * peers, 20 * peers, seen.index_bytes, 32 * peers, 1, 0)
     assert 10 * peers <= seen.index_bytes <= 11 * peers  # gaps of 0 in a byte each
 
 
 def test_the_ops_begin_and_end_a_step_and_a_dropped_one_leaves_no_trace(channel: int, rank: int, size: int) -> None:
     engine = runtime.current().engine
     for ok in (False, True):
-        ops.begin_sparse_step(tf.constant(1.0, tf.float64), channel=channel)
+        ops.begin_topk_step(tf.constant(1.0, tf.float64), channel=channel)
         given = [np.full(3, rank + 1, np.float32), gradient(rank)]
-        tickets = [ops.submit(tf.constant(x), channel=channel, tensor=i) for i, x in enumerate(given)]
-        seen = ops.collect(tickets[1], tf.float32, [ELEMENTS], channel=channel, tensor=1)
-        ops.collect(tickets[0], tf.float32, [3], channel=channel, tensor=0)
+        tickets = [ops.submit([tf.constant(x)], channel=channel, tensors=[i]) for i, x in enumerate(given)]
+        (seen,) = ops.collect(tickets[1:], "float32", [[ELEMENTS]], channel=channel, tensors=[1])
+        ops.collect(tickets[:1], "float32", [[3]], channel=channel, tensors=[0])
         np.testing.assert_array_equal(seen, sum(gradient(other) for other in range(size)))
         ops.end_step(tf.constant(ok), channel=channel)
-    statistics = engine.sparse_statistics(channel)
+    statistics = engine.topk_statistics(channel)
     assert (statistics.committed, statistics.dropped) == (1, 1)
 
 
 def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
     engine = runtime.current().engine
-    with pytest.raises(InvalidError, match="begin_sparse_step"):
+    with pytest.raises(InvalidError, match="begin_topk_step"):
         engine.begin_step(channel)
     with pytest.raises(InvalidError, match="density"):
-        engine.begin_sparse_step(channel, 1.5)
-    with pytest.raises(InvalidError, match="no sparse step is under way"):
+        engine.begin_topk_step(channel, 1.5)
+    with pytest.raises(InvalidError, match="no top-k step is under way"):
         engine.end_step(channel, True)
     with pytest.raises(InvalidError, match="bucket 0 of 'sparse' is not sparse"):
         engine.state(channel, 0)
@@ -99,7 +99,7 @@ def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
     for wrong in (np.zeros(ELEMENTS - 1, np.float32), np.zeros(ELEMENTS), np.zeros((ELEMENTS, 2), np.float32)[:, 0]):
         with pytest.raises(InvalidError, match="contiguous array of 1000 elements of float32"):
             engine.write_state(channel, 1, 0, wrong)
-    engine.begin_sparse_step(channel, DENSITY)
+    engine.begin_topk_step(channel, DENSITY)
     with pytest.raises(InvalidError, match="a step is under way"):
         engine.read_state(channel, 1)
     engine.end_step(channel, False)
@@ -118,7 +118,7 @@ def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(rank: int, size: 
     assert engine.read_state(channel, 1, 1, out) is out
     np.testing.assert_array_equal(out, velocity)
     x = [np.zeros(3, np.float32), np.zeros(ELEMENTS, np.float32)]
-    engine.begin_sparse_step(channel, 0.002)
+    engine.begin_topk_step(channel, 0.002)
     engine.reduce(channel, x, x)
     engine.end_step(channel, True)
     assert x[1][500] == size * 2.0**10

@@ -52,7 +52,7 @@ def test_results_and_residuals_are_those_of_the_rows(name: str, rank: int, size:
             channel = job.open(f"{name} {plan.note}", Layout((Tensor("x", (ELEMENTS,), "float32"),), (bucket,)))
             for step, ranks in enumerate(wanted([plan, dense], data)):
                 x = (data[rank] * (step + 1)).astype(np.float32)
-                job.engine.begin_sparse_step(channel, DENSITIES[step])
+                job.engine.begin_topk_step(channel, DENSITIES[step])
                 job.engine.reduce(channel, [x], [x])
                 job.engine.end_step(channel, commit=True)
                 np.testing.assert_array_equal(x, ranks.data[rank])

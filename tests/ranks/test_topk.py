@@ -56,7 +56,7 @@ def trained(
 
 
 @pytest.mark.parametrize("wire", ["fp32", "fp16"])
-def test_sparse_steps_are_those_of_the_model_and_nothing_is_lost(wire: str) -> None:
+def test_topk_steps_are_those_of_the_model_and_nothing_is_lost(wire: str) -> None:
     options = hvd.TopK(0.125, min_elements=10, wire=wire)
     optimizer, expected, weights = trained(options, 0.125)
     (channel,) = channels(optimizer)

@@ -117,7 +117,7 @@ def test_what_waits_at_a_shutdown_is_lost_and_said_so(caplog: pytest.LogCaptureF
     restart(hosts_of(hvd.size()))
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         optimizer.apply([tf.constant(gradients(hvd.rank(), 1)[0])], weights)
-    assert "what TopK had not sent yet is lost" in caplog.text
+    assert "hvd_ext was shut down, and the residuals are lost" in caplog.text
 
 
 def test_ranks_that_have_counted_differently_meet_in_the_check() -> None:
@@ -158,5 +158,5 @@ def test_a_save_before_the_first_step_says_what_it_cannot_have(caplog: pytest.Lo
     made.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         assert optimizer_states.collect(made) == {}
-    said = "saved before its first step on another number of ranks: what sparse steps have left is not in"
+    said = "saved before its first step on another number of ranks: the residuals and velocities are not in"
     assert (said in caplog.text) == (hvd.rank() == 0)

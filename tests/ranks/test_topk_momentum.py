@@ -23,7 +23,9 @@ pytestmark = [
     pytest.mark.usefixtures("apart"),
 ]
 
-WITHOUT, WITH = (f"trained {word} momentum_correction until now: momentum begins anew" for word in ("without", "with"))
+WITHOUT, WITH = (
+    f"trained {word} momentum_correction until now: momentum restarts from zero" for word in ("without", "with")
+)
 
 
 def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +44,7 @@ def test_switching_momentum_correction_between_two_jobs_is_said_aloud(caplog: py
 
 CORRECTED = hvd.TopK(**OPTIONS, momentum_correction=True)
 PLAIN = hvd.TopK(**OPTIONS, momentum_correction=False)
-LOST = "it was saved with TopK: what TopK had not sent yet is lost; flush first"
+LOST = "it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving"
 
 
 def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[keras.Model, Any]:
@@ -59,7 +61,7 @@ def job_of(compression: Any, directory: Path, *, scaled: bool = False) -> tuple[
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What rank 0 was told of momentum and of what waited; another rank is told nothing."""
     words = [record.getMessage().removeprefix("[rank 0] ") for record in caplog.records]
-    found = [one for one in words if "it was saved" in one or "momentum begins anew" in one]
+    found = [one for one in words if "it was saved" in one or "momentum restarts from zero" in one]
     told = hvd.broadcast_object(found)
     assert found == (told if hvd.rank() == 0 else [])
     return told

@@ -1,4 +1,4 @@
-// What a call came to. A status is a value; the Python side maps its code to an exception in one place
+// The result of a call. A status is a value; the Python side maps its code to an exception in one place
 // (hvd_ext/errors.py).
 #pragma once
 
@@ -9,11 +9,11 @@ namespace hvd_ext {
 
 enum class Code : int {
   kOk = 0,
-  kInvalid = 1,        // the caller's argument
-  kMismatch = 2,       // ranks disagree; raised on all of them, the next collective works
-  kCommunication = 3,  // a peer is gone or stays away; shutdown() and init() again
+  kInvalid = 1,        // an argument of the caller is wrong
+  kMismatch = 2,       // ranks disagree; all of them raise it, and the next collective works
+  kCommunication = 3,  // a peer has left or does not answer; call shutdown() and init() again
   kInternal = 4,       // a broken invariant: a bug
-  kStopped = 5,        // the engine is not running, or no longer the one the handle came from
+  kStopped = 5,        // the engine is not running, or is not the one that the handle came from
 };
 
 struct Status {

@@ -43,6 +43,14 @@ Config ConfigOf(const HvdExtConfig& config) {
   return native;
 }
 
+Paths PathsOf(const HvdExtConfig& config) {
+  Paths paths;
+  paths.shared_memory = config.shared_memory != 0;
+  paths.tcp.use = static_cast<TcpOptions::Use>(config.tcp);
+  if (config.interfaces != nullptr) paths.tcp.interfaces = config.interfaces;
+  return paths;
+}
+
 SparseSpec SparseOf(const HvdExtSparse& sparse) {
   SparseSpec native;
   native.selection = {static_cast<Selector>(sparse.selector), sparse.samplings, sparse.seed, sparse.threshold};
@@ -97,13 +105,18 @@ extern "C" {
 
 int64_t hvd_ext_abi_version(void) { return HVD_EXT_ABI_VERSION; }
 
+const char* hvd_ext_between(int64_t engine) {
+  std::shared_ptr<Engine> found;
+  return Engine::Find(engine, &found).ok() ? found->between() : "";
+}
+
 int64_t hvd_ext_plan_version(void) { return HVD_EXT_PLAN_VERSION; }
 
 const char* hvd_ext_error(void) { return Error().c_str(); }
 
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, config->shared_memory != 0, &started);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/true, PathsOf(*config), &started);
   if (!status.ok()) return Report(status);
   *engine = started->generation();
   *rank = started->rank();
@@ -113,7 +126,7 @@ int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank
 
 int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
   std::shared_ptr<Engine> started;
-  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, /*shared_memory=*/false, &started);
+  Status status = StartJob(ConfigOf(*config), /*mpi=*/false, PathsOf(*config), &started);
   if (status.ok()) *engine = started->generation();
   return Report(status);
 }
@@ -121,8 +134,8 @@ int hvd_ext_start_local(const HvdExtConfig* config, int64_t* engine) {
 int hvd_ext_start_set(int64_t parent, const int32_t* ranks, int64_t n_ranks, int32_t number, const HvdExtConfig* config,
                       int64_t* engine, int32_t* rank) {
   std::shared_ptr<Engine> started;
-  Status status = StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config),
-                           config->shared_memory != 0, &started);
+  Status status =
+      StartSet(parent, std::vector<int>(ranks, ranks + n_ranks), number, ConfigOf(*config), PathsOf(*config), &started);
   if (!status.ok()) return Report(status);
   *engine = started->generation();
   *rank = started->rank();
@@ -208,7 +221,7 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   if (!status.ok()) return Report(status);
   auto waiting = std::make_shared<Waiting>(n_tensors);
   for (int64_t i = 0; i < n_tensors; ++i) {
-    found->Collect(channel, i, ticket, [=](const Status& s, const void* data) {
+    found->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
       if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
       waiting->End(s);
     });
@@ -216,10 +229,10 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   return Report(n_tensors > 0 ? waiting->Wait(&progress) : Status::Ok());
 }
 
-int hvd_ext_channel_begin_sparse_step(int64_t channel, double density) {
+int hvd_ext_channel_begin_topk_step(int64_t channel, double density) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->BeginSparseStep(channel, density) : status);
+  return Report(status.ok() ? found->BeginTopKStep(channel, density) : status);
 }
 
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {
@@ -253,11 +266,11 @@ int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, 
   return Report(status.ok() ? found->WriteFeedback(channel, bucket, static_cast<FeedbackArray>(which), from) : status);
 }
 
-int hvd_ext_channel_sparse_statistics(int64_t channel, int64_t values[6]) {
+int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
-  SparseStatistics statistics;
-  if (status.ok()) status = found->GetSparseStatistics(channel, &statistics);
+  TopKStatistics statistics;
+  if (status.ok()) status = found->GetTopKStatistics(channel, &statistics);
   if (!status.ok()) return Report(status);
   const int64_t counted[6] = {statistics.entries,     statistics.value_nbytes, statistics.index_nbytes,
                               statistics.head_nbytes, statistics.committed,    statistics.dropped};

@@ -10,13 +10,15 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 6
+#define HVD_EXT_ABI_VERSION 7
 
 typedef struct {
   double stall_warn_s;
   double stall_fatal_s;
   int64_t window;
-  int64_t shared_memory;  // 0: messages inside a host go by MPI too
+  int64_t shared_memory;   // 0: messages inside a host go by what carries them between hosts
+  int64_t tcp;             // TcpOptions::Use of transport.h
+  const char* interfaces;  // TcpOptions::interfaces
 } HvdExtConfig;
 
 // What makes a bucket sparse: see SparseSpec of engine.h.
@@ -37,6 +39,8 @@ typedef struct {
 int64_t hvd_ext_abi_version(void);
 int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
 const char* hvd_ext_error(void);
+// What carries data between hosts: "MPI", "TCP", or "threads" in a job of one rank; "" where the engine does not run.
+const char* hvd_ext_between(int64_t engine);
 
 // Life. The first two start the job's engine, and fail with kInvalid while it runs.
 int hvd_ext_start_mpi(const HvdExtConfig* config, int64_t* engine, int32_t* rank, int32_t* size);
@@ -63,13 +67,13 @@ int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, co
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
-// which may be the same memory. Where some buckets are sparse it is the step that hvd_ext_channel_begin_sparse_step has
+// which may be the same memory. Where some buckets are sparse it is the step that hvd_ext_channel_begin_topk_step has
 // begun.
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes);
 
-// In place of begin_step where some buckets are sparse, and its end: see Engine::BeginSparseStep and EndStep.
-int hvd_ext_channel_begin_sparse_step(int64_t channel, double density);
+// In place of begin_step where some buckets are sparse, and its end: see Engine::BeginTopKStep and EndStep.
+int hvd_ext_channel_begin_topk_step(int64_t channel, double density);
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit);
 // The part of a sparse bucket whose residual and velocity lie on this rank: values become its first element in the
 // bucket, its number of elements, whether there is a velocity, and 0. `which`: 0 the residual, 1 the velocity. kInvalid
@@ -78,7 +82,7 @@ int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]);
 int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to);
 int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from);
 // Since it was opened: entries sent, bytes of values, of positions, of heads; steps committed, steps dropped.
-int hvd_ext_channel_sparse_statistics(int64_t channel, int64_t values[6]);
+int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]);
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
 // [data + offsets[r], data + offsets[r + 1]).

@@ -11,7 +11,7 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 }  // namespace
 
 void DeliverAll(const std::vector<Delivery>& ended) {
-  for (const Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data);
+  for (const Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data, delivery.memory);
 }
 
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
@@ -100,7 +100,7 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
     }
   }
   steps_.push_back(std::make_shared<ChannelStep>(next_step_++, density.value_or(1), layout_, states_));
-  sparse_step_ = layout_->has_sparse;
+  topk_step_ = layout_->has_sparse;
   return Status::Ok();
 }
 
@@ -117,15 +117,15 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
   // A channel's tensors have one size in all its layouts.
   const Layout::Place& place = (steps_.empty() ? layout_ : steps_.back()->layout)->place(tensor);
-  std::string name = Quoted(NameOf(tensor)) + " of " + Quoted(name_);
+  const auto name = [&] { return Quoted(NameOf(tensor)) + " of " + Quoted(name_); };
   if (nbytes != place.nbytes) {
-    return Invalid("tensor " + name + " must have " + std::to_string(place.nbytes) + " bytes, as registered, it has " +
-                   std::to_string(nbytes));
+    return Invalid("tensor " + name() + " must have " + std::to_string(place.nbytes) +
+                   " bytes, as registered, it has " + std::to_string(nbytes));
   }
-  if (steps_.empty()) return Invalid("tensor " + name + " was submitted before the first step; begin a step first");
+  if (steps_.empty()) return Invalid("tensor " + name() + " was submitted before the first step; begin a step first");
   ChannelStep* current = steps_.back().get();
   if (current->tensor(tensor).state != ChannelStep::Tensor::kMissing) {
-    return Invalid("tensor " + name + " was submitted twice in step " + std::to_string(current->number) +
+    return Invalid("tensor " + name() + " was submitted twice in step " + std::to_string(current->number) +
                    "; each step must submit each tensor once");
   }
   ChannelStep::Bucket& bucket = current->bucket(place.bucket);
@@ -230,7 +230,7 @@ void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Deliver
   step->tensor(tensor).collected = true;
   ++bucket.collected;
   if (delivery->status.ok()) {
-    delivery->buffer = bucket.buffer;
+    delivery->memory = bucket.buffer;
     delivery->data = bucket.buffer->data() + place.offset_nbytes;
   }
   if (bucket.ended && bucket.collected == step->layout->bucket(place.bucket).tensors()) bucket.buffer.reset();

@@ -23,12 +23,12 @@ namespace hvd_ext {
 
 struct ChannelStep;
 
-// A collect that has come to its end: call `deliver(status, data)`, then let go of `buffer`.
+// A collect that has come to its end: call `deliver(status, data, memory)`, then let go of `memory`.
 struct Delivery {
   Deliver deliver;
   Status status;
   const void* data = nullptr;
-  std::shared_ptr<Buffer> buffer;
+  Memory memory;
 };
 
 void DeliverAll(const std::vector<Delivery>& ended);
@@ -52,7 +52,7 @@ class Channel {
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
-  // See Engine::BeginStep and Engine::BeginSparseStep, which gives the density. *lost: buckets of the broken step are
+  // See Engine::BeginStep and Engine::BeginTopKStep, which gives the density. *lost: buckets of the broken step are
   // on their way, so the channel has failed with the status, and the lane must.
   Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
@@ -85,7 +85,7 @@ class Channel {
   Status GetFeedback(int64_t bucket, FeedbackShard* shard) const HVD_EXT_EXCLUDES(mutex_);
   Status ReadFeedback(int64_t bucket, FeedbackArray which, float* to) HVD_EXT_EXCLUDES(state_mutex_, mutex_);
   Status WriteFeedback(int64_t bucket, FeedbackArray which, const float* from) HVD_EXT_EXCLUDES(state_mutex_, mutex_);
-  SparseStatistics GetSparseStatistics() const HVD_EXT_EXCLUDES(mutex_);
+  TopKStatistics GetTopKStatistics() const HVD_EXT_EXCLUDES(mutex_);
   // What the run of a sparse bucket works with; null for other buckets.
   std::shared_ptr<SparseRun> MakeSparseRun(const ChannelStep& step, int64_t bucket) const;
 
@@ -132,7 +132,7 @@ class Channel {
   int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
   int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);
-  bool sparse_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
+  bool topk_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
   int64_t committed_ HVD_EXT_GUARDED_BY(mutex_) = 0, dropped_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 

@@ -14,7 +14,7 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 Status Channel::CheckDensity(std::optional<double> density) const {
   if (density.has_value() != layout_->has_sparse) {
     return Invalid("channel " + Quoted(name_) +
-                   (layout_->has_sparse ? " has sparse buckets: its steps begin with begin_sparse_step"
+                   (layout_->has_sparse ? " has sparse buckets: its steps begin with begin_topk_step"
                                         : " has no sparse bucket: its steps begin with begin_step"));
   }
   if (density && !(*density >= 0 && *density <= 1)) {
@@ -24,16 +24,16 @@ Status Channel::CheckDensity(std::optional<double> density) const {
 }
 
 void Channel::DropOpenStep() {
-  if (sparse_step_) ++dropped_;
-  sparse_step_ = false;
+  if (topk_step_) ++dropped_;
+  topk_step_ = false;
 }
 
 Status Channel::EndStep(bool commit) {
   MutexLock state_lock(&state_mutex_);
   MutexLock lock(&mutex_);
-  if (!sparse_step_) {
+  if (!topk_step_) {
     return Invalid("end of a step of " + Quoted(name_) +
-                   ": no sparse step is under way; begin one with begin_sparse_step");
+                   ": no top-k step is under way; begin one with begin_topk_step");
   }
   if (!commit) {
     DropOpenStep();
@@ -52,7 +52,7 @@ Status Channel::EndStep(bool commit) {
     if (state.feedback != nullptr) state.feedback->Commit();
   }
   ++committed_;
-  sparse_step_ = false;
+  topk_step_ = false;
   return Status::Ok();
 }
 
@@ -64,8 +64,7 @@ Status Channel::FindFeedback(int64_t bucket, Feedback** feedback) const {
   }
   *feedback = (*states_)[static_cast<size_t>(bucket)].feedback.get();
   if (*feedback != nullptr) return Status::Ok();
-  return Invalid("bucket " + std::to_string(bucket) + " of " + Quoted(name_) +
-                 " is not sparse: it keeps nothing from step to step");
+  return Invalid("bucket " + std::to_string(bucket) + " of " + Quoted(name_) + " is not sparse: it has no residual");
 }
 
 Status Channel::GetFeedback(int64_t bucket, FeedbackShard* shard) const {
@@ -81,7 +80,7 @@ Status Channel::FindArray(int64_t bucket, FeedbackArray which, std::vector<float
   Feedback* feedback = nullptr;
   HVD_EXT_RETURN_IF_ERROR(FindFeedback(bucket, &feedback));
   const std::string where = "state of bucket " + std::to_string(bucket) + " of " + Quoted(name_);
-  if (sparse_step_ || (*states_)[static_cast<size_t>(bucket)].running > 0) {
+  if (topk_step_ || (*states_)[static_cast<size_t>(bucket)].running > 0) {
     return Invalid(where + ": a step is under way; end it first");
   }
   if (which != FeedbackArray::kResidual && which != FeedbackArray::kVelocity) {
@@ -89,7 +88,7 @@ Status Channel::FindArray(int64_t bucket, FeedbackArray which, std::vector<float
                    ") must be the residual (0) or the velocity (1)");
   }
   if (which == FeedbackArray::kVelocity && !feedback->spec().correction) {
-    return Invalid(where + ": it has no velocity, for it was opened without momentum");
+    return Invalid(where + ": it has no velocity, because it was opened without momentum");
   }
   *array = feedback->Get(which);
   return Status::Ok();
@@ -124,7 +123,7 @@ Status Channel::WriteFeedback(int64_t bucket, FeedbackArray which, const float* 
   return Status::Ok();
 }
 
-SparseStatistics Channel::GetSparseStatistics() const {
+TopKStatistics Channel::GetTopKStatistics() const {
   MutexLock lock(&mutex_);
   return {counters_->entries,
           counters_->value_nbytes,

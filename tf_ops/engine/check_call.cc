@@ -74,7 +74,7 @@ Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wir
     return Invalid(where + "wire dtype (" + std::to_string(static_cast<int>(*wire)) + ") must be float16 or bfloat16");
   }
   if (dtype == DType::kFloat32) return Status::Ok();
-  return Invalid(where + "only float32 may travel as " + NameOf(*wire) + ", this is " + NameOf(dtype));
+  return Invalid(where + "only float32 may be sent as " + NameOf(*wire) + ", this is " + NameOf(dtype));
 }
 
 }  // namespace hvd_ext

@@ -217,8 +217,8 @@ std::string Coordinator::Clash(int rank, const CallAnnouncement& coming, std::ve
       bool counted = coming.counted && other.counted;
       if (other.name != coming.name && !(counted && LabelOf(other) == LabelOf(coming))) continue;
       words = "rank " + std::to_string(Number(rank)) + " has called it while " + NameOfCall(other) +
-              " was under way, and the other ranks cannot tell which is which; calls of several threads need names, "
-              "each one its own";
+              " was under way, and the other ranks cannot tell which is which; calls of several threads must each "
+              "have a name of their own";
       entry.clash = words;
       Refuse(entry, Invalid(NameOfCall(coming) + ": " + words), out);
     }

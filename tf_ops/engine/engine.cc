@@ -62,6 +62,7 @@ Status Engine::Start(std::shared_ptr<Transport> transport, const Config& config,
 int Engine::rank() const { return state_->core.rank; }
 int Engine::size() const { return state_->core.size; }
 int64_t Engine::generation() const { return state_->core.generation; }
+const char* Engine::between() const { return state_->core.transport->between_hosts(); }
 bool Engine::quiet() const { return state_->loop.quiet(); }
 
 void Engine::StopSoon() { state_->inbox.Stop(); }
@@ -107,7 +108,7 @@ void Engine::State::PostDeliveries(std::vector<Delivery> ended, std::function<vo
 }
 
 Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
-Status Engine::BeginSparseStep(int64_t channel, double density) { return Begin(channel, density); }
+Status Engine::BeginTopKStep(int64_t channel, double density) { return Begin(channel, density); }
 
 Status Engine::Begin(int64_t channel, std::optional<double> density) {
   std::shared_ptr<Channel> found;
@@ -158,10 +159,10 @@ Status Engine::WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray whic
   return found->WriteFeedback(bucket, which, from);
 }
 
-Status Engine::GetSparseStatistics(int64_t channel, SparseStatistics* statistics) {
+Status Engine::GetTopKStatistics(int64_t channel, TopKStatistics* statistics) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
-  *statistics = found->GetSparseStatistics();
+  *statistics = found->GetTopKStatistics();
   return Status::Ok();
 }
 
@@ -199,7 +200,7 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
   } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
     return;
   }
-  delivery.deliver(delivery.status, delivery.data);
+  delivery.deliver(delivery.status, delivery.data, delivery.memory);
 }
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
@@ -212,6 +213,7 @@ Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {
 }
 
 void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done) {
+  const std::shared_ptr<State> held = state_;  // `done` may drop the last reference to the engine before this returns
   auto call = std::make_shared<OpenCall>();
   call->input = input;
   call->allocate = std::move(allocate);
@@ -223,10 +225,10 @@ void Engine::Call(CallSpec spec, const void* input, Allocate allocate, Done done
     status = state_->registry.FindPlan(call->spec.plan, &call->plan);
     if (status.ok()) status = CheckUnits(call->spec, call->plan->units, size());
     if (status.ok() && call->plan->sparse) {
-      status = Invalid(call->name() + ": its plan is a sparse one, which only a channel's bucket can have");
+      status = Invalid(call->name() + ": its plan is sparse, which only a bucket of a channel may have");
     }
   }
-  if (status.ok()) status = state_->Announce(call);
+  if (status.ok()) status = held->Announce(call);
   if (status.ok()) return;
   if (status.code == Code::kInvalid) Refuse(call->spec.name, status.message);
   done(status);
@@ -247,13 +249,14 @@ void Engine::Refuse(const std::string& name, const std::string& why) {
 }
 
 void Engine::Exchange(std::string name, std::string payload, Exchanged done) {
+  const std::shared_ptr<State> held = state_;  // as in Call
   auto call = std::make_shared<OpenCall>();
   call->spec.kind = Kind::kExchange;
   call->spec.name = std::move(name);
   call->payload = std::move(payload);
   call->done = std::move(done);
   Status status =
-      call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : state_->Announce(call);
+      call->spec.name.empty() ? Invalid("an exchange must have a name, this one's is empty") : held->Announce(call);
   if (!status.ok()) call->done(status, {});
 }
 

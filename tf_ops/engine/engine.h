@@ -47,7 +47,6 @@ struct Config {
   double leave_grace_s = 3;    // a peer has left: how long what it sent before may make no progress
   double drain_s = 1;          // Stop: how long work under way may make no progress; it has three times this in all
   double handshake_s = 2;      // Stop: how long the peers may take to answer that they shut down too
-  double idle_s = 10e-3;       // the longest sleep while nothing is under way, where messages wake nobody (MPI)
   std::vector<int> numbers{};  // the ranks' numbers in words for people; empty: their own
 };
 
@@ -114,10 +113,12 @@ Status CheckWire(const std::string& where, DType dtype, std::optional<DType> wir
 
 // Ends a call. Called once, on the engine's thread or, where the call is refused at once, on the caller's.
 using Done = std::function<void(const Status&)>;
-// Ends a collect: `data` points to the reduced tensor and is valid during the call only; null unless ok. Called once,
-// on the engine's thread or, where the result is there or the collect is refused, on the caller's before Collect
-// returns.
-using Deliver = std::function<void(const Status&, const void* data)>;
+// Keeps memory of the engine valid.
+using Memory = std::shared_ptr<const void>;
+// Ends a collect: `data` points to the reduced tensor, and is valid and the caller's own for as long as somebody keeps
+// `memory`, which holds the whole bucket; null unless ok. Called once, on the engine's thread or, where the result is
+// there or the collect is refused, on the caller's before Collect returns.
+using Deliver = std::function<void(const Status&, const void* data, const Memory& memory)>;
 // Ends an exchange with every rank's payload, by rank.
 using Exchanged = std::function<void(const Status&, const std::vector<std::string>& payloads)>;
 
@@ -128,7 +129,7 @@ struct FeedbackShard {
 };
 enum class FeedbackArray : int32_t { kResidual = 0, kVelocity = 1 };
 
-struct SparseStatistics {
+struct TopKStatistics {
   int64_t entries = 0, value_nbytes = 0, index_nbytes = 0, head_nbytes = 0;  // sent
   int64_t committed = 0, dropped = 0;                                        // steps
 };
@@ -148,6 +149,7 @@ class Engine {
   int rank() const;
   int size() const;
   int64_t generation() const;
+  const char* between() const;  // Transport::between_hosts
 
   // Waits at most a few seconds for work under way, fails what is left with kStopped, tells the peers and joins the
   // thread. Returns true if this rank went down alone: work was cut off, or the transport was broken. Idempotent. May
@@ -170,7 +172,7 @@ class Engine {
   // In place of BeginStep where some buckets are sparse: begins a step of a density in [0, 1]. On each rank, K(e) -
   // K(b) entries are selected from the elements [b, e) of a bucket, with K(x) = floor(density x + 1/2). A step that has
   // not been ended is dropped.
-  Status BeginSparseStep(int64_t channel, double density);
+  Status BeginTopKStep(int64_t channel, double density);
   // Ends the step under way. With `commit`, which needs all buckets to have ended well, their residuals and velocities
   // become what the step has made of them; else they stay what they were before it.
   Status EndStep(int64_t channel, bool commit);
@@ -179,7 +181,7 @@ class Engine {
   Status GetFeedback(int64_t channel, int64_t bucket, FeedbackShard* shard);
   Status ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to);
   Status WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray which, const float* from);
-  Status GetSparseStatistics(int64_t channel, SparseStatistics* statistics);
+  Status GetTopKStatistics(int64_t channel, TopKStatistics* statistics);
   // Copies the tensor into its bucket's buffer and returns. `ticket` is the step that it belongs to.
   Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
   // Called once per tensor and step, also before the submit. Results of the last two steps are kept, older ones are

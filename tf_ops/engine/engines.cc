@@ -18,10 +18,6 @@
 namespace hvd_ext {
 namespace {
 
-// MPI wakes nobody, so an engine has to look at it from time to time; an idle set's engine does so seldom, because
-// nobody waits for what comes.
-constexpr double kIdleSet_s = 100e-3;
-
 struct Started {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Transport> transport;
@@ -76,11 +72,14 @@ Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t
   return Status::Ok();
 }
 
-// Puts shared memory in front between the ranks of a host, if it is wanted.
-Status WithSharedMemory(std::shared_ptr<Transport> between, bool wanted, std::shared_ptr<Transport>* transport) {
+// Puts the wanted paths in front of MPI.
+Status WithPaths(std::shared_ptr<Transport> mpi, const Paths& paths, std::shared_ptr<Transport>* transport) {
+  std::shared_ptr<Transport> between;
+  HVD_EXT_RETURN_IF_ERROR(MakeTcpTransport(std::move(mpi), paths.tcp, &between));
   std::shared_ptr<Arena> arena;
   int64_t capacity = Arena::DefaultCapacity();
-  if (wanted && capacity > 0 && between->size() > 1) Arena::Make(capacity, &arena);  // without one MPI does it all
+  bool wanted = paths.shared_memory && capacity > 0 && between->size() > 1;
+  if (wanted) Arena::Make(capacity, &arena);  // without one `between` carries everything
   return MakeHostTransport(std::move(between), std::move(arena), transport);
 }
 
@@ -115,23 +114,23 @@ Status OfStopped(const std::string& what, int64_t handle) {
                  "init()");
 }
 
-Status StartJob(const Config& config, bool mpi, bool shared_memory, std::shared_ptr<Engine>* engine) {
+Status StartJob(const Config& config, bool mpi, const Paths& paths, std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(0).engine != nullptr) return Invalid("an engine runs already in this process; call shutdown() first");
   std::shared_ptr<Transport> transport;
   if (mpi) {
-    std::shared_ptr<Transport> between;
-    HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&between));
-    HVD_EXT_RETURN_IF_ERROR(WithSharedMemory(std::move(between), shared_memory, &transport));
+    std::shared_ptr<Transport> world;
+    HVD_EXT_RETURN_IF_ERROR(MakeMpiTransport(&world));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(world), paths, &transport));
   } else {
     transport = MakeThreadTransports(1)[0];
   }
   return Start(std::move(transport), config, 0, engine);
 }
 
-Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, bool shared_memory,
+Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config config, const Paths& paths,
                 std::shared_ptr<Engine>* engine) {
   if (IsForked()) return Invalid(kForked);
   Process& process = TheProcess();
@@ -151,11 +150,10 @@ Status StartSet(int64_t parent, const std::vector<int>& ranks, int tag, Config c
   if (ranks.size() == 1) {
     transport = MakeThreadTransports(1)[0];
   } else {
-    std::shared_ptr<Transport> between;
-    HVD_EXT_RETURN_IF_ERROR(of.transport->Subset(ranks, tag, &between));
-    HVD_EXT_RETURN_IF_ERROR(WithSharedMemory(std::move(between), shared_memory, &transport));
+    std::shared_ptr<Transport> subset;
+    HVD_EXT_RETURN_IF_ERROR(of.transport->Subset(ranks, tag, &subset));
+    HVD_EXT_RETURN_IF_ERROR(WithPaths(std::move(subset), paths, &transport));
   }
-  config.idle_s = kIdleSet_s;
   for (int rank : ranks) config.numbers.push_back(rank);
   std::lock_guard<std::mutex> life(process.life);
   if (Entry(parent).engine != of.engine) return NoneRuns();  // it has stopped meanwhile
@@ -211,8 +209,8 @@ Status Engine::Find(int64_t generation, std::shared_ptr<Engine>* engine) {
   if (found == process.engines.end()) {
     if (process.job == 0) return NoneRuns();
     return Stopped("engine " + std::to_string(generation) +
-                   " has been shut down (its process set was removed, or is of before init()); a traced function must "
-                   "be traced again");
+                   " has been shut down (its process set was removed, or it is from before init()); a traced function "
+                   "must be traced again");
   }
   *engine = found->second.engine;
   return Status::Ok();

@@ -31,7 +31,7 @@ Status CheckLane(int64_t lane, int64_t window, int64_t largest_tag) {
   return Invalid(
       "lane (" + std::to_string(lane) + ") with a window of " + std::to_string(window) + " segments needs tags above " +
       std::to_string(largest_tag) +
-      ", which this transport has not: too many channels have been opened; shutdown() and init() start afresh");
+      ", which this transport does not have: too many channels have been opened; shutdown() and init() start afresh");
 }
 
 Executor::Executor(Transport* transport, BufferPool* pool, int64_t window, Trace* trace)
@@ -60,7 +60,7 @@ std::string Executor::NameOf(const Label& label) const {
     if (static_cast<uint32_t>(index) == label.run) return what + place;
   }
   const bool ahead = static_cast<int32_t>(label.run - static_cast<uint32_t>(lane.enqueued)) >= 0;
-  return (ahead ? "what this rank has not begun" : "what ended here long ago") + place;
+  return (ahead ? "a run that this rank has not begun" : "a run that ended here long ago") + place;
 }
 
 Executor::Lane& Executor::LaneOf(int64_t number) { return lanes_.try_emplace(number, number).first->second; }

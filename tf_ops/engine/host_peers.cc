@@ -1,16 +1,14 @@
 #include "engine/host_peers.h"
 
-#include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
+#include "engine/swap.h"
 #include "shm/host.h"
 
 namespace hvd_ext {
 namespace {
 
-constexpr int kTag = 0;
 // Counts the layouts of what lies in shared memory. Ranks whose libraries have different ones do not share memory.
 constexpr uint64_t kLayout = 2;
 
@@ -28,34 +26,6 @@ struct Answer {
   int64_t ring = 0;  // where the ring lies that the other rank writes to
 };
 
-Status Await(Transport* transport, std::vector<std::unique_ptr<Request>>* requests) {
-  constexpr int kEagerLooks = 1000;
-  int looks = 0;
-  for (const std::unique_ptr<Request>& request : *requests) {
-    for (bool done = false; !done; ++looks) {
-      HVD_EXT_RETURN_IF_ERROR(transport->Test(request.get(), &done));
-      if (!done && looks > kEagerLooks) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-  }
-  requests->clear();
-  return Status::Ok();
-}
-
-// Gives (*mine)[r] to each rank r of `ranks` and gets (*theirs)[r].
-template <typename T>
-Status Swap(Transport* transport, const std::vector<int>& ranks, const std::vector<T>& mine, std::vector<T>* theirs) {
-  std::vector<std::unique_ptr<Request>> requests;
-  for (int rank : ranks) {
-    T* to = &(*theirs)[static_cast<size_t>(rank)];
-    HVD_EXT_RETURN_IF_ERROR(transport->Recv(rank, kTag, to, sizeof(T), &requests.emplace_back()));
-  }
-  for (int rank : ranks) {
-    const T* from = &mine[static_cast<size_t>(rank)];
-    HVD_EXT_RETURN_IF_ERROR(transport->Send(rank, kTag, from, sizeof(T), &requests.emplace_back()));
-  }
-  return Await(transport, &requests);
-}
-
 }  // namespace
 
 Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Doorbell::Word* bell,
@@ -63,10 +33,7 @@ Status FindHostPeers(Transport* between, const std::shared_ptr<Arena>& arena, Do
   const size_t size = static_cast<size_t>(between->size());
   peers->clear();
   peers->resize(size);
-  std::vector<int> others;
-  for (int rank = 0; rank < between->size(); ++rank) {
-    if (rank != between->rank()) others.push_back(rank);
-  }
+  const std::vector<int> others = OtherRanks(*between);
   Card mine;
   mine.host = HostIdentity();
   if (arena != nullptr) {

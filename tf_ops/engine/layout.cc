@@ -110,7 +110,7 @@ Status Layout::Make(const ChannelSpec& spec, std::vector<std::shared_ptr<const P
     }
     if (!bucket.spec.sparse && bucket.plan->sparse) {
       return Invalid(where + ": its plan (" + std::to_string(bucket.spec.plan) +
-                     ") is a sparse one, the bucket must be sparse too");
+                     ") is sparse, so the bucket must be sparse too");
     }
     if (bucket.spec.sparse) {
       made->has_sparse = true;
@@ -118,7 +118,7 @@ Status Layout::Make(const ChannelSpec& spec, std::vector<std::shared_ptr<const P
       const FeedbackShard folded = ShardOf(*bucket.dense_plan, bucket.elements);
       if (selected.begin != folded.begin || selected.elements != folded.elements) {
         return Invalid(where + ": its plan selects from the elements " + Range(selected) +
-                       " of the bucket, its dense plan must fold the same; it folds " + Range(folded));
+                       " of the bucket, and its dense plan must fold the same elements; it folds " + Range(folded));
       }
     }
     made->buckets.push_back(std::move(bucket));

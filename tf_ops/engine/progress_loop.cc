@@ -20,7 +20,8 @@ constexpr double kPatience_s = 5;           // after this time without a message
 constexpr double kSleepShare = 0.1;
 // Where all peers ring for what they send, a sleep ends without a ring only for the stall watch.
 constexpr double kRungSleep_s = 10e-3;
-constexpr double kIdleRungSleep_s = 100e-3;
+// While nothing is under way, nobody waits for this rank: a call waits for all ranks, and this one rings when it calls.
+constexpr double kIdleSleep_s = 100e-3;
 constexpr double kControl_s = 1e-3;  // between looks for control messages while no answer is expected
 constexpr double kWatch_s = 10e-3;
 constexpr int kMessagesPerPass = 64;  // data moves in between
@@ -74,8 +75,7 @@ void ProgressLoop::Run() {
       if (!inbox_->stopping()) Sleep(seen, pause_s, Doorbell::kOwner);
     } else {
       // A caller makes progress. When it ends, messages that nobody rings for are this thread's to look for.
-      double longest_s = core_->transport->Rings() ? kIdleRungSleep_s : core_->config.idle_s;
-      bell->Sleep(seen, longest_s, Doorbell::kOwner, /*on_duty=*/false);
+      bell->Sleep(seen, kIdleSleep_s, Doorbell::kOwner, /*on_duty=*/false);
     }
   }
   lock_.Lock();
@@ -223,9 +223,9 @@ double ProgressLoop::Pause(bool moved) const {
   double quiet_s = core_->now_s - moved_s_;
   bool expecting = Expecting();
   if (expecting && quiet_s < kSpin_s) return 0;
-  if (core_->transport->Rings()) return expecting ? kRungSleep_s : kIdleRungSleep_s;
+  if (core_->transport->Rings()) return expecting ? kRungSleep_s : kIdleSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
-  if (!expecting && !core_->transport->ControlPending()) longest_s = core_->config.idle_s;
+  if (!expecting && !core_->transport->ControlPending()) longest_s = kIdleSleep_s;
   return std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
 }
 

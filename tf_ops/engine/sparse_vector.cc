@@ -178,7 +178,7 @@ SparseMessage EncodeSparse(const SparseVector& vector, int64_t begin, int64_t el
 }
 
 Status CheckHead(const SparseHead& head, int64_t elements) {
-  if (head.magic != SparseHead::kMagic) return Torn("it does not begin with a head");
+  if (head.magic != SparseHead::kMagic) return Torn("it does not begin with a header");
   if (head.count < 0 || head.count > elements) {
     return Torn("its number of entries, " + std::to_string(head.count) + ", must be in [0, " +
                 std::to_string(elements) + "]");

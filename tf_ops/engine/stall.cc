@@ -23,7 +23,7 @@ std::string StateOf(const LaneReport& report) {
       break;
   }
   if (report.missing > 0) return NameList(report.names, report.missing) + " not submitted";
-  return "it has not come that far";
+  return "it has not reached this point";
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Messages between ranks. There are three implementations: MPI (transport_mpi.cc); the threads of one process
+// Messages between ranks. There are four implementations: MPI (transport_mpi.cc); the threads of one process
 // (transport_threads.cc), which the native tests use and which carries a job of one rank started without a launcher;
-// and shared memory inside a host in front of another one between hosts (transport_host.cc).
+// connections of our own between hosts, in front of MPI (transport_tcp.cc); and shared memory inside a host, in front
+// of whatever carries messages between hosts (transport_host.cc).
 //
 // Everything here is called by whoever has the engine's progress lock, except Abort, Subset, Rings and what is constant
 // (rank, size, arena, doorbell, largest_tag), which any thread may call. Policy (time-outs, tags, retries,
@@ -12,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -51,6 +53,8 @@ class Transport {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // What carries data between hosts, for people.
+  virtual const char* between_hosts() const { return "threads"; }
   // Tags of data messages are in [0, largest_tag()].
   virtual int64_t largest_tag() const { return std::numeric_limits<int32_t>::max(); }
 
@@ -120,6 +124,36 @@ class Transport {
   Names names_;
 };
 
+// A transport in front of another one, which carries the control messages, and the data that this one does not carry.
+class TransportInFront : public Transport {
+ public:
+  explicit TransportInFront(std::shared_ptr<Transport> behind) : behind_(std::move(behind)) {}
+
+  int rank() const override { return behind_->rank(); }
+  int size() const override { return behind_->size(); }
+  const char* between_hosts() const override { return behind_->between_hosts(); }
+  int64_t largest_tag() const override { return behind_->largest_tag(); }
+  void NameBy(Names names) override {
+    Transport::NameBy(names);
+    behind_->NameBy(std::move(names));
+  }
+  Status SendControl(int peer, std::string message) override { return behind_->SendControl(peer, std::move(message)); }
+  Status ReceiveControl(int* peer, std::string* message) override { return behind_->ReceiveControl(peer, message); }
+  bool ControlPending() override { return behind_->ControlPending(); }
+  Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
+    return behind_->Subset(ranks, tag, subset);
+  }
+  void Abort(int code) override { behind_->Abort(code); }
+  void Close() override { behind_->Close(); }
+  void Release() override { behind_->Release(); }
+
+ protected:
+  Transport* behind() const { return behind_.get(); }
+
+ private:
+  const std::shared_ptr<Transport> behind_;
+};
+
 // Ranks as threads of one process: element r is rank r's. One rank gives the transport of a job without a launcher.
 std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 
@@ -128,6 +162,20 @@ std::vector<std::shared_ptr<Transport>> MakeThreadTransports(int size);
 // process give a transport on fresh communicators. MPI is finalised at exit, by us only if we started it (see
 // FinishMpi).
 Status MakeMpiTransport(std::shared_ptr<Transport>* transport);
+
+struct TcpOptions {
+  enum Use { kNever, kMeasured, kAlways };
+  Use use = kAlways;        // kMeasured: unless `between` is clearly faster, as over InfiniBand; rank 0's value counts
+  std::string interfaces;   // names of network interfaces or networks ("10.0.0.0/24"), with commas; empty: all
+  bool inside_too = false;  // between ranks of one host as well; for tests
+  double leaving_s = 5;     // a peer that closes its connection may have left in order: so long it may say so
+};
+
+// Puts connections of our own in front of another transport, for the ranks of other hosts that can be reached; all
+// ranks call it together, before the first message. A rank that never uses them is not reached. It gives `between`
+// where no rank can be reached, or where that is faster. Control messages always go by `between`.
+Status MakeTcpTransport(std::shared_ptr<Transport> between, const TcpOptions& options,
+                        std::shared_ptr<Transport>* transport);
 
 // Puts shared memory in front of another transport, for the peers with which it works both ways; all ranks call it
 // together, before the first message. A rank without arena (null), on another host or in another container, or that

@@ -60,7 +60,7 @@ class Host : public std::enable_shared_from_this<Host> {
     all_near_ = static_cast<int>(near_.size()) == between_->size() - 1;
   }
 
-  Transport* between() const { return between_.get(); }
+  const std::shared_ptr<Transport>& between() const { return between_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   Doorbell* bell() { return &bell_; }
   // Whether peers ring for every message: not once a rank's arena was full, for messages outside of it come without a
@@ -257,7 +257,7 @@ class Host : public std::enable_shared_from_this<Host> {
         return Status::Ok();
     }
     return Internal("shared memory: rank " + std::to_string(rank) + " has written an entry of kind " +
-                    std::to_string(static_cast<int>(entry.kind)) + ", there is none such");
+                    std::to_string(static_cast<int>(entry.kind)) + ", which does not exist");
   }
 
   Status Match(HostRequest* request, const HostEntry& entry) {
@@ -269,8 +269,7 @@ class Host : public std::enable_shared_from_this<Host> {
                            ? between_->MeantForAnother(request->peer, request->label, came).message
                            : "message from rank " + std::to_string(request->peer) + " with tag " +
                                  std::to_string(request->label.tag) + ": " + std::to_string(entry.nbytes) +
-                                 " bytes were sent and " + std::to_string(request->nbytes) +
-                                 " expected, must be the same";
+                                 " bytes were sent, but " + std::to_string(request->nbytes) + " were expected";
       if (entry.kind == HostEntry::kZeroCopy) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
       return Status::Ok();
     }
@@ -321,22 +320,18 @@ class Host : public std::enable_shared_from_this<Host> {
 
 HostRequest::~HostRequest() { host->Forget(this); }
 
-class HostTransport : public Transport {
+class HostTransport : public TransportInFront {
  public:
-  explicit HostTransport(std::shared_ptr<Host> host) : host_(std::move(host)) {}
-
-  int rank() const override { return between()->rank(); }
-  int size() const override { return between()->size(); }
+  explicit HostTransport(std::shared_ptr<Host> host) : TransportInFront(host->between()), host_(std::move(host)) {}
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (host_->IsNear(peer)) return host_->Send(peer, label, data, nbytes, request);
-    return between()->Send(peer, label, data, nbytes, Far(peer, label, nbytes, request));
+    return behind()->Send(peer, label, data, nbytes, Far(peer, label, nbytes, request));
   }
   Status Recv(int peer, Label label, void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {
     if (host_->IsNear(peer)) return host_->Recv(peer, label, data, nbytes, request);
-    return between()->Recv(peer, label, data, nbytes, Far(peer, label, nbytes, request));
+    return behind()->Recv(peer, label, data, nbytes, Far(peer, label, nbytes, request));
   }
-  void NameBy(Names names) override { between()->NameBy(std::move(names)); }
   Status Test(Request* request, bool* done) override { return host_->Test(static_cast<HostRequest*>(request), done); }
 
   Status SendControl(int peer, std::string message) override {
@@ -346,7 +341,7 @@ class HostTransport : public Transport {
     } else if (host_->IsNear(peer)) {
       host_->SendControl(peer, message);
     } else {
-      return between()->SendControl(peer, std::move(message));
+      return behind()->SendControl(peer, std::move(message));
     }
     return Status::Ok();
   }
@@ -354,11 +349,11 @@ class HostTransport : public Transport {
     *peer = -1;
     HVD_EXT_RETURN_IF_ERROR(host_->Read());
     if (host_->TakeControl(peer, message) || host_->rings()) return Status::Ok();
-    return between()->ReceiveControl(peer, message);
+    return behind()->ReceiveControl(peer, message);
   }
   bool ControlPending() override {
     host_->Read();
-    return host_->Pending() || between()->ControlPending();
+    return host_->Pending() || behind()->ControlPending();
   }
 
   bool IsZeroCopy(int peer) const override { return host_->IsNear(peer); }
@@ -368,18 +363,8 @@ class HostTransport : public Transport {
   std::shared_ptr<Arena> arena() const override { return host_->arena(); }
   Doorbell* doorbell() override { return host_->bell(); }
   bool Rings() const override { return host_->rings(); }
-  int64_t largest_tag() const override { return between()->largest_tag(); }
-
-  Status Subset(const std::vector<int>& ranks, int tag, std::shared_ptr<Transport>* subset) override {
-    return between()->Subset(ranks, tag, subset);
-  }
-  void Abort(int code) override { between()->Abort(code); }
-  void Close() override { between()->Close(); }
-  void Release() override { between()->Release(); }
 
  private:
-  Transport* between() const { return host_->between(); }
-
   // A request that is carried by the other transport.
   std::unique_ptr<Request>* Far(int peer, const Label& label, int64_t nbytes, std::unique_ptr<Request>* request) {
     auto mine = std::make_unique<HostRequest>(host_, peer, label, nullptr, nbytes);

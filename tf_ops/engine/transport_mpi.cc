@@ -155,6 +155,7 @@ class MpiTransport : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  const char* between_hosts() const override { return "MPI"; }
   int64_t largest_tag() const override { return largest_tag_; }
 
   Status Send(int peer, Label label, const void* data, int64_t nbytes, std::unique_ptr<Request>* request) override {

@@ -214,8 +214,7 @@ class ThreadTransport : public Transport {
       send->done = true;
       send->error = receive->error = "message from rank " + std::to_string(send->key.first) + " with tag " +
                                      std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +
-                                     " bytes were sent and " + std::to_string(receive->nbytes) +
-                                     " expected, must be the same";
+                                     " bytes were sent, but " + std::to_string(receive->nbytes) + " were expected";
     } else if (zero_copy) {
       send->partner = receive;
       receive->partner = send;

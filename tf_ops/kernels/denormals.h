@@ -1,5 +1,5 @@
-// TensorFlow's threads flush denormal floats to zero. All ranks must add up the same bits, whatever thread does so, and
-// a residual must not lose small values.
+// TensorFlow's threads flush denormal floats to zero. But a sum must have the same bits on all ranks, whichever thread
+// computes it, and a residual must not lose small values.
 #pragma once
 
 #if defined(__SSE__) || defined(__x86_64__)
@@ -8,12 +8,12 @@
 
 namespace hvd_ext {
 
-// Keeps denormal floats on this thread while it lives, and then restores what the thread did before. Has no effect on
-// processors other than x86.
+// While an object of this class lives, its thread computes with denormal floats. The destructor restores the mode that
+// the thread had before. The class has no effect on processors other than x86.
 class WithDenormals {
  public:
 #if defined(__SSE__) || defined(__x86_64__)
-  WithDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }  // results, and operands
+  WithDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~0x8040u); }  // FTZ (results) and DAZ (operands)
   ~WithDenormals() { _mm_setcsr(before_); }
 #else
   WithDenormals() {}

@@ -1,5 +1,6 @@
-// Eight float16 at once, where the processor converts them itself (F16C). It rounds as half.h does: to nearest, ties to
-// even, and denormals also where floats are flushed to zero.
+// Loads and stores of eight float16 at once, for processors that have instructions for the conversion (F16C). They
+// round as half.h does: to nearest, ties to even. They keep denormals even in threads that flush denormal floats to
+// zero.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace hvd_ext {
 
-// Older compilers do not know the name in __builtin_cpu_supports; that the system keeps wide registers, avx2 says.
+// Asks cpuid, because older compilers do not know "f16c" in __builtin_cpu_supports. The check of avx2 also says that
+// the operating system saves the wide registers.
 inline bool HasF16C() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

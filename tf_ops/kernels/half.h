@@ -1,5 +1,5 @@
-// float16 (IEEE binary16) and bfloat16 as bits, to and from float32. No branches: loops over these vectorise. They hold
-// where denormal floats are flushed to zero, too, as in TensorFlow's threads.
+// Conversions between float32 and the bits of float16 (IEEE binary16) and bfloat16. They have no branches, so that
+// loops over them vectorise. They are also right in threads that flush denormal floats to zero, such as TensorFlow's.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,8 @@ inline float ToFloat(Float16 x) {
   return FloatOf(bits | (x.bits & 0x8000u) << 16);
 }
 
-// Both round to nearest, ties to even; too large becomes infinity; NaN becomes a quiet NaN with its sign.
+// Both conversions round to nearest, ties to even. A value that is too large becomes infinity, and a NaN becomes a
+// quiet NaN of the same sign.
 inline BFloat16 ToBFloat16(float value) {
   uint32_t bits = BitsOf(value);
   uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -59,7 +60,7 @@ inline BFloat16 ToBFloat16(float value) {
 inline Float16 ToFloat16(float value) {
   uint32_t sign = BitsOf(value) & 0x80000000u;
   uint32_t magnitude = BitsOf(value) ^ sign;
-  // The float unit rounds: beside 0.5 the last bit of a float32 is 2^-24, the unit of denormal halves.
+  // The addition does the rounding: the last bit of a float32 near 0.5 is 2^-24, which is the unit of denormal halves.
   const float half = 0.5f;
   uint32_t denormal = BitsOf(FloatOf(magnitude) + half) - BitsOf(half);
   uint32_t odd = (magnitude >> 13) & 1u;

@@ -13,10 +13,11 @@
 namespace hvd_ext {
 namespace {
 
-// Ahead of the loads: without it the same sum is 5 to 15 % slower, which would flatter whatever is set beside it.
+// How far the prefetch runs ahead of the loads. Without it the same sum is 5 to 15 % slower, which would flatter
+// everything that is compared with it.
 constexpr int64_t kAhead = 512;  // floats: 2 KiB
 constexpr int64_t kBlock = 128;  // floats: 8 cache lines, and 8 sums of 16 lanes
-// Of each page a line is asked for earlier, so that its address is translated in time: another 10 %.
+// One line of each page is prefetched earlier, so that the page's address is translated in time: another 10 %.
 constexpr int64_t kPage = 1024, kPageAhead = 4096;  // floats
 
 float MagnitudeOf(float value) {
@@ -34,12 +35,12 @@ double SumPlain(const float* x, int64_t elements) {
 }
 
 #if defined(__x86_64__)
-// What is asked for may lie behind the end: a prefetch of what is not there does nothing.
+// The result may lie beyond the end of x: a prefetch of memory that is not mapped does nothing.
 const char* Behind(const float* x, int64_t floats) {
   return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(x) + static_cast<uint64_t>(floats) * sizeof(float));
 }
 
-// `float` sums are enough: the sum only keeps the loads alive and shows that they were made.
+// float32 sums are enough: the sum only keeps the compiler from dropping the loads, and shows that they were made.
 __attribute__((target("avx512f"))) double SumAvx512(const float* x, int64_t elements) {
   const __m512i mask = _mm512_set1_epi32(0x7fffffff);
   __m512 sums[8];
@@ -103,10 +104,10 @@ struct Statistics {
   float largest;
 };
 
-// The loops of Algorithm 1, which the compiler turns into wide instructions for the processor at hand.
+// The loops of Algorithm 1, which the compiler vectorises for each of the instruction sets below.
 struct Loops {
   __attribute__((always_inline)) static inline Statistics Magnitudes(const float* x, float* a, int64_t elements) {
-    float sums[64] = {}, most[64] = {};  // of float, as a framework's mean is
+    float sums[64] = {}, most[64] = {};  // float32, as in a framework's mean
     for (int64_t i = 0; i < elements; ++i) a[i] = MagnitudeOf(x[i]);
     int64_t whole = elements - elements % 64;
     for (int64_t i = 0; i < whole; i += 64)
@@ -127,7 +128,7 @@ struct Loops {
   __attribute__((always_inline)) static inline int64_t Count(const float* a, int64_t elements, float threshold) {
     int64_t count = 0;
     for (int64_t begin = 0; begin < elements; begin += int64_t{1} << 30) {
-      int32_t part = 0;  // 32 bits wide, as the elements are: so a vector counts 16 at once
+      int32_t part = 0;  // 32 bits wide, as the elements are, so that one vector counts 16 at once
       int64_t end = std::min(begin + (int64_t{1} << 30), elements);
       for (int64_t i = begin; i < end; ++i) part += a[i] >= threshold;
       count += part;
@@ -167,7 +168,7 @@ int64_t Count(const float* a, int64_t elements, float threshold) {
 }  // namespace
 
 double ReadPass(const float* x, int64_t elements, int32_t threads) {
-  // parts of whole cache lines, so that no line is read twice
+  // A part is a multiple of a cache line, so that no line is read twice.
   const int64_t parts = std::max<int32_t>(threads, 1), share = (elements / parts + 15) / 16 * 16;
   std::vector<double> sums(static_cast<size_t>(parts), 0.0);
   auto sum = [&](int64_t part) {
@@ -189,8 +190,8 @@ int64_t Algorithm1(const float* x, int64_t elements, int64_t k, int32_t sampling
   if (elements == 0) return 0;
   const Statistics found = Magnitudes(x, magnitudes, elements);
   const float mean = static_cast<float>(found.sum / static_cast<double>(elements));
-  float left = 0, right = 1, above = 0, below = 0;  // l, r, thres1, thres2
-  int64_t fewer = 0, more = elements;               // k1, k2
+  float left = 0, right = 1, above = 0, below = 0;  // the paper's l, r, thres1, thres2
+  int64_t fewer = 0, more = elements;               // the paper's k1, k2
   for (int32_t i = 0; i < samplings; ++i) {
     float ratio = left + (right - left) / 2;
     float threshold = mean + ratio * (found.largest - mean);
@@ -215,7 +216,7 @@ int64_t Algorithm1(const float* x, int64_t elements, int64_t k, int32_t sampling
     picked += magnitudes[i] >= above;
     if (picked == elements) break;
   }
-  // the second set lies behind the first: together they are at most all elements
+  // The second set is stored after the first in the same array: together they have at most `elements` members.
   int32_t* between = indices + picked;
   for (int64_t i = 0; i < elements && picked + window < elements; ++i) {
     between[window] = static_cast<int32_t>(i);

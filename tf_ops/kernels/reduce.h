@@ -17,10 +17,11 @@ enum class DType : int32_t {
   kBytes = 6
 };
 
-// How the ranks' values become one. The values are part of the C ABI (hvd_ext/options/__init__.py mirrors them).
+// How the values of the ranks are combined. The values are part of the C ABI (hvd_ext/options/__init__.py mirrors
+// them).
 enum class ReduceOp : int32_t {
   kSum = 0,
-  kAverage = 1,  // added up, and divided at the end
+  kAverage = 1,  // the sum, divided at the end
   kMin = 2,
   kMax = 3,
   kProduct = 4
@@ -29,27 +30,27 @@ constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp:
                                    ReduceOp::kProduct};
 const char* NameOf(ReduceOp op);  // "sum", ...; "unknown" for an unknown value
 
-// Bytes per element; kBytes (uint8, moved but never reduced) has 1. 0 for an unknown value.
+// Bytes per element: 1 for kBytes (uint8, which is moved but never reduced), and 0 for an unknown value.
 size_t SizeOf(DType dtype);
 const char* NameOf(DType dtype);  // "float32", ...
 
-// Combine, Add and Divide refuse kBytes by ending the process: the engine has refused it before.
+// Combine, Add and Divide abort the process if they are given kBytes: the engine refuses it before it calls them.
 
-// accumulator[i] = accumulator[i] op x[i], and the same bits if the two change places. Halves are combined in float32
-// and rounded once to nearest even; integers wrap. Of a minimum or a maximum, NaN is the result where either is NaN,
-// and -0 is less than 0.
+// accumulator[i] = accumulator[i] op x[i]. Exchanging the two operands gives the same bits. Halves are combined in
+// float32 and rounded once, to nearest even; integers wrap around. A minimum or a maximum is NaN where either operand
+// is NaN, and -0 is less than 0.
 void Combine(ReduceOp op, DType dtype, void* accumulator, const void* x, int64_t elements);
 
-// Combine with the sum.
+// Combine with ReduceOp::kSum.
 void Add(DType dtype, void* accumulator, const void* x, int64_t elements);
 
 // data[i] /= divisor. Floats round once; halves divide in float32; integers truncate toward zero, as C++ does.
 void Divide(DType dtype, void* data, int64_t divisor, int64_t elements);
 
-// float32 that travels as halves. `wire` is float16 or bfloat16 (IsWire), others end the process as above; rounding is
-// to nearest even, and beyond float16's 65504 there is only infinity.
+// Conversions for float32 values that are sent as halves. `wire` is float16 or bfloat16 (see IsWire); any other dtype
+// aborts the process. Rounding is to nearest even, and values beyond float16's 65504 become infinity.
 bool IsWire(DType wire);
-// to[i] = x[i] rounded, and x[i] becomes what was sent.
+// to[i] = x[i] rounded, and x[i] becomes this rounded value, so that the sender keeps what it sends.
 void Narrow(DType wire, void* to, float* x, int64_t elements);
 // to[i] = x[i]
 void Widen(DType wire, float* to, const void* x, int64_t elements);

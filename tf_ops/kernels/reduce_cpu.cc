@@ -26,13 +26,13 @@ __attribute__((always_inline)) inline void AddLoop(T* accumulator, const T* x, i
   }
 }
 
-// Of two values, the same one whatever their order, so that ranks that combine them the other way round agree.
+// Chooses the same one of two values whatever their order, so that ranks which combine them in opposite orders agree.
 template <ReduceOp op, typename T>
 __attribute__((always_inline)) inline T Chosen(T a, T b) {
   if constexpr (op == ReduceOp::kProduct) return a * b;
   if constexpr (std::is_floating_point_v<T>) {
     if (a != a || b != b) return std::numeric_limits<T>::quiet_NaN();
-    if (a == b) return std::signbit(a) == (op == ReduceOp::kMin) ? a : b;  // of the two zeros
+    if (a == b) return std::signbit(a) == (op == ReduceOp::kMin) ? a : b;  // only zeros can be equal and differ in sign
   }
   return (op == ReduceOp::kMin) == (a < b) ? a : b;
 }
@@ -62,8 +62,9 @@ __attribute__((always_inline)) inline void DivideLoop(T* data, int64_t divisor, 
   }
 }
 
-// The build is for any x86-64; halves take many instructions each, and wide vectors make them as fast as memory. Chosen
-// by hand: the compiler's own function versions (ifunc) are resolved too early for the sanitizers.
+// The build targets any x86-64. Halves take many instructions each, and wide vectors make them as fast as memory. The
+// version is chosen by hand, because the compiler's function multiversioning (ifunc) is resolved too early for the
+// sanitizers.
 #if defined(__x86_64__)
 #define HVD_EXT_WIDE __attribute__((target("avx2")))
 const bool wide = __builtin_cpu_supports("avx2");
@@ -145,7 +146,7 @@ void DivideAs(void* data, int64_t divisor, int64_t elements) {
 }
 
 [[noreturn]] void Refuse(const char* what, DType dtype) {
-  std::fprintf(stderr, "hvd_ext: %s of dtype %s (%d): a bug, callers refuse it before\n", what, NameOf(dtype),
+  std::fprintf(stderr, "hvd_ext: %s of dtype %s (%d): a bug, callers must refuse it\n", what, NameOf(dtype),
                static_cast<int>(dtype));
   std::abort();
 }

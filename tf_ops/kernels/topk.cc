@@ -52,12 +52,12 @@ int64_t SelectOther(const Call& call, const topk::Part<typename As::Bits>& part,
     case Selector::kExact:
       break;
   }
-  std::fprintf(stderr, "hvd_ext: selector %d: a bug, callers refuse it before\n",
+  std::fprintf(stderr, "hvd_ext: selector %d: a bug, callers must refuse it\n",
                static_cast<int>(call.options.selector));
   std::abort();
 }
 
-// The other selectors, on this thread.
+// Runs a selector other than kExact, on the calling thread.
 template <typename As>
 bool SelectOthers(const Call& call, const typename As::Bits* x, typename As::Bits* values) {
   using Bits = typename As::Bits;
@@ -97,7 +97,7 @@ bool Select(const Call& call, const void* x, const ErrorFeedback* feedback, void
                                   {call.indices, to, call.wide}});
 }
 
-// Runs body over blocks of [0, elements).
+// Runs body(begin, elements) for each block of [0, elements).
 template <typename Body>
 void OverBlocks(const ParallelFor& parallel_for, int64_t elements, const Body& body) {
   constexpr int64_t kUnit = 16 * topk::kBlock;
@@ -131,7 +131,7 @@ void TopK(const TopKOptions& options, DType dtype, const void* x, const TopKSegm
       *non_finite = Select<AsBFloat16>(call, x, nullptr, values);
       return;
     default:
-      std::fprintf(stderr, "hvd_ext: TopK of dtype %s: a bug, callers refuse it before\n", NameOf(dtype));
+      std::fprintf(stderr, "hvd_ext: TopK of dtype %s: a bug, callers must refuse it\n", NameOf(dtype));
       std::abort();
   }
 }
@@ -149,7 +149,7 @@ void TopKErrorFeedback(const TopKOptions& options, const ErrorFeedback& feedback
   for (int64_t s = 0; s < n_segments; ++s) {
     OverBlocks(parallel_for, segments[s].elements, [&](int64_t begin, int64_t elements) {
       const ErrorFeedback block = topk::From(feedback, segments[s].begin + begin);
-      uint32_t bits[topk::kSpare], places[topk::kSpare];  // no key is so great: there are no candidates
+      uint32_t bits[topk::kSpare], places[topk::kSpare];  // the bound is above every key: no candidates
       loops.scan(block, elements, topk::kAbove<uint32_t>, 0, {bits, places});
       const uint32_t* sums = reinterpret_cast<const uint32_t*>(block.next_residual);
       if (topk::CountFrom(sums, elements, AsFloat32::kInfinity) > 0) seen = true;

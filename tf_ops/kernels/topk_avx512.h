@@ -1,4 +1,4 @@
-// What the AVX-512 loops of the selection do with one register.
+// Operations on a register, for the AVX-512 loops of the selection.
 #pragma once
 
 #if defined(__x86_64__)
@@ -8,7 +8,8 @@
 
 #include "kernels/topk_scan.h"
 
-// For everything behind it. The compiler's own warning about its headers: an undefined register is meant there.
+// The target applies to the rest of this file. The ignored warnings are the compiler's own about its headers, which use
+// undefined registers on purpose.
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi,bmi2,popcnt")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -22,7 +23,7 @@ inline void Ask(const T* p, int64_t ahead = kAhead) {
   _mm_prefetch(reinterpret_cast<const char*>(p) + ahead, _MM_HINT_T0);
 }
 
-// The 32 elements at p: bit i says whether the key of p[i] is >= bound.
+// Compares the 32 elements at p: bit i of the result says whether the key of p[i] is >= bound.
 template <typename Bits>
 struct Comparer;
 
@@ -70,13 +71,14 @@ inline __m512i FirstIds() {
   return _mm512_load_si512(ids);
 }
 
-// Adds the marked ones of 32 ids. The whole register is stored: on some processors a compressing store is slow.
+// Appends those of the 32 ids that are marked in `hits`. The whole register is stored, because a compressing store is
+// slow on some processors.
 inline int64_t PutIds(uint16_t* ids, int64_t count, __m512i thirty_two, __mmask32 hits) {
   _mm512_storeu_si512(ids + count, _mm512_maskz_compress_epi16(hits, thirty_two));
   return count + __builtin_popcount(hits);
 }
 
-// Of the marked ties only the first `ties` stay.
+// Keeps only the first *ties of the marked ties, and reduces *ties by their number.
 inline uint32_t FirstTies(uint32_t marked, int64_t* ties) {
   const int64_t all = __builtin_popcount(marked);
   if (all <= *ties) {
@@ -90,7 +92,7 @@ inline uint32_t FirstTies(uint32_t marked, int64_t* ties) {
 
 inline __mmask16 UpTo(int64_t lanes) { return static_cast<__mmask16>((uint32_t{1} << lanes) - 1); }
 
-// Stores `count` of 16 (8) elements, never behind `room`.
+// Stores the first `count` of 16 (8) elements, and never writes more than `room` elements.
 inline void StoreInts(int32_t* to, __m512i x, int64_t count, int64_t room) {
   if (room >= 16) return _mm512_storeu_si512(to, x);
   _mm512_mask_storeu_epi32(to, UpTo(count), x);

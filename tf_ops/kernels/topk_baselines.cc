@@ -30,8 +30,9 @@ int64_t SelectFrom(const Part<Bits>& part, Bits bound, Bits* greatest) {
   return count;
 }
 
-// Section 5 of the paper: the threshold is that of a sample of 1 %; where it lets too many through, the k greatest of
-// those are taken. Where it lets too few through (below 0.8 k) it is lowered, as in the authors' code.
+// Section 5 of the Deep Gradient Compression paper: the threshold is estimated from a sample of 1 %. If more than k
+// elements reach it, the k greatest of those are taken. If too few reach it (fewer than 0.8 k), it is lowered, as in
+// the authors' code.
 template <typename As>
 int64_t SelectDgc(const Part<typename As::Bits>& part, typename As::Bits* greatest) {
   using Bits = typename As::Bits;
@@ -56,12 +57,12 @@ int64_t SelectDgc(const Part<typename As::Bits>& part, typename As::Bits* greate
 
 template <typename Bits>
 int64_t SelectRandom(const Part<Bits>& part, Bits* greatest) {
-  const bool left_out = part.k > part.elements / 2;  // then those are drawn that are not picked
+  const bool left_out = part.k > part.elements / 2;  // then the elements that are not picked are drawn
   const int64_t wanted = left_out ? part.elements - part.k : part.k;
   uint64_t* drawn = part.memory->Reserve(wanted, 0);
   int64_t count = 0;
   uint64_t draw = Mixed(part.seed);
-  while (count < wanted) {  // the first `wanted` different ones of a sequence: each set is equally likely
+  while (count < wanted) {  // the first `wanted` distinct numbers of a sequence: each set is equally likely
     for (; count < wanted; ++count) {
       draw = Mixed(draw);
       drawn[count] = draw % static_cast<uint64_t>(part.elements);

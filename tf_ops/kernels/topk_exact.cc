@@ -12,8 +12,8 @@ namespace hvd_ext::topk {
 namespace {
 
 constexpr int64_t kMostLanes = 32;
-constexpr int64_t kSmall = 4096;               // in cache all are candidates at once, whatever k
-constexpr int64_t kLaneElements = 256 * 1024;  // fewer are not worth a thread
+constexpr int64_t kSmall = 4096;               // a shorter segment stays in cache: all of it may be candidates
+constexpr int64_t kLaneElements = 256 * 1024;  // a smaller lane is not worth a thread
 
 template <typename Bits>
 class Selection {
@@ -54,12 +54,12 @@ class Selection {
     int64_t ties = 0;  // picks equal to T
     int64_t first_piece = 0, last_piece = 0;
     int64_t at = 0;        // where its picks begin
-    bool alone = false;    // one lane has all of it, and goes from the scan to the picks while they are in cache
+    bool alone = false;    // one lane has the whole segment, and emits the picks while the candidates are in cache
     bool large = false;    // k is so large that T is found from histograms of x
     bool missing = false;  // fewer candidates than k
-    Bits pruned = 0;       // T of a pruned piece, and the first such piece
+    Bits pruned = 0;       // the greatest T of a pruned piece, and the first piece that has it
     int64_t pruned_piece = -1;
-    int64_t rank = 0;  // of T among the keys that share its upper bits, while `large` is at work
+    int64_t rank = 0;  // of T among the keys that share its known upper bits, while OverLarge runs
   };
 
   const TopKSegment& SegmentOf(const Piece<Bits>& piece) const { return r_.segments[piece.segment]; }
@@ -102,7 +102,7 @@ class Selection {
     }
   }
 
-  // The first `count` of the lanes, on all threads.
+  // Runs body for the first `count` lanes, on all threads.
   template <typename Body>
   void OverLanes(int64_t count, const Body& body) {
     if (count < 2) return body(0);
@@ -173,7 +173,8 @@ class Selection {
     }
   }
 
-  // The lane's own memory serves all of these, one after the other.
+  // Handles a segment that one lane has alone. All such segments of a lane use the lane's own memory, one after the
+  // other.
   void ScanToEnd(Lane<Bits>* lane, Piece<Bits>* piece) {
     Target* target = &targets_[piece->segment];
     SwapRoom(piece, lane);
@@ -190,7 +191,7 @@ class Selection {
     SwapRoom(piece, lane);
   }
 
-  // The sample has misled: every element is a candidate until pruning says otherwise.
+  // The bound from the sample was too high: now every element is a candidate, until pruning gives a bound.
   void ScanAgain(Lane<Bits>* lane, Piece<Bits>* piece) {
     if (r_.feedback != nullptr) PutAllBack(*r_.feedback, *piece);
     Scan(lane, piece, true);
@@ -203,7 +204,8 @@ class Selection {
     return 0;
   }
 
-  // Keeps the best k candidates, of equal ones the first. What is equal to the last of them and comes later is no pick.
+  // Keeps the k greatest candidates and, of equal ones, the first. Returns a bound for the rest of the piece: elements
+  // that equal the last of the kept ones and come later cannot be picks.
   Bits Prune(Lane<Bits>* lane, Piece<Bits>* piece) {
     const int64_t k = SegmentOf(*piece).k;
     if (piece->count < k) return 0;
@@ -234,7 +236,7 @@ class Selection {
     return static_cast<Bits>(last.key + 1);
   }
 
-  // What pruning of other pieces says about this one.
+  // The bound for this piece that follows from pruned pieces of the same segment.
   Bits PrunedBound(const Piece<Bits>& piece) {
     const Target& target = targets_[piece.segment];
     std::lock_guard<std::mutex> lock(mutex_);
@@ -242,7 +244,7 @@ class Selection {
     return static_cast<Bits>(target.pruned + (&piece - m_.pieces.data() > target.pruned_piece));
   }
 
-  // Finds T among the candidates: near the bounds, unless the sample has misled.
+  // Finds T among the candidates. Only those below the upper bound are searched, unless the sample was misleading.
   void Select(Lane<Bits>* lane, int64_t s) {
     Target* target = &targets_[s];
     const int64_t k = r_.segments[s].k;
@@ -277,7 +279,7 @@ class Selection {
     });
   }
 
-  // Large k: T digit by digit, from histograms of all elements that share the digits found so far.
+  // Finds T for large k digit by digit, from histograms of all elements that share the digits found so far.
   void OverLarge() {
     if (!any_large_) return;
     for (Target& target : targets_) {
@@ -381,7 +383,7 @@ class Selection {
   Lanes<Bits>& m_;
   std::vector<Target> targets_;
   std::mutex mutex_;
-  int64_t cost_ = 0;  // of a lane, nanoseconds
+  int64_t cost_ = 0;  // nanoseconds that a lane takes
   bool any_large_ = false;
 };
 

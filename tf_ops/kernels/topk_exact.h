@@ -1,9 +1,9 @@
-// The exact selection: bounds from a sample, one pass, a select among the candidates of the pass.
+// The exact selection: a sample gives bounds, one pass collects candidates, and T is selected among the candidates.
 //
-// Lanes are parts of the segments of about equal length, one for each thread; a piece is what a lane has of one
-// segment. Candidates are the elements of a piece that may be picked, ascending by place. Whatever the bounds are, the
-// candidates of all pieces of a segment hold every pick, or they are fewer than k and the segment is scanned again
-// without a bound.
+// Lanes are parts of the segments of about equal length, one for each thread; a piece is the part of one segment in one
+// lane. Candidates are the elements of a piece that may be picked, ascending by place. Whatever the bounds are, the
+// candidates of all pieces of a segment either include every pick, or they are fewer than k and the segment is scanned
+// again without a bound.
 #pragma once
 
 #include "kernels/topk_memory.h"
@@ -12,9 +12,9 @@ namespace hvd_ext::topk {
 
 template <typename Bits>
 struct Request {
-  const Bits* x;                  // for a feedback: what it accumulates into
+  const Bits* x;                  // with a feedback: the array that receives the accumulated gradient
   const ErrorFeedback* feedback;  // or null
-  Bits infinity;                  // keys from here on are not finite
+  Bits infinity;                  // keys >= this are not finite
   const TopKSegment* segments;
   int64_t n_segments;
   const ParallelFor* parallel_for;
@@ -22,7 +22,7 @@ struct Request {
   Picks<Bits> picks;
 };
 
-// Writes k picks of every segment. Returns whether a picked key (k = 0: any key) is not finite.
+// Writes the k picks of every segment. Returns whether a picked key, or any key of a segment with k = 0, is not finite.
 template <typename Bits>
 bool SelectExact(const Request<Bits>& request);
 

@@ -1,28 +1,33 @@
-// Exact top-k on a GPU in one pass over x. Steps, each a kernel of one stream; nothing is asked of the host between
-// them:
-//   Sample  from 1024 lines of a segment: a bound that is very likely below T and not far
-//   Scan    reads x once: keys > bound, and the first k that equal it, become candidates, in the order of the index
-//   Plan    decides, on the device: are the candidates enough? else the kernels below read x itself
-//   Count   three times (11 bits of the key each): a histogram, and the bin that T lies in
-//   Emit    keys > T, and the first that equal it, become the answer, in the order of the index
-// Segments that are small or have a great k have no candidates: Count and Emit read x (4 reads).
+// Exact top-k on a GPU in one pass over x. The steps are kernels in one stream, and the host does nothing between them:
+//   Sample  finds, from 1024 lines of a segment, a bound that is very likely below T and not far from it
+//   Scan    reads x once: keys > bound, and the first k that equal it, become candidates, in the order of their indices
+//   Plan    decides on the device whether the candidates are enough; if they are not, the next kernels read x itself
+//   Count   makes a histogram of the next 11 bits of the keys and finds the bin that T lies in; it runs three times for
+//           float32
+//   Emit    writes the keys > T, and the first that equal it, to the answer, in the order of their indices
+// Segments that are small or have a large k have no candidates: Count and Emit read x (4 reads for float32).
 //
-// Traps of top-k on a GPU, and what is done about them here:
-//  1 an atomic per selected element is slow and gives an order that varies: places come from counts of tiles and a
-//    look-back; atomics only count, where order does not matter
-//  2 histograms in shared memory serialise where keys are alike (zeros, constants): bins count from the bound, so that
-//    sign and common exponents are gone; a warp whose keys share a bin adds once; only candidates are counted
-//  3 a grid-wide barrier needs all blocks at once on the device: separate launches, and the last block of a segment
-//    (a counter, and __threadfence) closes its histogram
-//  4 the number of candidates is unknown on the host: the launches are for the most that can be, blocks take tiles
-//  until
-//    there are none; too many or too few candidates is a decision of Plan and costs reads, never elements
-//  5 the answer must not vary: ties go to the lowest index by counting them apart from the keys above
-//  6 comparing floats fails for NaN and flushed denormals: only integers are compared
-//  7 a segment begins anywhere: tiles begin at whole lines before it, and vectors at its ends are read by element
-//  8 161 layers are one launch each: blocks find (segment, tile) in a list of first tiles
-//  9 offsets pass 2^31: 64 bits across segments, 32 inside one, whose length is checked
-// 10 a bound of ties (all zeros) would overflow any buffer: at most k of them are kept, so that one pass is enough
+// Pitfalls of top-k on a GPU, and how this file avoids them:
+//  1 An atomic for each selected element is slow and gives an order that varies. Here places come from the counts of
+//    tiles and a look-back; atomics only count, where the order does not matter.
+//  2 Histograms in shared memory serialise where keys are alike (zeros, constants). Here bins count from the bound, so
+//    that the sign and common exponents are gone, a warp whose keys share a bin adds once, and only candidates are
+//    counted.
+//  3 A grid-wide barrier needs all blocks on the device at once. Here each step is a launch of its own, and the last
+//    block of a segment (known by a counter and __threadfence) closes the segment's histogram.
+//  4 The host does not know the number of candidates. Here launches are sized for the most that there can be, and
+//    blocks take tiles until there are none. If there are too many or too few candidates, Plan has x read again: that
+//    costs reads, but never loses elements.
+//  5 The answer must not vary. Here keys that equal T are counted apart from those above it, and the picks among them
+//    are those of lowest index.
+//  6 Comparisons of floats fail for NaN and for flushed denormals. Here only integers are compared.
+//  7 A segment may begin at any element. Here tiles begin at a line boundary at or before it, and the vectors at its
+//    ends are read element by element.
+//  8 A launch for each segment would be slow for a model of 161 layers. Here each step is one launch for all segments,
+//    and blocks find (segment, tile) in a list of first tiles.
+//  9 Offsets can exceed 2^31. Here they have 64 bits across segments, and 32 inside a segment, whose length is checked.
+// 10 If many keys equal the bound (all zeros), they would overflow any buffer. Here at most k of them are kept, so that
+//    one pass is enough.
 #include "kernels/topk_gpu.h"
 
 #include <algorithm>
@@ -59,7 +64,8 @@ bool Direct(const HvdExtTopKSegment& segment) {
   return segment.k == 0 || segment.elements <= kUnsampled || segment.k > segment.elements / 4;
 }
 
-// What the sample asks for is 1.3 k to 3 k; where k is a few elements of the sample, some more of those.
+// The sample's bound leaves 1.3 k to 3 k candidates. Where k is only a few elements of the sample it may leave more,
+// and the other terms are for those.
 int64_t Capacity(const HvdExtTopKSegment& segment) {
   if (Direct(segment)) return 0;
   return std::min(segment.elements, 3 * segment.k + segment.elements / 256 + 4096);
@@ -67,7 +73,7 @@ int64_t Capacity(const HvdExtTopKSegment& segment) {
 
 int64_t RoundedUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Where the parts of the workspace begin. x may begin anywhere, so each segment may reach into one more tile.
+// Where the parts of the workspace begin. x may begin at any element, so each segment may reach into one more tile.
 struct Layout {
   int64_t n = 0, tiles = 0, histograms = 0, candidates = 0, nbytes = 0, cleared = 0;
   int64_t done, bins, scanned, emitted, segments, states, scan_starts, starts, values, positions;
@@ -78,7 +84,7 @@ struct Layout {
     ++n;
     tiles += mine;
     histograms += mine > 1;
-    candidates += RoundedUp(Capacity(segment), kAlignment);  // so many bytes or more: each begins at a line
+    candidates += RoundedUp(Capacity(segment), kAlignment);  // a multiple of 128 elements: each begins at a line
   }
   template <typename Bits>
   static int64_t MostTiles(const HvdExtTopKSegment& segment) {
@@ -117,7 +123,7 @@ int Check(const HvdExtTopKSegment* segments, int64_t n) {
     if (begin < end || elements < 0 || elements > kMost) {
       return Fail(
           HVD_EXT_TOPK_GPU_INVALID,
-          "segment %lld (begin %lld, %lld elements): must begin at %lld or behind, and have 0 to 2^31 - 1 elements",
+          "segment %lld (begin %lld, %lld elements): must begin at %lld or after, and have 0 to 2^31 - 1 elements",
           number, begin, elements, static_cast<long long>(end));
     }
     if (k < 0 || k > elements) {
@@ -129,7 +135,7 @@ int Check(const HvdExtTopKSegment* segments, int64_t n) {
   return 0;
 }
 
-// Calls body(Bits(), key of infinity) for a dtype.
+// Calls body(Bits(), key of infinity) for a dtype, and returns its result.
 template <typename Body>
 int64_t WithBits(int32_t dtype, const Body& body) {
   switch (static_cast<DType>(dtype)) {
@@ -166,7 +172,8 @@ struct Call {
   cudaStream_t stream;
 };
 
-// Sends the table of segments, as arguments of kernels: a copy from the host's memory would wait or need pinned memory.
+// Sends the table of segments to the device as kernel arguments: a copy from host memory would wait, or need pinned
+// memory.
 template <typename Bits>
 int SetUp(const Call& call, const Memory& memory, int64_t* scan_tiles) {
   Layout before;
@@ -213,7 +220,7 @@ int Run(const Call& call, KeyOf<Bits> infinity) {
   }
   const int64_t end = call.n == 0 ? 0 : call.segments[call.n - 1].begin + call.segments[call.n - 1].elements;
   if (!call.wide && end > int64_t{1} << 31) {
-    return Fail(HVD_EXT_TOPK_GPU_INVALID, "indices (int32): must reach to 2^31 - 1, seen %lld elements; ask for int64",
+    return Fail(HVD_EXT_TOPK_GPU_INVALID, "indices (int32): hold 2^31 - 1 at most, got %lld elements; ask for int64",
                 static_cast<long long>(end));
   }
   if (reinterpret_cast<uintptr_t>(call.x) % sizeof(Bits) != 0) {

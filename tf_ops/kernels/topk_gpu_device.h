@@ -1,5 +1,5 @@
-// What the kernels of topk_gpu.cu.cc are made of: keys, tiles of a vector per lane, sums over warps and blocks, the
-// look-back. Read by nvcc, and by g++ for the emulation of tests/native/gpu.
+// The building blocks of the kernels of topk_gpu.cu.cc: keys, tiles, sums over warps and blocks, the look-back. nvcc
+// compiles this file, and so does g++ for the emulation in tests/native/gpu.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
   kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(arguments...);
 }
 
-// Memory that other blocks write during the kernel: past the caches of the multiprocessor.
+// Loads and stores of memory that other blocks write during the kernel. They bypass the caches of the multiprocessor.
 template <typename Word>
 __device__ inline Word LoadNow(const Word* word) {
   return *static_cast<const volatile Word*>(word);
@@ -36,9 +36,9 @@ constexpr int kLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
-constexpr int kVectors = 8;      // of 16 bytes, for each thread: what 3 blocks on a processor load at once is enough
-constexpr int kAlignment = 128;  // tiles start at such addresses, so that each warp reads whole lines
-constexpr int kBins = 2048;      // of a histogram: 11 bits of a key
+constexpr int kVectors = 8;      // of 16 bytes for each thread: with 3 blocks on a processor enough loads are in flight
+constexpr int kAlignment = 128;  // tiles start at multiples of this, so that each warp reads whole lines
+constexpr int kBins = 2048;      // of a histogram, for 11 bits of a key
 constexpr int kBinBits = 11;
 constexpr int kBinsPerThread = kBins / kThreads;
 
@@ -63,7 +63,7 @@ constexpr KeyOf<Bits> kGreatestKey = static_cast<KeyOf<Bits>>((static_cast<uint6
 template <typename Bits>
 constexpr int kInVector = 16 / sizeof(Bits);
 template <typename Bits>
-constexpr uint32_t kInSlab = kLanes * kInVector<Bits>;  // what a warp reads at once
+constexpr uint32_t kInSlab = kLanes * kInVector<Bits>;  // elements that a warp reads at once
 template <typename Bits>
 constexpr uint32_t kInTile = kWarps * kVectors * kInSlab<Bits>;
 
@@ -72,7 +72,8 @@ __host__ __device__ constexpr uint32_t TilesOf(uint64_t elements) {
   return static_cast<uint32_t>((elements + kInTile<Bits> - 1) / kInTile<Bits>);
 }
 
-// An array that begins somewhere: its elements are origin[head .. end), origin is at a multiple of kAlignment.
+// An array that may begin at any element: its elements are origin[head .. end), and origin is at a multiple of
+// kAlignment.
 template <typename Bits>
 struct Source {
   const Bits* origin;
@@ -87,7 +88,7 @@ struct alignas(16) Vector {
   // Elements outside of the source are not touched: they may lie outside of the allocation.
   __device__ inline void Load(const Source<Bits>& source, uint32_t at) {
     if (at >= source.head && at + kInVector<Bits> <= source.end) {
-      // Read once, so it need not stay in the cache: the candidates shall.
+      // x is read once, so it need not stay in the cache, which is better used for the candidates.
       const uint4 words = __ldcs(reinterpret_cast<const uint4*>(source.origin + at));
       memcpy(bits, &words, sizeof words);
       return;
@@ -100,7 +101,8 @@ struct alignas(16) Vector {
   __device__ inline KeyOf<Bits> Key(int e) const { return bits[e] & kGreatestKey<Bits>; }
 };
 
-// The part of a source that a block holds in registers. Order of the elements: warp, vector, lane, element of a vector.
+// The part of a source that a block holds in registers. Its elements are ordered by warp, vector, lane, and element of
+// a vector.
 template <typename Bits>
 struct Tile {
   Vector<Bits> vectors[kVectors];
@@ -127,8 +129,9 @@ __device__ inline uint32_t WarpSum(uint32_t value) {
   return value;
 }
 
-// The sum over a block, with one barrier: `sums` are three shared numbers, 0 before round 0, used in turn. The one of
-// the round before is cleared when all have read it, and used again two barriers later.
+// Returns the sum over a block, with one barrier. `sums` are three shared numbers, 0 before round 0, which the rounds
+// use in turn. Each round clears the number of the round before, which all threads have read by then; that number is
+// used again two barriers later.
 __device__ inline uint32_t BlockSum(uint32_t value, uint32_t* sums, int round) {
   value = WarpSum(value);
   if (Lane() == 0) atomicAdd(&sums[round % 3], value);
@@ -137,7 +140,8 @@ __device__ inline uint32_t BlockSum(uint32_t value, uint32_t* sums, int round) {
   return sums[round % 3];
 }
 
-// The last s with starts[s] <= at: starts ascend, starts[0] = 0 <= at < starts[n]. All lanes of a warp take part.
+// Returns the last s with starts[s] <= at, where `starts` ascends and starts[0] = 0 <= at < starts[n]. All lanes of a
+// warp must call it.
 __device__ inline int64_t Locate(const int64_t* starts, int64_t n, int64_t at) {
   int64_t low = 0, high = n;
   while (high - low > 1) {
@@ -154,19 +158,20 @@ struct Counts {
   uint32_t above, equal;
 };
 
-// A descriptor tells of one tile in one 64-bit word, so that state and counts are always seen together and no fence is
-// needed: the state in 2 bits, `above` and `equal` in 31 bits each (a segment has fewer than 2^31 elements).
-constexpr uint64_t kUnknown = 0;   // of a new descriptor
-constexpr uint64_t kOfTile = 1;    // counts of the tile alone
-constexpr uint64_t kUpToTile = 2;  // counts of the segment's tiles up to this
+// A descriptor holds the state and the counts of one tile in one 64-bit word, so that they are always seen together and
+// no fence is needed: the state has 2 bits, `above` and `equal` have 31 bits each (a segment has fewer than 2^31
+// elements).
+constexpr uint64_t kUnknown = 0;   // a new descriptor
+constexpr uint64_t kOfTile = 1;    // has the counts of the tile alone
+constexpr uint64_t kUpToTile = 2;  // has the counts of the segment's tiles up to and including this one
 __device__ inline uint64_t Descriptor(uint64_t state, Counts counts) {
   return state << 62 | static_cast<uint64_t>(counts.above) << 31 | counts.equal;
 }
 __device__ inline uint64_t StateOf(uint64_t descriptor) { return descriptor >> 62; }
 
-// Publishes the counts of a tile and sums those of the tiles of its segment before it (decoupled look-back, Merrill and
-// Garland 2016). Only for one whole warp. Blocks take tiles in order, so all tiles before are in the hands of blocks
-// that run: the wait ends.
+// Publishes the counts of a tile and returns the sums of those of the earlier tiles of its segment (decoupled
+// look-back, Merrill and Garland 2016). One whole warp must call it. Blocks take tiles in order, so every earlier tile
+// belongs to a block that is running, and the wait ends.
 __device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts counts) {
   Counts before = {0, 0};
   if (tile > 0) {
@@ -178,7 +183,7 @@ __device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts c
         Pause();
         if (StateOf(seen) == kUnknown) seen = LoadNow(&descriptors[look]);
       }
-      // Lanes look at tiles from the nearest to the farthest; beyond the first kUpToTile all is in it.
+      // Lanes look at tiles from the nearest to the farthest. The first kUpToTile includes all tiles beyond it.
       const unsigned sums = __ballot_sync(kAllLanes, StateOf(seen) == kUpToTile);
       const bool counted = sums == 0 || Lane() < __ffs(sums);
       before.above += WarpSum(counted ? static_cast<uint32_t>(seen >> 31) & 0x7fffffffu : 0);
@@ -192,42 +197,42 @@ __device__ inline Counts LookBack(uint64_t* descriptors, uint32_t tile, Counts c
   return before;
 }
 
-// What the host knows of a segment. Group passes as an argument of Setup, whose limit is 4 KiB.
+// What the host knows about a segment. A Group is an argument of Setup, and a kernel's arguments are limited to 4 KiB.
 struct Segment {
   int64_t begin, out;  // its first element in x; its first pick in the answer
-  int64_t candidates;  // its first place in the memory of candidates
+  int64_t candidates;  // its first place in the memory for candidates
   int64_t tile;        // its first descriptor
-  int64_t scanned;     // tiles that are scanned before it
+  int64_t scanned;     // tiles of earlier segments that Scan reads
   uint32_t elements, k, capacity, head;
-  int32_t histogram;  // which one, -1 if one tile holds all
-  int32_t direct;     // no candidates
+  int32_t histogram;  // the index of its histogram; -1 if one tile holds all
+  int32_t direct;     // has no candidates: Count and Emit read x
 };
 constexpr int kGroup = 56;
 struct Group {
   Segment segments[kGroup];
 };
 
-// What the device finds out.
+// What the kernels find out about a segment.
 struct State {
-  uint64_t bound;  // Sample
-  Counts scanned;  // Scan
-  uint64_t base;   // Plan, Count: T is in [base, base + bins * 2^shift), in the end it is base
+  uint64_t bound;  // set by Sample
+  Counts scanned;  // set by Scan
+  uint64_t base;   // set by Plan and Count: T is in [base, base + bins * 2^shift), and equals base in the end
   uint32_t shift, bins;
-  uint32_t need;  // so many keys are picked from there, the others are above
+  uint32_t need;  // this many picks have a key in that range; the others are above it
   uint32_t elements, tiles, from_x, resolved;
 };
 
-// The workspace. From tickets to emitted it is 0 at the start of a call.
+// The workspace. Every call begins by setting the members from tickets to emitted to 0.
 struct Memory {
   Segment* segments;
   State* states;
-  int64_t *scan_starts, *starts;  // first tile of each segment, then their number: of Scan; of Count and Emit
+  int64_t *scan_starts, *starts;  // each segment's first tile, then the number of tiles: for Scan; for Count and Emit
   unsigned long long* tickets;    // one for each launch whose blocks take tiles
   uint32_t* done;                 // tiles of a segment whose histogram has been added
   uint32_t* histograms;
   uint64_t *scanned, *emitted;  // descriptors
   void* values;
-  uint32_t* positions;  // of candidates, in their segment
+  uint32_t* positions;  // of the candidates in their segments
   int64_t n;
 };
 
@@ -247,15 +252,16 @@ struct Work {
   uint32_t tile, tiles;
 };
 
-// Hands a block one tile of all after the other. It is a tile ahead, since an atomic takes as long as a read of x. That
-// does not lock: the block that has the first tile of those that are not done works on it, for it takes them in order.
+// Hands a block one tile after the other. It takes each ticket a tile ahead, because an atomic takes as long as a read
+// of x. That cannot deadlock: a block takes its tiles in order, so the block that has the first unfinished tile is
+// working on it.
 class Tiles {
  public:
   __device__ inline Tiles(unsigned long long* ticket, const int64_t* starts, int64_t n)
       : ticket_(ticket), starts_(starts), n_(n) {
     if (threadIdx.x == 0) taken_ = atomicAdd(ticket_, 1ull);
   }
-  // False if there is none. Its first barrier lets the block end with what is shared.
+  // Returns false if no tile is left. Its first barrier waits until the block has finished with the shared memory.
   __device__ inline bool Next(Work* shared) {
     __syncthreads();
     if (Warp() == 0) {
@@ -277,7 +283,7 @@ class Tiles {
   unsigned long long* ticket_;
   const int64_t* starts_;
   int64_t n_;
-  unsigned long long taken_ = 0;  // of thread 0
+  unsigned long long taken_ = 0;  // in thread 0 only
 };
 
 }  // namespace hvd_ext::gpu

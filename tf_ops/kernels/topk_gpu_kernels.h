@@ -6,10 +6,10 @@
 namespace hvd_ext::gpu {
 namespace {
 
-constexpr int64_t kUnsampled = 32768;  // elements; a segment up to this has no candidates
-constexpr int kSampleThreads = 1024;   // a line each
+constexpr int64_t kUnsampled = 32768;  // elements; a segment of at most this length has no candidates
+constexpr int kSampleThreads = 1024;   // each reads one line
 constexpr int kLineVectors = 4;
-constexpr int kBlocksPerProcessor = 3;  // registers for a tile without spilling; enough bytes under way
+constexpr int kBlocksPerProcessor = 3;  // a tile fits in registers without spilling, and enough bytes are in flight
 
 __global__ void Setup(Memory memory, Group group, int64_t first, int count, int64_t scan_tiles, int32_t* non_finite) {
   const int i = threadIdx.x;
@@ -29,8 +29,9 @@ struct Sums {
   uint32_t sums[3];
 };
 
-// Of the lines that lie inside of the segment, the one that this thread reads: at a random place of its part of 1024
-// equal ones. Whatever comes the answer is right, so a fixed seed will do. Tests know it, to mislead the sample.
+// Returns which line of those that lie inside the segment this thread reads: a random one of its share, which is one of
+// 1024 equal shares. The answer is right whatever the sample is, so a fixed seed will do. Tests rely on that seed to
+// mislead the sample.
 __host__ __device__ inline uint32_t SampledLine(uint32_t thread, uint32_t lines, uint32_t segment) {
   const uint32_t low = static_cast<uint64_t>(lines) * thread / kSampleThreads;
   const uint32_t high = static_cast<uint64_t>(lines) * (thread + 1) / kSampleThreads;
@@ -41,8 +42,8 @@ __host__ __device__ inline uint32_t SampledLine(uint32_t thread, uint32_t lines,
   return low + random % (high - low);
 }
 
-// About the rank-th greatest key of the block's lines: at least `rank` keys are not below it, at most a few more if
-// that can be. 0 if there are fewer.
+// Returns about the rank-th greatest key of the block's lines: at least `rank` keys are not below it, and only a few
+// more if that is possible. Returns 0 if there are fewer than `rank` keys.
 template <typename Bits>
 __device__ KeyOf<Bits> Search(const Vector<Bits>* line, uint32_t rank, uint32_t* sums, int* round) {
   KeyOf<Bits> found = 0;
@@ -82,7 +83,8 @@ __global__ void __launch_bounds__(kSampleThreads) Sample(Memory memory, const vo
   const double share = static_cast<double>(segment.k) / segment.elements;
   const uint32_t rank = static_cast<uint32_t>(kSampleThreads * kLine * share) + 1;
   const KeyOf<Bits> middle = Search<Bits>(line, rank, sums, &round);
-  // Four standard errors of the number of hits. Elements of a line may be alike, so lines are what is independent.
+  // The margin is four standard errors of the number of hits. The elements of a line may be alike, so only lines count
+  // as independent.
   uint32_t hits = 0;
 #pragma unroll
   for (int v = 0; v < kLineVectors; ++v) {
@@ -95,19 +97,20 @@ __global__ void __launch_bounds__(kSampleThreads) Sample(Memory memory, const vo
   if (threadIdx.x == 0) memory.states[blockIdx.x].bound = bound;
 }
 
-// ---- Scan and Emit: what is above a bound, and the first that equal it
+// ---- Scan and Emit: the keys above a bound, and the first keys that equal it
 
 struct Places {
   Counts warps[kWarps];
-  Counts before;  // of the tiles before in the segment
+  Counts before;  // of the earlier tiles of the segment
 };
 struct Compaction {
   Work work;
   Places places;
 };
 
-// Calls put(place, v, e) for each key > bound and for the first `limit` keys == bound of the source, `place` counts in
-// the order of the index. Returns what there is up to this tile (in warp 0).
+// Calls put(place, v, e) for each key > bound of the tile, and for its keys == bound that are among the first `limit`
+// of the source; `place` counts them in the order of their indices. Returns, in warp 0, the counts of the source up to
+// and including this tile.
 template <typename Bits, typename Put>
 __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> bound, uint32_t limit,
                           uint64_t* descriptors, Places* shared, const Put& put) {
@@ -121,7 +124,7 @@ __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> b
       counts.equal += key == bound && tile.Has(v, e);
     }
   }
-  const uint32_t both = WarpSum(counts.above | counts.equal << 16);  // at most 2048 each
+  const uint32_t both = WarpSum(counts.above | counts.equal << 16);  // each is at most 2048
   counts = {both & 0xffff, both >> 16};
   if (Lane() == 0) shared->warps[Warp()] = counts;
   __syncthreads();
@@ -149,7 +152,7 @@ __device__ Counts Compact(const Tile<Bits>& tile, uint32_t number, KeyOf<Bits> b
     for (int e = 0; e < kInVector<Bits>; ++e) any = any || (tile.vectors[v].Key(e) >= bound && tile.Has(v, e));
     if (!__any_sync(kAllLanes, any)) continue;
     Counts mine = before;
-    unsigned mask[kInVector<Bits>];  // this lane's: bit 0 above, bit 1 equal
+    unsigned mask[kInVector<Bits>];  // this lane's keys: bit 0 above, bit 1 equal
 #pragma unroll
     for (int e = 0; e < kInVector<Bits>; ++e) {
       const KeyOf<Bits> key = tile.vectors[v].Key(e);
@@ -198,9 +201,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Scan(Memory mem
   }
 }
 
-// ---- Plan: one warp for all
+// ---- Plan: one warp for all segments
 
-// Bins of so many bits' width reach from `base` to the greatest key.
+// Returns the least shift with which kBins bins of 2^shift keys reach from `base` to the greatest key.
 template <typename Bits>
 __device__ uint32_t Shift(KeyOf<Bits> base) {
   uint32_t shift = 0;
@@ -231,7 +234,7 @@ __global__ void Plan(Memory memory) {
       state.shift = Shift<Bits>(base);
       state.bins = kBins;
     }
-    uint32_t up_to = mine;  // with the lanes before
+    uint32_t up_to = mine;  // including the lanes before
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) {
       const uint32_t other = __shfl_up_sync(kAllLanes, up_to, step);
@@ -274,14 +277,14 @@ __device__ void CountTile(const Tile<Bits>& tile, KeyOf<Bits> base, uint32_t shi
   }
 }
 
-// Adds the block's histogram to the segment's; true in the block that is the last to do so, which has the sum in its
-// bins and has cleared the segment's for the next level.
+// Adds the block's histogram to the segment's. Returns true in the last block to do so, which then has the sum in its
+// bins and has cleared the segment's histogram for the next level.
 __device__ bool Gather(const Memory& memory, const Segment& segment, Histogram* shared) {
   uint32_t* all = memory.histograms + static_cast<int64_t>(segment.histogram) * kBins;
   for (int b = threadIdx.x; b < kBins; b += kThreads) {
     if (shared->bins[b] != 0) atomicAdd(&all[b], shared->bins[b]);
   }
-  __threadfence();  // the additions are seen before the count
+  __threadfence();  // the additions must be visible before the count
   __syncthreads();
   if (threadIdx.x == 0) {
     shared->last = atomicAdd(&memory.done[shared->work.segment], 1u) + 1 == shared->work.tiles;
@@ -298,7 +301,7 @@ __device__ bool Gather(const Memory& memory, const Segment& segment, Histogram* 
   return true;
 }
 
-// The bin with the state's need-th greatest key becomes the state's range. Thread 0 has the greatest bins.
+// Narrows the state's range to the bin with its need-th greatest key. Thread 0 has the greatest bins.
 template <typename Bits>
 __device__ void Narrow(State* state, Histogram* shared) {
   const uint32_t need = state->need, shift = state->shift;
@@ -332,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) Count(Memory me
   while (tiles.Next(&shared.work)) {
     const Work work = shared.work;
     const Segment& segment = memory.segments[work.segment];
-    State& state = memory.states[work.segment];  // is written when all tiles are counted
+    State& state = memory.states[work.segment];  // Narrow writes it when all tiles are counted
     if (state.resolved) continue;
     for (int b = threadIdx.x; b < kBins; b += kThreads) shared.bins[b] = 0;
     Tile<Bits> tile;
@@ -363,10 +366,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 #pragma unroll
         for (int e = 0; e < kInVector<Bits>; ++e) any = any || (tile.vectors[v].Key(e) >= infinity && tile.Has(v, e));
       }
-      if (any) *non_finite = 1;  // whoever writes writes the same
+      if (any) *non_finite = 1;  // all writers write the same value
     }
     if (segment.k == 0) continue;
-    // A key that is not finite is among the greatest: it is among the candidates, and picked.
+    // Keys that are not finite are the greatest: if the segment has any, they are among the candidates, and one is
+    // picked.
     const uint32_t* positions = state.from_x ? nullptr : memory.positions + segment.candidates;
     const int64_t begin = segment.begin, out = segment.out;
     const uint32_t head = segment.head;

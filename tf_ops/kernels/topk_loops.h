@@ -1,4 +1,5 @@
-// The loops of topk_scan.h in plain C++. The files of vector loops use them for ends.
+// The loops of topk_scan.h in plain C++. The files with vector loops use them for the elements that do not fill a
+// vector.
 #pragma once
 
 #include <cstring>
@@ -7,11 +8,11 @@
 #include "kernels/topk_scan.h"
 
 namespace hvd_ext::topk {
-namespace {  // every file compiles them for its own processor
+namespace {  // each file compiles them for its own instruction set
 
 #define HVD_EXT_ALWAYS __attribute__((always_inline)) inline
 
-// From `i` on, with `count` found before it.
+// Continues a scan at element `i`, with `count` ids found before it.
 template <typename Bits>
 HVD_EXT_ALWAYS int64_t ScanRest(const Bits* x, int64_t i, int64_t elements, Bits bound, uint16_t* ids, int64_t count) {
   for (; i < elements; ++i) {

@@ -17,7 +17,7 @@ namespace hvd_ext::topk {
 template <typename T>
 class Buffer {
  public:
-  // Room for `count` elements; the first `kept` stay.
+  // Makes room for `count` elements and keeps the first `kept` of the present ones.
   T* Reserve(int64_t count, int64_t kept) {
     if (count > capacity_) {
       const int64_t capacity = std::max(count, capacity_ + capacity_ / 2);
@@ -47,7 +47,7 @@ struct Piece {
   Buffer<uint32_t> places;
   int64_t count = 0;    // candidates
   int64_t greater = 0;  // elements above T
-  int64_t ties = 0;     // elements equal to T; then how many of them are picked
+  int64_t ties = 0;     // elements equal to T; after Place only those of them that are picked
   int64_t at = 0;       // where its picks begin
   int64_t end = 0;
 
@@ -55,12 +55,12 @@ struct Piece {
   Candidates<Bits> behind() const { return {bits.data() + count, places.data() + count}; }  // where the next one goes
 };
 
-// What runs on one thread at a time.
+// A share of the work, which one thread at a time works on.
 template <typename Bits>
 struct Lane {
   int64_t first_piece = 0, last_piece = 0;
   Buffer<Bits> work;
-  Buffer<Bits> bits;  // candidates of the pieces that are a whole segment
+  Buffer<Bits> bits;  // candidates of those pieces that are a whole segment
   Buffer<uint32_t> places;
   uint16_t ids[kBlock + kSpare];
   bool non_finite = false;
@@ -86,17 +86,17 @@ struct Lanes {
   }
 };
 
-// A piece is pruned to its best k when it has so many candidates.
+// A piece with more candidates than this is pruned to its best k.
 inline int64_t Limit(int64_t k) { return k * 5 / 2 + 8192; }
 
-// Room for the candidates of one block, where none are kept.
+// Makes room for the candidates of one block, and keeps none of the present ones.
 template <typename Bits>
 void EmptyRoom(Piece<Bits>* piece) {
   piece->bits.Reserve(kBlock + kSpare, 0);
   piece->places.Reserve(kBlock + kSpare, 0);
 }
 
-// Room for so many candidates more; at first for as many as are usual.
+// Makes room for `more` candidates; the first time for as many as a piece usually has.
 template <typename Bits>
 void MakeRoom(Piece<Bits>* piece, int64_t more, const TopKSegment& segment) {
   const int64_t needed = piece->count + more + kSpare;
@@ -107,7 +107,7 @@ void MakeRoom(Piece<Bits>* piece, int64_t more, const TopKSegment& segment) {
   piece->places.Reserve(piece->bits.capacity(), piece->count);
 }
 
-// Divides the segments, `total` elements, among so many lanes of about equal length.
+// Divides the segments, which have `total` elements, among `lanes` lanes of about equal length.
 template <typename Bits>
 void Divide(const TopKSegment* segments, int64_t n_segments, int64_t total, int64_t lanes, Lanes<Bits>* to) {
   constexpr int64_t kMost = int64_t{1} << 31;  // places have 32 bits
@@ -144,7 +144,7 @@ struct TopKScratch::Memory {
   topk::Lanes<uint16_t> lanes16;
   topk::Lanes<uint32_t> lanes32;
   topk::Lanes<uint64_t> lanes64;
-  topk::Buffer<uint64_t> words;  // of the other selectors
+  topk::Buffer<uint64_t> words;  // for the selectors other than kExact
 
   template <typename Bits>
   topk::Lanes<Bits>* lanes() {

@@ -1,9 +1,11 @@
-// CommLib (MLSys 2021), Algorithm 1. Its words: thres1 is the least threshold seen with at most k elements above it,
-// thres2 the greatest seen with more; what thres1 leaves open is filled with a random run of the elements between them.
+// Algorithm 1 of CommLib (MLSys 2021), with its names: thres1 is the least threshold tried that has at most k elements
+// above it, and thres2 the greatest tried that has more. The picks that thres1 leaves open are a random run of the
+// elements between the two.
 //
-// As printed it returns everything where no threshold has at most k elements (ties, zeros, an infinity, NaN): there
-// thres1 stays 0. Here thres1 begins above every key, the mean and the maximum are those of finite elements, and what
-// is not finite counts as greater than any threshold. Then exactly k come out of every input.
+// As printed, the algorithm returns every element where no threshold has at most k elements above it (ties, zeros, an
+// infinity, NaN), because thres1 stays 0. Here thres1 begins above every key, the mean and the maximum are those of the
+// finite elements, and elements that are not finite count as greater than any threshold. So exactly k elements come out
+// of every input.
 #include <algorithm>
 
 #include "kernels/topk_others.h"
@@ -20,7 +22,7 @@ namespace {
 
 template <typename Bits>
 __attribute__((always_inline)) inline int64_t CountLoop(const Bits* x, int64_t elements, Bits bound) {
-  constexpr int64_t kRun = 4096;  // in a run the count fits into an element's own width
+  constexpr int64_t kRun = 4096;  // short enough that the count fits into an integer of an element's width
   int64_t count = 0;
   for (int64_t begin = 0; begin < elements; begin += kRun) {
     const int64_t end = std::min(elements, begin + kRun);

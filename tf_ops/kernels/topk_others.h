@@ -1,4 +1,5 @@
-// The selectors beside the exact one, for one segment each. They are for comparison: written to be read.
+// The selectors other than the exact one; each call selects from one segment. They are for comparison and written for
+// clarity.
 #pragma once
 
 #include <cmath>
@@ -11,7 +12,7 @@
 
 namespace hvd_ext::topk {
 
-// The values of an element's bits, and back.
+// Conversions between the bits of an element and its value.
 struct AsFloat32 {
   using Bits = uint32_t;
   static constexpr Bits kInfinity = 0x7f800000u;
@@ -48,7 +49,7 @@ struct AsBFloat16 {
   static Bits Nearest(double value) { return ToBFloat16(static_cast<float>(value)).bits; }
 };
 
-// The least key whose value is >= `value`, which is not negative.
+// Returns the least key whose value is >= `value`, which must not be negative.
 template <typename As>
 typename As::Bits BoundOf(double value) {
   typename As::Bits key = KeyOf(As::Nearest(value));
@@ -56,15 +57,15 @@ typename As::Bits BoundOf(double value) {
   return key;
 }
 
-// Keys from `bound` on, in x.
+// Returns the number of keys >= bound in x.
 template <typename Bits>
 int64_t CountFrom(const Bits* x, int64_t elements, Bits bound);
 
 // One segment of x and where its picks go.
 template <typename Bits>
 struct Part {
-  const Bits* x;  // its first element
-  int64_t begin;  // its place in the whole
+  const Bits* x;  // the first element of the segment
+  int64_t begin;  // the index of that element
   int64_t elements;
   int64_t k;
   uint64_t seed;
@@ -73,12 +74,12 @@ struct Part {
   Buffer<uint64_t>* memory;
 };
 
-// Each returns how many picks it has written; *greatest as for Loops::emit.
+// Each of these returns how many picks it has written; *greatest grows as in Loops::emit.
 template <typename As>
 int64_t SelectMSTopK(const Part<typename As::Bits>& part, int32_t samplings, typename As::Bits* greatest);
 template <typename As>
 int64_t SelectDgc(const Part<typename As::Bits>& part, typename As::Bits* greatest);
-// The picks are keys >= bound, at most k.
+// Picks the elements with a key >= bound, and only the k greatest of them if there are more.
 template <typename Bits>
 int64_t SelectFrom(const Part<Bits>& part, Bits bound, Bits* greatest);
 template <typename Bits>

@@ -1,5 +1,5 @@
-// What a selection does with the residual of an error feedback: candidates are taken out of it while they are in cache,
-// and those that are not picked are put back. They are fewer than the picks.
+// How a selection updates the residual of error feedback: candidates are cleared from it while they are in cache, and
+// those that are not picked are put back at the end. Usually these are fewer than the picks.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace hvd_ext::topk {
 
-// Of a block at `offset`; the scan of a feedback does it itself.
+// Clears the residual at the candidates of the block at `offset`. FeedbackLoops::scan does this itself.
 template <typename Bits>
 void Clear(const ErrorFeedback& f, const Piece<Bits>& piece, int64_t offset, const uint16_t* ids, int64_t found) {
   float* block = f.next_residual + piece.begin + offset;
@@ -37,7 +37,7 @@ void Restore(const ErrorFeedback& f, const Piece<Bits>& piece, Bits last) {
   const Candidates<Bits> all = piece.candidates();
   float* residual = f.next_residual + piece.begin;
   int64_t ties = piece.ties;
-  uint32_t left[kPart];  // candidates that are put back; the memory is asked for each some time before
+  uint32_t left[kPart];  // candidates that are put back; their residuals are prefetched kEarly steps before
   for (int64_t begin = 0; begin < piece.count; begin += kPart) {
     const int64_t end = std::min(piece.count, begin + kPart);
     int64_t count = 0;

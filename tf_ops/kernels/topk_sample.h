@@ -1,4 +1,4 @@
-// Bounds for the scan from a sample. They cost time where they are wrong, never the answer.
+// Estimates bounds for the scan from a sample. A wrong bound costs time, but never changes the answer.
 #pragma once
 
 #include <algorithm>
@@ -32,13 +32,13 @@ inline uint64_t Mixed(uint64_t x) {  // splitmix64 (Steele, Lea, Flood 2014)
   return x ^ (x >> 31);
 }
 
-// Runs of 256 bytes are read: what is dear about one is that its page is not in the cache of addresses.
+// The sample is read in runs of 256 bytes, because the expensive part of a run is that its page is not in the TLB.
 template <typename Bits>
 constexpr int64_t kRun = 256 / static_cast<int64_t>(sizeof(Bits));
 
-// How many runs are read. One costs about as much as 40 candidates; what the sample leaves uncertain becomes
-// candidates, 3 * sqrt(hits) + 2 of the hits in the sample, which stand for d / sample candidates each. That is too few
-// about once in a thousand times, and then the segment is scanned once more.
+// Returns how many runs to read. A run costs about as much as 40 candidates. What the sample leaves uncertain becomes
+// candidates: the margin is 3 * sqrt(hits) + 2 of the hits in the sample, each of which stands for d / sample elements.
+// This margin is too small about once in a thousand times, and then the segment is scanned once more.
 inline int64_t SampledRuns(int64_t elements, int64_t k, int64_t run) {
   constexpr double kCost = 40;
   const double d = static_cast<double>(elements), length = static_cast<double>(run);
@@ -47,7 +47,7 @@ inline int64_t SampledRuns(int64_t elements, int64_t k, int64_t run) {
   return std::min(4 + static_cast<int64_t>(std::max(spread, constant)), elements / run);
 }
 
-// The keys of a sample in buckets of about 1 %, from the greatest downward.
+// A histogram of the keys of a sample, from the greatest key downward, with buckets of about 1 %.
 template <typename Bits>
 class Ranks {
  public:
@@ -55,7 +55,8 @@ class Ranks {
     for (int64_t i = 0; i < count; ++i) most_ = std::max(most_, keys[i]);
     for (int64_t i = 0; i < count; ++i) ++counters_[BucketOf(keys[i])];
   }
-  // The rank-th greatest is in [Low(b), High(b)) of its bucket; the last bucket holds all that is far below.
+  // Returns the bucket b of the rank-th greatest key, which is in [Low(b), High(b)). The last bucket holds all keys
+  // that are far below the greatest.
   int64_t Bucket(int64_t rank) const {
     int64_t bucket = 0;
     for (int64_t seen = counters_[0]; seen < rank && bucket < kCounters - 1; seen += counters_[bucket]) ++bucket;
@@ -78,14 +79,14 @@ class Ranks {
   uint32_t counters_[kCounters] = {};
 };
 
-// `at(i)` gives the bits of element i, `ask(i)` asks the memory for it.
+// `at(i)` returns the bits of element i, and `ask(i)` prefetches it.
 template <typename Bits, typename At, typename Ask>
 Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bits>* memory, At at, Ask ask) {
   constexpr int64_t kLength = kRun<Bits>;
   const int64_t runs = SampledRuns(elements, k, kLength), sampled = runs * kLength;
   Bits* keys = memory->Reserve(2 * sampled, 0);
   const int64_t stratum = elements / kLength / runs;
-  auto begin_of = [&](int64_t i) {  // a run somewhere in the i-th of equal strata
+  auto begin_of = [&](int64_t i) {  // a random run of the i-th of equal strata
     const uint64_t draw = Mixed(seed + static_cast<uint64_t>(i)) >> 32;
     return (i * stratum + static_cast<int64_t>((draw * static_cast<uint64_t>(stratum)) >> 32)) * kLength;
   };
@@ -99,7 +100,7 @@ Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bit
   const double hits = static_cast<double>(k) * static_cast<double>(sampled) / static_cast<double>(elements);
   const Ranks<Bits> ranks(keys, sampled);
   const Bits middle = ranks.Low(ranks.Bucket(static_cast<int64_t>(hits) + 1));
-  double squares = 0;  // hits come in clusters: the spread is that of runs, not of elements
+  double squares = 0;  // hits come in clusters, so the variance is that of runs, not of elements
   for (int64_t i = 0; i < runs; ++i) {
     Bits here = 0;
     for (int64_t j = 0; j < kLength; ++j) here = static_cast<Bits>(here + (keys[i * kLength + j] >= middle));
@@ -119,7 +120,7 @@ Bounds<Bits> SampleBounds(int64_t elements, int64_t k, uint64_t seed, Buffer<Bit
   return bounds;
 }
 
-// Of a segment of x, or of what the feedback will accumulate there.
+// Returns bounds for a segment of x or, with a feedback, of the gradient that it will accumulate there.
 template <typename Bits>
 Bounds<Bits> Sampled(const Bits* x, const ErrorFeedback* feedback, const TopKSegment& segment, uint64_t seed,
                      Buffer<Bits>* memory) {

@@ -1,4 +1,5 @@
-// The inner loops of the selection, once for each kind of processor. Bits is the unsigned integer of an element's size.
+// The inner loops of the selection, implemented once for each instruction set. Bits is the unsigned integer of an
+// element's size.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +8,15 @@
 
 namespace hvd_ext::topk {
 
-// A block is scanned at once, and what is found in it is read again from the first cache.
+// The elements of a block. A block is scanned as a whole, and then what was found in it is read again from the L1
+// cache.
 constexpr int64_t kBlock = 8192;
-// What memory is asked for ahead of a scan, in bytes: every line, and before that one line of each page, so that its
+// How far a scan prefetches, in bytes: every line kAhead, and one line of each page kPageAhead, so that the page's
 // address is translated in time.
 constexpr int64_t kAhead = 8192, kPageAhead = 16384, kPage = 4096;
-constexpr int64_t kSpare = 64;  // loops may write so many elements past what they count
+constexpr int64_t kSpare = 64;  // loops may write this many elements past those that they count
 
-// Whether a page's worth of elements begins at the i-th.
+// Whether element i is the first of a page's worth of elements.
 template <typename T>
 constexpr bool BeginsPage(int64_t i) {
   return i % (kPage / static_cast<int64_t>(sizeof(T))) == 0;
@@ -28,14 +30,14 @@ Bits KeyOf(Bits bits) {
   return bits & kMagnitude<Bits>;
 }
 
-// Elements that may be among the picks: their bits, and their place counted from the lane's begin.
+// Elements that may be picks: their bits, and their places, which are counted from the start of the piece.
 template <typename Bits>
 struct Candidates {
   Bits* bits;
   uint32_t* places;
 };
 
-// Where picks go.
+// Where the picks are written.
 template <typename Bits>
 struct Picks {
   void* indices;
@@ -43,38 +45,40 @@ struct Picks {
   bool wide;
 };
 
-// For one kind of processor.
+// The loops for one instruction set.
 template <typename Bits>
 struct Loops {
-  // ids[0 .. result) = the places in the block with a key >= bound, ascending. `ids` has kBlock + kSpare elements.
-  // Reads x only, but asks the memory for what follows it.
+  // Sets ids[0 .. result) to the places in the block with a key >= bound, ascending. `ids` has kBlock + kSpare
+  // elements. Reads only x, but prefetches the memory behind it.
   int64_t (*scan)(const Bits* x, int64_t elements, Bits bound, uint16_t* ids);
-  // to[i] = the element at ids[i] and `place` + ids[i]; up to kSpare elements more of both are overwritten.
+  // Sets to.bits[i] = x[ids[i]] and to.places[i] = place + ids[i]. Up to kSpare further elements of both are
+  // overwritten.
   void (*append)(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to);
-  // to[0 .. result) = the keys in [low, high) of `bits`, in their order; `to` has room for kSpare more, and may be
-  // `bits`. *above grows by the number of keys >= high.
+  // Sets to[0 .. result) to the keys of `bits` in [low, high), in their order. `to` has room for kSpare more, and may
+  // be `bits`. *above grows by the number of keys >= high.
   int64_t (*between)(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, int64_t* above);
-  // Writes the candidates with a key > `bound`, and the first `ties` of those with that key, to `picks` from `at` on,
-  // up to `end`; `base` is added to the places. Returns the next place behind them. `ties` is counted down. *greatest
-  // becomes the greatest key seen, if that is above it.
+  // Writes the candidates with a key > `bound`, and the first *ties of those with a key == `bound`, to `picks` from
+  // `at` on and not past `end`. The index of a pick is `base` plus its place. Returns the position behind the last
+  // pick. *ties is reduced by the ties written, and *greatest becomes the greatest key seen if that is above it.
   int64_t (*emit)(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, int64_t base, Picks<Bits> picks,
                   int64_t at, int64_t end, Bits* greatest);
 };
 
-// The part of a feedback that a block needs, at its first element; scan is done in the same pass.
+// The loops of error feedback for one instruction set. `feedback` begins at the first element of a block.
 struct FeedbackLoops {
-  // next_residual = a; where its key is >= bound it becomes a candidate, at `place` and on, and next_residual = 0.
-  // Returns how many; `to` has room for all elements and kSpare more. Writes next_velocity.
+  // Accumulates and scans in one pass: sets next_residual = a and next_velocity. Where the key of `a` is >= bound the
+  // element becomes a candidate, its place counted from `place`, and its next_residual is 0. Returns the number of
+  // candidates; `to` has room for all elements and kSpare more.
   int64_t (*scan)(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
                   Candidates<uint32_t> to);
-  // accumulated = a, next_residual = 0.
+  // Sets accumulated = a, next_residual = 0 and next_velocity.
   void (*accumulate)(const ErrorFeedback& feedback, int64_t elements, float* accumulated);
 };
 
 enum class Path { kPortable, kAvx2, kAvx512 };
 
 Path BestPath();
-// For tests: the loops of this path from now on, where the processor has it (else false).
+// For tests: uses the loops of `path` from now on. Returns false if the processor does not have its instructions.
 bool UsePath(Path path);
 
 template <typename Bits>
@@ -82,12 +86,12 @@ const Loops<Bits>& LoopsOf(Path path);
 const FeedbackLoops& FeedbackLoopsOf(Path path);
 Path CurrentPath();
 
-// For tests: kHigh makes every sampled bound too high, so that segments are scanned again; kLow makes it 0.
+// For tests: kHigh makes every sampled bound too high, so that segments are scanned again; kLow makes every one 0.
 enum class Misled { kNot, kHigh, kLow };
 void MisleadSampler(Misled misled);
 Misled SamplerMisled();
 
-// One element of the feedback, for the ends of vector loops and as their definition.
+// Accumulates one element. Vector loops use it for the elements that do not fill a vector; it is also their definition.
 inline float Accumulated(const ErrorFeedback& f, int64_t i) {
   const float gradient = f.gradient[i];
   const float residual = f.residual[i];

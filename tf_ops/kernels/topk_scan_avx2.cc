@@ -1,5 +1,5 @@
-// The loops of the selection for processors with AVX2. They have no instruction that packs marked lanes: a table gives
-// the marked lanes of each mask of eight.
+// The loops of the selection for processors with AVX2, which has no instruction that packs the marked lanes of a
+// register: a table gives the numbers of the marked lanes for each mask of eight.
 #include <algorithm>
 
 #include "kernels/topk_loops.h"
@@ -13,7 +13,7 @@
 namespace hvd_ext::topk {
 namespace {
 
-// By mask: the numbers of its set bits, a byte each, from the lowest.
+// For each mask, the numbers of its set bits from the lowest on, one byte each.
 struct LaneTable {
   uint64_t lanes[256];
   constexpr LaneTable() : lanes() {
@@ -48,7 +48,8 @@ inline void Ask(const T* p, int64_t ahead = kAhead) {
 
 inline uint32_t Mask(__m256i lanes) { return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes))); }
 
-// Bit i: the key of p[i] is >= bound, of eight. Keys have no sign bit: signed compares order them.
+// Compares eight elements: bit i of the result says whether the key of p[i] is >= bound. Keys have no sign bit, so
+// signed comparisons order them.
 template <typename Bits>
 struct Comparer;
 
@@ -137,7 +138,7 @@ int64_t Between(const Bits* bits, int64_t count, Bits low, Bits high, Bits* to, 
   return BetweenRest(bits, int64_t{0}, count, low, high, to, int64_t{0}, above);
 }
 
-// Of the marked ties only the first `ties` stay.
+// Keeps only the first *ties of the marked ties, and reduces *ties by their number.
 inline uint32_t FirstTies(uint32_t marked, int64_t* ties) {
   const int64_t all = __builtin_popcount(marked);
   const int64_t kept = all <= *ties ? all : *ties;
@@ -182,7 +183,7 @@ int64_t Emit(Candidates<Bits> from, int64_t count, Bits bound, int64_t* ties, in
   return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
 }
 
-// a of eight elements; the next velocity is stored. kKind: 0 no velocity, 1 momentum, 2 Nesterov.
+// Returns `a` of eight elements and stores the next velocity. kKind: 0 no velocity, 1 momentum, 2 Nesterov.
 template <int kKind>
 inline __m256 Eight(const ErrorFeedback& f, int64_t i, __m256 momentum) {
   const __m256 gradient = _mm256_loadu_ps(f.gradient + i), residual = _mm256_loadu_ps(f.residual + i);
@@ -204,7 +205,7 @@ inline void AskPages(const ErrorFeedback& f, int64_t i) {
 template <int kKind>
 int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
                      Candidates<uint32_t> to) {
-  const ErrorFeedback f = feedback;  // nothing that is written may be it: its pointers stay in registers
+  const ErrorFeedback f = feedback;  // a copy that no store can alias: its pointers stay in registers
   const Comparer<uint32_t> hits(bound);
   const __m256 momentum = _mm256_set1_ps(f.correction.momentum);
   const __m256i step = _mm256_set1_epi32(8);

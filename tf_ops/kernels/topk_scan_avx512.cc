@@ -1,5 +1,5 @@
 // The loops of the selection for processors with AVX-512 and VBMI2 (Ice Lake, Zen 4 and later). No branch depends on
-// the data: the compares of 32 elements become a mask, the mask picks ids of 16 bits from a register.
+// the data: a comparison of 32 elements gives a mask, and the mask compresses a register of 16-bit ids.
 #include <algorithm>
 
 #include "kernels/topk_avx512.h"
@@ -34,7 +34,7 @@ int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
 template <typename Bits>
 void Append(const Bits* x, uint16_t* ids, int64_t count, uint32_t place, Candidates<Bits> to) {
   const __m512i base = _mm512_set1_epi32(static_cast<int>(place));
-  _mm512_storeu_si512(ids + count, _mm512_setzero_si512());  // whole registers: their ends read the first element
+  _mm512_storeu_si512(ids + count, _mm512_setzero_si512());  // the loop reads 16 ids at once: past the end they are 0
   for (int64_t i = 0; i < count; i += 16) {
     const __m512i id = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ids + i)));
     _mm512_storeu_si512(to.places + i, _mm512_add_epi32(id, base));
@@ -155,7 +155,7 @@ int64_t Emit64(Candidates<uint64_t> from, int64_t count, uint64_t bound, int64_t
   return EmitRest(from, int64_t{0}, count, bound, ties, base, picks, at, end, greatest);
 }
 
-// a of 16 elements; the next velocity is stored. kKind: 0 no velocity, 1 momentum, 2 Nesterov.
+// Returns `a` of 16 elements and stores the next velocity. kKind: 0 no velocity, 1 momentum, 2 Nesterov.
 template <int kKind>
 inline __m512 Sixteen(const ErrorFeedback& f, int64_t i, __m512 momentum) {
   const __m512 gradient = _mm512_loadu_ps(f.gradient + i), residual = _mm512_loadu_ps(f.residual + i);
@@ -166,7 +166,7 @@ inline __m512 Sixteen(const ErrorFeedback& f, int64_t i, __m512 momentum) {
   return _mm512_add_ps(residual, _mm512_add_ps(gradient, _mm512_mul_ps(momentum, velocity)));
 }
 
-// The processor's own prefetch keeps up with several streams, but for the addresses of pages.
+// The hardware prefetcher keeps up with several streams, except for the address translation of new pages.
 template <int kKind>
 inline void AskPages(const ErrorFeedback& f, int64_t i) {
   if (!BeginsPage<float>(i)) return;
@@ -175,13 +175,14 @@ inline void AskPages(const ErrorFeedback& f, int64_t i) {
   if constexpr (kKind != 0) Ask(f.velocity + i, kPageAhead);
 }
 
-// Stores `count` of 16, which are seldom more than 4: whole registers would cross from line to line.
+// Stores the first `count` of 16 elements. They are seldom more than 4, and whole registers would often cross a cache
+// line.
 inline void PutFew(uint32_t* to, __m512i x, int64_t count) {
   if (count > 4) return _mm512_storeu_si512(to, x);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_castsi512_si128(x));
 }
 
-// Keeps what is below the bound, and adds the rest of the 16 to the candidates.
+// Of 16 elements, stores those below the bound in `kept`, with 0 for the others, and adds the others to the candidates.
 inline int64_t Part(const Comparer<uint32_t>& hits, __m512 a, float* kept, __m512i places, Candidates<uint32_t> to,
                     int64_t count) {
   const __m512i bits = _mm512_castps_si512(a);
@@ -196,7 +197,7 @@ inline int64_t Part(const Comparer<uint32_t>& hits, __m512 a, float* kept, __m51
 template <int kKind>
 int64_t ScanFeedback(const ErrorFeedback& feedback, int64_t elements, uint32_t bound, uint32_t place,
                      Candidates<uint32_t> to) {
-  const ErrorFeedback f = feedback;  // nothing that is written may be it: its pointers stay in registers
+  const ErrorFeedback f = feedback;  // a copy that no store can alias: its pointers stay in registers
   const Comparer<uint32_t> hits(bound);
   const __m512 momentum = _mm512_set1_ps(f.correction.momentum);
   const __m512i step = _mm512_set1_epi32(16);

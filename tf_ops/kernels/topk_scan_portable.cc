@@ -1,4 +1,4 @@
-// The loops of the selection for any processor, and which loops a processor gets.
+// The loops of the selection for any processor, and the choice of loops for the processor at hand.
 #include <algorithm>
 #include <atomic>
 
@@ -7,7 +7,7 @@
 namespace hvd_ext::topk {
 namespace {
 
-// The greatest key of a run decides whether it is looked at again: this loop vectorises.
+// A run is scanned element by element only if its greatest key reaches the bound: the search for that key vectorises.
 template <typename Bits>
 int64_t Scan(const Bits* x, int64_t elements, Bits bound, uint16_t* ids) {
   constexpr int64_t kRun = 64;
@@ -62,7 +62,7 @@ Path BestPath() {
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #if defined(__SANITIZE_THREAD__)
-  constexpr bool kMasksHold = false;  // GCC 12 spills masks wrongly around the calls that this sanitizer puts in
+  constexpr bool kMasksHold = false;  // GCC 12 spills masks wrongly around the calls that this sanitizer inserts
 #else
   constexpr bool kMasksHold = true;
 #endif

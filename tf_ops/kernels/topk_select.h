@@ -1,4 +1,4 @@
-// The r-th greatest of some keys, in cache: histograms of 2048 counters between the least and the greatest.
+// Selects the r-th greatest of keys in cache, with histograms of 2048 counters between the least and the greatest key.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,8 @@ struct Kth {
   int64_t greater;  // keys above it
 };
 
-// The bucket that holds the `rank`-th greatest, counted from the last; *greater grows by what is above the bucket.
+// Returns the bucket of the `rank`-th greatest key, where *greater keys are above all buckets. *greater grows by the
+// number of keys in the buckets above the result.
 template <typename Count>
 int64_t BucketOf(const Count* counters, int64_t rank, int64_t* greater) {
   for (int64_t bucket = kCounters - 1;; --bucket) {
@@ -29,7 +30,7 @@ int64_t BucketOf(const Count* counters, int64_t rank, int64_t* greater) {
   }
 }
 
-// 1 <= rank <= count. The keys are moved about and overwritten.
+// 1 <= rank <= count. The keys are reordered and overwritten.
 template <typename Bits>
 Kth<Bits> SelectKth(Bits* keys, int64_t count, int64_t rank) {
   constexpr int64_t kFew = 256;
@@ -63,8 +64,8 @@ Kth<Bits> SelectKth(Bits* keys, int64_t count, int64_t rank) {
   }
 }
 
-// The same with the loops of a processor: a sample of the keys leaves an interval that only a few of them are in.
-// `keys` has room for as many again and kSpare more.
+// The same with the vector loops of a processor: a sample of the keys gives an interval that contains only a few of
+// them. `keys` has room for 2 * count + kSpare elements.
 template <typename Bits>
 Kth<Bits> SelectKth(const Loops<Bits>& loops, Bits* keys, int64_t count, int64_t rank) {
   constexpr int64_t kMany = 256, kSteps = 256;
@@ -101,10 +102,10 @@ Kth<Bits> SelectKth(const Loops<Bits>& loops, Bits* keys, int64_t count, int64_t
   return kth;
 }
 
-constexpr int kTables = 4;  // one counter that many elements hit in turn would hold them up
+constexpr int kTables = 4;  // additions to one counter wait for each other, so neighbours use different tables
 
-// Of the elements whose key has `prefix` above bit `above`, counts the bits from `below` to there. `tables` has kTables
-// * kCounters elements, the first kCounters are the answer.
+// Counts the elements with `prefix` in the bits of the key from `above` up, by the bits [below, above). `tables` has
+// kTables * kCounters elements; the first kCounters of them receive the counts.
 template <typename Bits>
 void CountDigits(const Bits* x, int64_t elements, Bits prefix, int above, int below, uint32_t* tables) {
   std::fill(tables, tables + kTables * kCounters, 0);

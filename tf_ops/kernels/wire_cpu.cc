@@ -1,4 +1,4 @@
-// float32 in memory, float16 or bfloat16 in messages.
+// Conversions between float32 in memory and float16 or bfloat16 in messages.
 #include <cstdio>
 #include <cstdlib>
 #include <type_traits>
@@ -12,7 +12,8 @@ namespace {
 
 #define HVD_EXT_INLINE __attribute__((always_inline)) inline
 
-// What is done to element i; a struct for each kernel, so that one function chooses the instructions for all of them.
+// Each struct is what one kernel does to element i, so that one function (Loop) chooses the instructions for all
+// kernels.
 template <typename Half>
 struct NarrowEach {
   Half* __restrict to;
@@ -98,7 +99,7 @@ void Loop(Each<Half> each, int64_t elements) {
 }
 
 [[noreturn]] void Refuse(DType wire) {
-  std::fprintf(stderr, "hvd_ext: float32 cannot travel as %s (%d): a bug, callers refuse it before\n", NameOf(wire),
+  std::fprintf(stderr, "hvd_ext: float32 cannot be sent as %s (%d): a bug, callers must refuse it\n", NameOf(wire),
                static_cast<int>(wire));
   std::abort();
 }

@@ -1,8 +1,9 @@
 // A ParallelFor over the threads of a pool in which the calling thread works too.
 //
-// It takes one unit after the other, and so does every thread of the pool that comes in time. The call returns when the
-// units are done: it does not wait for threads that have not come. A pool's own loop often waits for one of its threads
-// to wake up before anything happens, and then for all of them, which takes longer than a short selection.
+// The calling thread takes one unit after the other, and so does every thread of the pool that starts in time. The call
+// returns when all units are done, and does not wait for threads that have not started. A pool's own parallel loop
+// often waits for one of its threads to wake up before any work starts, and then for all of them, which takes longer
+// than a short selection.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ class UnitsOfWork {
  public:
   using Body = std::function<void(int64_t begin, int64_t end)>;
 
-  // `body` is not touched once all units have been taken: a thread that comes later may find it gone.
+  // A thread that starts after all units have been taken does not touch `body`, which may no longer exist then.
   UnitsOfWork(int64_t total, const Body* body) : total_(total), body_(body), left_(total) {}
 
   void Work() {
@@ -36,7 +37,7 @@ class UnitsOfWork {
   }
 
   void Wait() {
-    // the last unit of another thread ends soon, if it has a core
+    // Another thread's last unit ends soon if that thread has a core, so it is worth yielding before sleeping.
     for (int i = 0; i < kYields && left_ > 0; ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return left_ == 0; });
@@ -52,11 +53,12 @@ class UnitsOfWork {
   std::condition_variable done_;
 };
 
-// Gives a ParallelFor on `threads` threads, the caller counted; schedule(closure) has a pool call it some time. On the
-// pool's threads denormals count; on the caller's they do if it says so.
+// Returns a ParallelFor over `threads` threads, including the caller. schedule(closure) hands a closure to the pool,
+// which calls it at some later time. The threads of the pool compute with denormals; the calling thread stays in its
+// mode.
 template <typename Schedule>
 ParallelFor WithTheCaller(int64_t threads, Schedule schedule) {
-  constexpr int64_t kWorthWaking = 20'000;  // nanoseconds of work
+  constexpr int64_t kWorthWaking = 20'000;  // nanoseconds of work that are worth waking a thread for
   return [threads, schedule](int64_t total, int64_t cost, const UnitsOfWork::Body& body) {
     const int64_t helpers = std::min({threads - 1, total - 1, total * cost / kWorthWaking});
     if (helpers < 1) return body(0, total);

@@ -1,9 +1,17 @@
-// The ops of a channel: begin a step, hand a gradient over, get it back reduced. Their Python face is
-// hvd_ext/tensorflow/gradients/registration.py.
+// The ops of a channel: begin a step, hand gradients over, get them back reduced. Their Python face is
+// hvd_ext/tensorflow/gradients/channel.py.
 //
 // Submit returns at once, and Collect is asynchronous: no thread of TensorFlow ever waits for the network, so that
-// back-propagation goes on while buckets travel. In a graph, a Collect depends on its own Submit only.
+// back-propagation goes on while buckets travel. In a graph, a Collect depends on its own Submits only.
+//
+// Submit and Collect take lists. A list says only what is handed over or collected by one op, not what travels
+// together: the buckets are the engine's, and a graph stays right when they change.
+#include <atomic>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/engine.h"
 #include "ops/pending.h"
@@ -21,6 +29,31 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+// One list of an op must be as long as another; `what` names the two in words.
+absl::Status SameLength(const char* what, int64_t one, int64_t other) {
+  if (one == other) return ToTensorFlow(Status::Ok());
+  return ToTensorFlow(Invalid(std::string(what) + " must be as many as each other: " + std::to_string(one) + ", " +
+                              std::to_string(other)));
+}
+
+absl::Status CollectShapes(InferenceContext* context) {
+  std::vector<tensorflow::PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
+  TF_RETURN_IF_ERROR(SameLength("shapes and outputs", static_cast<int64_t>(shapes.size()), context->num_outputs()));
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    tensorflow::shape_inference::ShapeHandle shape;
+    TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(shapes[static_cast<size_t>(i)], &shape));
+    context->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SameShapes(InferenceContext* context) {
+  for (int i = 0; i < context->num_outputs(); ++i) context->set_output(i, context->input(i));
+  return absl::OkStatus();
+}
 
 REGISTER_OP("HvdExt>BeginStep")
     .Attr("channel: int")
@@ -32,7 +65,7 @@ Begins a step of a channel; all submits of the step run after it.
 channel: the channel's handle; it belongs to one init(), a later engine refuses it.
 )doc");
 
-REGISTER_OP("HvdExt>BeginSparseStep")
+REGISTER_OP("HvdExt>BeginTopKStep")
     .Input("density: double")
     .Attr("channel: int")
     .SetIsStateful()
@@ -57,39 +90,53 @@ channel: the channel's handle.
 )doc");
 
 REGISTER_OP("HvdExt>Submit")
-    .Input("gradient: T")
+    .Input("gradients: N * T")
     .Output("ticket: int64")
+    .Attr("N: int >= 1")
     .Attr("T: {float, double, half, bfloat16, int32, int64}")
     .Attr("channel: int")
-    .Attr("tensor: int >= 0")
+    .Attr("tensors: list(int) >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Copies a gradient into its bucket, which travels when it is full; returns at once.
+Copies gradients into their buckets, each of which travels when it is full; returns at once.
 
-gradient: this rank's values.
-ticket: the step that the gradient belongs to, for Collect.
+gradients: this rank's values.
+ticket: the step that the gradients belong to, for Collect.
 channel: the channel's handle.
-tensor: index of the gradient in the channel.
+tensors: for each gradient its index in the channel.
 )doc");
 
 REGISTER_OP("HvdExt>Collect")
-    .Input("ticket: int64")
-    .Output("reduced: T")
+    .Input("tickets: M * int64")
+    .Output("reduced: N * T")
+    .Attr("M: int >= 1")
+    .Attr("N: int >= 1")
     .Attr("T: {float, double, half, bfloat16, int32, int64}")
-    .Attr("shape: shape")
+    .Attr("shapes: list(shape) >= 1")
     .Attr("channel: int")
-    .Attr("tensor: int >= 0")
+    .Attr("tensors: list(int) >= 1")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ExplicitShape)
+    .SetShapeFn(CollectShapes)
     .Doc(R"doc(
-Gives the reduced gradient, bit-identical on all ranks, when its bucket has come back.
+Gives reduced gradients, bit-identical on all ranks, when the buckets of all of them have come back.
 
-ticket: from the Submit of the same gradient.
-reduced: the sum or average over the ranks.
-shape: the gradient's shape.
+tickets: from the Submits of the same gradients.
+reduced: the sums or averages over the ranks.
+shapes: the gradients' shapes.
 channel: the channel's handle.
-tensor: index of the gradient in the channel.
+tensors: for each gradient its index in the channel.
+)doc");
+
+REGISTER_OP("HvdExt>Together")
+    .Input("inputs: T")
+    .Output("outputs: T")
+    .Attr("T: list(type) >= 1")
+    .SetShapeFn(SameShapes)
+    .Doc(R"doc(
+Gives its inputs unchanged, when all of them are there.
+
+An IdentityN that TensorFlow's optimizers do not know, and so do not take apart.
 )doc");
 
 absl::Status ScalarInput(OpKernelContext* context, const char* name) {
@@ -114,9 +161,9 @@ class BeginStepOp : public OpKernel {
   int64_t channel_;
 };
 
-class BeginSparseStepOp : public OpKernel {
+class BeginTopKStepOp : public OpKernel {
  public:
-  explicit BeginSparseStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit BeginTopKStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
   }
 
@@ -124,7 +171,7 @@ class BeginSparseStepOp : public OpKernel {
     std::shared_ptr<Engine> engine;
     OP_REQUIRES_OK(context, ScalarInput(context, "density"));
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginSparseStep(channel_, context->input(0).scalar<double>()())));
+    OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginTopKStep(channel_, context->input(0).scalar<double>()())));
   }
 
  private:
@@ -152,15 +199,20 @@ class SubmitOp : public OpKernel {
  public:
   explicit SubmitOp(OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("tensor", &tensor_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("tensors", &tensors_));
+    OP_REQUIRES_OK(construction, SameLength("tensors and gradients", static_cast<int64_t>(tensors_.size()),
+                                            construction->num_inputs()));
   }
 
   void Compute(OpKernelContext* context) override {
     std::shared_ptr<Engine> engine;
     OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    const auto bytes = context->input(0).tensor_data();
     int64_t ticket = 0;
-    OP_REQUIRES_OK(context, ToTensorFlow(engine->Submit(channel_, tensor_, bytes.data(), bytes.size(), &ticket)));
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      const auto bytes = context->input(i).tensor_data();
+      OP_REQUIRES_OK(context, ToTensorFlow(engine->Submit(channel_, tensors_[static_cast<size_t>(i)], bytes.data(),
+                                                          static_cast<int64_t>(bytes.size()), &ticket)));
+    }
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     output->scalar<int64_t>()() = ticket;
@@ -168,46 +220,119 @@ class SubmitOp : public OpKernel {
 
  private:
   int64_t channel_;
-  int64_t tensor_;
+  std::vector<int64_t> tensors_;
+};
+
+// Results from this size on are not copied. A smaller one would keep a bucket of many times its size.
+constexpr int64_t kKeptNbytes = 1 << 20;
+
+// A tensor's memory that is a part of a bucket.
+class Kept : public tensorflow::TensorBuffer {
+ public:
+  Kept(void* data, size_t nbytes, Memory memory) : TensorBuffer(data), nbytes_(nbytes), memory_(std::move(memory)) {}
+
+  size_t size() const override { return nbytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
+    description->set_requested_bytes(static_cast<int64_t>(nbytes_));
+  }
+
+ private:
+  const size_t nbytes_;
+  const Memory memory_;
 };
 
 class CollectOp : public tensorflow::AsyncOpKernel {
  public:
   explicit CollectOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("tensor", &tensor_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("shape", &shape_));
+    auto wanted = std::make_shared<Wanted>();
+    OP_REQUIRES_OK(construction, construction->GetAttr("channel", &wanted->channel));
+    OP_REQUIRES_OK(construction, construction->GetAttr("tensors", &wanted->tensors));
+    OP_REQUIRES_OK(construction, construction->GetAttr("shapes", &wanted->shapes));
+    OP_REQUIRES_OK(construction, SameLength("tensors and outputs", static_cast<int64_t>(wanted->tensors.size()),
+                                            construction->num_outputs()));
+    wanted_ = std::move(wanted);
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)), done);
-    const int64_t ticket = context->input(0).scalar<int64_t>()(), channel = channel_, tensor = tensor_;
-    const TensorShape shape = shape_;
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(wanted_->channel, &engine)), done);
+    const int64_t ticket = context->input(0).scalar<int64_t>()();
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      const int64_t other = context->input(i).scalar<int64_t>()();
+      OP_REQUIRES_OK_ASYNC(context, other == ticket ? absl::OkStatus() : ToTensorFlow(OtherStep(ticket, other)), done);
+    }
     // The kernel may be gone from here on: a cancelled step is done at once.
+    const std::shared_ptr<const Wanted> wanted = wanted_;
     auto pending = Pending::Begin(context, std::move(done));
-    engine->Collect(channel, tensor, ticket, [pending, shape](const Status& status, const void* data) {
-      pending->End([&](OpKernelContext* c) {
-        if (!status.ok()) return c->SetStatus(ToTensorFlow(status));
-        Tensor* output = nullptr;
-        OP_REQUIRES_OK(c, c->allocate_output(0, shape, &output));
-        const auto bytes = output->tensor_data();
-        if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
-      });
-    });
+    auto left = std::make_shared<std::atomic<int64_t>>(static_cast<int64_t>(wanted->tensors.size()));
+    for (size_t i = 0; i < wanted->tensors.size(); ++i) {
+      engine->Collect(wanted->channel, wanted->tensors[i], ticket,
+                      [pending, wanted, left, i](const Status& status, const void* data, const Memory& memory) {
+                        if (!status.ok()) {
+                          pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
+                          return;
+                        }
+                        pending->While([&](OpKernelContext* c) { Give(c, i, wanted->shapes[i], data, memory); });
+                        if (left->fetch_sub(1) == 1) pending->End([](OpKernelContext*) {});
+                      });
+    }
   }
 
  private:
-  int64_t channel_;
-  int64_t tensor_;
-  TensorShape shape_;
+  struct Wanted {
+    int64_t channel = 0;
+    std::vector<int64_t> tensors;
+    std::vector<TensorShape> shapes;
+  };
+
+  // A large result stays where it is, and TensorFlow owns the bucket's memory as long as it keeps the result. What a
+  // GPU reads is copied to where TensorFlow wants it.
+  static void Give(OpKernelContext* context, size_t index, const TensorShape& shape, const void* data,
+                   const Memory& memory) {
+    const int output_index = static_cast<int>(index);
+    const tensorflow::DataType dtype = context->expected_output_dtype(output_index);
+    const int64_t nbytes = shape.num_elements() * tensorflow::DataTypeSize(dtype);
+    const bool aligned = reinterpret_cast<uintptr_t>(data) % EIGEN_MAX_ALIGN_BYTES == 0;
+    if (nbytes >= kKeptNbytes && aligned && !context->output_alloc_attr(output_index).gpu_compatible()) {
+      auto* kept = new Kept(const_cast<void*>(data), static_cast<size_t>(nbytes), memory);
+      context->set_output(output_index, Tensor(dtype, shape, kept));
+      kept->Unref();
+      return;
+    }
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(output_index, shape, &output));
+    const auto bytes = output->tensor_data();
+    if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
+  }
+
+  static Status OtherStep(int64_t one, int64_t other) {
+    return Invalid("gradients of steps " + std::to_string(one) + " and " + std::to_string(other) +
+                   " are collected together; a collect takes those of one step");
+  }
+
+  std::shared_ptr<const Wanted> wanted_;
+};
+
+class TogetherOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    for (int i = 0; i < context->num_inputs(); ++i) context->set_output(i, context->input(i));
+  }
+
+  bool IsExpensive() override { return false; }
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginStep").Device(tensorflow::DEVICE_CPU), BeginStepOp);
-REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginSparseStep").Device(tensorflow::DEVICE_CPU), BeginSparseStepOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>BeginTopKStep").Device(tensorflow::DEVICE_CPU), BeginTopKStepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>EndStep").Device(tensorflow::DEVICE_CPU), EndStepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Submit").Device(tensorflow::DEVICE_CPU), SubmitOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>Collect").Device(tensorflow::DEVICE_CPU), CollectOp);
+// It touches no data, so it runs where the tensors are.
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_CPU), TogetherOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Together").Device(tensorflow::DEVICE_DEFAULT), TogetherOp);
 
 }  // namespace
 }  // namespace hvd_ext

@@ -33,6 +33,12 @@ class Pending : public std::enable_shared_from_this<Pending> {
     return pending;
   }
 
+  // Sets some of the outputs in `set`; nothing where the op has ended. Any thread.
+  void While(const std::function<void(Context*)>& set) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (context_ != nullptr) set(context_);
+  }
+
   // Sets outputs or the status in `finish`, then ends the op; nothing where it has ended. Any thread.
   void End(const std::function<void(Context*)>& finish) {
     Callback done;

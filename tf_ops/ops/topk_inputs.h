@@ -89,7 +89,7 @@ inline absl::Status SegmentsOf(const tensorflow::Tensor& k, const tensorflow::Te
   for (int64_t s = 0; s < k.NumElements(); ++s) {
     const int64_t length = places(s + 1) - places(s);
     if (length < 0 || places(s + 1) > elements) {
-      return Invalid("segment ", s, " (", length, " elements): must have 0 or more; offsets ascend");
+      return Invalid("segment ", s, " (", length, " elements): must have 0 or more; offsets must ascend");
     }
     if (ks(s) < 0 || ks(s) > length) {
       return Invalid("k (", ks(s), "): must be from 0 to the number of elements; segment ", s, " has ", length);

@@ -29,7 +29,8 @@ Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
     if (!IsSparse(rows[i].opcode)) order.push_back(i);
   }
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rows[a].begin < rows[b].begin; });
-  // Rows come by their first unit, so a row overlaps one before it exactly if it begins before the furthest end so far.
+  // Rows come in the order of their first units, so a row overlaps an earlier one exactly if it begins before the
+  // furthest end so far.
   const Row* furthest[3] = {nullptr, nullptr, nullptr};
   constexpr Opcode kOpcodes[3] = {Opcode::SEND, Opcode::RECV, Opcode::RECV_REDUCE};
   for (size_t i : order) {
@@ -38,7 +39,7 @@ Status CheckRound(const std::vector<Row>& rows, size_t first, size_t end) {
       const Row*& other = furthest[k];
       if (other != nullptr && row.begin < other->begin + other->count && !MayOverlap(row.opcode, other->opcode)) {
         return Invalid("row " + Number(static_cast<int64_t>(i)) + ": " + NameOf(row.opcode) + " of units " +
-                       Units(row) + " meets " + NameOf(other->opcode) + " of units " + Units(*other) + " (row " +
+                       Units(row) + " overlaps " + NameOf(other->opcode) + " of units " + Units(*other) + " (row " +
                        Number(other - rows.data()) + ") in round " + Number(row.round) +
                        "; a unit that is overwritten in a round must not be sent or received again in it");
       }
@@ -71,7 +72,7 @@ Status DecodeRow(const int64_t* values, const std::string& name, int64_t units, 
   row->opcode = static_cast<Opcode>(values[kOPCODE]);
   if (NameOf(row->opcode) == nullptr) {
     return Invalid(name + ": opcode " + Number(values[kOPCODE]) + " is unknown to this library (plan version " +
-                   Number(HVD_EXT_PLAN_VERSION) + "); build the library anew: python -m hvd_ext build");
+                   Number(HVD_EXT_PLAN_VERSION) + "); build the library again: python -m hvd_ext build");
   }
   int64_t peer = values[kPEER];
   if (peer < 0 || peer >= size) {

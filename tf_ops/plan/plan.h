@@ -25,26 +25,26 @@ struct Row {
   int peer;
   int64_t begin;             // first unit
   int64_t count;             // units, at least 1
-  bool after_sends = false;  // RECV_REDUCE: rows of its round send some of its units, and must have ended first
+  bool after_sends = false;  // of a RECV_REDUCE: rows of its round send some of its units, and must end first
 };
 
 struct Plan {
   int64_t units = 1;
   std::vector<Row> rows;  // sorted by round
-  bool sparse = false;    // some opcodes are those of sparse plans
-  // Units of its SELECT or FOLD row; none: count 0.
+  bool sparse = false;    // it has opcodes of sparse plans
+  // The units of its SELECT or FOLD row; the count is 0 if it has neither.
   int64_t feedback_begin = 0, feedback_count = 0;
 };
 
 // Decodes `n_rows` rows of five int64 (ir.def's columns). Refuses, with a text that names the row and the value: an
 // unknown opcode, a peer outside [0, size) or equal to `rank`, units outside [0, units), a count below 1, rounds that
-// decrease, and within one round a unit that is overwritten by one row and sent or received by another. Of sparse
-// plans: a local row beside a message, a second SELECT or FOLD, and entries that are read before they are there
-// (sparse_rows.h).
+// decrease, and within one round a unit that is overwritten by one row and sent or received by another. In sparse plans
+// it also refuses a local row in a round with messages, a second SELECT or FOLD, and a read of entries that do not
+// exist yet (sparse_rows.h).
 Status Decode(const int64_t* rows, int64_t n_rows, int64_t units, int rank, int size, Plan* plan);
 
-// The first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units),
-// overflow-safe. Unit u holds the elements [UnitBegin(u), UnitBegin(u + 1)).
+// Returns the first element of unit `unit` when `elements` are divided into `units`: floor(unit * elements / units),
+// without overflow. Unit u holds the elements [UnitBegin(u), UnitBegin(u + 1)).
 int64_t UnitBegin(int64_t unit, int64_t units, int64_t elements);
 
 }  // namespace hvd_ext

@@ -15,7 +15,7 @@ struct Span {
   std::string Words() const { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }
 };
 
-// Which entries are there while the rows run.
+// Tracks which entries exist while the rows run.
 class Vectors {
  public:
   explicit Vectors(int rank) : rank_(rank) {}
@@ -26,7 +26,7 @@ class Vectors {
       case Opcode::FOLD:
         if (plan->feedback_count > 0) {
           return Invalid(name + ": " + NameOf(row.opcode) +
-                         " must be the plan's only SELECT or FOLD; error feedback would be done twice");
+                         " must be the plan's only SELECT or FOLD; error feedback would run twice");
         }
         plan->feedback_begin = row.begin;
         plan->feedback_count = row.count;
@@ -76,7 +76,7 @@ class Vectors {
     if (own_.Holds(row)) return Status::Ok();
     return Invalid(name + ": " + NameOf(row.opcode) + " of units " + Units(row) +
                    " must be of units of the own vector, which has " +
-                   (own_.begin == own_.end ? "not been made" : own_.Words()) + "; SELECT, PACK or TAKE them before");
+                   (own_.begin == own_.end ? "not been made" : own_.Words()) + "; SELECT, PACK or TAKE them first");
   }
 
   Status CheckCame(const Row& row, const std::string& name) const {
@@ -89,7 +89,7 @@ class Vectors {
                    std::to_string(row.peer) + " must be of just the units of a RECV_SPARSE before it");
   }
 
-  // A piece that comes replaces all pieces that it overlaps.
+  // A received piece replaces all pieces that it overlaps.
   Status Receive(const Row& row, const std::string& name) {
     std::map<int64_t, Piece>& pieces = came_[row.peer];
     auto at = pieces.lower_bound(row.begin);
@@ -97,7 +97,7 @@ class Vectors {
     while (at != pieces.end() && at->first < row.begin + row.count) {
       if (!at->second.readable) {
         return Invalid(name + ": RECV_SPARSE of units " + Units(row) + " from rank " + std::to_string(row.peer) +
-                       " must not meet another of its round, of units [" + std::to_string(at->first) + ", " +
+                       " must not overlap another of its round, of units [" + std::to_string(at->first) + ", " +
                        std::to_string(at->second.end) + ")");
       }
       at = pieces.erase(at);
@@ -110,7 +110,7 @@ class Vectors {
   const int rank_;
   Span own_, selected_;
   std::map<int, std::map<int64_t, Piece>> came_;  // by peer, then first unit
-  bool came_now_ = false;                         // a piece came in this round
+  bool came_now_ = false;                         // a piece was received in this round
 };
 
 }  // namespace
@@ -127,9 +127,9 @@ Status CheckSparseRows(int rank, Plan* plan) {
       if (vectors.came_now()) vectors.EndRound();
     }
     if (IsLocal(rows[i].opcode) != IsLocal(rows[first].opcode)) {
-      return Invalid(name + ": " + NameOf(rows[i].opcode) + " meets " + NameOf(rows[first].opcode) + " (row " +
-                     std::to_string(first) + ") in round " + std::to_string(rows[i].round) +
-                     "; a round has either messages or local rows");
+      return Invalid(name + ": " + NameOf(rows[i].opcode) + " is in round " + std::to_string(rows[i].round) + " with " +
+                     NameOf(rows[first].opcode) + " (row " + std::to_string(first) +
+                     "); a round has either messages or local rows");
     }
     HVD_EXT_RETURN_IF_ERROR(vectors.Run(rows[i], name, plan));
   }

@@ -8,18 +8,18 @@
 
 namespace hvd_ext {
 
-// "SEND_SPARSE"; null for a value that is no opcode.
+// The name of an opcode, such as "SEND_SPARSE"; null for a value that is no opcode.
 const char* NameOf(Opcode opcode);
-// "[3, 5)"
+// The units of a row as text, such as "[3, 5)".
 std::string Units(const Row& row);
 
-// Local rows that concern only this rank.
+// Local rows whose PEER must be this rank.
 inline bool IsOwn(Opcode opcode) {
   return opcode == Opcode::SELECT || opcode == Opcode::CLEAR || opcode == Opcode::PACK || opcode == Opcode::FOLD;
 }
 
 // Sets the plan's `sparse` and the units of its feedback. Refuses a local row in a round with messages, a second SELECT
-// or FOLD, and rows that read a vector before it is there: the own vector comes from SELECT, PACK or TAKE, a peer's
+// or FOLD, and a row that reads a vector before it exists: the own vector comes from SELECT, PACK or TAKE, and a peer's
 // from a RECV_SPARSE of an earlier round.
 Status CheckSparseRows(int rank, Plan* plan);
 

@@ -17,10 +17,10 @@
 namespace hvd_ext {
 namespace {
 
-constexpr const char* kName = "hvd_ext";         // shown in /proc
-constexpr const char* kLink = "/memfd:hvd_ext";  // how /proc shows it
+constexpr const char* kName = "hvd_ext";         // the name of the file, which /proc shows
+constexpr const char* kLink = "/memfd:hvd_ext";  // the link that /proc shows for it
 constexpr int64_t kStep = 4 << 20;               // the fewest bytes that are reserved at once
-constexpr int64_t kLargest = int64_t{64} << 30;  // 128 ranks of a host map 8 TiB of 128
+constexpr int64_t kLargest = int64_t{64} << 30;  // with 128 ranks on a host, each maps 8 of its 128 TiB
 constexpr int64_t kAlignment = 64;               // a cache line, and the widest vector
 
 int64_t RoundUp(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -29,10 +29,11 @@ Status Failed(const std::string& call) {
   return Internal("shared memory: " + call + ": " + std::strerror(errno) + " (code " + std::to_string(errno) + ")");
 }
 
-// A core dump would make a page of every hole, up to all of the host's memory.
+// Leaves the arena out of core dumps: a dump would allocate a page for every hole, up to all of the host's memory.
 void NotDumped(void* base, int64_t nbytes) { madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP); }
 
-// The arenas of this process by token, for MappedArena. Never destroyed: an arena may end late.
+// The arenas of this process by token, for MappedArena. It is never destroyed, because an arena may end later than
+// static objects.
 struct Registry {
   Mutex mutex;
   std::map<std::array<uint64_t, 2>, std::weak_ptr<Arena>> arenas HVD_EXT_GUARDED_BY(mutex);
@@ -76,7 +77,7 @@ Status Arena::Make(int64_t capacity, std::shared_ptr<Arena>* arena) {
     close(fd);
     return status;
   }
-  madvise(base, static_cast<size_t>(address.capacity), MADV_HUGEPAGE);  // a hint: most systems refuse it here
+  madvise(base, static_cast<size_t>(address.capacity), MADV_HUGEPAGE);  // a hint, which most systems refuse here
   NotDumped(base, address.capacity);
   std::shared_ptr<Arena> made(new Arena(static_cast<char*>(base), address));
   char* begin = made->Take(sizeof(address.token));
@@ -107,8 +108,8 @@ char* Arena::Take(int64_t nbytes) {
   if (rounded > address_.capacity - used_) return nullptr;
   int64_t end = used_ + rounded;
   if (end > reserved_) {
-    // Pages that are not there when they are touched would end the process with SIGBUS: reserved here, they are an
-    // answer.
+    // Touching a page that the system cannot provide would end the process with SIGBUS. If its reservation here fails,
+    // the caller gets null instead.
     int64_t more = std::min(RoundUp(end - reserved_, kStep), address_.capacity - reserved_);
     int failed = -1;
     do {
@@ -144,7 +145,8 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
     }
   }
   std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
-  // Opened only if it is such a file: with another container's number it may be anything, a device even.
+  // The file is opened only if it is an arena: with a process id of another container the path may name anything, even
+  // a device.
   char link[64] = "";
   if (readlink(path.c_str(), link, sizeof(link) - 1) < 0) return Failed("readlink of " + path);
   if (std::strncmp(link, kLink, std::strlen(kLink)) != 0) {

@@ -1,7 +1,7 @@
 // Memory of a process that the other processes of its host can map, so that what it holds need not be copied to them.
 //
-// It is a memory file without a name: nothing is left behind, however the process ends. Owner and peers map the whole
-// range of addresses once; its pages are reserved as they are asked for.
+// An arena is a memory file without a name, so that nothing is left behind, however the process ends. Owner and peers
+// map the whole range of addresses once; pages are reserved when memory is taken.
 #pragma once
 
 #include <array>
@@ -26,12 +26,13 @@ class Arena {
  public:
   // Makes an arena of at most `capacity` bytes, with no page reserved yet. Fails where the system has no such memory.
   static Status Make(int64_t capacity, std::shared_ptr<Arena>* arena);
-  // This host's memory, up to 64 GiB: addresses cost nothing. 0, which means no arena, where addresses are limited.
+  // Returns the size of this host's memory, but at most 64 GiB: addresses that are not used cost nothing. Returns 0,
+  // which means no arena, if the process's address space is limited.
   static int64_t DefaultCapacity();
   ~Arena();
 
-  // Memory of zeros, 64-byte aligned; null when the arena or the host's memory is full. Any thread. It is given back
-  // with the arena only.
+  // Returns memory of zeros, 64-byte aligned, or null when the arena or the host's memory is full. Any thread may call
+  // it. The memory is given back only with the arena.
   char* Take(int64_t nbytes);
   bool Owns(const void* data) const {
     const char* at = static_cast<const char*>(data);
@@ -51,14 +52,14 @@ class Arena {
   int64_t reserved_ HVD_EXT_GUARDED_BY(mutex_) = 0;
 };
 
-// Another rank's arena, mapped here. It stays valid when that rank has ended. Ranks of one process share one mapping,
-// so that sanitizers see what they share.
+// Another rank's arena, mapped here. It stays valid after that rank has ended. Ranks of one process share one mapping,
+// so that sanitizers see the memory that they share.
 class MappedArena {
  public:
   static Status Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped);
   ~MappedArena();
 
-  // The memory at an offset; null where the range is not inside the arena.
+  // Returns the memory at an offset, or null if the range is not inside the arena.
   char* At(int64_t offset, int64_t nbytes) const {
     bool inside = offset >= 0 && nbytes >= 0 && offset <= capacity_ - nbytes;
     return inside ? base_ + offset : nullptr;
@@ -69,7 +70,7 @@ class MappedArena {
 
   char* const base_;
   const int64_t capacity_;
-  const std::shared_ptr<Arena> own_;  // an arena of this process, whose mapping is used; null: another process's
+  const std::shared_ptr<Arena> own_;  // an arena of this process, whose mapping is used; null for another process's
 };
 
 }  // namespace hvd_ext

@@ -12,16 +12,16 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<u
               "the kernel and other processes see the plain word");
 
 void Doorbell::Ring() {
-  // Sequentially consistent with the sleeper's two steps: either it has set its bit before this read, or it sees the
-  // ring.
+  // This order is sequentially consistent with the two steps of a sleeper: either the sleeper has set its bit before
+  // this read, or it sees the ring.
   word_->rings.fetch_add(1, std::memory_order_seq_cst);
   uint32_t asleep = word_->asleep.load(std::memory_order_seq_cst);
-  // Two bits are set where the duty has just changed hands: both are woken.
+  // Both bits are set when the duty has just changed hands; then both threads are woken.
   if (asleep != 0) syscall(SYS_futex, &word_->rings, FUTEX_WAKE_BITSET, 2, nullptr, nullptr, asleep);
 }
 
 void Doorbell::Sleep(uint32_t seen, double seconds, Who who, bool on_duty) {
-  timespec until{};  // FUTEX_WAIT_BITSET takes a point in time
+  timespec until{};  // FUTEX_WAIT_BITSET takes an absolute time
   clock_gettime(CLOCK_MONOTONIC, &until);
   int64_t nanoseconds = until.tv_nsec + static_cast<int64_t>(seconds * 1e9);
   until.tv_sec += static_cast<time_t>(nanoseconds / 1000000000);

@@ -94,7 +94,7 @@ class Sums:
         levels = levels_of(choice.plan)
 
         def call() -> NDArray[np.float32]:
-            engine.begin_sparse_step(channel, density)
+            engine.begin_topk_step(channel, density)
             engine.reduce(channel, [gradient.values], [result])
             engine.end_step(channel, True)
             return result
@@ -117,7 +117,7 @@ class Sums:
             return {COPY_IN: copies[COPY_IN], **shares, COPY_OUT: copies[COPY_OUT]}, result
 
         def sent() -> tuple[int, int]:
-            seen = engine.sparse_statistics(channel)
+            seen = engine.topk_statistics(channel)
             return seen.entries, seen.value_bytes + seen.index_bytes + seen.head_bytes
 
         def residual() -> float:
@@ -147,10 +147,10 @@ def _entry_nbytes(name: Name, bucket: BucketLayout, gradient: Gradient, result: 
     plan = hitopk.build(job.tree, gather="dense")
     alone = dataclasses.replace(bucket, plan=plan, segment_nbytes=max(result.nbytes, 1))
     channel = job.open(f"bench {name.text}, bytes", Layout((_tensor(result),), (alone,)))
-    engine.begin_sparse_step(channel, density)
+    engine.begin_topk_step(channel, density)
     engine.reduce(channel, [gradient.values], [result])
     engine.end_step(channel, True)
-    sent = engine.sparse_statistics(channel)
+    sent = engine.topk_statistics(channel)
     engine.close_channel(channel)
     counts = (sent.entries, sent.value_bytes + sent.index_bytes + sent.head_bytes)
     entries, nbytes = np.sum(Ranks().gather(counts), axis=0).tolist()

@@ -149,9 +149,9 @@ def check_steps(ranks: list[int | None]) -> None:
     for rank, steps in known[1:]:
         if steps != known[0][1]:
             raise InvalidError(
-                f"steps in an epoch: all ranks need equally many, or some wait for ever; rank {rank} has {steps}, "
-                f"rank {known[0][0]} has {known[0][1]}; hvd_ext.shard(data, batch_size) divides data evenly, and "
-                "steps_per_epoch cuts what is uneven"
+                f"steps in an epoch: all ranks must have the same number, or some would wait for ever; rank {rank} "
+                f"has {steps}, rank {known[0][0]} has {known[0][1]}; hvd_ext.shard(data, batch_size) divides data "
+                "evenly, and steps_per_epoch cuts uneven data"
             )
 
 

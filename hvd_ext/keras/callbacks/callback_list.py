@@ -72,7 +72,8 @@ def synchronized(
         )
     if any(not isinstance(callback, keras.callbacks.Callback) for callback in restoring):
         raise InvalidError(
-            "BackupAndRestore of tf_keras: it cannot tell the other ranks its epoch; use that of Keras 3"
+            "BackupAndRestore of tf_keras: it cannot tell the other ranks at which epoch it resumes; use "
+            "BackupAndRestore of Keras 3"
         )
     every = stop_every
     if every == "auto":

@@ -52,8 +52,8 @@ class StopTogether(base.Callback):
         for rank, (_, epochs, _, _) in enumerate(ranks):
             if epochs != ranks[0][1]:
                 raise InvalidError(
-                    f"fit: epochs must be the same on all ranks, or some wait for ever; rank {rank} has {epochs}, "
-                    f"rank 0 has {ranks[0][1]}"
+                    f"fit: epochs must be the same on all ranks, or some would wait for ever; rank {rank} has "
+                    f"{epochs}, rank 0 has {ranks[0][1]}"
                 )
         self._every = min((every for _, _, every, _ in ranks if every is not None), default=None)
         self._wanted = False
@@ -86,8 +86,8 @@ class StopTogether(base.Callback):
             if position != list(ranks[0][:3]):
                 raise MismatchError(
                     f"fit: all ranks must make the same steps; rank {rank} {_words(position)}, rank 0 "
-                    f"{_words(ranks[0][:3])}; hvd_ext.shard(data, batch_size) gives all ranks equally many, and "
-                    "steps_per_epoch cuts what is uneven"
+                    f"{_words(ranks[0][:3])}; hvd_ext.shard(data, batch_size) gives all ranks the same number, "
+                    "and steps_per_epoch cuts uneven data"
                 )
         self.model.stop_training = any(wanted for *_, wanted in ranks)
 

@@ -172,7 +172,7 @@ class Checkpoint(keras.callbacks.Callback):
             # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
             self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
         if not self._watch.start():
-            _LOG.warning("Checkpoint: signals are not noted: `fit` does not run in the main thread")
+            _LOG.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Skip the batches of the first epoch that are done."""
@@ -232,12 +232,12 @@ class Checkpoint(keras.callbacks.Callback):
         engine = runtime.current().engine
         stopped = any(consensus.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
         if engine.rank == 0 and left:
-            words = "Checkpoint: these callbacks were there when it was saved, and are not now; dropped: %s"
+            words = "Checkpoint: the checkpoint has the state of callbacks that this fit does not have; dropped: %s"
             _LOG.warning(words, ", ".join(left))
         if engine.rank == 0 and stopped:
             _LOG.warning(
-                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train; take "
-                "another directory to train on",
+                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train; use "
+                "another directory to train further",
                 self._epoch,
             )
         return stopped
@@ -265,7 +265,7 @@ class Checkpoint(keras.callbacks.Callback):
         waiting = state.unclaimed()
         if waiting and runtime.current().engine.rank == 0:
             names = ", ".join(f"{owner} ({', '.join(arrays)})" for owner, arrays in waiting.items())
-            _LOG.warning("Checkpoint: nobody has claimed this state of the checkpoint, it is dropped: %s", names)
+            _LOG.warning("Checkpoint: state in the checkpoint that no owner has claimed is dropped: %s", names)
         state.forget_unclaimed()
 
     def _arguments(self) -> dict[str, Any]:

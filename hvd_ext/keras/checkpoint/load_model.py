@@ -136,8 +136,8 @@ def load_model(
         consensus.exchange(job.engine, "load_model", lambda: models.append(loaded(path)))
     if job.engine.rank == root_rank and job.engine.size > 1 and _accumulates(models[0]):
         _LOG.warning(
-            "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had added up are "
-            "not in this file, each goes on from those of rank %d",
+            "%s: saved in the middle of a gradient accumulation; the gradients that the other ranks had accumulated "
+            "are not in this file, so all ranks continue from those of rank %d",
             where,
             root_rank,
         )
@@ -160,9 +160,11 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
         return path
     differing = [rank for rank in lacking if seen[rank] is not None]
     if differing and job.engine.rank == root:
-        _LOG.warning("%s: rank %d has another file of this name; all take that of rank %d", where, differing[0], root)
+        _LOG.warning(
+            "%s: rank %d has a different file of this name; all ranks use that of rank %d", where, differing[0], root
+        )
     if seen[root] == _FOLDER:
-        raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} has not")
+        raise CheckpointError(f"{where}: it is a folder, which all ranks must have; rank {lacking[0]} does not have it")
     copy = folder / path.name
     pieces = _pieces(path) if job.engine.rank == root else iter(())
     with contextlib.ExitStack() as stack:
@@ -178,9 +180,9 @@ def _shared(job: runtime.Runtime, path: Path, folder: Path, where: str, root: in
 
     def outcome() -> None:
         if isinstance(piece, str) or failed is not None:
-            raise CheckpointError(f"{where}: its bytes could not be passed on: {piece or failed}")
+            raise CheckpointError(f"{where}: it could not be sent to the other ranks: {piece or failed}")
 
-    consensus.exchange(job.engine, "load_model: passed on", outcome)
+    consensus.exchange(job.engine, "load_model: sent", outcome)
     return copy if job.engine.rank in lacking else path
 
 
@@ -201,7 +203,9 @@ def _digest(path: Path, must: bool, where: str) -> str | None:
         return described(path).sha256
     except OSError as error:
         if must:
-            raise CheckpointError(f"{where}: the root must have it; it cannot be read: {error.strerror}") from error
+            raise CheckpointError(
+                f"{where}: the root rank must have it, but it cannot be read: {error.strerror}"
+            ) from error
         return None
 
 

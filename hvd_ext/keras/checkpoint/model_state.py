@@ -79,7 +79,7 @@ def check(saved: Sequence[str], listed: Sequence[keras.Variable], subject: str) 
         path, _, kind = text.rpartition(" ")
         if kind != _kind(variable):
             raise CheckpointError(
-                f"{subject}: saved from another model: variable {index} was {path!r}, {kind}, and is "
+                f"{subject}: saved from another model: variable {index} was {path!r}, {kind}, but is "
                 f"{variable.path!r}, {_kind(variable)}; use the same model and optimizer, or another directory"
             )
     if len(saved) != len(listed):

@@ -46,8 +46,8 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
                 found[f"top-k: optimizer {index}, variables {number}"] = dict(own)
             elif runtime.current().engine.rank == 0:
                 _LOG.warning(
-                    "%s: saved before its first step on another number of ranks: what sparse steps have left is not in "
-                    "this checkpoint, but in the one that was restored",
+                    "%s: saved before its first step on another number of ranks: the residuals and velocities are "
+                    "not in this checkpoint, but in the one that was restored",
                     reducer.label,
                 )
     return found
@@ -111,7 +111,9 @@ def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Eve
             found.append(next(iter(everyone())) if own is None else own)
     label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
-        _LOG.warning("%s: it was saved with TopK: what TopK had not sent yet is lost; flush first", label)
+        _LOG.warning(
+            "%s: it was saved with TopK, and its residuals are lost; call hvd_ext.flush() before saving", label
+        )
     if any(map(feedback.had_momentum, found)):
         feedback.tell_of_momentum(label, "with")
 

@@ -39,8 +39,8 @@ class Skipping:
         self._model.train_function = self._step
         if self._left:
             _LOG.warning(
-                "Checkpoint: the epoch ended %d batches before the one at which the earlier job stopped; is it the "
-                "same data?",
+                "Checkpoint: the epoch ended %d batches before the one at which the earlier job stopped; are the data "
+                "the same?",
                 self._left,
             )
             self._left = 0
@@ -64,7 +64,7 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
     try:
         model._symbolic_build(data_batch=batch)
     except Exception as error:  # a training step of the user's own may need more than Keras knows
-        _LOG.info("Checkpoint: the metrics of this epoch begin afresh: %s: %s", type(error).__name__, error)
+        _LOG.info("Checkpoint: the metrics of this epoch are not restored: %s: %s", type(error).__name__, error)
 
 
 def _metrics(model: keras.Model) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "ra
 # checkpoint was saved; the state of `fit`; and one for each callback.
 _BEGAN, _FIT, _CALLBACK = "random at the epoch's begin", "fit", "callback:"
 
-_WRITES = "a checkpoint could not be written, older ones are as they were; make room on the disk, or see that it works"
+_WRITES = "a checkpoint could not be written, older ones are unchanged; make room on the disk, or check that it works"
 
 T = TypeVar("T")
 
@@ -167,10 +167,16 @@ class Store:
             self._pass_over(f"rank {lacking[0]}: {faults[lacking[0]]}")
         best = max(range(len(self._newest)), key=self._newest.__getitem__)
         if must:
-            raise CheckpointError(f"Checkpoint, directory ({self._directory}): no checkpoint is complete, resume=True")
+            raise CheckpointError(
+                f"Checkpoint, directory ({self._directory}): no checkpoint is complete, but resume=True needs one"
+            )
         if self._newest[best] and self._rank == 0:
             name = folder.path_of(self._directory, self._newest[best]).name
-            _LOG.warning("Checkpoint: rank %d has %s, but none is complete on all ranks: begins afresh", best, name)
+            _LOG.warning(
+                "Checkpoint: rank %d has %s, but no checkpoint is complete on all ranks: training starts over",
+                best,
+                name,
+            )
         return None
 
     def restore_own(self) -> None:
@@ -220,7 +226,7 @@ class Store:
             newest = next(iter(folder.serials(self._directory)), 0)
         except OSError as error:
             raise InvalidError(
-                f"Checkpoint, directory ({self._directory}): must be one that can be written to: {error.strerror}"
+                f"Checkpoint, directory ({self._directory}): must be writable: {error.strerror}"
             ) from error
         return {"arguments": arguments, "mark": mark, "newest": newest}
 
@@ -290,7 +296,7 @@ class Store:
             return None
         try:
             if manifest.read(path).id != found.id:
-                return f"{path.name}: it is another one than rank 0's of this name"
+                return f"{path.name}: it differs from rank 0's checkpoint of this name"
             manifest.check(path, found, [manifest.rank_file(self._rank)])
         except CheckpointError as error:
             return str(error)
@@ -298,7 +304,7 @@ class Store:
 
     def _pass_over(self, words: str) -> None:
         if self._rank == 0:
-            _LOG.warning("Checkpoint: passed over: %s", words)
+            _LOG.warning("Checkpoint: skipped: %s", words)
 
     def _apply(self, path: Path, found: Manifest) -> None:
         written, others = model_state.variables(self._model)
@@ -312,7 +318,7 @@ class Store:
                 with (path / manifest.rank_file(self._rank)).open("rb") as file:
                     self._own = arrays.read(file)
 
-        self._exchange("load", lambda: self._disk("what was complete must be readable", load))
+        self._exchange("load", lambda: self._disk("a complete checkpoint must be readable", load))
         if self._job.engine.size > 1:
             model_state.send(written)
         if alike:
@@ -322,8 +328,8 @@ class Store:
         if self._rank == 0:
             _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
             if not alike:
-                words = "%s: saved by %d ranks, restored on %d: all have rank 0's model; dropped: %s"
-                dropped = [*found.own, *left, "seeds, random state and what callbacks knew"]
+                words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
+                dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
                 _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def _assign(self, own: Sections) -> None:

@@ -97,7 +97,8 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
     every, job = reducer.options.check_every, process_sets.runtime_of(reducer.options.process_set)
     if not every or job is None:
         return
-    shared = [variable for variable in variables if kinds.key(variable) not in reducer.local_keys]
+    local = reducer.local_keys
+    shared = [variable for variable in variables if kinds.key(variable) not in local]
     names = ["iterations", *(kinds.name(variable) for variable in shared)]
     if reducer not in _applied:
         with tf.init_scope(), tf.device("CPU:0"):

@@ -33,7 +33,7 @@ from hvd_ext.tensorflow.gradients.reducer import Reducer
 _SKIP, _AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
 _PASSES_AND_SCALE = (
     "backward_passes_per_step: gradients would be added up before the loss-scale optimizer sees whether they are "
-    "finite; take one pass and a larger batch, or the policy mixed_bfloat16"
+    "finite; use one pass and a larger batch, or the policy mixed_bfloat16"
 )
 
 
@@ -57,7 +57,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     if options.topk is not None:
         raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
     if options.check_every:
-        raise InvalidError(f"check_every ({options.check_every}): there is none for optimizers of tf_keras")
+        raise InvalidError(f"check_every ({options.check_every}): is not supported for optimizers of tf_keras")
     model_class = sys.modules["tf_keras"].Model
     models.watch(model_class)
     scaling = _inner(optimizer) is not None
@@ -93,7 +93,7 @@ class Keras2(Distributed):
         if _inner(self) is not None:
             raise InvalidError(
                 "local variables: a tf_keras LossScaleOptimizer skips a step on the rank whose local gradient is not "
-                "finite, and on no other, so that the ranks would part; use the policy mixed_bfloat16"
+                "finite, and on no other, so that the ranks' weights would differ; use the policy mixed_bfloat16"
             )
         super().check_local()
 
@@ -238,9 +238,9 @@ class Keras2(Distributed):
         divided = bool(self._hvd_ext_reducer.local_keys) and options.scale_local_gradients
         if options.op == Sum or divided or self._hvd_ext_accumulation is not None:
             raise InvalidError(
-                f"optimizer {_name(self)!r}: it cannot tell whether gradients that apply_gradients is given are those "
-                "of its compute_gradients, changed since, which are reduced already; with op=Sum, local variables or "
-                f"backward_passes_per_step that matters. If they are, add {_SKIP}=True (legacy optimizers: "
+                f"optimizer {_name(self)!r}: it cannot tell whether the gradients given to apply_gradients were "
+                "reduced by its compute_gradients and then changed; with op=Sum, local variables or "
+                f"backward_passes_per_step that matters. If they were, add {_SKIP}=True (legacy optimizers: "
                 f"{_AGGREGATE}=False); for gradients of a tape of your own wrap a second optimizer"
             )
         own = self._hvd_ext_reducer
@@ -331,7 +331,7 @@ def _check(optimizer: Any) -> None:
         return
     if getattr(_inner(optimizer) or optimizer, "gradient_aggregator", None) not in (None, _default_aggregator()):
         raise InvalidError(
-            f"optimizer {_name(optimizer)!r}: its gradient_aggregator stands where the ranks' gradients are reduced; "
+            f"optimizer {_name(optimizer)!r}: its gradient_aggregator would replace the reduction over the ranks; "
             "leave it out"
         )
 

@@ -44,23 +44,23 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
         raise InvalidError(
             f"TopK, momentum_correction (True): it takes over the momentum of keras.optimizers.SGD; {optimizer.name!r} "
             f"is {type(optimizer).__name__}, whose step is not a sum of gradients; leave momentum_correction out, or "
-            "take keras.optimizers.SGD(momentum=0.9)"
+            "use keras.optimizers.SGD(momentum=0.9)"
         )
     if not optimizer.momentum:
         raise InvalidError(
-            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, there is nothing to take "
+            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, so there is none to take "
             "over; leave momentum_correction out, or give the optimizer a momentum"
         )
     if _clips(optimizer):
         raise InvalidError(
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has a clipnorm, clipvalue or "
-            "global_clipnorm, which would look at gradients that have gone through its momentum and its learning rate; "
-            "take TopK(clip=...) in its place, or leave momentum_correction out"
+            "global_clipnorm, which would act after its momentum and its learning rate; "
+            "use TopK(clip=...) instead, or leave momentum_correction out"
         )
     if _has_trained(optimizer):
         raise InvalidError(
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
-            "would stop at once; wrap an optimizer before its first step, or leave momentum_correction out"
+            "would be lost; wrap an optimizer before its first step, or leave momentum_correction out"
         )
     rate = functools.partial(_rate_of, weakref.ref(optimizer))
     return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rate)
@@ -99,10 +99,11 @@ class MomentumTaken(InFront):
         """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
         through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
         if key not in through:
-            object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
+            if key not in self._hvd_ext_read:
+                object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
             super().update_step(gradient, variable, learning_rate)
             return
-        if not through <= self._hvd_ext_through:
+        if key not in self._hvd_ext_through:
             object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
             self.end_momentum()
         # changed in Python while the step runs or is traced: configuration and files keep the user's value

@@ -235,7 +235,7 @@ def flush(optimizer: Any) -> None:
     if not isinstance(reducer, Reducer) or reducer.options.topk is None:
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...); others leave nothing behind"
+            "compression=hvd_ext.TopK(...); other optimizers have no residuals"
         )
     job = process_sets.runtime_of(reducer.options.process_set)
     if job is not None:
@@ -262,7 +262,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     if scaling and options.topk is not None and updating.gradient_accumulation_steps:
         raise InvalidError(
             f"optimizer {label!r}: with a loss scale every pass of a gradient accumulation is reduced, and TopK would "
-            "take each for a step: momentum, warm-up and flush would count passes; take mixed_bfloat16, or leave "
+            "count each pass as a step of momentum, warm-up and flush; use mixed_bfloat16, or leave "
             "accumulation out"
         )
     reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(updating)))
@@ -322,13 +322,13 @@ def _check_optimizer(optimizer: Any) -> None:
         raise InvalidError(f"Keras' backend ({backend!r}): must be 'tensorflow'; set KERAS_BACKEND=tensorflow")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InvalidError(
-            f"optimizer ({optimizer!r}): optimizers of tf.compat.v1 are not taken; use one of Keras, or reduce the "
+            f"optimizer ({optimizer!r}): optimizers of tf.compat.v1 are not supported; use one of Keras, or reduce the "
             "gradients with hvd_ext.allreduce between its compute_gradients and apply_gradients"
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidError(
             f"optimizer ({optimizer!r}): must be an optimizer of Keras 3, such as keras.optimizers.Adam(), or of "
-            "tf_keras; names and classes are not taken"
+            "tf_keras; names and classes are not accepted"
         )
     several: Any = getattr(keras.optimizers, "MultiOptimizer", ())
     if isinstance(optimizer, several):
@@ -376,12 +376,12 @@ def _accumulate(optimizer: keras.optimizers.Optimizer, options: GradientOptions)
     if own:
         raise InvalidError(
             f"backward_passes_per_step ({passes}): optimizer {optimizer.name!r} has gradient_accumulation_steps={own}, "
-            "which says the same; give one of the two"
+            "which means the same; give one of the two"
         )
     if optimizer.built:
         raise InvalidError(
-            f"backward_passes_per_step ({passes}): optimizer {optimizer.name!r} has its variables already, and there "
-            f"are no accumulators among them; create it with gradient_accumulation_steps={passes}, or wrap it before "
+            f"backward_passes_per_step ({passes}): optimizer {optimizer.name!r} has its variables already, and no "
+            f"accumulators among them; create it with gradient_accumulation_steps={passes}, or wrap it before "
             "its first step"
         )
     optimizer.gradient_accumulation_steps = passes

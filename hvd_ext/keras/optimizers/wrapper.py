@@ -114,9 +114,9 @@ class Wrapper(Distributed):
                 # with accumulation, an eager apply that is no update step rightly reduces nothing
                 if not reducer.was_reduced and not self.gradient_accumulation_steps:
                     raise HvdExtError(
-                        f"optimizer {reducer.label!r}: its apply did not call _clip_gradients, where gradients are "
-                        "reduced: they were applied without the other ranks; derive it from keras.optimizers.Optimizer "
-                        "and leave apply to that class"
+                        f"optimizer {reducer.label!r}: its apply did not call _clip_gradients, which reduces the "
+                        "gradients, so only those of this rank were applied; derive it from "
+                        "keras.optimizers.Optimizer and leave apply to that class"
                     )
         updating = updates(self)
         passes = updating.gradient_accumulation_steps or 1

@@ -70,7 +70,7 @@ def _found() -> dict[str, Bucketer]:
     for name in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "model"):
         module = cast(Bucketer, importlib.import_module(f"{__name__}.{name}"))
         if module.card.name != name:
-            raise PlanError(f"bucketer {name!r}: its card has the name of its module, got {module.card.name!r}")
+            raise PlanError(f"bucketer {name!r}: its card must have the name of its module, got {module.card.name!r}")
         found[name] = module
     return found
 
@@ -90,7 +90,7 @@ def get(name: str) -> Bucketer:
         PlanError: there is no such bucketer.
     """
     if name not in _found():
-        raise PlanError(f"bucketer {name!r}: it is one of {', '.join(names())}")
+        raise PlanError(f"bucketer {name!r}: must be one of {', '.join(names())}")
     return _found()[name]
 
 

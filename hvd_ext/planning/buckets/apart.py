@@ -18,7 +18,7 @@ from hvd_ext.planning.tensors import DTYPES, Tensor
 card = Card(
     name="apart",
     idea="Tensors that may be sparsified share no bucket with the others; each kind goes by size, or by groups.",
-    source="biases and scales travel whole beside a top-k gradient, as in Lin et al. 2018 (DGC)",
+    source="biases and scales are sent whole beside top-k gradients, as in Lin et al. 2018 (DGC)",
 )
 
 

@@ -33,7 +33,7 @@ def supports(request: Request) -> str | None:
     """
     if request.groups is None:
         return "it needs groups"
-    return None if request.sparse is None else "it does not keep sparse tensors apart"
+    return None if request.sparse is None else "it does not keep tensors that may be sparsified apart"
 
 
 def build(request: Request) -> BucketPlan:
@@ -74,15 +74,15 @@ def by_groups(
     nbytes = [tensor.elements * DTYPES[tensor.dtype].nbytes for tensor in tensors]
     if isinstance(groups, int):
         if groups < 1:
-            raise PlanError(f"groups {groups}: there is at least one group")
+            raise PlanError(f"groups ({groups}): must be at least 1")
         groups = _divided(nbytes, groups)
     grouped = [index for group in groups for index in group]
     for index in grouped:
         if not 0 <= index < len(tensors):
-            raise PlanError(f"groups: tensor {index} is not there; there are {len(tensors)} tensors")
+            raise PlanError(f"groups: tensor {index} does not exist; there are {len(tensors)} tensors")
     if len(set(grouped)) < len(grouped):
         twice = next(index for index in grouped if grouped.count(index) > 1)
-        raise PlanError(f"groups: tensor {tensors[twice].name!r} is in two places; each tensor is in one group at most")
+        raise PlanError(f"groups: tensor {tensors[twice].name!r} is listed twice; each tensor may be in one group only")
     buckets = [bucket for group in groups for bucket in _by_dtype(tensors, group)]
     rest = sorted(set(range(len(tensors))) - set(grouped))
     for bucket in by_size([tensors[index] for index in rest], bucket_nbytes).buckets:

@@ -31,8 +31,8 @@ def supports(request: Request) -> str | None:
         None if it can, else the reason in words.
     """
     if request.groups is not None:
-        return "it knows no groups"
-    return None if request.sparse is None else "it does not keep sparse tensors apart"
+        return "it does not support groups"
+    return None if request.sparse is None else "it does not keep tensors that may be sparsified apart"
 
 
 def build(request: Request) -> BucketPlan:
@@ -61,7 +61,7 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
         PlanError: bucket_nbytes is below 1, or a tensor has an unknown dtype or a negative number of elements.
     """
     if bucket_nbytes < 1:
-        raise PlanError(f"bucket_nbytes {bucket_nbytes}: a bucket has at least one byte")
+        raise PlanError(f"bucket_nbytes ({bucket_nbytes}): must be at least 1")
     closed: list[tuple[int, Bucket]] = []
     filling: dict[str, list[int]] = {}
     nbytes: dict[str, int] = {}
@@ -74,9 +74,11 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
     for index in reversed(range(len(tensors))):
         tensor = tensors[index]
         if tensor.dtype not in DTYPES:
-            raise PlanError(f"tensor {tensor.name!r}: its dtype is one of {', '.join(DTYPES)}, got {tensor.dtype!r}")
+            raise PlanError(
+                f"tensor {tensor.name!r}: its dtype must be one of {', '.join(DTYPES)}, got {tensor.dtype!r}"
+            )
         if tensor.elements < 0:
-            raise PlanError(f"tensor {tensor.name!r}: it has 0 or more elements, got {tensor.elements}")
+            raise PlanError(f"tensor {tensor.name!r}: it must have 0 or more elements, got {tensor.elements}")
         size = tensor.elements * DTYPES[tensor.dtype].nbytes
         if tensor.dtype in filling and nbytes[tensor.dtype] + size > bucket_nbytes:
             close(tensor.dtype)

@@ -52,11 +52,11 @@ class Sparsity:
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise PlanError(f"density ({self.density}): it is above 0 and at most 1")
+            raise PlanError(f"density ({self.density}): must be above 0 and at most 1")
         if not (self.entry_nbytes > 0 and self.select_s_per_element >= 0 and self.add_s_per_entry >= 0):
             raise PlanError(
                 f"sparsity (entry_nbytes {self.entry_nbytes}, select_s_per_element {self.select_s_per_element}, "
-                f"add_s_per_entry {self.add_s_per_entry}): an entry has bytes, and times are not negative"
+                f"add_s_per_entry {self.add_s_per_entry}): an entry must have bytes, and times must not be negative"
             )
 
     def filled(self, vectors: float) -> float:

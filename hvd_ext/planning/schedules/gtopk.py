@@ -11,7 +11,7 @@ from hvd_ext.topology.tree import Tree
 
 card = Card(
     name="gtopk",
-    idea="Selections of k elements are added up in pairs, of each sum the k largest go on, and all get the last ones.",
+    idea="Ranks add up their selections in pairs and keep the k largest elements; all ranks get those of the last sum.",
     drawing="""\
 P = 4:  1 -> 0, 3 -> 2     merge: keep k of 2 k     0 -> 2     the k elements
         2 -> 0             merge                    0 -> 1, 2 -> 3""",

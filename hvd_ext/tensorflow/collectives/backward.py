@@ -103,7 +103,7 @@ def _job(op: Any) -> Runtime:
         if found is not None and found.engine.generation == op.get_attr("plans")[0] >> 32:
             return found
     raise InvalidError(
-        "gradient of a collective: its process set has been removed, or hvd_ext has been shut down, since"
+        "gradient of a collective: since the collective ran, its process set was removed or hvd_ext was shut down"
     )
 
 
@@ -118,7 +118,7 @@ def _allreduce_gradient(op: Any, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     kind, wire = ReduceOp(op.get_attr("reduce_op")), tf.compat.as_str(op.get_attr("wire"))
     if kind not in (Average, Sum):
         raise InvalidError(
-            f"gradient of an allreduce with op={kind.name}: there is none, only Average and Sum have one; stop it with "
+            f"gradient of an allreduce with op={kind.name}: only Average and Sum have a gradient; stop it with "
             "tf.stop_gradient, or gather with hvd_ext.allgather and reduce the parts with TensorFlow"
         )
     return _to_tensor(op, ops.allreduce(_name(op), gradient, op=int(kind), wire=wire, **rows))
@@ -159,7 +159,7 @@ def _alltoall_gradient(op: Any, gradient: tf.Tensor, _: tf.Tensor) -> list[tf.Te
 
 
 # A reduced gradient is a constant to a tape, because it passes through tickets, which are integers.
-for _kind in ("BeginStep", "BeginSparseStep", "EndStep", "Submit", "Collect", "Barrier"):
+for _kind in ("BeginStep", "BeginTopKStep", "EndStep", "Submit", "Collect", "Barrier"):
     tf.no_gradient(f"HvdExt>{_kind}")
 
 

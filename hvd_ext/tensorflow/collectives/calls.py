@@ -76,7 +76,9 @@ def chosen_op(kind: str, op: ReduceOp | None, average: bool | None = None) -> Re
     """
     if average is not None:
         if op is not None:
-            raise InvalidError(f"{kind}: op ({op!r}) and average ({average!r}): give one of them only; op is the newer")
+            raise InvalidError(
+                f"{kind}: op ({op!r}) and average ({average!r}): give only one of them; op is the newer one"
+            )
         return Average if average else Sum
     if op is None:
         return Average

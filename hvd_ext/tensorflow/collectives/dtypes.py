@@ -28,7 +28,7 @@ MOVED = (*REDUCED, "uint8", *CARRIER)
 
 _HALVES = ("float16", "bfloat16")
 _ADVICE = {
-    "bool": "a sum of truth values is not one; cast to int32 to count them, and compare the sum with 0 or with size()",
+    "bool": "a sum of booleans is not a boolean; cast to int32, and compare the sum with 0 or with size()",
     "complex64": "reduce or move the real and the imaginary part: tf.math.real(x), tf.math.imag(x)",
     "complex128": "reduce or move the real and the imaginary part: tf.math.real(x), tf.math.imag(x)",
     "string": "use hvd_ext.allgather_object or hvd_ext.broadcast_object",
@@ -51,7 +51,7 @@ def converted(kind: str, value: Any, dtypes: tuple[str, ...]) -> tf.Tensor:
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError, tf.errors.OpError) as error:
-        raise InvalidError(f"{kind} ({type(value).__name__}): it does not become one tensor: {error}") from error
+        raise InvalidError(f"{kind} ({type(value).__name__}): it cannot be converted to one tensor: {error}") from error
     name = tensor.dtype.name
     if name not in dtypes:
         raise InvalidError(

@@ -1,7 +1,7 @@
 """A channel: the gradients of one optimizer or tape. The ranks agree on them once and then reduce them every step.
 
-`reduce` makes one op that begins the step, and for each gradient one `submit` and one `collect`, so that buckets are
-sent while back-propagation still runs (docs/design.md, "Two ops per gradient").
+`reduce` makes one op that begins the step, and for each bucket one `collect` and a few `submit`s, so that buckets are
+sent while back-propagation still runs (docs/design.md, "Two ops for a list of gradients").
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 
 if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
+
+# A gradient of this size is handed over alone, as soon as it is there. Smaller ones of a bucket are handed over in one
+# op, because the op would cost more than the copy.
+ALONE_NBYTES = 64 << 10
+# One op hands over no more than this: what it copies when its last gradient comes, back-propagation does not hide.
+TOGETHER_NBYTES = 1 << 20
 
 
 class Channel:
@@ -38,7 +44,7 @@ class Channel:
         self._owner = owner
         self._handle: int | None = handle
         self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers
-        self._order = [place for bucket in layout.buckets for place in bucket.tensors]
+        self._handed_over = [handed_over(layout, bucket.tensors) for bucket in layout.buckets]
 
     @property
     def is_open(self) -> bool:
@@ -78,9 +84,8 @@ class Channel:
                 f"got {len(gradients)}"
             )
         ready = [self._ready(place, gradient) for place, gradient in enumerate(gradients)]
-        order = self._order
         reduced: list[tf.Tensor | None] = [None] * len(tensors)
-        if not order:
+        if not self._handed_over:
             return reduced
         with ops.translated(), tf.name_scope("hvd_ext_reduce"):
             # If a graph has two steps, only this makes the second begin after the first.
@@ -88,17 +93,19 @@ class Channel:
             with tf.control_dependencies(list(last)):
                 if self.selects:
                     assert density is not None
-                    begin = ops.begin_sparse_step(density, channel=handle)
+                    begin = ops.begin_topk_step(density, channel=handle)
                 else:
                     begin = ops.begin_step(channel=handle)
             with tf.control_dependencies([begin] if begin is not None else []):
-                tickets = [ops.submit(ready[place], channel=handle, tensor=self._number[place]) for place in order]
-            for place, ticket in zip(order, tickets, strict=True):
-                about = tensors[place]
-                reduced[place] = ops.collect(
-                    ticket, about.dtype, shape=about.shape, channel=handle, tensor=self._number[place]
-                )
-            last[:] = [reduced[place] for place in order]
+                # all are handed over before the first is collected: in eager mode a collect waits
+                tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
+            last.clear()
+            for bucket, given in zip(self.layout.buckets, tickets, strict=True):
+                shapes, numbers = [tensors[place].shape for place in bucket.tensors], self._numbers(bucket.tensors)
+                results = ops.collect(given, bucket.dtype, shapes, channel=handle, tensors=numbers)
+                for place, result in zip(bucket.tensors, results, strict=True):
+                    reduced[place] = result
+                last.append(results[0])
         return reduced
 
     @ops.plain
@@ -144,6 +151,12 @@ class Channel:
             )
         return self._handle
 
+    def _submit(self, ready: Sequence[tf.Tensor | None], places: Sequence[int]) -> tf.Tensor:
+        return ops.submit([ready[place] for place in places], channel=self.handle, tensors=self._numbers(places))
+
+    def _numbers(self, places: Sequence[int]) -> list[int]:
+        return [self._number[place] for place in places]
+
     def _ready(self, place: int, gradient: tf.Tensor | None) -> tf.Tensor | None:
         about, kind = self.layout.tensors[place], self.kinds[place]
         if gradient is None:
@@ -164,6 +177,32 @@ class Channel:
                 f"but it was registered as {about.text}"
             )
         return gradient
+
+
+def handed_over(layout: Layout, places: Sequence[int]) -> list[tuple[int, ...]]:
+    """Divide tensors into lists that are handed over by one op each.
+
+    Args:
+        layout: has the tensors' sizes.
+        places: the tensors of a bucket, in its order, which is the order in which back-propagation ends.
+
+    Returns:
+        The places in lists: a tensor of `ALONE_NBYTES` alone, others in lists of at most `TOGETHER_NBYTES`.
+    """
+    lists: list[tuple[int, ...]] = []
+    small: list[int] = []
+    room = TOGETHER_NBYTES
+    for place in places:
+        nbytes = layout.tensors[place].nbytes
+        if nbytes >= ALONE_NBYTES:
+            lists.append((place,))
+            continue
+        if nbytes > room:
+            lists.append(tuple(small))
+            small, room = [], TOGETHER_NBYTES
+        small.append(place)
+        room -= nbytes
+    return [*lists, tuple(small)] if small else lists
 
 
 def _runs(owner: runtime.Runtime) -> bool:

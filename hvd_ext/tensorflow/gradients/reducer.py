@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -79,6 +80,12 @@ class Step:
     def present(self) -> list[Slot]:
         """The slots that have a gradient."""
         return [slot for slot in self.slots if slot.gradient is not None]
+
+    @functools.cached_property
+    def through_momentum(self) -> frozenset[Any]:
+        """The keys of the variables whose gradients go through momentum correction."""
+        places = frozenset() if self.channel is None else self.channel.layout.with_momentum
+        return frozenset(kinds.key(slot.variable) for slot in self.slots if slot.place in places)
 
 
 class Reducer:
@@ -269,11 +276,7 @@ class Reducer:
     @property
     def through_momentum(self) -> frozenset[Any]:
         """The keys of the variables whose gradients go through momentum correction in the step under way."""
-        step = self._under_way
-        if step is None or step.channel is None:
-            return frozenset()
-        places = step.channel.layout.with_momentum
-        return frozenset(kinds.key(slot.variable) for slot in step.slots if slot.place in places)
+        return frozenset() if self._under_way is None else self._under_way.through_momentum
 
     def reduce_step(self, gradients: Sequence[Any], after: tf.Variable | None = None) -> list[Any]:
         """Reduce the gradients of the step under way.
@@ -301,16 +304,16 @@ class Reducer:
         step.reduced = True
         if step.channel is None:
             return list(gradients)
-        first = [] if step.compared is None else [step.compared]
         if tf.executing_eagerly():
-            with tf.control_dependencies(first):
-                return self._reduced(step, gradients)
-        with tf.control_dependencies([*first, *([] if after is None else [after.read_value()])]):
+            return self._reduced(step, gradients)
+        first = [one for one in (step.compared, None if after is None else after.read_value()) if one is not None]
+        with tf.control_dependencies(first):
             reduced = self._reduced(step, gradients)
-        with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
-            if after is not None:
+        together = ops.together(tf.nest.flatten(reduced, expand_composites=True))
+        if after is not None:
+            with tf.control_dependencies(together[:1]):
                 after.assign_add(tf.zeros((), after.dtype), read_value=False)
-            return [tf.nest.map_structure(tf.identity, result, expand_composites=True) for result in reduced]
+        return list(tf.nest.pack_sequence_as(reduced, together, expand_composites=True))
 
     def close(self) -> None:
         """Free the channels' buffers. A second call does nothing."""
@@ -416,7 +419,10 @@ class Reducer:
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
             if every is not None and every.feedback is not None:
-                _LOG.warning("%s: hvd_ext was shut down: what TopK had not sent yet is lost; flush first", self.label)
+                _LOG.warning(
+                    "%s: hvd_ext was shut down, and the residuals are lost; call hvd_ext.flush() before shutdown()",
+                    self.label,
+                )
             start = self._start(job)
             every = GradientSet(self.label, self.options, job, variables, self.momentum, self._first_step, start)
             self._sets[keys] = every

@@ -377,7 +377,7 @@ class GradientSet:
         if self.job.count("top-k without a selection") == 0:
             _LOG.warning(
                 "%s: TopK changes nothing in this job: gradients are selected where they leave a host, and there is "
-                "one host (%d %s); they travel whole, as without TopK",
+                "one host (%d %s); they are sent whole, as without TopK",
                 self._label,
                 self.job.engine.size,
                 "rank" if self.job.engine.size == 1 else "ranks",

@@ -30,8 +30,8 @@ _ADVICE = (
     "each rank would train a model of its own; give all ranks the weights of one: hvd_ext.callbacks.synchronized(...) "
     "or BroadcastGlobalVariablesCallback(0) among the callbacks of fit, hvd_ext.broadcast_variables(model.variables, "
     "root_rank=0) in front of a loop, or the same keras.utils.set_random_seed(...) on all ranks before the model is "
-    "made; a variable that shall differ is registered with register_local_var(variable) or local_layers; "
-    "check_start=False leaves this comparison out"
+    "made; register a variable that is meant to differ with register_local_var(variable) or local_layers; "
+    "check_start=False skips this comparison"
 )
 
 

@@ -226,7 +226,7 @@ class Distributed:
             Two lists of pairs (source, gradient): first the local sources, then all others.
         """
         flat = tf.nest.flatten(sources)
-        places = self._local_places(flat)
+        places = frozenset(self._local_places(flat))
         gradients = self.gradient(target, flat, output_gradients, use_generic_names=use_generic_names)
         pairs = list(enumerate(zip(flat, gradients, strict=True)))
         return [pair for place, pair in pairs if place in places], [
@@ -256,14 +256,14 @@ def _refuse(backward_passes_per_step: int, average_aggregated_gradients: bool, c
     """Refuse options that only optimizers support; a tape returns its gradients at every call."""
     if backward_passes_per_step != 1:
         raise InvalidError(
-            f"backward_passes_per_step ({backward_passes_per_step!r}): a tape adds nothing up, must be 1; add the "
-            "gradients of several plain tapes and call hvd_ext.allreduce, or give the Keras optimizer "
-            "gradient_accumulation_steps and wrap the optimizer instead of the tape"
+            f"backward_passes_per_step ({backward_passes_per_step!r}): must be 1, because a tape does not accumulate "
+            "gradients; add the gradients of several plain tapes and call hvd_ext.allreduce, or give the Keras "
+            "optimizer gradient_accumulation_steps and wrap the optimizer instead of the tape"
         )
     if average_aggregated_gradients:
         raise InvalidError(
-            f"average_aggregated_gradients ({average_aggregated_gradients!r}): it speaks of backward_passes_per_step, "
-            "which a tape has not; leave it out"
+            f"average_aggregated_gradients ({average_aggregated_gradients!r}): it needs backward_passes_per_step, "
+            "which a tape does not support; leave it out"
         )
     if check_every:
         raise InvalidError(

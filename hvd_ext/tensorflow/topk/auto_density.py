@@ -101,7 +101,7 @@ class AutoDensity:
         if float(before) != float(chosen):
             _LOG.info(
                 "%s: density %g from now on, it was %g: the norm of the gradients over %d steps was %.3g, and %.3g "
-                "before; a change of %g is much",
+                "before; a change of %g or more raises the density",
                 self._label,
                 float(chosen),
                 float(before),

@@ -116,8 +116,8 @@ class Feedback:
                 self._auto.seen(tensors, rates, ok)
             with tf.control_dependencies([one for one in counted if one is not None]):
                 self._tell(ok)
-        with tf.control_dependencies(after):
-            return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in reduced], ok
+        results = ops.together(tf.nest.flatten(list(reduced), expand_composites=True), after)
+        return list(tf.nest.pack_sequence_as(list(reduced), results, expand_composites=True)), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
         """Copy this rank's state, between two steps.
@@ -155,7 +155,7 @@ class Feedback:
         Raises:
             HvdExtError: another rank failed.
         """
-        engine, name = self._job.engine, f"{self._label}: what sparse steps have left"
+        engine, name = self._job.engine, f"{self._label}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
         kept = {} if own is None else {key: array for key, array in own.items() if "/" in key}
         saved_ranks = None if own is None else int(own[_RANKS])
@@ -184,8 +184,8 @@ class Feedback:
         if lacking is not None:
             if engine.rank == 0:
                 _LOG.warning(
-                    "%s: it was saved on another shape of the job, and rank %d cannot read the files of all ranks, so "
-                    "that it is dropped: %s; a disk that all ranks share keeps it",
+                    "%s: it was saved by a job of another shape, and rank %d cannot read the files of all ranks, so "
+                    "its residuals and velocities are dropped: %s; save to a disk that all ranks share",
                     self._label,
                     engine.ranks[lacking],
                     troubles[lacking],
@@ -195,14 +195,14 @@ class Feedback:
         residuals.write(channel, engine, arrays)
         self._go_on(first, pieces)
         if engine.rank == 0:
-            _LOG.info("%s: what sparse steps have left is distributed anew over %d ranks", self._label, engine.size)
+            _LOG.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
 
     def move(self, old: Channel, new: Channel) -> None:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
         from hvd_ext.tensorflow.collectives.objects import allgather_object
 
         own = self.save([old])
-        name = f"{self._label}: to another channel"
+        name = f"{self._label}: move to another channel"
         everyone = allgather_object(own, name=name, process_set=self._options.process_set)
         self.load(new, None, lambda: everyone)
         self.clear(old)
@@ -234,8 +234,8 @@ class Feedback:
         count = self.skipped
         if str(count).strip("0") == "1":  # 1, 10, 100, ...
             _LOG.warning(
-                "%s: a gradient of step %d is not finite: all ranks have left the step out, and what waits is as it "
-                "was; %d steps so far",
+                "%s: a gradient of step %d is not finite: all ranks have skipped the step, and the residuals are "
+                "unchanged; %d steps so far",
                 self._label,
                 self.steps,
                 count,
@@ -255,7 +255,7 @@ def tell_of_momentum(label: str, how: str) -> None:
         label: the optimizer, for the message.
         how: "with" or "without": whether the training before used momentum_correction.
     """
-    _LOG.warning("%s: trained %s momentum_correction until now: momentum begins anew", label, how)
+    _LOG.warning("%s: trained %s momentum_correction until now: momentum restarts from zero", label, how)
 
 
 def _pieces_only(first: Arrays, others: Iterable[Arrays]) -> Iterable[Arrays]:

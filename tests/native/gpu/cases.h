@@ -1,5 +1,5 @@
-// Inputs on which a selection can go wrong, and what must come out: a stable sort by the key. For the emulated kernels
-// and for those on a GPU.
+// Inputs on which a selection can go wrong, and the right answers, by a stable sort by key. They serve the emulated
+// kernels and those on a GPU.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,7 @@ inline uint64_t BitsOf(double value, DType dtype) {
   const float narrow = static_cast<float>(value);
   uint32_t bits;
   std::memcpy(&bits, &narrow, 4);
-  // For float16 the pattern of bfloat16: any pattern is as good as another, only the key counts.
+  // float16 gets the pattern of bfloat16: only the key counts, so any bit pattern is as good as another.
   return dtype == DType::kFloat32 ? bits : bits >> 16;
 }
 

@@ -1,10 +1,10 @@
 // Runs CUDA kernels on the host, compiled by an ordinary compiler from the same file. Each thread of a block is a fibre
 // with its own stack. Fibres run in random order, now and then one far behind the others, from one meeting point
-// (barrier, warp operation, atomic, word that others write) to the next; the blocks of a launch run interleaved; shared
-// memory starts as garbage; vectors are read from known memory only. So what a kernel reads before it is there, a
-// barrier that is missing or that not all reach, and a wait without an end are seen. Not seen: memory that becomes
-// visible in another order than it was written (there is one memory here), races inside a stretch without a meeting
-// point, lanes of a warp that diverge, speed.
+// (barrier, warp operation, atomic, word that other blocks write) to the next. The blocks of a launch run interleaved,
+// shared memory starts as garbage, and vectors may be read only from registered memory. So the emulation finds reads of
+// data that is not there yet, barriers that are missing or that not all threads reach, and waits without an end. It
+// does not find memory that becomes visible in another order than it was written (there is only one memory here), races
+// between two meeting points, divergence of the lanes of a warp, or slowness.
 #pragma once
 
 #include <setjmp.h>
@@ -34,7 +34,7 @@ struct uint4 {
 struct Coordinate {
   unsigned x;
 };
-inline Coordinate threadIdx, blockIdx;  // of the fibre that runs
+inline Coordinate threadIdx, blockIdx;  // of the running fibre
 
 namespace hvd_ext::gpu::emulated {
 
@@ -64,19 +64,19 @@ struct Fibre {
   std::unique_ptr<char[]> stack;
   jmp_buf at;
   bool started = false;
-  int64_t wakes = 0;  // it is not run before the machine has picked so often
+  int64_t wakes = 0;  // it does not run before the machine has picked a fibre this often
   BlockState* block = nullptr;
   unsigned thread = 0;
-  unsigned operations = 0;  // of its warp, so far
+  unsigned operations = 0;  // of its warp so far
 };
 
 struct Machine {
   std::mt19937 random{1};
-  int processors = 2;                                         // of the device that is asked for
-  int resident = 3;                                           // blocks at a time
-  std::vector<std::pair<const void*, const void*>> readable;  // by vectors; all memory if empty
+  int processors = 2;                                         // of the emulated device
+  int resident = 3;                                           // blocks that run at a time
+  std::vector<std::pair<const void*, const void*>> readable;  // memory that vectors may read; all memory if empty
   int64_t picks = 0;
-  int64_t strayed = 0;        // vectors that were read elsewhere
+  int64_t strayed = 0;        // vectors that were read from other memory
   std::vector<Fibre> fibres;  // kept from launch to launch, for their stacks
   std::vector<std::unique_ptr<BlockState>> blocks;
   std::vector<int> ready;
@@ -96,7 +96,7 @@ inline void Enter() {
   _longjmp(machine.home, 2);
 }
 
-// Runs others; comes back when somebody has put this fibre among the ready.
+// Lets other fibres run; returns when somebody has made this fibre ready.
 inline void Leave() {
   Fibre& fibre = machine.fibres[machine.current];
   if (_setjmp(fibre.at) == 0) _longjmp(machine.home, 1);
@@ -114,7 +114,7 @@ inline void Wait(Meeting* meeting) {
   Leave();
 }
 
-// A point where any other fibre may come in between.
+// A point at which any other fibre may run.
 inline void MayLeave(unsigned one_in) {
   if (machine.random() % one_in != 0) return;
   machine.ready.push_back(machine.current);
@@ -127,7 +127,7 @@ Type& Shared() {
   return *reinterpret_cast<Type*>(machine.block().shared);
 }
 
-// All lanes give a word; gives all of them.
+// Every lane gives a word, and gets the words of all lanes.
 inline const uint64_t* Exchange(uint64_t word) {
   Fibre& fibre = machine.fibres[machine.current];
   uint64_t* words = machine.warp().words[fibre.operations++ % 2];

@@ -1,9 +1,10 @@
 // On a real GPU: `topk_on_gpu [check | few | times] [SECONDS]`.
 //   check   the cases of the emulated tests and larger ones (the time limit leaves out the last ones, and says so)
-//   few     short ones of them, for compute-sanitizer
-//   times   the times of 20 calls, each between two events, beside an empty kernel and a copy of x in device memory
-// Without an argument: check and times. Results are one line of JSON each. Ends with 0 if every answer was right, with
-// 1 if one was wrong, with 2 where there is no GPU.
+//   few     a few short cases, for compute-sanitizer
+//   times   the times of 20 calls, each between two events, and for comparison those of an empty kernel and of a copy
+//           of x in device memory
+// Without an argument it runs check and times. Each result is one line of JSON. The exit status is 0 if every answer
+// was right, 1 if one was wrong, and 2 if there is no GPU.
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -26,7 +27,7 @@ void Must(cudaError_t code, const char* call) {
 }
 #define MUST(call) Must(call, #call)
 
-// Device memory of exactly so many bytes (cudaMalloc's own granularity aside), filled with garbage.
+// Device memory of exactly this many bytes (apart from cudaMalloc's granularity), filled with garbage.
 struct Buffer {
   char* data = nullptr;
   explicit Buffer(int64_t nbytes) {
@@ -100,8 +101,8 @@ std::vector<Making> AllProblems() {
   return problems;
 }
 
-// Some of them, short ones, for compute-sanitizer, under which a kernel takes up to some hundred times as long. Those
-// that reach the most code come first.
+// Short problems for compute-sanitizer, under which a kernel takes up to a few hundred times as long. The problems that
+// reach the most code come first.
 std::vector<Making> FewProblems() {
   std::vector<Making> problems;
   const uint64_t seed = 5;  // odd: int32 indices
@@ -121,8 +122,8 @@ struct Prepared {
   Answer expected;
 };
 
-// Runs the problems, each twice, as many as the time lets it; throws at the first wrong answer. Other threads make the
-// inputs and sort them meanwhile, which takes far longer than the kernels.
+// Runs as many of the problems as the time limit allows, each twice, and throws at the first wrong answer. Meanwhile
+// other threads make and sort the inputs, which takes far longer than the kernels.
 size_t Check(const std::vector<Making>& problems, double limit_s) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit_s);
   const size_t ahead = std::max(1u, std::thread::hardware_concurrency());

@@ -1,5 +1,5 @@
-// The kernels of topk_gpu.cu.cc, emulated on the host. The file itself is included: tests look into the workspace, to
-// know that a case has gone the way that it is there for.
+// The kernels of topk_gpu.cu.cc, emulated on the host. The file itself is included, because tests look into the
+// workspace to check that a case takes the path that it is meant for.
 #include "gpu/cases.h"
 #include "harness.h"
 #include "kernels/topk_gpu.cu.cc"
@@ -12,7 +12,7 @@ using gpu::State;
 
 constexpr char kGuard = 0x5b;
 
-// Memory of exactly so many bytes, at `offset` behind an aligned address, with guards around it.
+// Memory of exactly this many bytes, at `offset` bytes behind an aligned address, between guard words.
 struct Guarded {
   std::vector<char> memory;
   char* data;
@@ -184,7 +184,7 @@ TEST("gpu: values and the flag may be left out") {
   CHECK_EQ(seen, 1);
 }
 
-// The call fails as invalid, and the words contain `part`.
+// Checks that the call fails as invalid and that its message contains `part`.
 void MustRefuse(const char* part, int32_t dtype, std::vector<HvdExtTopKSegment> segments, size_t offset = 0,
                 int64_t missing = 0, size_t workspace_offset = 0, int32_t wide = 1) {
   const int64_t n = static_cast<int64_t>(segments.size());
@@ -200,9 +200,9 @@ TEST("gpu: wrong arguments are refused in words") {
   MustRefuse("dtype (4): must be 0 float32", 4, {{0, 8, 1}});
   MustRefuse("k (9) of segment 0: must be 0 to its 8 elements", 0, {{0, 8, 9}});
   MustRefuse("k (-1)", 0, {{0, 8, -1}});
-  MustRefuse("segment 1 (begin 7, 2 elements): must begin at 8 or behind", 0, {{0, 8, 1}, {7, 2, 1}});
+  MustRefuse("segment 1 (begin 7, 2 elements): must begin at 8 or after", 0, {{0, 8, 1}, {7, 2, 1}});
   MustRefuse("segment 0 (begin 0, 2147483648 elements)", 0, {{0, int64_t{1} << 31, 1}});
-  MustRefuse("indices (int32): must reach to 2^31 - 1", 0, {{int64_t{1} << 31, 8, 1}}, 0, 0, 0, 0);
+  MustRefuse("indices (int32): hold 2^31 - 1 at most", 0, {{int64_t{1} << 31, 8, 1}}, 0, 0, 0, 0);
   MustRefuse("x (", 0, {{0, 8, 1}}, 2);
   MustRefuse("workspace (", 0, {{0, 8, 1}}, 0, 1);
   MustRefuse("at a multiple of 256", 0, {{0, 8, 1}}, 0, 0, 64);
@@ -223,7 +223,7 @@ TEST("gpu: a look-back adds up to 2^31 - 1, over more tiles than a warp has lane
   CHECK_EQ(descriptors[40], gpu::Descriptor(gpu::kUpToTile, {kMany + 39 * 2 + 3, kMany + 4}));
 }
 
-// One block, 64 threads: what a thread writes, another reads.
+// One block of 64 threads: each thread reads what another has written.
 struct Words {
   int of[64];
 };

@@ -1,5 +1,5 @@
-// Beginnings and ends of MPI that need a process of their own: `hvd_ext_mpi_life MODE`. Exit status 0 if all went as it
-// must; with "failed", "abort" and "making" the job must fail.
+// Starts and ends of MPI that need a process of their own: `hvd_ext_mpi_life MODE`. The exit status is 0 if all went as
+// it must; with the modes "failed", "abort" and "making" the job must fail.
 #include <mpi.h>
 
 #include <chrono>
@@ -44,8 +44,8 @@ int Started() {
   if (!status.ok()) return Wrong(status.message);
   FinishMpi(false, 0);
   if (!Finalised()) return Wrong("MPI that we started was left running");
-  FinishMpi(false, 0);  // twice is harmless
-  FinishMpi(true, 3);   // and does not end a job that has ended
+  FinishMpi(false, 0);  // a second call is harmless
+  FinishMpi(true, 3);   // and does not abort a job that has ended
   return MustFail("MPI has been finalised");
 }
 
@@ -69,7 +69,7 @@ int Single() {
   return wrong;
 }
 
-// Rank 0 goes down alone; the others wait for it.
+// Rank 0 stops alone; the others wait for it.
 int Alone(bool abort) {
   std::shared_ptr<Transport> transport;
   Status status = MakeMpiTransport(&transport);
@@ -89,12 +89,12 @@ int Alone(bool abort) {
 // Rank 0 ends while a thread of it waits for rank 1 to make a set, which does not come.
 int Making() {
   std::shared_ptr<hvd_ext::Engine> job;
-  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, /*shared_memory=*/true, &job);
+  Status status = hvd_ext::StartJob(hvd_ext::Config(), /*mpi=*/true, hvd_ext::Paths(), &job);
   if (!status.ok()) return Wrong(status.message);
   if (job->rank() == 0) {
     std::thread([number = job->generation()] {
       std::shared_ptr<hvd_ext::Engine> set;
-      hvd_ext::StartSet(number, {0, 1}, 1, hvd_ext::Config(), true, &set);
+      hvd_ext::StartSet(number, {0, 1}, 1, hvd_ext::Config(), hvd_ext::Paths(), &set);
       Wrong("the set was made");
     }).detach();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));

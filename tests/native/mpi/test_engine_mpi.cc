@@ -93,7 +93,7 @@ TEST("mpi engine: a rank that leaves early is named by the others") {
   CHECK_OK(Call(engine.get(), BarrierSpec("all"), "").status);
   int last = engine->size() - 1;
   if (engine->rank() != last) {
-    // Of several that leave one after the other, any may be the first that is heard of.
+    // When several ranks leave one after the other, any of them may be the first that the others hear of.
     CHECK_FAILS(Call(engine.get(), BarrierSpec("more"), "").status, Code::kCommunication,
                 "has shut down: it called shutdown()");
   }

@@ -13,7 +13,7 @@ namespace {
 
 struct Set {
   std::vector<int> ranks;
-  std::shared_ptr<Engine> engine;  // null: this rank is not in it
+  std::shared_ptr<Engine> engine;  // null if this rank is not in the set
 };
 
 // All neighbouring pairs around the ring, the even ranks, all ranks, and the last rank alone.
@@ -32,20 +32,23 @@ std::vector<Set> Overlapping(int size) {
 }
 
 int Start(std::shared_ptr<Engine>* job, std::vector<Set>* sets, bool shared_memory) {
-  CHECK_OK(StartJob(QuickConfig(), /*mpi=*/true, shared_memory, job));
+  Paths paths;
+  paths.shared_memory = shared_memory;
+  paths.tcp.inside_too = !shared_memory;
+  CHECK_OK(StartJob(QuickConfig(), /*mpi=*/true, paths, job));
   *sets = Overlapping((*job)->size());
   int number = 0;
   for (Set& set : *sets) {
     ++number;
     if (!std::binary_search(set.ranks.begin(), set.ranks.end(), (*job)->rank())) continue;
-    CHECK_OK(StartSet((*job)->generation(), set.ranks, number, QuickConfig(), shared_memory, &set.engine));
+    CHECK_OK(StartSet((*job)->generation(), set.ranks, number, QuickConfig(), paths, &set.engine));
     CHECK_EQ(set.engine->size(), static_cast<int>(set.ranks.size()));
     CHECK_EQ(set.ranks[static_cast<size_t>(set.engine->rank())], (*job)->rank());
   }
   return (*job)->rank();
 }
 
-// A sum over each set, by hand; begun in an order that differs from rank to rank.
+// A sum over each set, checked by hand; the ranks begin the sums in different orders.
 void Reduce(const std::vector<Set>& sets, int rank, int64_t elements, int seed) {
   std::vector<std::future<Result>> results(sets.size());
   for (size_t i = 0; i < sets.size(); ++i) {
@@ -94,7 +97,10 @@ TEST("mpi sets: a set stops for good while the others work, many times") {
   });
   for (int round = 0; round < 20; ++round) {
     std::shared_ptr<Engine> fresh;
-    CHECK_OK(StartSet(job->generation(), ranks, 100, QuickConfig(), round % 2 == 0, &fresh));
+    Paths paths;
+    paths.shared_memory = round % 2 == 0;
+    paths.tcp.inside_too = round % 3 == 0;
+    CHECK_OK(StartSet(job->generation(), ranks, 100, QuickConfig(), paths, &fresh));
     std::vector<Set> all = {{ranks, fresh}};
     Reduce(all, rank, 17, round);
     bool alone = true;
@@ -116,7 +122,7 @@ TEST("mpi sets: a rank that leaves is named in the sets that wait for it") {
   Set& all = sets[sets.size() - 2];
   CHECK_OK(Call(all.engine.get(), BarrierSpec("all"), "").status);
   if (rank != last) {
-    // Of several that leave one after the other, any may be the first that is heard of.
+    // When several ranks leave one after the other, any of them may be the first that the others hear of.
     CHECK_FAILS(Call(all.engine.get(), BarrierSpec("more"), "").status, Code::kCommunication, "has shut down");
   }
   bool alone = true;

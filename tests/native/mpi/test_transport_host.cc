@@ -22,7 +22,7 @@ std::shared_ptr<Transport> Fresh(int64_t capacity) {
   return transport;
 }
 
-// One for most tests: each transport takes two communicators for good.
+// Most tests share one transport, because each takes two communicators that are never freed.
 Transport* Shared() {
   static auto* transport = new std::shared_ptr<Transport>(Fresh(Arena::DefaultCapacity()));
   return transport->get();

@@ -17,7 +17,7 @@ std::shared_ptr<Transport> Fresh() {
   return transport;
 }
 
-// One for most tests: each transport takes two communicators for good.
+// Most tests share one transport, because each takes two communicators that are never freed.
 Transport* Shared() {
   static auto* transport = new std::shared_ptr<Transport>(Fresh());
   return transport->get();
@@ -55,7 +55,7 @@ TEST("mpi: a peer outside the job is reported with the call, the code's text and
 TEST("mpi: a second transport does not see what was left to the first") {
   std::shared_ptr<Transport> first = Fresh();
   int me = first->rank(), size = first->size(), next = (me + 1) % size, previous = (me + size - 1) % size;
-  // Short ones, which MPI takes at once; and a receive that nothing ever meets, into memory that stays.
+  // Short messages, which MPI takes at once, and a receive that never matches a message, into memory that stays.
   static auto* stays = new std::vector<char>(1 << 20);
   static auto* requests = new std::vector<std::unique_ptr<Request>>;
   static const char old_byte = 'o';

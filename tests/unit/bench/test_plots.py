@@ -77,6 +77,16 @@ def test_the_way_of_calling_can_be_chosen(tmp_path: Path, seen: list[Any]) -> No
     assert "ring" not in heights
 
 
+@pytest.mark.parametrize("yardstick", results.YARDSTICKS)
+def test_a_yardstick_is_drawn_where_it_is_named(yardstick: str, tmp_path: Path, seen: list[Any]) -> None:
+    rows = rows_of(1000, 4000)
+    rows += [row(yardstick, "engine", nbytes / 1e6, bytes=nbytes, ranks_per_host=[2, 2]) for nbytes in (1000, 4000)]
+    plots.draw_allreduce(rows, tmp_path / "x.png", how="graph", only=["flexreduce", yardstick])
+    lines = {line.get_label(): line for line in seen[0].axes[0].get_lines()}
+    assert set(lines) == {"flexreduce", yardstick, "bound"}
+    assert lines[yardstick].get_ydata() == pytest.approx([1e-3, 4e-3])
+
+
 def test_no_more_panels_are_left_than_there_are_clusters(tmp_path: Path, seen: list[Any]) -> None:
     rows = [one for hosts in ((2, 2), (3, 2), (3, 3), (4, 3)) for one in rows_of(1000, 4000, hosts=hosts)]
     plots.draw_allreduce(rows, tmp_path / "x.png")
@@ -139,9 +149,11 @@ def test_a_plot_has_at_most_six_lines_and_names_what_it_leaves_out(tmp_path: Pat
     plots.draw_allreduce(many, tmp_path / "x.png", only=["tree", "mpi"])
     assert [line.get_label() for line in seen[1].axes[0].get_lines()] == ["MPI_Allreduce", "tree", "bound"]
     assert seen[1].get_supxlabel() == ""  # the user has chosen
-    with pytest.raises(InvalidError, match=r"only \(6 names\): a panel has at most 5"):
+    with pytest.raises(InvalidError, match=r"only \(6 names\): a panel shows at most 5"):
         plots.draw_allreduce(many, tmp_path / "x.png", only=list(plots.STYLES)[:6])
-    with pytest.raises(InvalidError, match=r"only \('rings'\): must be one of the file's, which are flexreduce"):
+    with pytest.raises(
+        InvalidError, match=r"only \('rings'\): must be one of the names in the file, which are flexreduce"
+    ):
         plots.draw_allreduce(many, tmp_path / "x.png", only=["rings"])
 
 
@@ -182,7 +194,7 @@ def test_every_command_that_draws_can_be_told_what(command: str, name: str, tmp_
         hvd_ext.bench.app, [command, str(kept), "--output", str(tmp_path / "x.png"), "--only", "nobody"]
     )
     assert done.exit_code == 1
-    assert "only ('nobody'): must be one of the file's" in done.output
+    assert "only ('nobody'): must be one of the names in the file" in done.output
 
 
 def test_every_algorithm_has_a_colour() -> None:

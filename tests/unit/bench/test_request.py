@@ -24,7 +24,7 @@ from hvd_ext.topology.tree import from_hosts
         ({"ranks": (0,)}, r"ranks \(0\)"),
         ({"sizes": (6,)}, r"bytes \(6\).*multiple of 4"),
         ({"sizes": (0,)}, r"bytes \(0\)"),
-        ({"algorithms": ("rings",)}, "'rings'.*auto.*ring.*mpi, horovod"),
+        ({"algorithms": ("rings",)}, "'rings'.*auto.*ring.*mpi, horovod, tcp, memory"),
         ({"algorithms": ("ring", "ring")}, "'ring'.*once"),
         ({"hows": ("lazy",)}, "'lazy'.*graph, engine, eager"),
         ({"repetitions": 0}, "repetitions"),
@@ -48,6 +48,8 @@ def test_a_thousand_bytes_are_a_multiple_of_four() -> None:
     [
         (("ring",), ["hvd_ext"]),
         (("mpi",), ["hvd_ext"]),
+        (("tcp",), ["hvd_ext"]),
+        (("memory",), ["hvd_ext"]),
         (("horovod",), ["Horovod"]),
         (("ring", "horovod"), ["hvd_ext", "Horovod"]),
     ],
@@ -71,6 +73,8 @@ def test_what_a_size_needs_is_counted_over_both_jobs(monkeypatch: pytest.MonkeyP
     tensorflow = Request(sizes=(4,), algorithms=("ring",), hows=("graph",)).memory_of(1000)
     both = Request(sizes=(4,), algorithms=("ring", "horovod"), hows=("graph",)).memory_of(1000)
     assert 1000 <= numpy < tensorflow < both
+    measured = Request(sizes=(4,), algorithms=("ring", "mpi", "memory"), hows=("engine",)).memory_of(1000)
+    assert measured == numpy + 2000  # the yardstick's own input and result
 
 
 @pytest.mark.parametrize(
@@ -185,6 +189,14 @@ def test_what_does_not_apply_is_known_with_its_reason() -> None:
     assert cluster(3, 2).refusal("torus2d")
     assert cluster(2, 2).refusal("torus2d") is None
     assert cluster(3, 2).refusal("auto") is cluster(3, 2).refusal("mpi") is None
+
+
+def test_between_hosts_the_yardstick_is_tcp_and_in_one_host_memory() -> None:
+    assert cluster(3, 2).refusal("tcp") is cluster(4).refusal("memory") is None
+    assert "there is one host" in (cluster(4).refusal("tcp") or "")
+    assert "one host" in (cluster(3, 2).refusal("memory") or "")
+    racks = topology(Spec((1, 1, 1, 1), rate="100mbit", racks=(2, 2)))
+    assert "racks" in (cluster_of({"hosts": ["h1", "h2", "h3", "h4"], "topology": racks}, None).refusal("tcp") or "")
 
 
 def test_only_plans_have_a_price() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hvd_ext.bench import results
 from hvd_ext.bench.results import joined, places, ratios, result_of
-from hvd_ext.bench.table import allreduce_table, faults, losses, seconds
+from hvd_ext.bench.table import ALLREDUCE_HEADINGS, allreduce_table, faults, losses, processor, seconds
 from hvd_ext.errors import InvalidError
 
 
@@ -32,6 +32,8 @@ def row(algorithm: str, how: str, median: float, **more: Any) -> dict[str, Any]:
         "bound_seconds": None,
         "bottleneck_bytes": None,
         "predicted_seconds": None,
+        "processor_seconds_per_call": 4 * median,
+        "processor_seconds_per_gb": 4 * median / 4096 * 1e9,
         "correct": True,
     }
     return {**values, **more}
@@ -56,13 +58,15 @@ FACTS = {
 
 def test_ratios_compare_like_with_like() -> None:
     found = {(one["algorithm"], one["how"]): ratios(one, ROWS) for one in ROWS}
-    assert found["auto", "graph"] == pytest.approx(
-        {"bound": 2.0, "predicted": 0.75, "mpi": 2.0, "horovod": 0.5, "saving": 1 / 3}
-    )
+    assert found["auto", "graph"] == {
+        **{"bound": pytest.approx(2.0), "predicted": pytest.approx(0.75), "yardstick": None},
+        **{"mpi": pytest.approx(2.0), "horovod": pytest.approx(0.5), "saving": pytest.approx(1 / 3)},
+    }
     # Horovod has no call without TensorFlow, and the ring was measured in a graph only
     assert found["auto", "engine"] == {
         "bound": None,
         "predicted": None,
+        "yardstick": None,
         "mpi": pytest.approx(1.5),
         "horovod": None,
         "saving": None,
@@ -72,11 +76,30 @@ def test_ratios_compare_like_with_like() -> None:
     assert found["horovod", "graph"] == {
         "bound": pytest.approx(4.0),
         "predicted": None,
+        "yardstick": None,
         "mpi": pytest.approx(4.0),
         "horovod": None,
         "saving": None,
     }
     assert found["mpi", "engine"]["mpi"] is found["noop", "graph"]["mpi"] is None
+
+
+@pytest.mark.parametrize("yardstick", results.YARDSTICKS)
+def test_every_row_that_sums_is_compared_with_the_yardstick_and_the_yardstick_with_nobody(yardstick: str) -> None:
+    rows = [*ROWS, row(yardstick, "engine", 1e-4, bound_seconds=5e-5)]
+    found = {(one["algorithm"], one["how"]): ratios(one, rows) for one in rows}
+    assert {key: one["yardstick"] for key, one in found.items()} == pytest.approx(
+        {
+            **{("noop", "graph"): None, (yardstick, "engine"): None, ("ring", "graph"): 6.0, ("auto", "graph"): 4.0},
+            **{("auto", "engine"): 3.0, ("auto", "eager"): 5.0, ("mpi", "engine"): 2.0},
+            **{("horovod", "graph"): 8.0, ("horovod", "eager"): 2.5},
+        }
+    )
+    assert found[yardstick, "engine"] == {
+        **{"bound": pytest.approx(2.0), "predicted": None, "yardstick": None},
+        **{"mpi": None, "horovod": None, "saving": None},
+    }
+    assert losses(rows) == losses(ROWS)
 
 
 def test_rows_of_other_sizes_clusters_and_runs_are_never_compared() -> None:
@@ -93,7 +116,7 @@ def test_rows_of_other_sizes_clusters_and_runs_are_never_compared() -> None:
 
 def drawn(rows: list[dict[str, Any]]) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=150).print(allreduce_table({"benchmark": "title", "rows": rows}))
+    Console(file=stream, width=160).print(allreduce_table({"benchmark": "title", "rows": rows}))
     return stream.getvalue()
 
 
@@ -111,6 +134,36 @@ def test_the_table_has_a_row_per_contestant_and_says_what_auto_has_chosen() -> N
         "33.3%",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize("yardstick", results.YARDSTICKS)
+def test_the_table_shows_the_yardstick_and_what_each_row_takes_of_it(yardstick: str) -> None:
+    rows = [row("auto", "engine", 3e-4, bytes=10**6), row(yardstick, "engine", 1.25e-4, bytes=10**6)]
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in drawn(rows).splitlines() if "│" in line]
+    assert [line[2] for line in lines] == ["auto engine", yardstick]
+    place = ALLREDUCE_HEADINGS.index("x yardstick")
+    assert [line[place] for line in lines] == ["2.40", ""]
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"bytes": 4096, "processor_seconds_per_call": 1.5e-5, "processor_seconds_per_gb": 3662.0}, "15 us/call"),
+        ({"bytes": 65_536, "processor_seconds_per_call": 1e-4, "processor_seconds_per_gb": 1.526}, "1.53 s/GB"),
+        ({"bytes": 10**9, "processor_seconds_per_call": 0.5, "processor_seconds_per_gb": 0.5}, "0.5 s/GB"),
+        ({"processor_seconds_per_gb": None}, ""),
+    ],
+)
+def test_processor_time_is_told_per_byte_where_bytes_take_it_and_else_per_call(more: dict[str, Any], text: str) -> None:
+    one = row("ring", "graph", 1e-3, **more)
+    assert processor(one) == text
+    assert text in drawn([one])
+
+
+def test_rows_of_older_files_have_no_processor_time() -> None:
+    older = {name: value for name, value in row("ring", "graph", 1e-3).items() if not name.startswith("processor")}
+    assert processor(older) == ""
+    assert "ring graph" in drawn([older])
 
 
 def test_a_wrong_result_is_shown_and_told_with_its_place() -> None:

@@ -81,7 +81,7 @@ def test_a_result_that_was_not_written_is_wrong() -> None:
 def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -> None:
     class TwoRanks(OneRank):
         def gather(self, value: Any) -> list[Any]:
-            return [value, (value[0] + 7, "element 3 is 1, must be 2")]
+            return [value, (value[0] + 7, value[1] + 11, "element 3 is 1, must be 2")]
 
     value = values_of(0, 10)
     sampler = Sampler([Contestant("mpi", "engine", lambda: value)], 10, ranks := TwoRanks(), True)
@@ -89,6 +89,7 @@ def test_a_sample_begins_with_a_meeting_and_has_the_time_of_the_slowest_rank() -
     sample = sampler.sample(0)
     assert ranks.meetings == before + 3
     assert sample["seconds"] >= 7
+    assert sample["processor_seconds"] >= 11
     assert sample["wrong"] == ["rank 1: element 3 is 1, must be 2"]
 
 
@@ -170,12 +171,40 @@ def test_what_goes_wrong_while_warming_up_is_told_too() -> None:
     assert ["must be" in words for words in sampler.facts()[0]["wrong"]] == [True]
 
 
-def test_a_no_op_must_give_back_what_it_was_given() -> None:
-    value = values_of(0, 10)
-    right = Sampler([Contestant("noop", "graph", lambda: value, sums=False)], 10, OneRank(), True)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_sums_nothing_must_give_a_copy_of_the_buffer_of_one_rank(rank: int) -> None:
+    value = values_of(rank, 10)
+    right = Sampler([Contestant("tcp", "engine", lambda: value, copy_of=rank)], 10, OneRank(), True)
     assert right.sample(0)["wrong"] == []
-    wrong = Sampler([Contestant("noop", "graph", lambda: value + 1, sums=False)], 10, OneRank(), True)
+    wrong = Sampler([Contestant("tcp", "engine", lambda: value + 1, copy_of=rank)], 10, OneRank(), True)
     assert wrong.sample(0)["wrong"]
+
+
+def test_processor_time_is_that_of_all_ranks_for_a_call_until_all_have_their_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = [0.0]
+    monkeypatch.setattr(sampling.time, "process_time", lambda: busy[0])
+
+    class FourRanks(OneRank):
+        def gather(self, value: Any) -> list[Any]:
+            return [value] * 4
+
+        def meet(self, longest_s: float = 0.0) -> None:
+            busy[0] += 100.0  # of a thread that works on while the ranks meet
+
+    class Checked(Sampler):
+        def _fault(self, one: Contestant, result: Any) -> str:
+            busy[0] += 1000.0
+            return ""
+
+    def call() -> np.ndarray:
+        busy[0] += 3.0
+        return values_of(0, 10)
+
+    sampler = Checked([Contestant("mpi", "engine", call)], 10, FourRanks(), True)
+    sampler._calls = [50]
+    assert sampler.sample(0)["processor_seconds"] == pytest.approx(4 * (3.0 + 100.0 / 50))
 
 
 def test_the_task_survives_the_command_line() -> None:

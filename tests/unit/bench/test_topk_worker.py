@@ -37,7 +37,7 @@ def test_the_pass_sums_magnitudes_of_every_element(elements: int, threads: int) 
 
 def test_the_pass_and_the_addition_take_float32_in_one_piece() -> None:
     for wrong in (np.zeros(4), np.zeros(8, np.float32)[::2]):
-        with pytest.raises(ValueError, match="must be float32 and lie in one piece"):
+        with pytest.raises(ValueError, match="must be float32 and contiguous"):
             read_pass(wrong)
     sums = numbers(100)
     bare_add(sums, numbers(100))

@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("sklearn", reason="needs scikit-learn with its digits: python -m pip install scikit-learn")
 
-from hvd_ext.bench.training_model import Learner, batches
+import keras
+
+from hvd_ext.bench.training_model import SMALL, Learner, batches, layers
 from hvd_ext.bench.training_worker import COMPUTE, Contest, Task
 
 WIDTH, BATCH = 8, 16
@@ -52,6 +54,16 @@ def test_ranks_have_different_digits_and_every_contestant_the_same() -> None:
 @pytest.mark.parametrize(("model", "width", "parameters"), [("mlp", 1024, 4_275_210), ("cnn", 512, 1_276_298)])
 def test_the_models_have_the_size_that_the_command_says(model: str, width: int, parameters: int) -> None:
     assert Learner(model, width, batches(0, 2, BATCH)).model.count_params() == parameters
+
+
+def test_a_model_of_small_tensors_has_as_many_as_its_name_says_and_trains() -> None:
+    for model, tensors in SMALL.items():
+        assert sum(len(layer.trainable_weights) for layer in keras.Sequential(layers(model, WIDTH)).layers) == tensors
+    small = Learner("small-160", WIDTH, batches(0, 2, BATCH))
+    before = [np.asarray(weight) for weight in small.model.trainable_weights]
+    losses = [small.step() for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert not any(np.array_equal(*pair) for pair in zip(before, small.model.trainable_weights, strict=True))
 
 
 def test_models_begin_alike_and_steps_go_through_the_batches() -> None:

@@ -16,7 +16,7 @@ from hvd_ext.bench import results
 from hvd_ext.bench.results import machine, places, result_of
 from hvd_ext.bench.topk import beside_ours
 from hvd_ext.bench.training import against
-from tests.unit.bench.test_results import FACTS, ROWS
+from tests.unit.bench.test_results import FACTS, ROWS, row
 from tests.unit.bench.test_topk import result_of as topk_result, row as topk_row, rows_of as topk_rows
 from tests.unit.bench.test_training import row as training_row, rows_of as training_rows
 
@@ -85,7 +85,25 @@ def test_a_result_without_horovod_makes_a_page_too() -> None:
 def test_a_page_of_several_hosts_shows_every_row_beside_its_bound() -> None:
     text = allreduce_markdown(result_of(FACTS, ROWS))
     line = "| 2 + 2 | 4,096 | auto graph -> torus2d | 400 us | 200 us | 2.00 | 0.75 | 2.00 | 0.50 | 33.3% |"
-    assert line in text
+    assert f"{line} - | 1.6 ms/call |" in text
+    older = [{name: one[name] for name in one if not name.startswith("processor")} for one in ROWS]
+    assert f"{line}\n" in allreduce_markdown(result_of(FACTS, older))
+
+
+@pytest.mark.parametrize(("yardstick", "hosts"), [("tcp", [2, 2]), ("memory", [4])])
+def test_a_page_has_a_table_of_what_is_beside_the_yardstick(yardstick: str, hosts: list[int]) -> None:
+    big = {"bytes": 10**6, "processor_seconds_per_gb": 1.25, "ranks_per_host": hosts, "hosts": len(hosts)}
+    rows = [{**one, **big} for one in [*ROWS[2:], row(yardstick, "engine", 1e-4)]]
+    text = allreduce_markdown(result_of(FACTS, rows))
+    cells = " | ".join(f"{time} us (1.25 s/GB)" for time in (100, 200, 300, 800, 400))
+    name = " + ".join(map(str, hosts))
+    assert f"| ranks | bytes | {yardstick} | MPI_Allreduce | hvd_ext engine | Horovod graph | hvd_ext graph |" in text
+    assert f"| {name} | 1,000,000 | {cells} | 3.00 | 4.00 | 0.50 |" in text
+    without = [one for one in rows if one["algorithm"] not in ("auto", "horovod")]
+    assert f"| {name} | 1,000,000 | 100 us (1.25 s/GB) | 200 us (1.25 s/GB) | - | - | - | - | - | - |" in (
+        allreduce_markdown(result_of(FACTS, without))
+    )
+    assert "in brackets" not in allreduce_markdown(result_of(FACTS, ROWS))
 
 
 def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
@@ -181,7 +199,7 @@ def test_a_mark_that_selects_what_is_not_there_is_an_error(wanted: str, words: s
 
 def test_the_page_of_performance_is_short_enough_to_be_read() -> None:
     text = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 330
     shown = {found[1] for found in re.finditer(r"<!-- results: (\S+)", text)}
     whole = (BENCHMARKS / "results" / "README.md").read_text()
     assert {name for name in shown if f"<!-- results: {name} -->" not in whole} == set()

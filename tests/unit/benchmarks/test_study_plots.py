@@ -50,4 +50,4 @@ def test_every_command_that_draws_can_be_told_what(command: str, name: str, tmp_
     kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{name}.json"
     done = CliRunner().invoke(app, [command, str(kept), "--output", str(tmp_path / "x.png"), "--only", "nobody"])
     assert done.exit_code == 1
-    assert "only ('nobody'): must be one of the file's" in done.output
+    assert "only ('nobody'): must be one of the names in the file" in done.output

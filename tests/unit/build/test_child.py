@@ -29,7 +29,7 @@ def test_an_exception_is_reported_by_its_last_line():
 
 
 def test_a_child_that_ends_without_an_answer_or_words_is_reported_by_its_status():
-    assert child.ask(sys.executable, "import sys; sys.exit(7)").error == "ended with status 7 and no words"
+    assert child.ask(sys.executable, "import sys; sys.exit(7)").error == "ended with status 7 and without output"
 
 
 def test_a_child_that_hangs_is_given_up():

@@ -62,7 +62,7 @@ def test_a_horovod_that_works_is_not_built_again(monkeypatch):
     monkeypatch.setattr(horovod, "install", fails)
     result = CliRunner().invoke(app, ["install-horovod"])
     assert result.exit_code == 0
-    assert "is there and works" in result.output
+    assert "is installed and works" in result.output
     assert CliRunner().invoke(app, ["install-horovod", "--force"]).exit_code == 1
 
 

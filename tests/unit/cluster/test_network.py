@@ -40,6 +40,15 @@ def test_every_limited_cable_has_a_limit_at_both_ends() -> None:
     assert network.limit("eth0", "1mbit", "16kb", "replace").startswith("qdisc replace dev eth0 ")
 
 
+def test_every_cable_has_the_burst_that_suits_its_rate() -> None:
+    lines = network.switch_limits(Spec((1, 1), rate="10gbit", racks=(1, 1), rack_rate="1gbit"))
+    assert {line.split()[3]: line.split("burst ")[1].split()[0] for line in lines} == {
+        **dict.fromkeys(("rack1-up", "rack1-core", "rack2-up", "rack2-core"), "128kb"),
+        "h1": "1mb",
+        "h2": "1mb",
+    }
+
+
 def test_the_most_hosts_have_names_and_addresses_of_their_own() -> None:
     spec = Spec((1,) * 254, racks=(1,) * 254)
     lines = network.switch_links(spec, dict.fromkeys(spec.names, 1))

@@ -96,7 +96,7 @@ def test_root_without_its_rights_is_found_out(seen: str, words: str, monkeypatch
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(tools.subprocess, "run", refused)
     said = tools.obstacle()
-    assert said.startswith("needs root with all its rights (a container with --privileged)")
+    assert said.startswith("needs root with all capabilities (a container with --privileged)")
     assert said.endswith(f"this root was refused: {words}")
 
 

@@ -35,6 +35,40 @@ def test_a_size_is_binary_as_tc_reads_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rate", "burst"),
+    [
+        ("1mbit", "16kb"),
+        ("100mbit", "16kb"),
+        ("131mbit", "16kb"),
+        ("132mbit", "32kb"),
+        ("1gbit", "128kb"),
+        ("2.5gbit", "512kb"),
+        ("10gbit", "1mb"),
+        ("400gbit", "1mb"),
+    ],
+)
+def test_a_burst_that_suits_is_what_the_rate_carries_in_a_millisecond(rate: str, burst: str) -> None:
+    assert specs.suitable_burst(rate) == burst
+    assert Spec((1, 1), rate=rate).burst_at(rate) == burst
+    assert Spec((1, 1), rate=rate, burst="24kb").burst_at(rate) == "24kb"
+
+
+@pytest.mark.parametrize("mtu", [576, 1500, 9000, 65535])
+def test_a_burst_that_suits_holds_one_frame(mtu: int) -> None:
+    assert specs.size_nbytes(specs.suitable_burst("1mbit", mtu)) >= mtu + specs.FRAME_NBYTES
+
+
+def test_the_burst_that_was_taken_is_said() -> None:
+    def said(**links: str) -> str:
+        racks = {"racks": (1, 1)} if "rack_rate" in links else {}
+        return next(line for line in specs.describe(Spec((1, 1), **racks, **links)) if line.startswith("burst "))
+
+    assert said(rate="10gbit").startswith("burst 1mb (suits 10gbit), queue 64mb,")
+    assert said(rate="10gbit", burst="16kb").startswith("burst 16kb, queue 64mb,")
+    assert said(rate="10gbit", rack_rate="1gbit").startswith("burst 1mb (suits 10gbit) and 128kb (suits 1gbit), queue")
+
+
 @pytest.mark.parametrize("text", ["4,0", "", "4,,4", "4,", "a", "-1", "4.5", "1234567"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(InvalidError, match=r"hosts \(.*\): must be whole numbers above 0"):
@@ -66,7 +100,7 @@ def test_parameters_have_a_name_and_a_value() -> None:
         ({"hosts": (1,) * 255}, r"hosts \(255 of them\): must be 254 at most"),
         ({"rate": "fast"}, r"rate \(fast\)"),
         ({"racks": (1, 1), "rack_rate": "slow"}, r"rate \(slow\)"),
-        ({"racks": (2, 1)}, r"racks \(2,1\): must hold each of the 2 hosts once, and hold 3"),
+        ({"racks": (2, 1)}, r"racks \(2,1\): must hold each of the 2 hosts once, but they hold 3"),
         ({"racks": (2, 0)}, r"racks \(2,0\): must be the numbers of hosts"),
         ({"rack_rate": "1mbit"}, r"rack rate \(1mbit\): there are no racks"),
         ({"mtu": 100}, r"mtu \(100\): must be"),
@@ -93,7 +127,7 @@ def test_what_is_made_is_said_in_words() -> None:
     assert "5 ranks on 2 hosts (h1: 0-3, h2: 4)" in text
     assert "2 racks of 1 + 1 hosts; each rack's link to the core: 50mbit each way" in text
     assert "each host's link: 100mbit each way" in text
-    assert "burst 16kb, queue 64mb, MTU 1500: TCP's payload gets 95.6% of a rate" in text
+    assert "burst 16kb (suits 100mbit and 50mbit), queue 64mb, MTU 1500: TCP's payload gets 95.6% of a rate" in text
     unlimited = "\n".join(specs.describe(Spec((1,))))
     assert "1 rank on 1 host (h1: 0)" in unlimited
     assert "each host's link: no limit" in unlimited

@@ -53,7 +53,7 @@ def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: obje
 def test_values_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(InvalidError, match="selector 'threshold' needs one above 0"):
         hvd.TopK(selector="threshold")
-    with pytest.raises(InvalidError, match="selector 'random' does not send what has grown"):
+    with pytest.raises(InvalidError, match="selector 'random' does not prefer large elements"):
         hvd.TopK(selector="random", momentum_correction=True)
     assert hvd.TopK(selector="threshold", threshold=0.5).threshold == 0.5
 
@@ -125,7 +125,7 @@ def test_a_command_line_says_the_same_in_one_word() -> None:
     read = GradientOptions.from_texts("it", {"compression": "topk:0.02,warmup=7", "algorithm": "gtopk"})
     assert (read.topk, read.sparse_algorithm) == (hvd.TopK(0.02, warmup=hvd.Warmup(7)), "gtopk")
     for text, words in (
-        ("topk:sparsity=0.9", "TopK has no field 'sparsity'; there are density"),
+        ("topk:sparsity=0.9", "TopK has no field 'sparsity'; its fields are density"),
         ("topk:warmup=10/slow", "'steps/dense'"),
         ("topk4", "begin with 'topk:'"),
         ("topk:2", "density"),
@@ -140,7 +140,9 @@ def test_algorithms_and_compressions_that_do_not_belong_together_are_refused() -
         GradientOptions(compression=hvd.TopK(), algorithm="ring")
     with pytest.raises(InvalidError, match=r"algorithm \('hitopk'\).*give compression=hvd_ext.TopK"):
         GradientOptions(algorithm="hitopk")
-    with pytest.raises(InvalidError, match="keeps a rest for each optimizer; give it to hvd_ext.DistributedOptimizer"):
+    with pytest.raises(
+        InvalidError, match="keeps residuals for each optimizer; give it to hvd_ext.DistributedOptimizer"
+    ):
         Options(compression=hvd.TopK())
     with pytest.raises(InvalidError, match="check_every .*0 for never"):
         GradientOptions(check_every=-1)

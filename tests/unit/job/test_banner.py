@@ -52,6 +52,8 @@ def laid_out(choices: list[tuple[str, str]], nbytes: list[int], selections: list
 
 def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
     assert banner.job_line(["a", "a", "b"]) == f"version {hvd.__version__}, 3 ranks on 2 hosts: a (2), b (1)"
+    assert banner.job_line(["a", "b"], "TCP").endswith("2 ranks on 2 hosts: a (1), b (1); TCP between hosts")
+    assert "between" not in banner.job_line(["a", "a"], "TCP")
     many = banner.job_line([f"h{number // 2}" for number in range(12)])
     assert many.endswith("12 ranks on 6 hosts: h0 (2), h1 (2), h2 (2), h3 (2) and 2 more")
 

@@ -40,13 +40,13 @@ def test_optimizers_without_such_a_momentum_are_refused() -> None:
         InvalidError, match="momentum_correction .*'adam.*' is Adam, whose step is not a sum of gradients"
     ):
         hvd.DistributedOptimizer(keras.optimizers.Adam(), compression=hvd.TopK(momentum_correction=True))
-    with pytest.raises(InvalidError, match="has momentum 0, there is nothing to take over"):
+    with pytest.raises(InvalidError, match="has momentum 0, so there is none to take over"):
         momentum_of(keras.optimizers.SGD(), CORRECTED)
 
 
 @pytest.mark.parametrize("limit", ["clipnorm", "clipvalue", "global_clipnorm"])
 def test_an_optimizer_that_clips_is_refused(limit: str) -> None:
-    with pytest.raises(InvalidError, match="would look at gradients that have gone through its momentum"):
+    with pytest.raises(InvalidError, match="would act after its momentum and its learning rate"):
         momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, **{limit: 1.0}), CORRECTED)
 
 
@@ -56,5 +56,5 @@ def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
     optimizer.build([variable])
     assert momentum_of(optimizer, CORRECTED) is not None
     optimizer.apply([np.ones(2, np.float32)], [variable])
-    with pytest.raises(InvalidError, match="has trained without it, and its momentum would stop at once"):
+    with pytest.raises(InvalidError, match="has trained without it, and its momentum would be lost"):
         momentum_of(optimizer, CORRECTED)

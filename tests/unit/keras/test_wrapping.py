@@ -124,7 +124,7 @@ def test_what_is_no_optimizer_of_keras_3_is_refused(optimizer: object) -> None:
 
 
 def test_optimizers_that_leave_the_update_to_others_are_refused() -> None:
-    with pytest.raises(InvalidError, match=r"tf\.compat\.v1 are not taken"):
+    with pytest.raises(InvalidError, match=r"tf\.compat\.v1 are not supported"):
         hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("this Keras has no MultiOptimizer")
@@ -134,7 +134,11 @@ def test_optimizers_that_leave_the_update_to_others_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("keyword", "value", "words"),
-    [("groups", -1, "not negative"), ("op", 1, "hvd_ext.Average or hvd_ext.Sum"), ("bucket_nbytes", 0, "at least 1")],
+    [
+        ("groups", -1, "must not be negative"),
+        ("op", 1, "hvd_ext.Average or hvd_ext.Sum"),
+        ("bucket_nbytes", 0, "at least 1"),
+    ],
 )
 def test_what_is_refused_leaves_the_optimizer_plain(keyword: str, value: object, words: str) -> None:
     optimizer = keras.optimizers.SGD(0.5)

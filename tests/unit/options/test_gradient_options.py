@@ -79,11 +79,11 @@ def test_groups_are_a_number_or_lists_and_horovods_older_name_is_heeded() -> Non
         ("sparse_as_dense", 1, "must be True or False"),
         ("average_aggregated_gradients", None, "must be True or False"),
         ("scale_local_gradients", "no", "must be True or False"),
-        ("groups", -2, "a number is not negative"),
+        ("groups", -2, "a number must not be negative"),
         ("groups", True, "must be a number of groups, or a list of lists of variables"),
         ("groups", [A, B], "must be a number of groups, or a list of lists of variables"),
-        ("groups", [["a"]], "one of them holds something that is no variable"),
-        ("groups", [[A], [B, A]], "each variable may be there once; 'a' is there again"),
+        ("groups", [["a"]], "one of them holds something that is not a variable"),
+        ("groups", [[A], [B, A]], "each variable may be listed only once; 'a' is listed again"),
         ("process_set", HorovodSet(1), r"must be a hvd_ext\.ProcessSet"),
         ("process_set", [0, 1], r"must be a hvd_ext\.ProcessSet"),
         ("op", 1, "hvd_ext.Average or hvd_ext.Sum"),
@@ -133,7 +133,7 @@ def test_a_command_line_says_the_same_in_texts() -> None:
     assert GradientOptions(**options.keywords()).keywords() == options.keywords()
     with pytest.raises(InvalidError, match="it has no option 'compresion'; did you mean 'compression'"):
         GradientOptions.from_texts("it", {"compresion": "bf16"})
-    with pytest.raises(InvalidError, match="it has no option 'zzz'; there are op, algorithm"):
+    with pytest.raises(InvalidError, match="it has no option 'zzz'; the options are op, algorithm"):
         GradientOptions.from_texts("it", {"zzz": "1"})
     with pytest.raises(InvalidError, match=r"compression \('fp8'\)"):
         GradientOptions.from_texts("it", {"compression": "fp8"})

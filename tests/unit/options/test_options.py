@@ -27,6 +27,8 @@ def test_every_variable_fills_its_field() -> None:
         "HVD_EXT_STALL_WARN_S": "1.5",
         "HVD_EXT_STALL_FATAL_S": "7",
         "HVD_EXT_SHARED_MEMORY": "0",
+        "HVD_EXT_TRANSPORT": "tcp",
+        "HVD_EXT_INTERFACES": "eth0,eth1",
         "HVD_EXT_TRACE": "traces",
         "HVD_EXT_QUIET": "1",
     }
@@ -38,6 +40,8 @@ def test_every_variable_fills_its_field() -> None:
         stall_warn_s=1.5,
         stall_fatal_s=7.0,
         shared_memory=False,
+        transport="tcp",
+        interfaces="eth0,eth1",
         trace="traces",
         quiet=True,
     )
@@ -53,6 +57,8 @@ def test_every_variable_fills_its_field() -> None:
         ("HVD_EXT_STALL_FATAL_S", "inf", "0 for never"),
         ("HVD_EXT_STALL_FATAL_S", "nan", "0 for never"),
         ("HVD_EXT_SHARED_MEMORY", "no", "must be 0 or 1"),
+        ("HVD_EXT_TRANSPORT", "rdma", "must be one of auto, tcp, mpi"),
+        ("HVD_EXT_INTERFACES", "eth0, eth1", "with commas between them"),
     ],
 )
 def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: str, rule: str) -> None:
@@ -86,7 +92,7 @@ def test_a_bad_field_is_named_with_its_value(field: str, value: Any) -> None:
 
 def test_replace_leaves_what_is_none_and_refuses_unknown_names() -> None:
     assert Options(window=3).replace(algorithm="ring", op=None) == Options(window=3, algorithm="ring")
-    with pytest.raises(InvalidError, match="'algorithmus': there is none of this name"):
+    with pytest.raises(InvalidError, match="'algorithmus': must be one of"):
         Options().replace(algorithmus="ring")
 
 

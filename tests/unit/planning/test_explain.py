@@ -78,7 +78,7 @@ def test_a_choice_for_near_sizes_says_so_where_another_is_cheaper(monkeypatch: p
     taken = Choice(worst.plan, worst.algorithm, "", cheapest.candidates)
     monkeypatch.setattr(planner, "allreduce_plan", lambda *_: taken)
     entries = {entry.name: entry.verdict for entry in explain(tree, nbytes).entries}
-    assert entries["recursive_doubling"] == "chosen: cheapest for 131072 bytes, which stand for all near sizes"
+    assert entries["recursive_doubling"] == "chosen: cheapest for 131072 bytes, which stands for all sizes near it"
     assert entries[cheapest.algorithm] == "cheaper"
 
 
@@ -208,8 +208,8 @@ def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> No
     assert tree.root.link == Link(ETHERNET.alpha_s, 8e-8)
     assert {host.link for host in tree.root.children} == {SHARED_MEMORY}
     assert cluster_of(None, "2,2", "10gbit") == cluster_of(None, "2,2")
-    assert "--rate changes nothing, as no link is between hosts" in command("--hosts", "4", "--rate", "1gbit")[1]
-    assert "assumed: a file of --topology states them price" in command("--hosts", "4")[1]
+    assert "--rate changes nothing, because no link is between hosts" in command("--hosts", "4", "--rate", "1gbit")[1]
+    assert "assumed; a --topology file gives the real ones price" in command("--hosts", "4")[1]
 
 
 def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
@@ -222,7 +222,7 @@ def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
 def test_a_size_that_stands_for_others_is_told() -> None:
     assert (
         "size: choices are made for powers of two of bytes: here for 8,388,608, which stands for 10,000,000 and all "
-        "near sizes; the prices are those of 10,000,000"
+        "sizes near it; the prices are those of 10,000,000"
     ) in command("--hosts", "2,3", "--bytes", "10000000")[1]
     assert "size: " not in command("--hosts", "2,3", "--bytes", "8MiB")[1]
 
@@ -237,8 +237,8 @@ def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
     [
         (["--hosts", "2,x"], 2, "--hosts 2,x: it lists the ranks of each host"),
         ([], 2, "either --topology FILE or --hosts"),
-        (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is no number of bytes"),
-        (["--hosts", "2,2", "--bytes", "1.5"], 2, "'1.5' is no whole number of bytes"),
+        (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is not a number of bytes"),
+        (["--hosts", "2,2", "--bytes", "1.5"], 2, "'1.5' is not a whole number of bytes"),
         (["--hosts", "2,2", "--rate", "fast"], 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),
         (["--topology", "c.yaml", "--rate", "1gbit"], 2, "--rate 1gbit: the rates are in the file of --topology"),
         (["--topology", "/no/such.yaml"], 1, "topology file /no/such.yaml: it cannot be read: No such file"),

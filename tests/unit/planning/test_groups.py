@@ -39,13 +39,13 @@ def test_no_groups_are_buckets_of_a_size() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (0, "there is at least one group"),
-        ([[0], [2]], "tensor 2 is not there; there are 2 tensors"),
-        ([[0], [1, 0]], "tensor 'kernel' is in two places"),
+        (0, "must be at least 1"),
+        ([[0], [2]], "tensor 2 does not exist; there are 2 tensors"),
+        ([[0], [1, 0]], "tensor 'kernel' is listed twice"),
     ],
 )
 def test_wrong_groups_are_refused(groups: object, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         by_groups(tensors(1, 1), groups)
-    with pytest.raises(PlanError, match="its dtype is one of"):
+    with pytest.raises(PlanError, match="its dtype must be one of"):
         by_groups(tensors(1, dtype="complex64"), 1)

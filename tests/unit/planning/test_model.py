@@ -28,39 +28,48 @@ def anything(value: str) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Call(anything("gossip"), (0, 1), ONE, 0), r"call \(gossip, ring\): the kind is one of reduce_scatter"),
+        (
+            lambda: Call(anything("gossip"), (0, 1), ONE, 0),
+            r"call \(gossip, ring\): the kind must be one of reduce_scatter",
+        ),
         (
             lambda: Call("reduce", (0, 1), ONE, 0, anything("pigeon")),
             r"call \(reduce, pigeon\): .* of ring, recursive, direct",
         ),
-        (lambda: Call("reduce", (0, 1, 0), ONE, 0), "a group has at least one rank and each rank once"),
-        (lambda: Call("reduce", (), ONE, 0), "a group has at least one rank and each rank once"),
+        (lambda: Call("reduce", (0, 1, 0), ONE, 0), "a group must have at least one rank, and each rank once"),
+        (lambda: Call("reduce", (), ONE, 0), "a group must have at least one rank, and each rank once"),
         (lambda: Call("reduce", (0, 1), ONE * 2, 0), "it takes one span, got 2"),
         (lambda: Call("all_gather", (0, 1), ONE), "it takes one span per rank, got 1"),
         (lambda: Call("broadcast", (0, 1), ONE), "broadcast with root -1: reduce, broadcast, .* have a root"),
         (lambda: Call("all_gather", (0,), ONE, 0), "all_gather with root 0: .* the other kinds have none"),
-        (lambda: Call("exchange", (0, 1, 2), ONE), r"exchange on ranks \(0, 1, 2\): it joins two ranks, got 3"),
-        (lambda: Call("sparse_merge", (0,), ONE), r"sparse_merge on ranks \(0,\): it joins two ranks, got 1"),
-        (lambda: Call("fold", (0, 1), ONE), r"fold on ranks \(0, 1\): it is of one rank, got 2"),
+        (lambda: Call("exchange", (0, 1, 2), ONE), r"exchange on ranks \(0, 1, 2\): it must join two ranks, got 3"),
+        (lambda: Call("sparse_merge", (0,), ONE), r"sparse_merge on ranks \(0,\): it must join two ranks, got 1"),
+        (lambda: Call("fold", (0, 1), ONE), r"fold on ranks \(0, 1\): it must have one rank, got 2"),
         (lambda: Call("select", (0,), ONE * 2), "select on ranks .*: it takes one span, got 2"),
         (lambda: Call("sparse_all_gather", (0, 1), ONE), "it takes one span per rank, got 1"),
         (
             lambda: Call("sparse_broadcast", (0, 1), ONE, 2),
-            r"sparse_broadcast on ranks \(0, 1\): its root is one of them",
+            r"sparse_broadcast on ranks \(0, 1\): its root must be one of them",
         ),
         (lambda: Call("exchange", (0, 1), ONE * 2), "exchange on ranks .*: it takes one span, got 2"),
-        (lambda: Call("all_to_all", (0, 1), (Span(0, 2), Span(2, 3))), r"each span is cut into 2 equal parts"),
-        (lambda: Call("all_to_all", (0, 1), (Span(0, 2),) * 2, method="recursive"), "it is a ring or direct"),
-        (lambda: LogicalPlan("x", anything("gossip"), 1, 1, ()), "plan of 'gossip': a collective is one of allreduce"),
-        (lambda: LogicalPlan("x", "allreduce", 0, 1, ()), "x: size 0, units 1, root 0: a plan has at least one rank"),
-        (lambda: LogicalPlan("x", "broadcast", 2, 1, (), root=2), "its root is one of the ranks"),
+        (lambda: Call("all_to_all", (0, 1), (Span(0, 2), Span(2, 3))), r"each span must divide into 2 equal parts"),
+        (lambda: Call("all_to_all", (0, 1), (Span(0, 2),) * 2, method="recursive"), "must be a ring or direct"),
+        (
+            lambda: LogicalPlan("x", anything("gossip"), 1, 1, ()),
+            "plan of 'gossip': a collective must be one of allreduce",
+        ),
+        (
+            lambda: LogicalPlan("x", "allreduce", 0, 1, ()),
+            "x: size 0, units 1, root 0: a plan must have at least one rank",
+        ),
+        (lambda: LogicalPlan("x", "broadcast", 2, 1, (), root=2), "its root must be one of the ranks"),
         (
             lambda: LogicalPlan("x", "reduce", 2, 1, (Level((Call("reduce", (0, 2), ONE, 0),), "up"),)),
-            r"x, level 'up': reduce on ranks \(0, 2\), root 0: ranks are in \[0, 2\)",
+            r"x, level 'up': reduce on ranks \(0, 2\), root 0: ranks must be in \[0, 2\)",
         ),
         (
             lambda: LogicalPlan("x", "reduce", 2, 1, (Level((Call("reduce", (0, 1), (Span(0, 2),), 0),), "up"),)),
-            r"x, level 'up': reduce on units \[0, 2\): units are in \[0, 1\)",
+            r"x, level 'up': reduce on units \[0, 2\): units must be in \[0, 1\)",
         ),
         (lambda: reversed_level(Level((Call("broadcast", (0, 1), ONE, 0),), "up")), "only reductions can be mirrored"),
     ],
@@ -89,7 +98,7 @@ def test_ir_def_gives_version_columns_and_opcodes() -> None:
 @pytest.mark.parametrize("lost", ["#define HVD_EXT_PLAN_VERSION", "HVD_EXT_OPCODE(", "HVD_EXT_COLUMN(PEER"])
 def test_an_incomplete_ir_def_is_refused(lost: str) -> None:
     text = ir.definition().read_text(encoding="utf-8")
-    with pytest.raises(PlanError, match=r"it defines a version, columns 0, 1, 2, ... and opcodes"):
+    with pytest.raises(PlanError, match=r"it must define a version, columns 0, 1, 2, ... and opcodes"):
         ir.parse(text.replace(lost, "// "))
 
 

@@ -44,7 +44,7 @@ def test_every_card_is_filled_in_and_its_drawing_fits_a_terminal(name: str) -> N
 
 def test_an_unknown_algorithm_is_answered_with_the_names_and_the_nearest() -> None:
     with pytest.raises(
-        PlanError, match=r"algorithm 'two_levels': it is 'auto' or one of .*ring.*did you mean 'two_level'\?"
+        PlanError, match=r"algorithm 'two_levels': must be 'auto' or one of .*ring.*did you mean 'two_level'\?"
     ):
         planner.allreduce_plan(one_host(2), "two_levels")
 

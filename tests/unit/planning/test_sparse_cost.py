@@ -144,11 +144,11 @@ def test_sparse_plans_are_one_segment() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Sparsity(0.0), r"density \(0.0\): it is above 0 and at most 1"),
+        (lambda: Sparsity(0.0), r"density \(0.0\): must be above 0 and at most 1"),
         (lambda: Sparsity(1.5), r"density \(1.5\)"),
         (lambda: Sparsity(float("nan")), r"density \(nan\)"),
-        (lambda: Sparsity(0.1, 0.0), r"entry_nbytes 0.0, .*an entry has bytes"),
-        (lambda: Sparsity(0.1, 4.0, -1.0), r"select_s_per_element -1.0.* times are not negative"),
+        (lambda: Sparsity(0.1, 0.0), r"entry_nbytes 0.0, .*an entry must have bytes"),
+        (lambda: Sparsity(0.1, 4.0, -1.0), r"select_s_per_element -1.0.* times must not be negative"),
         (lambda: Sparsity(0.1, 4.0, 0.0, -1.0), r"add_s_per_entry -1.0"),
     ],
 )

@@ -102,7 +102,7 @@ def test_selection_below_racks_pays_where_their_hosts_are_near() -> None:
         assert dict(best.candidates)["hitopk"] < dict(other.candidates)["hitopk"]  # type: ignore[operator]
     assert sparse_plan(near, "hitopk", 1 << 22, 0.05).plan == sparse_plan(near, "hitopk", 1 << 22, 0.05, height=1).plan
     assert planner.prove(sparse_plan(near, "hitopk", 1 << 22, 0.05, height=2).plan)
-    with pytest.raises(PlanError, match=r"height \(-1\): it is a number of levels of branches"):
+    with pytest.raises(PlanError, match=r"height \(-1\): must be a number of levels of branches"):
         sparse_plan(near, "hitopk", height=-1)
 
 
@@ -116,16 +116,18 @@ def test_larger_clusters_are_priced_as_well(tree: Tree) -> None:
 
 def test_names_are_told_where_one_is_wrong() -> None:
     with pytest.raises(
-        PlanError, match=r"'hitop': it is with compression=.* one of gtopk, .*; did you mean 'hitopk'\?"
+        PlanError, match=r"'hitop': with compression=.* it must be one of gtopk, .*; did you mean 'hitopk'\?"
     ):
         sparse_plan(TREE, "hitop")
-    with pytest.raises(PlanError, match=r"'ring': it is with compression=hvd_ext.TopK\(...\) one of gtopk, hitopk"):
+    with pytest.raises(
+        PlanError, match=r"'ring': with compression=hvd_ext.TopK\(...\) it must be one of gtopk, hitopk"
+    ):
         registry.sparse("ring")
     with pytest.raises(PlanError, match=r"'hitopk': it sends selected elements only; give compression=.*two_level"):
         planner.allreduce_plan(TREE, "hitopk")
-    with pytest.raises(PlanError, match=r"algorithm 'rin': it is one of .*; did you mean 'ring'\?"):
+    with pytest.raises(PlanError, match=r"algorithm 'rin': must be one of .*; did you mean 'ring'\?"):
         registry.card("rin")
-    with pytest.raises(PlanError, match=r"density \(0\): it is above 0"):
+    with pytest.raises(PlanError, match=r"density \(0\): must be above 0"):
         sparse_plan(TREE, "hitopk", 100, 0)
 
 
@@ -264,7 +266,7 @@ def test_a_size_that_is_no_number_of_elements_is_refused_and_another_is_not_roun
         explain(TREE, (1 << 22) - 1, 0.01)
     status, text = command("--hosts", "2,3", "--bytes", "4000000", "--density", "0.01")
     assert status == 0
-    assert "here for 4,194,304, which stands for 4,000,000 and all near sizes; the prices are those of" in text
+    assert "here for 4,194,304, which stands for 4,000,000 and all sizes near it; the prices are those of" in text
     assert "here for 4,096, which stands for 400 and" in command("--hosts", "2", "--bytes", "400", "--density", "1")[1]
     assert "size: " not in command("--hosts", "2,3", "--bytes", "4MiB", "--density", "0.01")[1]
     assert "; one choice for 2965821 to 5931641 bytes" in sparse_plan(TREE, "hitopk", 1 << 22).why

@@ -69,7 +69,7 @@ def test_arrays_of_every_dtype_come_back_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", b"something else"])
 def test_a_file_that_is_none_of_ours_is_an_error_of_the_checkpoint(content: bytes) -> None:
-    with pytest.raises(CheckpointError, match="no file of a rank's state"):
+    with pytest.raises(CheckpointError, match="not a file of a rank's state"):
         arrays.read(io.BytesIO(content))
 
 

@@ -102,8 +102,8 @@ def test_functions_stay_registered_without_anybody_holding_them() -> None:
     [
         ("", dict, "must be a text that is not empty"),
         (3, dict, "must be a text that is not empty"),
-        ("x", None, "save and load must be functions"),
-        ("taken", dict, "it is taken; take another, or `unregister` the first"),
+        ("x", None, "save, and either load or load_all, must be functions"),
+        ("taken", dict, "is registered already; use another, or `unregister` the first"),
     ],
 )
 def test_what_cannot_be_registered_is_refused(key: object, save: object, words: str) -> None:

@@ -78,7 +78,7 @@ def test_other_threads_cannot_note_signals() -> None:
         (["TERM"], r"signals \('TERM'\): must be a name of a signal"),
         (["SIGNOTHING"], "must be a name of a signal"),
         (["SIG_DFL"], "must be a name of a signal"),
-        (["SIGKILL"], "no program can take this signal"),
+        (["SIGKILL"], "no program can handle this signal"),
     ],
 )
 def test_names_that_are_no_signals_are_refused(names: object, words: str) -> None:

@@ -146,7 +146,7 @@ def test_an_owner_for_any_number_of_ranks_gets_its_own_and_everyones() -> None:
         state.restore({}, {"topk late": lambda: iter([saved])})
         state.register("topk late", lambda: saved, load_all=load_all)
         assert got[-1] == (None, [saved])
-        with pytest.raises(InvalidError, match="load_all stands for load"):
+        with pytest.raises(InvalidError, match="save, and either load or load_all, must be functions"):
             state.register("both", lambda: saved, print, load_all=load_all)
         with pytest.raises(InvalidError, match="must be functions"):
             state.register("none", lambda: saved)

@@ -21,7 +21,7 @@ def test_it_is_read_from_the_outermost_node() -> None:
         parse(inner)
     with pytest.raises(TopologyError, match="gamma_s_per_byte"):
         parse(HOST + "gamma_s_per_byte: -1\n")
-    with pytest.raises(TopologyError, match="gamma_s_per_byte is finite and not negative, got -1"):
+    with pytest.raises(TopologyError, match="gamma_s_per_byte must be finite and not negative, got -1"):
         Tree(parse(HOST).root, -1)
 
 

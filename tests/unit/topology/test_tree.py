@@ -74,21 +74,21 @@ def test_a_cluster_is_described_in_one_line() -> None:
 
 
 def test_wrong_trees_are_refused() -> None:
-    with pytest.raises(TopologyError, match=r"carry the ranks 0 .. 1 each once; rank 1 is there 0 times"):
+    with pytest.raises(TopologyError, match=r"must have the ranks 0 .. 1, each once; rank 1 occurs 0 times"):
         Tree(Node("c", ETHERNET, (leaf(0), leaf(2))))
-    with pytest.raises(TopologyError, match="rank 0 is there 2 times"):
+    with pytest.raises(TopologyError, match="rank 0 occurs 2 times"):
         Tree(Node("c", ETHERNET, (leaf(0), leaf(0))))
-    with pytest.raises(TopologyError, match="node 'c': it is either a leaf with a rank or a branch with children"):
+    with pytest.raises(TopologyError, match="node 'c': it must be a leaf with a rank or a branch with children"):
         Node("c")
-    with pytest.raises(TopologyError, match="node 'c': it is either a leaf"):
+    with pytest.raises(TopologyError, match="node 'c': it must be a leaf"):
         Node("c", ETHERNET, (leaf(0),), rank=1)
-    with pytest.raises(TopologyError, match="a job has at least one rank, got an empty list"):
+    with pytest.raises(TopologyError, match="a job must have at least one rank, got an empty list"):
         from_hosts([])
 
 
 @pytest.mark.parametrize("values", [(-1.0, 0.0), (0.0, -1.0), (float("nan"), 0.0), (0.0, float("inf"))])
 def test_impossible_links_are_refused(values: tuple[float, float]) -> None:
-    with pytest.raises(TopologyError, match="both are finite and not negative"):
+    with pytest.raises(TopologyError, match="both must be finite and not negative"):
         Link(*values)
 
 

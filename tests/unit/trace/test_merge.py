@@ -84,7 +84,7 @@ def test_an_empty_folder_and_none_are_errors_with_words(tmp_path):
     assert "set HVD_EXT_TRACE" in result.output
     result = run(tmp_path / "nowhere")
     assert result.exit_code == 1
-    assert "there is no such folder" in result.output
+    assert "must be the folder of a trace, but it does not exist" in result.output
 
 
 def test_the_command_writes_the_merged_trace_and_prints_the_summary(tmp_path):
@@ -112,7 +112,7 @@ def test_only_the_last_steps_get_a_row(tmp_path):
 
 def test_a_trace_without_a_step_says_so(tmp_path):
     put(tmp_path, 0, [submitted(0, 3)], size=1)
-    assert "no whole step of a channel" in run(tmp_path, "--summary").output
+    assert "no complete step of a channel" in run(tmp_path, "--summary").output
 
 
 def test_an_output_that_cannot_be_written_is_an_error_with_words(tmp_path):

@@ -1,0 +1,71 @@
+"""What a step costs in a graph: ops by buckets, and no edge between results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from keras.optimizers import SGD, Adam
+
+import hvd_ext as hvd
+from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.gradients.reducer import Reducer
+
+ELEMENTS = 3
+
+
+def counted(step: Callable[..., Any], count: int) -> tuple[int, int, dict[str, int]]:
+    """Trace a step of small gradients; give the operations and edges beside the arguments, and our ops by type."""
+    graph = tf.function(step).get_concrete_function(*[tf.TensorSpec((ELEMENTS,), tf.float32)] * count).graph
+    operations = [one for one in graph.get_operations() if one.type != "Placeholder"]
+    edges = sum(len(one.inputs) + len(one.control_inputs) for one in operations)
+    ours = [one.type for one in operations if one.type.startswith("HvdExt>")]
+    return len(operations), edges, {kind: ours.count(kind) for kind in ours}
+
+
+def weights(count: int) -> list[tf.Variable]:
+    return [tf.Variable(tf.zeros(ELEMENTS)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [10, 100, 1000])
+@pytest.mark.parametrize("buckets", [1, 5])
+def test_the_reduction_of_a_step_has_ops_for_its_buckets_and_edges_for_its_gradients(count: int, buckets: int) -> None:
+    options = GradientOptions(bucket_nbytes=4 * ELEMENTS * count // buckets)
+    reducer, variables = Reducer("many", options), weights(count)
+    steps = tf.Variable(0, dtype=tf.int64)
+
+    def step(*gradients: tf.Tensor) -> list[tf.Tensor]:
+        with reducer.step(gradients, variables) as ready:
+            return reducer.reduce_step(ready, after=steps)
+
+    plain = counted(lambda *gradients: [tf.identity(gradient) for gradient in gradients], count)
+    operations, edges, ours = counted(step, count)
+    together = {"HvdExt>Together": 1} if buckets > 1 else {}
+    assert ours == {"HvdExt>BeginStep": 1, "HvdExt>Submit": buckets, "HvdExt>Collect": buckets, **together}
+    assert operations - plain[0] <= 2 * buckets + 10
+    assert edges - plain[1] <= (1 + len(together)) * count + 4 * buckets + 20
+    reducer.close()
+
+
+TOPK = hvd.TopK(density=0.5, min_elements=0)
+OPTIMIZERS = [
+    pytest.param(lambda: hvd.DistributedOptimizer(SGD(0.5)), 8, id="whole"),
+    pytest.param(lambda: hvd.DistributedOptimizer(Adam(), compression=TOPK), 40, id="TopK"),
+    pytest.param(lambda: hvd.DistributedOptimizer(SGD(0.5, momentum=0.9), compression=TOPK), 40, id="momentum"),
+]
+
+
+@pytest.mark.parametrize(("make", "per_gradient"), OPTIMIZERS)
+def test_an_optimizers_step_grows_with_the_number_of_gradients_and_not_with_its_square(
+    make: Callable[[], Any], per_gradient: int
+) -> None:
+    def traced(count: int) -> tuple[int, int]:
+        optimizer, variables = make(), weights(count)
+        operations, edges, _ = counted(lambda *gradients: optimizer.apply(gradients, variables), count)
+        return operations, edges
+
+    (few, few_edges), (more, more_edges) = traced(20), traced(120)
+    assert more - few <= 100 * per_gradient
+    assert more_edges - few_edges <= 2 * 100 * per_gradient
