@@ -77,8 +77,10 @@ class Buffers:
         channel = job.open(f"bench {algorithm}", laid_out)
         self._close.append(lambda: job.engine.close_channel(channel))
 
+        step = job.engine.prepare(channel, [buffer], [result])
+
         def call() -> NDArray[np.float32]:
-            job.engine.reduce(channel, [buffer], [result])
+            step()
             return result
 
         reset = lambda: result.fill(np.nan)  # noqa: E731 - as short as its meaning

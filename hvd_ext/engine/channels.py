@@ -102,18 +102,28 @@ class Channels:
     def reduce(
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
-        """Run a whole step of a channel on NumPy arrays, and wait for all ranks.
+        """Run a whole step of a channel on NumPy arrays, and wait for all ranks; see `prepare`."""
+        self.prepare(channel, inputs, outputs)()
 
-        If the channel has sparse buckets, call `begin_topk_step` before and `end_step` after.
+    def prepare(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> Callable[[], None]:
+        """Make ready a whole step of a channel on NumPy arrays that stay where they are.
+
+        Checking the arrays takes Python longer than the engine needs for a step of a few bytes. So they are checked
+        once here, and the steps that follow only read and write them.
 
         Args:
             channel: from `open_channel`.
             inputs: one contiguous array per tensor, of its dtype and number of elements.
             outputs: arrays like `inputs` for the results; they may be the same arrays.
 
+        Returns:
+            A function that runs a step and waits for all ranks. It raises CommunicationError if the step has failed on
+            some rank. If the channel has sparse buckets, call `begin_topk_step` before it and `end_step` after it.
+
         Raises:
             InvalidError: an array is not contiguous, or does not match its tensor.
-            CommunicationError: the step has failed on some rank.
         """
         name, layout = self.channels[1 + (channel & 0xFFFFFFFF)]
         tensors = [layout.tensors[place] for place in layout.travelling]
@@ -130,14 +140,19 @@ class Channels:
                         f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
                     )
         memories = ctypes.c_void_p * len(inputs)
-        _call(
-            "hvd_ext_channel_reduce",
-            channel,
-            len(inputs),
+        held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
+        arguments = (
+            ctypes.c_int64(channel),
+            ctypes.c_int64(len(inputs)),
             memories(*[array.ctypes.data for array in inputs]),
             memories(*[array.ctypes.data for array in outputs]),
             native.int64s([array.nbytes for array in inputs]),
         )
+
+        def step(_held: object = held) -> None:
+            _call("hvd_ext_channel_reduce", *arguments)
+
+        return step
 
     def begin_topk_step(self, channel: int, density: float) -> None:
         """Begin a step of a channel with sparse buckets, in place of `begin_step`.

@@ -139,9 +139,30 @@ TEST("doorbell: whoever sleeps on duty is woken, the other is not") {
   bell.Ring();
   Until("the caller", [&] { return caller_woke.load(); });
   caller.join();
-  bell.Resume(bell.Look());  // the bell has not rung since
+  bell.Resume(Doorbell::kAll);
   bell.Ring();
   Until("the owner", [&] { return owner_woke.load(); });
+  owner.join();
+}
+
+TEST("doorbell: an idle owner hears its own process only") {
+  Doorbell bell;
+  std::atomic<int> sleeps{0};
+  std::atomic<bool> ended{false};
+  std::thread owner([&] {
+    while (!ended) {
+      ++sleeps;
+      bell.Sleep(bell.Look(), 1e6, Doorbell::kOwner, Doorbell::kItsProcess);
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    Until("the owner's sleep", [&] { return bell.Asleep(Doorbell::kOwner); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    bell.Ring();
+  }
+  CHECK(sleeps.load() < 10);  // a few rings may come just before the owner sleeps
+  ended = true;
+  bell.Ring(/*from_peer=*/false);
   owner.join();
 }
 

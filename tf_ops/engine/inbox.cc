@@ -10,7 +10,7 @@ bool Inbox::Post(Work work) {
     if (stopping_) return false;
     work_.push_back(std::move(work));
   }
-  doorbell_->Ring();
+  doorbell_->Ring(/*from_peer=*/false);
   return true;
 }
 
@@ -19,7 +19,7 @@ void Inbox::Stop() {
     MutexLock lock(&mutex_);
     stopping_ = true;
   }
-  doorbell_->Ring();
+  doorbell_->Ring(/*from_peer=*/false);
 }
 
 std::vector<Inbox::Work> Inbox::Take() {

@@ -21,12 +21,16 @@ class Inbox {
   void Stop();
   bool stopping() const { return stopping_; }
 
+  bool HasWork() const {
+    MutexLock lock(&mutex_);
+    return !work_.empty();
+  }
   // The engine's thread: all that has been posted since the last time.
   std::vector<Work> Take();
 
  private:
   Doorbell* const doorbell_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<Work> work_ HVD_EXT_GUARDED_BY(mutex_);
   std::atomic<bool> stopping_{false};  // set with the mutex held, so that Post knows; read without it
 };

@@ -21,6 +21,7 @@ constexpr double kSleepShare = 0.1;
 // Where all peers ring for what they send, a sleep ends without a ring only for the stall watch.
 constexpr double kRungSleep_s = 10e-3;
 // While nothing is under way, nobody waits for this rank: a call waits for all ranks, and this one rings when it calls.
+// So the rings of peers do not end this sleep: what they send early is taken with this rank's own call.
 constexpr double kIdleSleep_s = 100e-3;
 constexpr double kControl_s = 1e-3;  // between looks for control messages while no answer is expected
 constexpr double kWatch_s = 10e-3;
@@ -70,12 +71,13 @@ void ProgressLoop::Run() {
     if (lock_.TryLock()) {
       double pause_s = Pause(Pass(true));
       seen = looked_at_;
+      Doorbell::Hears hears = OwnerHears();
       lock_.Unlock();
       // A stop before the look rings no more.
-      if (!inbox_->stopping()) Sleep(seen, pause_s, Doorbell::kOwner);
+      if (!inbox_->stopping()) Sleep(seen, pause_s, Doorbell::kOwner, hears);
     } else {
       // A caller makes progress. When it ends, messages that nobody rings for are this thread's to look for.
-      bell->Sleep(seen, kIdleSleep_s, Doorbell::kOwner, /*on_duty=*/false);
+      bell->Sleep(seen, kIdleSleep_s, Doorbell::kOwner, Doorbell::kNobody);
     }
   }
   lock_.Lock();
@@ -103,10 +105,12 @@ void ProgressLoop::Until(const std::atomic<bool>& ended) {
 }
 
 void ProgressLoop::EndCaller() {
-  // What is still expected may need another look without a ring: at the clock, or at MPI.
-  uint32_t seen = Expecting() || inbox_->stopping() ? looked_at_ - 1 : looked_at_;
+  Doorbell* bell = core_->transport->doorbell();
+  Doorbell::Hears hears = OwnerHears();
   lock_.Unlock();
-  core_->transport->doorbell()->Resume(seen);
+  bell->Resume(hears);
+  // What is still expected may have come already, or may need another look without a ring: at the clock, or at MPI.
+  if (hears == Doorbell::kAll || inbox_->HasWork() || inbox_->stopping()) bell->Ring(/*from_peer=*/false);
 }
 
 bool ProgressLoop::Pass(bool watches) {
@@ -218,6 +222,8 @@ void ProgressLoop::FailEverything(const Status& status, bool tell) {
 
 bool ProgressLoop::Expecting() const { return executor_->busy() || calls_->waiting() || stalls_->waiting(); }
 
+Doorbell::Hears ProgressLoop::OwnerHears() const { return Expecting() ? Doorbell::kAll : Doorbell::kItsProcess; }
+
 double ProgressLoop::Pause(bool moved) const {
   if (moved) return -1;
   double quiet_s = core_->now_s - moved_s_;
@@ -229,9 +235,9 @@ double ProgressLoop::Pause(bool moved) const {
   return std::min(std::max(quiet_s * kSleepShare, kShortestSleep_s), longest_s);
 }
 
-void ProgressLoop::Sleep(uint32_t seen, double pause_s, Doorbell::Who who) {
+void ProgressLoop::Sleep(uint32_t seen, double pause_s, Doorbell::Who who, Doorbell::Hears hears) {
   if (pause_s == 0) std::this_thread::yield();
-  if (pause_s > 0) core_->transport->doorbell()->Sleep(seen, pause_s, who);
+  if (pause_s > 0) core_->transport->doorbell()->Sleep(seen, pause_s, who, hears);
 }
 
 void ProgressLoop::Drain() {

@@ -82,7 +82,9 @@ class ProgressLoop {
   bool Expecting() const HVD_EXT_REQUIRES(progress_role);
   // How long to sleep after a pass; 0: look again, negative: at once.
   double Pause(bool moved) const HVD_EXT_REQUIRES(progress_role);
-  void Sleep(uint32_t seen, double pause_s, Doorbell::Who who);
+  // Which rings wake the engine's thread after this pass.
+  Doorbell::Hears OwnerHears() const HVD_EXT_REQUIRES(progress_role);
+  void Sleep(uint32_t seen, double pause_s, Doorbell::Who who, Doorbell::Hears hears = Doorbell::kAll);
   bool Working() const HVD_EXT_REQUIRES(progress_role) { return executor_->busy() || calls_->open(); }
   // The end: gives work under way its time, then ends what is left.
   void Drain() HVD_EXT_REQUIRES(progress_role);

@@ -337,7 +337,7 @@ class HostTransport : public TransportInFront {
   Status SendControl(int peer, std::string message) override {
     if (peer == rank()) {
       host_->AddControl(peer, std::move(message));
-      host_->bell()->Ring();
+      host_->bell()->Ring(/*from_peer=*/false);
     } else if (host_->IsNear(peer)) {
       host_->SendControl(peer, message);
     } else {
