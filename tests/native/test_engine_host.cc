@@ -119,7 +119,7 @@ TEST("progress: a caller that is not waiting yet moves other work on, pass by pa
   std::future<Result> call = StartCall(engine, BarrierSpec("x"), "");
   CHECK(call.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);  // the thread stands aside
   Until("the call", [&] {
-    progress.Once();
+    progress.Copied(int64_t{1} << 20);
     return call.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   });
   CHECK_OK(call.get().status);

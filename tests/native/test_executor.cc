@@ -131,6 +131,33 @@ TEST("executor: a lane starts its segments in order, and a tag is used again onl
   CHECK(!bench.executor.busy());
 }
 
+TEST("executor: a segment starts when what it holds has been copied, and those behind it keep their order") {
+  Bench bench(4);
+  Run run;
+  run.plan = PlanOf({kSendToOne});
+  run.elements = 4;
+  run.segment_nbytes = 4;
+  run.buffer = std::make_shared<Buffer>(bench.pool.Take(16));
+  auto arriving = std::make_shared<Arriving>(run.buffer, 4, 10);  // element 1 and a half of element 2
+  run.arriving = arriving;
+  run.done = [](const Status& status) { CHECK_OK(status); };
+  bench.executor.Enqueue(0, std::move(run), bench.now++);
+  bench.Pass();
+  CHECK_EQ(bench.transport.posted.size(), 1u);  // element 3 is there, but element 1 goes first
+  CHECK(!bench.Pass());
+  arriving->copied = 7;
+  CHECK(!bench.Pass());
+  arriving->copied = 8;
+  bench.Pass();
+  CHECK_EQ(bench.transport.posted.size(), 2u);
+  arriving->copied = 10;
+  bench.Pass();
+  CHECK_EQ(bench.transport.posted.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) bench.transport.End(i);
+  bench.Pass();
+  CHECK(!bench.executor.busy());
+}
+
 TEST("executor: a lane whose tags would not fit is refused") {
   constexpr int64_t kOpenMpi = (int64_t{1} << 31) - 1, kLeastOfMpi = 32767;
   CHECK_OK(CheckLane((int64_t{1} << 28) - 1, 8, kOpenMpi));

@@ -26,9 +26,6 @@ std::string& Error() {
 }
 
 constexpr int64_t kJob = 0;  // for Engine::Find
-// While a caller that makes progress copies, nothing else moves, also in other lanes: it makes a pass each time it has
-// copied so much, which takes about 10 us.
-constexpr int64_t kCopiedPerPass = 64 << 10;
 
 int Report(const Status& status) {
   Error() = status.message;
@@ -209,14 +206,8 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   status = found->HasSparse(channel, &sparse);
   if (status.ok() && !sparse) status = found->BeginStep(channel);
   int64_t ticket = 0;
-  int64_t copied_nbytes = 0;  // since the last pass
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
-    if (copied_nbytes >= kCopiedPerPass) {
-      progress.Once();
-      copied_nbytes = 0;
-    }
-    copied_nbytes += nbytes[i];
-    status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket);
+    status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress);
   }
   if (!status.ok()) return Report(status);
   auto waiting = std::make_shared<Waiting>(n_tensors);

@@ -6,6 +6,8 @@
 namespace hvd_ext {
 namespace {
 
+constexpr int64_t kEarlyNbytes = 512 << 10;  // a smaller tensor is copied before a thread could begin to send it
+
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
 }  // namespace
@@ -110,8 +112,8 @@ Status Channel::CheckTensor(int64_t tensor) const {
                  std::to_string(tensors()) + ")");
 }
 
-Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step,
-                        char** to) {
+Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
+                        std::shared_ptr<Arriving>* arriving) {
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
   HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
@@ -139,7 +141,20 @@ Status Channel::Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::s
   ++current->reserved;
   *to = bucket.buffer->data() + place.offset_nbytes;
   *step = steps_.back();
+  const Layout::Bucket& layout = current->layout->bucket(place.bucket);
+  const bool last = current->queued == place.bucket && bucket.here + 1 == layout.tensors();
+  if (last && nbytes >= kEarlyNbytes && !layout.spec.sparse) {
+    *arriving = std::make_shared<Arriving>(bucket.buffer, place.offset_nbytes, place.offset_nbytes + nbytes);
+    QueueNext(*step, *arriving);
+  }
   return Status::Ok();
+}
+
+void Channel::QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving) {
+  const int64_t next = step->queued++;
+  ++queued_;
+  ++(*step->states)[static_cast<size_t>(next)].running;
+  full_.push_back({step, next, step->bucket(next).buffer, std::move(arriving)});
 }
 
 Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) {
@@ -168,11 +183,8 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
   while (step->queued < static_cast<int64_t>(step->buckets.size())) {
     const int64_t next = step->queued;
     if (step->bucket(next).here < layout.bucket(next).tensors()) break;
-    full_.push_back({step, next, step->bucket(next).buffer});
+    QueueNext(step, nullptr);
     ++*full;
-    ++(*step->states)[static_cast<size_t>(next)].running;
-    ++step->queued;
-    ++queued_;
   }
   return Status::Ok();
 }

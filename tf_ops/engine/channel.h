@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "engine/arriving.h"
 #include "engine/buffer_pool.h"
 #include "engine/engine.h"
 #include "engine/error_feedback.h"
@@ -35,11 +36,12 @@ void DeliverAll(const std::vector<Delivery>& ended);
 
 class Channel {
  public:
-  // A bucket whose tensors have all come, and whose predecessors are full too.
+  // A bucket whose tensors have all come, or whose last one is being copied, and whose predecessors are full too.
   struct FullBucket {
     std::shared_ptr<ChannelStep> step;
     int64_t bucket;
     std::shared_ptr<Buffer> buffer;
+    std::shared_ptr<const Arriving> arriving;  // null: all have come
   };
 
   // Throws std::bad_alloc.
@@ -58,10 +60,12 @@ class Channel {
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
   // A submit is Reserve, the copy to `to`, then Arrive, which says how many more buckets are full. For each of them the
-  // engine's thread takes one with TakeFull. All ranks must start their buckets in one order, which is that of
+  // engine's thread takes one with TakeFull. Where Reserve gives `arriving`, the tensor is large and the last that its
+  // bucket lacks: the bucket is full already, and the copy says how far it is.
+  // All ranks must start their buckets in one order, which is that of
   // TakeFull: threads whose submits fill two buckets may tell the engine's thread so in either order.
-  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to)
-      HVD_EXT_EXCLUDES(mutex_);
+  Status Reserve(int64_t tensor, int64_t nbytes, BufferPool* pool, std::shared_ptr<ChannelStep>* step, char** to,
+                 std::shared_ptr<Arriving>* arriving) HVD_EXT_EXCLUDES(mutex_);
   Status Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor, int64_t* full) HVD_EXT_EXCLUDES(mutex_);
   FullBucket TakeFull() HVD_EXT_EXCLUDES(mutex_);
 
@@ -100,6 +104,8 @@ class Channel {
 
   Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
+  void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)
+      HVD_EXT_REQUIRES(mutex_);
   Status FindFeedback(int64_t bucket, Feedback** feedback) const HVD_EXT_REQUIRES(mutex_);
   // Finds the array of a bucket; refused during a step.
   Status FindArray(int64_t bucket, FeedbackArray which, std::vector<float>** array) const HVD_EXT_REQUIRES(mutex_);

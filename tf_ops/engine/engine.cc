@@ -2,6 +2,7 @@
 // the rest is posted to the inbox.
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <future>
@@ -15,6 +16,12 @@
 
 namespace hvd_ext {
 namespace {
+
+// A tensor is copied in pieces of this size. A copy takes about 10 us for 64 kB.
+constexpr int64_t kCopyNbytes = 128 << 10;
+// While a caller that makes progress copies, nothing else moves, also in other lanes: it makes a pass each time it has
+// copied so much.
+constexpr int64_t kCopiedPerPass = 64 << 10;
 
 Status CheckConfig(const Config& config) {
   if (config.window < 1 || config.window > 1024) {
@@ -166,28 +173,43 @@ Status Engine::GetTopKStatistics(int64_t channel, TopKStatistics* statistics) {
   return Status::Ok();
 }
 
-Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
+Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket,
+                      CallerProgress* progress) {
   std::shared_ptr<Channel> found;
   std::shared_ptr<ChannelStep> step;
+  std::shared_ptr<Arriving> arriving;
   char* to = nullptr;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   try {
-    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to));
+    HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to, &arriving));
   } catch (const std::bad_alloc&) {
     return Internal("submit: no memory for a bucket of '" + found->name() + "'");
   }
-  if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
   *ticket = step->number;
+  if (arriving != nullptr && !state_->PostFull(found)) return state_->registry.Usable();
+  for (int64_t at = 0; at < nbytes;) {
+    const int64_t piece = std::min(nbytes - at, kCopyNbytes);
+    std::memcpy(to + at, static_cast<const char*>(data) + at, static_cast<size_t>(piece));
+    at += piece;
+    if (arriving != nullptr) {
+      arriving->copied.fetch_add(piece, std::memory_order_release);
+      state_->core.transport->doorbell()->Ring(/*from_peer=*/false);
+    }
+    if (progress != nullptr) progress->Copied(piece);
+  }
   int64_t full = 0;
   HVD_EXT_RETURN_IF_ERROR(found->Arrive(step, tensor, &full));
   for (; full > 0; --full) {
-    bool posted = state_->inbox.Post([state = state_.get(), found] {
-      AssertProgress();
-      state->lanes.StartBucket(found);
-    });
-    if (!posted) return state_->registry.Usable();
+    if (!state_->PostFull(found)) return state_->registry.Usable();
   }
   return Status::Ok();
+}
+
+bool Engine::State::PostFull(const std::shared_ptr<Channel>& channel) {
+  return inbox.Post([this, channel] {
+    AssertProgress();
+    lanes.StartBucket(channel);
+  });
 }
 
 void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver) {
@@ -293,8 +315,11 @@ Engine::CallerProgress::~CallerProgress() {
   if (has_lock_) state_->loop.EndCaller();
 }
 
-void Engine::CallerProgress::Once() {
-  if (has_lock_) state_->loop.Once();
+void Engine::CallerProgress::Copied(int64_t nbytes) {
+  copied_nbytes_ += nbytes;
+  if (!has_lock_ || copied_nbytes_ < kCopiedPerPass) return;
+  copied_nbytes_ = 0;
+  state_->loop.Once();
 }
 
 // The lock is given up here and not by the destructor: a caller that waits on, because the engine stops, must not keep

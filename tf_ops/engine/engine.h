@@ -140,6 +140,8 @@ struct Statistics {
 
 class Engine {
  public:
+  class CallerProgress;
+
   // Starts the thread. `generation` makes handles of different engines of a process differ: a handle (plan, channel) is
   // generation * 2^32 + index, and one of another generation is answered with kStopped and words.
   static Status Start(std::shared_ptr<Transport> transport, const Config& config, int64_t generation,
@@ -182,8 +184,10 @@ class Engine {
   Status ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to);
   Status WriteFeedback(int64_t channel, int64_t bucket, FeedbackArray which, const float* from);
   Status GetTopKStatistics(int64_t channel, TopKStatistics* statistics);
-  // Copies the tensor into its bucket's buffer and returns. `ticket` is the step that it belongs to.
-  Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
+  // Copies the tensor into its bucket's buffer and returns. `ticket` is the step that it belongs to. A caller that
+  // makes progress does so during the copy, too.
+  Status Submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket,
+                CallerProgress* progress = nullptr);
   // Called once per tensor and step, also before the submit. Results of the last two steps are kept, older ones are
   // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
@@ -201,8 +205,6 @@ class Engine {
   Status StartTrace(int64_t capacity);
   void StopTrace();
   const Trace& trace() const;
-
-  class CallerProgress;
 
   // Finds one of the engines that the C ABI (api.h) has started in this process: by its generation, where 0 stands for
   // the job's engine, or by the handle of a plan or a channel. kStopped with words where it does not run.
@@ -229,8 +231,8 @@ class Engine::CallerProgress {
   CallerProgress(const CallerProgress&) = delete;
   CallerProgress& operator=(const CallerProgress&) = delete;
 
-  // Makes one pass. A caller that takes long before it waits calls it from time to time, for nobody else can.
-  void Once() HVD_EXT_UNCHECKED;
+  // The caller has copied so many bytes. Every now and then a pass is made, for nobody else can.
+  void Copied(int64_t nbytes) HVD_EXT_UNCHECKED;
   // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
   // cannot make progress: the caller then waits.
   void Until(const std::atomic<bool>& ended) HVD_EXT_UNCHECKED;
@@ -238,6 +240,7 @@ class Engine::CallerProgress {
  private:
   const std::shared_ptr<State> state_;
   bool has_lock_;
+  int64_t copied_nbytes_ = 0;  // since the last pass
 };
 
 }  // namespace hvd_ext

@@ -32,6 +32,8 @@ class Engine::State {
   // the deliveries are made on this one, and `then` is left out.
   void PostDeliveries(std::vector<Delivery> ended, std::function<void()> then);
   Status Announce(const std::shared_ptr<OpenCall>& call);
+  // A bucket of the channel has become full.
+  bool PostFull(const std::shared_ptr<Channel>& channel);
 
   Core core;
   Inbox inbox{core.transport->doorbell()};

@@ -116,6 +116,12 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       int64_t slot = lane->next_segment % window_;
       std::unique_ptr<Segment>& place = lane->slots[static_cast<size_t>(slot)];
       if (place != nullptr) return Status::Ok();
+      const int64_t begin = UnitBegin(open->started, open->segments, open->run.elements);
+      const int64_t end = UnitBegin(open->started + 1, open->segments, open->run.elements);
+      const int64_t nbytes_each = static_cast<int64_t>(SizeOf(open->run.dtype));
+      if (open->run.arriving != nullptr && !open->run.arriving->Has(begin * nbytes_each, end * nbytes_each)) {
+        return Status::Ok();
+      }
       // The last step's run of this bucket has not ended; the runs behind this one keep their order. Enter is called
       // last, because a run that has entered must start.
       if (open->started == 0 && open->run.sparse != nullptr && !open->run.sparse->Enter()) return Status::Ok();
@@ -130,8 +136,8 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       place->plan = open->run.plan;
       place->buffer = open->run.buffer;
       place->sparse = open->run.sparse;
-      place->begin = UnitBegin(open->started, open->segments, open->run.elements);
-      place->elements = UnitBegin(open->started + 1, open->segments, open->run.elements) - place->begin;
+      place->begin = begin;
+      place->elements = end - begin;
       ++open->started;
       ++lane->next_segment;
       *moved = true;

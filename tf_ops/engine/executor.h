@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/arriving.h"
 #include "engine/buffer_pool.h"
 #include "engine/progress_role.h"
 #include "engine/sparse_run.h"
@@ -46,6 +47,7 @@ struct Run {
   ReduceOp op = ReduceOp::kSum;  // what RECV_REDUCE does
   int64_t divisor = 1;           // each segment is divided by it when it has ended
   std::shared_ptr<Buffer> buffer;
+  std::shared_ptr<const Arriving> arriving;  // what is still copied into the buffer; a segment starts when it is there
   int64_t elements = 0;
   int64_t segment_nbytes = 0;               // 0: one segment
   std::shared_ptr<SparseRun> sparse;        // of a bucket with error feedback, which is one segment

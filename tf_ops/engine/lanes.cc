@@ -20,6 +20,7 @@ void Lanes::StartBucket(const std::shared_ptr<Channel>& channel) {
   run.op = spec.op;
   run.divisor = spec.op == ReduceOp::kAverage ? core_->size : 1;
   run.buffer = std::move(full.buffer);
+  run.arriving = std::move(full.arriving);
   run.elements = bucket.elements;
   run.segment_nbytes = core_->config.segment_nbytes > 0 ? core_->config.segment_nbytes : spec.segment_nbytes;
   run.id = step->number;

@@ -12,6 +12,8 @@ namespace hvd_ext {
 namespace {
 
 constexpr double kSpin_s = 50e-6;  // messages often come at once
+// A caller's thread has nothing else to do, and to be woken takes as long as a pass over a megabyte.
+constexpr double kCallerSpin_s = 500e-6;
 constexpr double kShortestSleep_s = 20e-6;
 constexpr double kLongestSleep_s = 10e-3;   // while messages are expected, but not soon
 constexpr double kExpectingSleep_s = 1e-3;  // the longest sleep while messages are expected, for kPatience_s
@@ -69,7 +71,7 @@ void ProgressLoop::Run() {
   while (!inbox_->stopping()) {
     uint32_t seen = bell->Look();
     if (lock_.TryLock()) {
-      double pause_s = Pause(Pass(true));
+      double pause_s = Pause(Pass(true), kSpin_s);
       seen = looked_at_;
       Doorbell::Hears hears = OwnerHears();
       lock_.Unlock();
@@ -99,7 +101,7 @@ void ProgressLoop::Once() {
 
 void ProgressLoop::Until(const std::atomic<bool>& ended) {
   while (!ended && !inbox_->stopping()) {
-    double pause_s = Pause(Pass(true));
+    double pause_s = Pause(Pass(true), kCallerSpin_s);
     if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
   }
 }
@@ -224,11 +226,11 @@ bool ProgressLoop::Expecting() const { return executor_->busy() || calls_->waiti
 
 Doorbell::Hears ProgressLoop::OwnerHears() const { return Expecting() ? Doorbell::kAll : Doorbell::kItsProcess; }
 
-double ProgressLoop::Pause(bool moved) const {
+double ProgressLoop::Pause(bool moved, double spin_s) const {
   if (moved) return -1;
   double quiet_s = core_->now_s - moved_s_;
   bool expecting = Expecting();
-  if (expecting && quiet_s < kSpin_s) return 0;
+  if (expecting && quiet_s < spin_s) return 0;
   if (core_->transport->Rings()) return expecting ? kRungSleep_s : kIdleSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
   if (!expecting && !core_->transport->ControlPending()) longest_s = kIdleSleep_s;
@@ -248,7 +250,7 @@ void ProgressLoop::Drain() {
     bool moved = Pass(false);
     if (!core_->failure.ok() || !Working() || core_->now_s - moved_s_ > drain_s) break;
     if (core_->now_s - begun_s > kDrainPatience * drain_s) break;
-    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
+    Sleep(looked_at_, Pause(moved, kSpin_s), Doorbell::kOwner);
   }
   if (core_->failure.ok() && Working()) alone_ = true;
   whole_ = core_->failure.ok() && !alone_ && !registry_->AnyLaneFailed();
@@ -279,7 +281,7 @@ void ProgressLoop::ShutDownHandshake() {
       return;
     }
     if (moved) moved_s_ = core_->now_s;
-    Sleep(looked_at_, Pause(moved), Doorbell::kOwner);
+    Sleep(looked_at_, Pause(moved, kSpin_s), Doorbell::kOwner);
   }
   quiet_ = whole_ && !alone_;
 }

@@ -80,8 +80,8 @@ class ProgressLoop {
 
   // Whether a message, or the end of one, is expected.
   bool Expecting() const HVD_EXT_REQUIRES(progress_role);
-  // How long to sleep after a pass; 0: look again, negative: at once.
-  double Pause(bool moved) const HVD_EXT_REQUIRES(progress_role);
+  // How long to sleep after a pass; 0: look again, negative: at once. `spin_s`: so long it looks again at first.
+  double Pause(bool moved, double spin_s) const HVD_EXT_REQUIRES(progress_role);
   // Which rings wake the engine's thread after this pass.
   Doorbell::Hears OwnerHears() const HVD_EXT_REQUIRES(progress_role);
   void Sleep(uint32_t seen, double pause_s, Doorbell::Who who, Doorbell::Hears hears = Doorbell::kAll);
