@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -50,15 +50,15 @@ for part in $parts; do
         ;;
     sweep)
         rm -f "$file"
-        rehearsed 2,2 --rate 1gbit --burst 64kb -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi \
-            --how engine --bytes 240000,960000,3840000,15360000,61440000,240000000,480000000 --json "$file" --append
+        rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi \
+            --how engine --bytes 240000,960000,3840000,15360000,61440000,240000000 --json "$file" --append
         rehearsed 3,2 --rate 100mbit -- python -m hvd_ext bench allreduce --algorithms ring,blueconnect,flexreduce,mpi,horovod \
             --how graph --bytes 240000,960000,3840000,15360000,61440000 --seconds-per-row 4 --json "$file" --append
         hvd_ext bench plot "$file" --kind sizes --output "$folder/allreduce_sweep.png"
         ;;
     10gbit)
         rm -f "$file"
-        for hosts in 1,1 2,2; do
+        for hosts in 1,1 2,1 2,2 4,4; do
             rehearsed $hosts --rate 10gbit -- python -m hvd_ext bench allreduce --algorithms auto,tcp,mpi,horovod \
                 --bytes 1000000,16000000,64000000 --json "$file" --append
         done
@@ -68,6 +68,12 @@ for part in $parts; do
         for hosts in 2,2 2,2,1; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --algorithms auto,flexreduce,ring,horovod,horovod-links2 \
                 --json "$folder/training_horovod.json" --append
+        done
+        ;;
+    training_small)
+        rm -f "$folder/training_small.json"
+        for model in small-160 small-1000 mlp; do
+            hvd_ext bench training --ranks 2,4 --model $model --algorithms auto,horovod --json "$folder/training_small.json" --append
         done
         ;;
     training_nine)

@@ -12,7 +12,8 @@ namespace hvd_ext {
 namespace {
 
 constexpr double kSpin_s = 50e-6;  // messages often come at once
-// A caller's thread has nothing else to do, and to be woken takes as long as a pass over a megabyte.
+// A caller's thread has nothing else to do, and to be woken takes as long as a pass over a megabyte. Between hosts it
+// waits for links, which takes longer.
 constexpr double kCallerSpin_s = 500e-6;
 constexpr double kShortestSleep_s = 20e-6;
 constexpr double kLongestSleep_s = 10e-3;   // while messages are expected, but not soon
@@ -100,8 +101,9 @@ void ProgressLoop::Once() {
 }
 
 void ProgressLoop::Until(const std::atomic<bool>& ended) {
+  const double spin_s = core_->transport->Rings() ? kCallerSpin_s : kSpin_s;
   while (!ended && !inbox_->stopping()) {
-    double pause_s = Pause(Pass(true), kCallerSpin_s);
+    double pause_s = Pause(Pass(true), spin_s);
     if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
   }
 }
