@@ -201,7 +201,7 @@ TEST("channel: threads that fill buckets at the same moment do not change the or
 ChannelSpec LargeSpec(int64_t plan) {
   ChannelSpec spec;
   spec.name = "large";
-  spec.elements = {300001, 5, 200003, 7};
+  spec.elements = {150001, 5, 140003, 7};
   spec.tensor_names = {"a", "b", "c", "d"};
   spec.buckets = {{DType::kFloat32, ReduceOp::kSum, plan, 40000, {1, 2, 3}},
                   {DType::kFloat32, ReduceOp::kSum, plan, 64000, {0}}};
@@ -210,24 +210,30 @@ ChannelSpec LargeSpec(int64_t plan) {
 
 TEST("channel: the last tensor of a bucket travels while it is copied, whichever it is") {
   const std::vector<std::vector<int64_t>> orders = {{1, 3, 2, 0}, {0, 1, 2, 3}, {2, 3, 1, 0}, {3, 0, 1, 2}};
-  for (int size : {1, 2, 3}) {
+  for (int size : {1, 3}) {
+    std::vector<std::string> sums;
+    for (int64_t elements : LargeSpec(0).elements) {
+      sums.push_back(Reduced(DType::kFloat32, ReduceOp::kSum, elements, size, 0));
+    }
     Engines engines(size);
     engines.Each([&](int rank, Engine* engine) {
       int64_t channel = -1;
       ChannelSpec spec = LargeSpec(AddPlan(engine, RingAllreduce(rank, size)));
       CHECK_OK(engine->OpenChannel(spec, &channel));
-      for (int step = 0; step < 8; ++step) {
+      std::vector<std::string> inputs;
+      for (int64_t elements : spec.elements) inputs.push_back(Input(DType::kFloat32, elements, rank, 0));
+      for (size_t step = 0; step < 4; ++step) {
         CHECK_OK(engine->BeginStep(channel));
         int64_t ticket = 0;
-        for (int64_t tensor : orders[static_cast<size_t>(step + rank) % orders.size()]) {
-          std::string input = Input(DType::kFloat32, spec.elements[static_cast<size_t>(tensor)], rank, step);
+        for (int64_t tensor : orders[(step + static_cast<size_t>(rank)) % orders.size()]) {
+          const std::string& input = inputs[static_cast<size_t>(tensor)];
           CHECK_OK(engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), &ticket));
         }
         for (int64_t tensor = 0; tensor < 4; ++tensor) {
-          const int64_t elements = spec.elements[static_cast<size_t>(tensor)];
-          Result result = StartCollect(engine, channel, tensor, ticket, 4 * elements).get();
+          const std::string& sum = sums[static_cast<size_t>(tensor)];
+          Result result = StartCollect(engine, channel, tensor, ticket, static_cast<int64_t>(sum.size())).get();
           CHECK_OK(result.status);
-          CHECK(result.data == Reduced(DType::kFloat32, ReduceOp::kSum, elements, size, step));
+          CHECK(result.data == sum);
         }
       }
     });
