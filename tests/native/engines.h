@@ -281,6 +281,17 @@ inline std::string Reduced(DType dtype, ReduceOp op, int64_t elements, int size,
 constexpr DType kReducible[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
                                 DType::kBFloat16, DType::kInt32,   DType::kInt64};
 
+// The progress of an engine, whose thread may be in the middle of a pass.
+inline std::unique_ptr<Engine::CallerProgress> TakeProgress(Engine* engine) {
+  std::unique_ptr<Engine::CallerProgress> progress;
+  Until("the progress lock", [&] {
+    progress.reset();
+    progress = std::make_unique<Engine::CallerProgress>(engine);
+    return progress->has_lock();
+  });
+  return progress;
+}
+
 // Runs tests of other files again, over another transport.
 inline void Again(std::vector<std::shared_ptr<Transport>> (*transports)(int),
                   const std::vector<std::string>& beginnings) {

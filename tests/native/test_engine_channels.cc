@@ -250,10 +250,11 @@ TEST("channel: a bucket starts before its last large tensor has been copied, and
     std::vector<std::string> inputs;
     for (int64_t elements : spec.elements) inputs.push_back(Input(DType::kFloat32, elements, rank, 0));
     {
-      Engine::CallerProgress progress(engine);  // nobody else makes progress
+      std::unique_ptr<Engine::CallerProgress> progress = TakeProgress(engine);  // nobody else makes progress
       auto submit = [&](int64_t tensor) {
         const std::string& input = inputs[static_cast<size_t>(tensor)];
-        CHECK_OK(engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), &ticket, &progress));
+        CHECK_OK(
+            engine->Submit(channel, tensor, input.data(), static_cast<int64_t>(input.size()), &ticket, progress.get()));
         return engine->GetStatistics().bytes_sent;
       };
       CHECK_EQ(submit(1), 0);

@@ -83,7 +83,7 @@ TEST("progress: only one caller makes it at a time, and none in a callback; the 
   Engine* engine = engines[0];
   std::atomic<bool> never{false}, inside{false}, ended{false};
   {
-    Engine::CallerProgress first(engine);
+    std::unique_ptr<Engine::CallerProgress> first = TakeProgress(engine);
     std::thread([&] {
       Engine::CallerProgress second(engine);
       second.Until(never);  // returns at once
@@ -95,7 +95,7 @@ TEST("progress: only one caller makes it at a time, and none in a callback; the 
       inside = true;
       ended = true;
     });
-    first.Until(ended);
+    first->Until(ended);
     CHECK(inside);
   }
   CHECK_OK(Call(engine, BarrierSpec("y"), "").status);  // the engine's thread works again
@@ -115,11 +115,11 @@ TEST("progress: callers that wait make it while the memory that ranks share is f
 TEST("progress: a caller that is not waiting yet moves other work on, pass by pass") {
   Engines engines(1);
   Engine* engine = engines[0];
-  Engine::CallerProgress progress(engine);
+  std::unique_ptr<Engine::CallerProgress> progress = TakeProgress(engine);
   std::future<Result> call = StartCall(engine, BarrierSpec("x"), "");
   CHECK(call.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);  // the thread stands aside
   Until("the call", [&] {
-    progress.Copied(int64_t{1} << 20);
+    progress->Copied(int64_t{1} << 20);
     return call.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   });
   CHECK_OK(call.get().status);

@@ -231,6 +231,8 @@ class Engine::CallerProgress {
   CallerProgress(const CallerProgress&) = delete;
   CallerProgress& operator=(const CallerProgress&) = delete;
 
+  // Whether this caller makes the progress.
+  bool has_lock() const { return has_lock_; }
   // The caller has copied so many bytes. Every now and then a pass is made, for nobody else can.
   void Copied(int64_t nbytes) HVD_EXT_UNCHECKED;
   // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
