@@ -14,7 +14,7 @@ from tests.native.builds import built, must_succeed, run
 
 pytestmark = pytest.mark.slow  # the first run builds for a minute
 
-RUN_LIMIT_S = 600
+RUN_LIMIT_S = 900
 # What may be seen of the engine library: the C ABI, and what the library of the ops calls.
 EXPORTS = ("hvd_ext_", "hvd_ext::Engine::", "hvd_ext::TopK", "hvd_ext::SizeOf(", "hvd_ext::NameOf(")
 
