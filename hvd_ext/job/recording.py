@@ -20,6 +20,7 @@ from hvd_ext.trace import events, records
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.job.runtime import Runtime
+    from hvd_ext.planning.layout import Layout
 
 VERSION = 1
 # 15 MB of memory. With 10 buckets and plans of 10 rounds a step makes about 140 records, so that 900 steps fit.
@@ -207,9 +208,18 @@ def _book(owner: Runtime, zero_ns: int) -> events.Book:
     plans = {handle: events.levels_of(plan) for handle, plan in owner.plans.items()}
     channels = {}
     for lane, channel in owner.engine.channels.items():
-        buckets = []
-        for bucket, nbytes in zip(channel.layout.buckets, channel.layout.nbytes, strict=True):
-            names = tuple(channel.layout.tensors[place].name for place in bucket.tensors)
-            buckets.append(events.Bucket(events.levels_of(bucket.plan), names, nbytes, bucket.dtype))
-        channels[lane] = events.Channel(channel.name, tuple(buckets))
+        layouts = tuple((first, _buckets(layout)) for first, layout in channel.layouts)
+        channels[lane] = events.Channel(channel.name, layouts)
     return events.Book(owner.engine.rank, owner.hosts[owner.engine.rank], zero_ns, channels, plans)
+
+
+def _buckets(layout: Layout) -> tuple[events.Bucket, ...]:
+    return tuple(
+        events.Bucket(
+            events.levels_of(bucket.plan),
+            tuple(layout.tensors[place].name for place in bucket.tensors),
+            nbytes,
+            bucket.dtype,
+        )
+        for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
+    )
