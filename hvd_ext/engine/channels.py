@@ -35,7 +35,7 @@ class OpenChannel(NamedTuple):
         return self.layouts[-1][1]
 
 
-class StepTimes(NamedTuple):
+class RecentSteps(NamedTuple):
     """The newest complete steps of a channel on this rank, the oldest first.
 
     Attributes:
@@ -61,6 +61,7 @@ class Channels:
     channels: dict[int, OpenChannel]
 
     def __init__(self) -> None:
+        self._open: dict[int, OpenChannel] = {}  # by handle
         self._due: dict[int, Callable[[int], None]] = {}  # by channel: what is called before a step
         # one for all calls and for good: it must not be freed while it runs
         self._before_step = native.AT_STEP(lambda channel, step: self._due.pop(channel)(step))
@@ -83,7 +84,7 @@ class Channels:
         handle = ctypes.c_int64()
         described = _description(name, layout, handle_of)
         _call("hvd_ext_channel_open", self.generation, *described, ctypes.byref(handle))
-        self.channels[_lane(handle.value)] = OpenChannel(name, [(1, layout)])
+        self.channels[_lane(handle.value)] = self._open[handle.value] = OpenChannel(name, [(1, layout)])
         return handle.value
 
     def switch(self, channel: int, layout: Layout, handle_of: Callable[[LogicalPlan], int], first_step: int) -> None:
@@ -105,6 +106,10 @@ class Channels:
         _call("hvd_ext_channel_switch", channel, *_description(opened.name, layout, handle_of))
         opened.layouts.append((first_step, layout))
 
+    def open_channels(self) -> dict[int, OpenChannel]:
+        """Return the channels that are open, by handle."""
+        return dict(self._open)
+
     def at_step(self, channel: int, step: int, call: Callable[[int], None]) -> None:
         """Have a function called once, before a step begins; it replaces the one that was to be called before.
 
@@ -117,7 +122,7 @@ class Channels:
         self._due[channel] = call
         _call("hvd_ext_channel_at_step", channel, step, self._before_step)
 
-    def times(self, channel: int, most: int = KEPT_STEPS) -> StepTimes:
+    def times(self, channel: int, most: int = KEPT_STEPS) -> RecentSteps:
         """Return when the tensors of the newest complete steps came on this rank; the engine notes this always.
 
         Args:
@@ -131,7 +136,7 @@ class Channels:
         numbers = steps.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
         _call("hvd_ext_channel_times", channel, most, tensors, numbers, *seconds, ctypes.byref(count))
         kept = slice(count.value)
-        return StepTimes(steps[kept], begins_s[kept], ends_s[kept], came_s[kept])
+        return RecentSteps(steps[kept], begins_s[kept], ends_s[kept], came_s[kept])
 
     def close_channel(self, channel: int) -> None:
         """Close a channel; collect operations that still wait fail with `NotInitializedError`.
@@ -143,6 +148,7 @@ class Channels:
             InvalidError: there is no such channel.
         """
         _call("hvd_ext_channel_close", channel)
+        self._open.pop(channel, None)
 
     def begin_step(self, channel: int) -> None:
         """Begin a step of a channel.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
 from hvd_ext.options import unsupported
-from hvd_ext.trace import events, records
+from hvd_ext.trace import events, records, step_times
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -147,26 +147,32 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    recording, raw = _taken()
+    recording, raw, times = _taken()
 
     def finish() -> None:
         try:
-            _written(owner, recording, raw)
+            _written(owner, recording, raw, times)
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
     return finish
 
 
-def _taken() -> tuple[_Recording, records.Raw]:
+def _taken() -> tuple[_Recording, records.Raw, list[dict[str, Any]]]:
+    """End the recording; return it, the engine's records, and the times of the steps of each channel."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None
     records.stop()
-    return recording, records.read(CAPACITY)
+    times = []
+    for handle, channel in recording.engine.open_channels().items():
+        medians = step_times.measured(recording.engine.times(handle))
+        if medians is not None:
+            times.append(step_times.described(channel.name, channel.layout, medians))
+    return recording, records.read(CAPACITY), times
 
 
-def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
+def _written(owner: Runtime, recording: _Recording, raw: records.Raw, times: list[dict[str, Any]]) -> Path:
     # A recorded wait may have begun during an earlier trace.
     found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
     about = {
@@ -179,6 +185,7 @@ def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
         "records": len(found),
         "dropped": raw.dropped,
+        "channels": times,
     }
     made = events.events_of(found, _book(owner, recording.zero_ns))
     path = recording.folder / f"rank_{owner.engine.rank}.json"
