@@ -6,6 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -46,6 +47,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
     num_groups: int = 0,
@@ -82,6 +84,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         algorithm: "auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k
             gradients; None: "hitopk".
         bucket_nbytes: about the size of a bucket; None: that of `init`.
+        buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None:
+            that of `init`.
         check_every: the number of steps after which the ranks compare a checksum of their weights again; 0: never.
         check_start: compare the ranks' weights before the first update (docs/training.md).
         num_groups: Horovod's older name for groups.
@@ -109,6 +113,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_every=check_every,
         check_start=check_start,
     )
@@ -131,6 +136,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
     num_groups: int = 0,
@@ -167,6 +173,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_every=check_every,
         check_start=check_start,
     )
