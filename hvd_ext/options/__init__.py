@@ -349,13 +349,18 @@ def check_compression(compression: object) -> Compression:
     return known[name]
 
 
+def is_file(buckets: str | Path) -> bool:
+    """Whether a value of `Options.buckets` is the path of a layout's file."""
+    from hvd_ext.planning import buckets as bucketers
+
+    return str(buckets) != "auto" and str(buckets) not in bucketers.names()
+
+
 def _checked_buckets(buckets: object) -> str:
     from hvd_ext.planning import buckets as bucketers
 
-    if isinstance(buckets, (str, Path)) and str(buckets):
-        text = str(buckets)
-        if text == "auto" or text in bucketers.names() or Path(text).is_file():
-            return text
+    if isinstance(buckets, (str, Path)) and str(buckets) and (not is_file(buckets) or Path(buckets).is_file()):
+        return str(buckets)
     raise InvalidError(
         f"buckets ({buckets!r}): must be 'auto', one of {', '.join(bucketers.names())}, or the path of a layout's file"
     )

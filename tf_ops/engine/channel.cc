@@ -7,7 +7,7 @@ namespace hvd_ext {
 namespace {
 
 constexpr int64_t kEarlyNbytes = 512 << 10;  // a smaller tensor is copied before a thread could begin to send it
-constexpr size_t kTimesKept = 100;           // steps
+constexpr size_t kTimesKept = 99;            // steps, besides the newest
 
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
@@ -75,16 +75,19 @@ std::function<void(int64_t step)> Channel::TakeCallBeforeStep(int64_t* step) {
 
 std::vector<StepTimes> Channel::Times(int64_t most) const {
   MutexLock lock(&mutex_);
-  const int64_t kept = static_cast<int64_t>(times_.size());
-  return {times_.end() - std::min(kept, std::max<int64_t>(most, 0)), times_.end()};
+  std::vector<StepTimes> times(times_.begin(), times_.end());
+  if (!steps_.empty() && IsComplete(*steps_.back())) {
+    const ChannelStep& last = *steps_.back();
+    times.push_back({last.number, last.begin_s, last.end_s, last.came_s});
+  }
+  const int64_t kept = static_cast<int64_t>(times.size());
+  times.erase(times.begin(), times.end() - std::min(kept, std::max<int64_t>(most, 0)));
+  return times;
 }
 
-void Channel::KeepTimes(ChannelStep* step) {
-  const bool ended = std::all_of(step->buckets.begin(), step->buckets.end(),
-                                 [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });
-  if (!ended || step->here < tensors()) return;
-  if (times_.size() == kTimesKept) times_.pop_front();
-  times_.push_back({step->number, step->begin_s, step->end_s, std::move(step->came_s)});
+bool Channel::IsComplete(const ChannelStep& step) const {
+  return step.here == tensors() && std::all_of(step.buckets.begin(), step.buckets.end(),
+                                               [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });
 }
 
 bool Channel::has_sparse() const {
@@ -144,7 +147,11 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
     steps_.pop_back();
     return status;
   }
-  if (!steps_.empty()) KeepTimes(steps_.back().get());
+  if (!steps_.empty() && IsComplete(*steps_.back())) {
+    const ChannelStep& last = *steps_.back();
+    if (times_.size() == kTimesKept) times_.pop_front();
+    times_.push_back({last.number, last.begin_s, last.end_s, last.came_s});
+  }
   // The last step stays, for collects that come late; older ones stay while somebody waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
     const auto& t = steps_[i]->tensors;

@@ -115,7 +115,7 @@ class Channel {
   using BucketStates = std::vector<BucketState>;
 
   static BucketStates StatesOf(const Layout& layout);
-  void KeepTimes(ChannelStep* step) HVD_EXT_REQUIRES(mutex_);
+  bool IsComplete(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
   Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
   void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)

@@ -23,13 +23,14 @@ from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front,
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
+from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 if TYPE_CHECKING:
     from hvd_ext.keras.optimizers.wrapper import WrappedOptimizer
 
-__all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "flush"]
+__all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "explain", "flush"]
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
@@ -249,6 +250,29 @@ def flush(optimizer: Any) -> None:
         # ranks with different densities would run different plans
         consensus.exchange(job.engine, "flush", lambda: reducer.label)
         reducer.flush()
+
+
+def explain(optimizer: Any, file: str | Path | None = None) -> str:
+    """Print how the gradients of an optimizer are reduced, and why: buckets, algorithms, predicted and measured times.
+
+    With HVD_EXT_EXPLAIN=1 rank 0 prints the same, also for tapes, whenever the buckets were planned.
+
+    Args:
+        optimizer: from `hvd_ext.DistributedOptimizer`, after its first step.
+        file: where to write the layout as JSON, for `buckets=FILE`; None for nowhere.
+
+    Returns:
+        The text that was printed.
+
+    Raises:
+        InvalidError: the optimizer is not wrapped or has made no step, or the file cannot be written.
+    """
+    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
+    if not isinstance(reducer, Reducer):
+        raise InvalidError(f"explain ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer")
+    text = explanation.explained(reducer, file)
+    print(text, end="")
+    return text
 
 
 def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
