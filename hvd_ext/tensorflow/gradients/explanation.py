@@ -45,7 +45,7 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
                 newest = channel.layout
     if newest is None:
         raise InvalidError(
-            f"explain ({reducer.label}): its gradients are planned at its first step; call it after that"
+            f"explain ({reducer.label}): its buckets are planned at its first step; call it later"
         )
     if file is not None:
         try:
