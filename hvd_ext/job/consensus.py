@@ -117,7 +117,7 @@ def check_tensors(subject: str, lists: Sequence[Sequence[Sequence[str]]], ranks:
     first, rank_0 = lists[0], _numbers(ranks, lists)[0]
     for rank, tensors in zip(_numbers(ranks, lists), lists, strict=True):
         for index, ((name, text), (name_0, text_0)) in enumerate(zip(tensors, first, strict=False)):
-            if not _alike(name, name_0):
+            if not alike(name, name_0):
                 raise MismatchError(
                     f"{subject}: tensor {index} must have the same name on all ranks; rank {rank} has {name!r} "
                     f"({text}), rank {rank_0} has {name_0!r} ({text_0}); build the model in the same order on all ranks"
@@ -144,8 +144,16 @@ def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int
     return range(len(values)) if ranks is None else ranks
 
 
-def _alike(name: str, other: str) -> bool:
-    """Return whether two names mean the same variable or slot, apart from what Keras adds to them."""
+def alike(name: str, other: str) -> bool:
+    """Compare the names of two variables or slots, without what Keras adds to them.
+
+    Args:
+        name: such as "model/dense_20/kernel".
+        other: such as "dense/kernel".
+
+    Returns:
+        Whether they mean the same.
+    """
     parts, others = ([_NUMBER.sub("", part) for part in text.split("/")[-2:]] for text in (name, other))
     return len(parts) == len(others) and all(
         f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")

@@ -63,15 +63,22 @@ def measured(steps: RecentSteps) -> Measured | None:
 
 
 def latest(ranks: Sequence[Measured]) -> Measured:
-    """Take each time of the rank on which it is longest; an update's time is the shortest, which the others wait for.
+    """Take each time of the rank on which it is longest.
+
+    All ranks have a step's last bucket at about the same time, and begin the next step when they have made their
+    update. So the update is that of the quickest rank, and what other ranks need longer for theirs delays their
+    gradients.
 
     Args:
         ranks: the medians of each rank, for the same tensors.
     """
     steps_s = [one.step_s for one in ranks if one.step_s is not None]
     updates_s = [one.update_s for one in ranks if one.update_s is not None]
+    quickest_s = min(updates_s, default=0.0)
+    late_s = [0.0 if one.update_s is None else one.update_s - quickest_s for one in ranks]
+    ready_s = [[late + ready for ready in one.ready_s] for late, one in zip(late_s, ranks, strict=True)]
     return Measured(
-        tuple(max(times) for times in zip(*(one.ready_s for one in ranks), strict=True)),
+        tuple(max(times) for times in zip(*ready_s, strict=True)),
         max(steps_s, default=None),
         min(updates_s, default=None),
     )

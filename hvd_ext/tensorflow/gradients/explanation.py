@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.reducer import Reducer
     from hvd_ext.tensorflow.gradients.replanning import Review
 
-WIDTH = 140
-NAMED = 3  # candidates for each bucket
+WIDTH = 170
+NAMED = 2  # runners-up for each bucket
 
 
 def explained(reducer: Reducer, file: str | Path | None) -> str:
@@ -44,9 +44,7 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
                 texts.append(of_layout(one.job, channel.name, channel.layout, review))
                 newest = channel.layout
     if newest is None:
-        raise InvalidError(
-            f"explain ({reducer.label}): its buckets are planned at its first step; call it later"
-        )
+        raise InvalidError(f"explain ({reducer.label}): its buckets are planned at its first step; call it later")
     if file is not None:
         try:
             Path(file).write_text(json.dumps(newest.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -77,9 +75,9 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
         title += f", planned after step {review.step}; predicted step {_ms(predicted.step_s)} ms"
         title += "" if review.measured_s is None else f", measured before {_ms(review.measured_s)} ms"
     table = Table(title=title, title_justify="left")
-    for head in ("bucket", "tensors", "MB", "sent as", "algorithm", "segment kB", "ready ms", "begins ms", "ends ms"):
+    for head in ("bucket", "tensors", "size", "sent as", "algorithm", "segment", "ready ms", "begins ms", "ends ms"):
         table.add_column(head, justify="left" if head in ("sent as", "algorithm") else "right", no_wrap=True)
-    table.add_column("runners-up", no_wrap=True, overflow="ellipsis")
+    table.add_column("runners-up, alone", no_wrap=True)
     for number, (bucket, nbytes) in enumerate(zip(layout.buckets, layout.nbytes, strict=True)):
         times = ["-"] * 3
         if review is not None and predicted is not None:
@@ -88,10 +86,10 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
         table.add_row(
             str(number),
             str(len(bucket.tensors)),
-            f"{nbytes / 1e6:.3g}",
+            _size(nbytes),
             _form(bucket),
             bucket.plan.algorithm,
-            f"{bucket.segment_nbytes / 1e3:.4g}",
+            _size(bucket.segment_nbytes),
             *times,
             _others(bucket),
         )
@@ -118,6 +116,13 @@ def _others(bucket: BucketLayout) -> str:
     prices = [(price, name) for name, price in bucket.choice.candidates if not isinstance(price, str)]
     others = [(price, name) for price, name in sorted(prices) if name != bucket.choice.algorithm][:NAMED]
     return ", ".join(f"{name} {_ms(price)} ms" for price, name in others)
+
+
+def _size(nbytes: int) -> str:
+    for unit, factor in (("MB", 1_000_000), ("kB", 1000)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes} B"
 
 
 def _ms(seconds: float) -> str:

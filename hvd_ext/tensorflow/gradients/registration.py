@@ -174,7 +174,7 @@ def _forced(
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidError(f"buckets ({path}): must be a layout's file: {error}") from error
-    forced = Layout.from_json(values, tree, tensors, op, places=places, source=f"buckets ({path})")
+    forced = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=places, source=f"buckets ({path})")
     wanted = {place for place in places if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)}
     if forced.selected != wanted:
         raise InvalidError(
@@ -182,6 +182,19 @@ def _forced(
             "compression that was given; use the compression with which the file was written"
         )
     return forced
+
+
+def _renamed(values: Any, tensors: Sequence[Tensor]) -> Any:
+    """Give the tensors of a layout's file the names that they have here, if they are the same tensors."""
+    try:
+        there = list(values["tensors"])
+        if len(there) != len(tensors) or not all(map(consensus.alike, there, [tensor.name for tensor in tensors])):
+            return values
+        name_of = {name: tensor.name for name, tensor in zip(there, tensors, strict=True)}
+        buckets = [{**one, "tensors": [name_of[name] for name in one["tensors"]]} for one in values["buckets"]]
+        return {**values, "tensors": {name_of[name]: values["tensors"][name] for name in there}, "buckets": buckets}
+    except (KeyError, TypeError, AttributeError):
+        return values  # whoever reads it says what is wrong
 
 
 def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: Groups) -> dict[str, Any]:

@@ -184,7 +184,8 @@ class Replanning:
                     banner.say(self._job, f"{self._channel.name}: the buckets\n{table}")
         except Exception as error:
             _LOG.warning("%s: its buckets could not be planned anew after step %d: %s", self._name, step, error)
-        self._wait(step)
+        if self._channel.is_open:
+            self._wait(step)
 
     def _review(self, step: int, number: int) -> Review | None:
         job, channel, now = self._job, self._channel, self._channel.layout
@@ -207,7 +208,8 @@ class Replanning:
             after_s = predict(job.tree, new, times).step_s
             expected_s = self.reviews[-1].after_s if self.reviews else None
             late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
-            switches = new.digest != now.digest and (after_s <= before_s * (1 - WORTH_SWITCHING) or late)
+            worth = after_s < before_s if late else after_s <= before_s * (1 - WORTH_SWITCHING)
+            switches = worth and new.digest != now.digest
             layout = new if switches else now
             planned.append(Review(step, times, latest.step_s, expected_s, before_s, after_s, layout, switched=switches))
             if switches and channel.selects:

@@ -43,8 +43,13 @@ def test_steps_that_do_not_follow_one_another_say_nothing_about_the_length_of_a_
 
 
 def test_the_latest_rank_counts_for_each_tensor() -> None:
-    ranks = [Measured((0.5, 0.2), 1.0, 0.3), Measured((0.4, 0.3), 1.1, 0.1), Measured((0.1, 0.1), None, None)]
-    assert step_times.latest(ranks) == Measured((0.5, 0.3), 1.1, 0.1)
+    ranks = [Measured((0.5, 0.2), 1.0, 0.25), Measured((0.4, 0.3), 1.1, 0.25), Measured((0.1, 0.1), None, None)]
+    assert step_times.latest(ranks) == Measured((0.5, 0.3), 1.1, 0.25)
+
+
+def test_a_rank_that_needs_longer_for_its_update_has_its_gradients_later() -> None:
+    ranks = [Measured((0.5, 0.25), 1.0, 0.5), Measured((0.5, 0.375), 1.0, 0.25)]
+    assert step_times.latest(ranks) == Measured((0.75, 0.5), 1.0, 0.25)
 
 
 def test_tensors_that_do_not_travel_are_ready_at_once() -> None:
