@@ -39,6 +39,14 @@ def settings() -> str:
     return markdown(["Variable", "Type", "Default", "Meaning"], rows)
 
 
+def bucketers() -> str:
+    """Gives the table of the ways to divide gradients into buckets, from their cards, the simplest first."""
+    from hvd_ext.planning import buckets
+
+    cards = [buckets.get(name).card for name in buckets.SIMPLEST_FIRST]
+    return markdown(["Name", "Idea", "Source"], [[f"`{card.name}`", card.idea, card.source] for card in cards])
+
+
 def algorithms() -> str:
     """Gives the table of algorithms, from the cards in the registry: those of whole buffers first."""
     from hvd_ext.planning import registry
@@ -115,6 +123,7 @@ def demo() -> str:
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"demo": demo},
     "docs/algorithms.md": {"algorithms": algorithms},
+    "docs/buckets.md": {"bucketers": bucketers},
     "docs/settings.md": {"settings": settings},
     "docs/migration.md": {"migration": migration, "pairs": pairs},
     "docs/topology.md": {"topology": topology},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from hvd_ext.tensorflow.gradients import registration, replanning
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.replanning import Replanning, Review, following
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import FEATURES, TARGETS, data, fill, values
+from tests.ranks.topk_jobs import OPTIONS, far_apart, hosts_of
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 LAYERS = 6
 FEW = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
@@ -33,6 +35,7 @@ FEW = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ra
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Begins jobs that plan anew every few steps, and switch whenever the plan is another one."""
     monkeypatch.setattr(replanning, "WORTH_SWITCHING", -1e9)
+    monkeypatch.setattr(replanning, "TOO_SLOW", 1e9)
 
     def begin(every: int = 2, **options: Any) -> None:
         hvd.shutdown()
@@ -120,6 +123,90 @@ def test_a_model_trains_alike_in_any_buckets_and_is_not_traced_again(
     assert hvd.allgather_object([str(review.layout.digest) for review in found])[0] == [
         str(review.layout.digest) for review in found
     ]
+
+
+SHAPES = ((7, 5), (40,), (3, 3), (12,))
+WAYS = ("fit", "tape", "accumulation", "Keras 2", "two optimizers", "process set", "top-k")
+
+
+def variables(library: Any = keras) -> list[Any]:
+    return [library.Variable(np.zeros(shape), dtype="float32", name=f"v{n}") for n, shape in enumerate(SHAPES)]
+
+
+def gradients(step: tf.Tensor) -> list[tf.Tensor]:
+    """Whole numbers of this rank, so that sums are exact."""
+    own = [(np.arange(np.prod(shape)) * 7 + hvd.rank() * 5).reshape(shape) % 61 - 30 for shape in SHAPES]
+    return [tf.constant(one, tf.float32) * tf.cast(step % 5 + 1, tf.float32) for one in own]
+
+
+def trained(way: str, steps: int = 14) -> tuple[list[np.ndarray], list[Any]]:
+    """Train in a traced function; return the weights, and the optimizers whose buckets were planned."""
+    traced: list[int] = []
+    options: dict[str, Any] = {"op": hvd.Sum}
+    weights = variables()
+    optimizers: list[Any] = []
+    if way == "Keras 2":
+        import tf_keras
+
+        weights = [tf.Variable(np.zeros(shape, np.float32), name=f"v{n}") for n, shape in enumerate(SHAPES)]
+        optimizers = [hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), **options)]
+    elif way == "accumulation":
+        optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), **options)]
+    elif way == "process set":
+        some = hvd.add_process_set(sorted({0, hvd.size() - 1}))
+        optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=some, **options)]
+    elif way == "top-k":
+        topk = hvd.TopK(**OPTIONS)
+        optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression=topk, **options)]
+    elif way != "tape":
+        count = 2 if way == "two optimizers" else 1
+        optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options) for _ in range(count)]
+    parts = [weights] if len(optimizers) < 2 else [weights[:2], weights[2:]]
+    for optimizer, part in zip(optimizers, parts, strict=False):
+        optimizer.build(part)
+
+    @tf.function
+    def step(number: tf.Tensor) -> None:
+        traced.append(1)
+        if way == "tape":
+            with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
+                pairs = zip(weights, gradients(number), strict=True)
+                loss = tf.add_n([tf.reduce_sum(weight.value * one) for weight, one in pairs])
+            for weight, one in zip(weights, tape.gradient(loss, [w.value for w in weights]), strict=True):
+                weight.value.assign_sub(one)
+            return
+        own = iter(gradients(number))
+        for optimizer, part in zip(optimizers, parts, strict=True):
+            optimizer.apply_gradients([(next(own), weight) for weight in part])
+
+    for number in range(steps * (2 if way == "accumulation" else 1)):
+        step(tf.constant(number))
+    if way == "top-k":
+        hvd.flush(optimizers[0])
+        step(tf.constant(4))
+    assert len(traced) <= 2
+    return [weight.numpy() for weight in weights], optimizers
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_the_same_bit_for_bit_where_sums_are_exact(
+    way: str, anew: Any, monkeypatch: pytest.MonkeyPatch, size: int, tmp_path: Path
+) -> None:
+    if size == 1 or (way == "top-k" and size > 4) or (way == "process set" and size != 3):
+        pytest.skip("one rank plans nothing; the same on any number of ranks")
+    options = {"topology": far_apart(hosts_of(size), tmp_path)} if way == "top-k" else {}
+    anew(every=0, **options)
+    still, _ = trained(way)
+    turns = Turns(monkeypatch, ("wfbp", "wfbp", "single", "single") if way == "two optimizers" else ("wfbp", "single"))
+    anew(every=3, **options)
+    changed, optimizers = trained(way)
+    for one, other in zip(still, changed, strict=True):
+        assert np.any(one)
+        assert one.tobytes() == other.tobytes()
+    taking_part = way != "process set" or hvd.rank() in (0, size - 1)
+    assert len(turns.planned) == (0 if not taking_part else 6 if way == "two optimizers" else 3)
+    for optimizer in optimizers if taking_part else []:
+        assert sum(review.switched for review in reviews(optimizer)) >= 2
 
 
 def opened(names: dict[str, tuple[int, ...]], **options: Any) -> tuple[Channel, Replanning]:
@@ -272,3 +359,15 @@ def test_options_are_checked() -> None:
     with pytest.raises(InvalidError, match=r"replan_every \(-1\): must be a whole number of steps, 0 for never"):
         Options(replan_every=-1)
     assert dataclasses.replace(Options(), buckets=Path(__file__)).buckets == __file__
+
+
+@FEW
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    hvd.shutdown()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "buckets.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, "docs/buckets.md, example", "exec"), names)
+    assert_same_bits_on_all_ranks(names["model"].weights)
+    assert (tmp_path / "layout.json").exists() == (hvd.rank() == 0)

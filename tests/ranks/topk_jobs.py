@@ -28,17 +28,23 @@ def hosts_of(size: int) -> list[int]:
 
 def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20, **options: Any) -> None:
     """Begin anew on virtual hosts with slow links between them, so that sparse steps are cheaper."""
+    hvd.shutdown()
+    with tempfile.TemporaryDirectory() as folder:
+        path = far_apart(hosts, Path(folder))
+        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0, **options))
+
+
+def far_apart(hosts: Sequence[int], folder: Path) -> Path:
+    """Write the topology of virtual hosts with slow links between them."""
     lines = ["name: cluster", "link: {alpha_s: 10.0e-6, gbit_per_s: 0.001}", "children:"]
     first = 0
     for index, ranks in enumerate(hosts):
         lines += [f"  - name: host{index}", "    link: {alpha_s: 5.0e-6, gbit_per_s: 40}"]
         lines += [f"    ranks: {list(range(first, first + ranks))}"]
         first += ranks
-    hvd.shutdown()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cluster.yaml"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0, **options))
+    path = folder / "cluster.yaml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def as_launched() -> None:

@@ -23,6 +23,8 @@ def test_every_variable_fills_its_field() -> None:
     environ = {
         "HVD_EXT_ALGORITHM": "ring",
         "HVD_EXT_BUCKET_NBYTES": "123",
+        "HVD_EXT_BUCKETS": "wfbp",
+        "HVD_EXT_REPLAN_EVERY": "50",
         "HVD_EXT_TOPOLOGY": "cluster.yaml",
         "HVD_EXT_STALL_WARN_S": "1.5",
         "HVD_EXT_STALL_FATAL_S": "7",
@@ -31,11 +33,14 @@ def test_every_variable_fills_its_field() -> None:
         "HVD_EXT_INTERFACES": "eth0,eth1",
         "HVD_EXT_TRACE": "traces",
         "HVD_EXT_QUIET": "1",
+        "HVD_EXT_EXPLAIN": "1",
     }
     assert set(environ) == {setting.name for setting in SETTINGS}
     assert from_environment(environ) == Options(
         algorithm="ring",
         bucket_nbytes=123,
+        buckets="wfbp",
+        replan_every=50,
         topology="cluster.yaml",
         stall_warn_s=1.5,
         stall_fatal_s=7.0,
@@ -44,6 +49,7 @@ def test_every_variable_fills_its_field() -> None:
         interfaces="eth0,eth1",
         trace="traces",
         quiet=True,
+        explain=True,
     )
 
 
