@@ -13,7 +13,7 @@ from functools import partial
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.models import googlenet, resnet50, transformers, vgg19
-from hvd_ext.planning.models.layer import Layer
+from hvd_ext.planning.models.layer import Layer as Layer
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 
