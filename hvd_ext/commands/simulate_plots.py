@@ -110,7 +110,7 @@ def step(rows: Sequence[Row], path: Path) -> None:
     figure, axes = panels(len(shown), 1, 7.5, 1.4, 1.8)
     end = max(row.iteration_s for row in shown)
     for axis, row in zip(axes, shown, strict=True):
-        forward, computed = row.forward_s, row.computed_s
+        forward, computed = row.times.forward_s, row.times.computed_s
         axis.barh(1, forward, color=_FORWARD, label="forward pass")
         axis.barh(1, computed - forward, left=forward, color=_BACKWARD, label="backward pass")
         for begin, done in zip(row.begins_s, row.ends_s, strict=True):

@@ -29,6 +29,7 @@ class Row:
         algorithm: the name that was asked for, a schedule's or "auto"; "T = A + B n" for a price without a cluster.
         used: the algorithms of the buckets, each once.
         times: the computation of the step.
+        members: the places of the tensors of each bucket, the buckets in the order in which they start.
         ready_s: when each bucket is ready, seconds from the begin of the step.
         begins_s: when each bucket begins.
         ends_s: when each bucket has ended on all ranks.
@@ -39,6 +40,7 @@ class Row:
     algorithm: str
     used: tuple[str, ...]
     times: StepTimes
+    members: tuple[tuple[int, ...], ...]
     ready_s: tuple[float, ...]
     begins_s: tuple[float, ...]
     ends_s: tuple[float, ...]
@@ -116,8 +118,9 @@ def on_cluster(
     found = layout(tree, times.tensors, _AVERAGE, buckets=bucketer, times=times, **options)
     predicted = predict(tree, found, times)
     used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
-    ready = tuple(max(times.ready_s[place] for place in bucket.tensors) for bucket in found.buckets)
-    return Row(tree.size, bucketer, algorithm, used, times, ready, predicted.begins_s, predicted.ends_s)
+    members = tuple(bucket.tensors for bucket in found.buckets)
+    ready = tuple(_ready_s(times, places) for places in members)
+    return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted.begins_s, predicted.ends_s)
 
 
 def on_line(
@@ -139,13 +142,18 @@ def on_line(
     Raises:
         PlanError: there is no such bucketer.
     """
-    request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=price)
+    request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=lambda _: price)
     found = buckets.plan(request, bucketer).buckets
-    ready = [max(times.ready_s[place] for place in bucket.tensors) for bucket in found]
+    members = tuple(bucket.tensors for bucket in found)
+    ready = tuple(_ready_s(times, places) for places in members)
     holds, tails = price.parts_s([bucket.nbytes for bucket in found])
     parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
     begins, ends = lane.recursion(ready, parts)
-    return Row(ranks, bucketer, "T = A + B n", (), times, tuple(ready), tuple(begins), tuple(ends))
+    return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, tuple(begins), tuple(ends))
+
+
+def _ready_s(times: StepTimes, places: Sequence[int]) -> float:
+    return max(times.ready_s[place] for place in places)
 
 
 def rows(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError, TopologyError
-from hvd_ext.planning import scaling
+from hvd_ext.planning import lane_prices, scaling
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row, best, on_cluster, on_line
 from hvd_ext.planning.step_times import StepTimes
@@ -95,6 +95,8 @@ def on_a_cluster(
         changes.append(Change(name, None, why_not=str(error)))
     changes.append(_change("half precision on the wire", now, found(wire="float16")))
     changes.append(_late(now, found(of=_at_once(times))))
+    price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
+    changes.append(_gathered(now, price, times, bucketers))
     return changes
 
 
@@ -127,6 +129,7 @@ def on_a_line(
     changes.append(Change("TopK", None, why_not="--allreduce-cost is the price of dense gradients"))
     changes.append(_change("half precision on the wire", now, found(_cheaper(price, 2))))
     changes.append(_late(now, found(when=_at_once(times))))
+    changes.append(_gathered(now, price, times, bucketers))
     return changes
 
 
@@ -178,3 +181,41 @@ def _late(now: Row, communication: Row) -> Change:
 def _cheaper(price: lane.Table, factor: float) -> lane.Table:
     """The price if a byte took the factor less, with the same start-up time."""
     return replace(price, nbytes=price.nbytes * factor)
+
+
+def _gathered(now: Row, price: lane.Table, times: StepTimes, bucketers: Sequence[str]) -> Change:
+    """Prices reductions behind the backward pass and gathers behind the next forward pass, half of a bucket each."""
+    half = replace(price, hold_s=price.hold_s / 2, total_s=price.total_s / 2)
+    rows = [on_line(half, times, name, now.ranks) for name in bucketers]
+    steps = [gathered_s(row, half) for row in rows]
+    iteration_s, number = min((step_s, number) for number, step_s in enumerate(steps))
+    row = replace(rows[number], algorithm=now.algorithm)
+    return Change("gathers behind the next forward pass", row, iteration_s, now.iteration_s / iteration_s)
+
+
+def gathered_s(row: Row, gather: lane.Table) -> float:
+    """The time of a step whose buckets are reduced as in a row, and gathered behind the next forward pass.
+
+    The gathers begin when all reductions have ended, with the buckets of the first layers; a layer's forward pass waits
+    for its bucket. The forward pass is divided over the tensors as the backward pass is.
+
+    Args:
+        row: the reductions.
+        gather: the price of a gather.
+
+    Returns:
+        From the end of one forward pass to that of the next, seconds.
+    """
+    times, sizes = row.times, [tensor.nbytes for tensor in row.times.tensors]
+    order = sorted(range(row.buckets), key=lambda bucket: min(row.members[bucket]))
+    holds, tails = gather.parts_s([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
+    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
+    _, ends = lane.recursion([row.alone_s + row.exposed_s] * len(parts), parts)
+    here = {place: end for bucket, end in zip(order, ends, strict=True) for place in row.members[bucket]}
+    begin_s = [times.forward_s, *(times.ready_s[place] for place in times.order)]
+    backward = {place: times.ready_s[place] - before for place, before in zip(times.order, begin_s, strict=False)}
+    scale = times.forward_s / max(times.computed_s - times.forward_s, 1e-30)
+    clock_s = row.alone_s
+    for place in range(len(sizes)):
+        clock_s = max(clock_s, here[place]) + backward[place] * scale
+    return clock_s - times.forward_s
