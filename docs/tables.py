@@ -81,6 +81,13 @@ def topology() -> str:
     return markdown(["Key", "Of", "Takes", "Meaning"], rows)
 
 
+def papers() -> str:
+    """Gives the table of our predictions beside the papers' figures, from `hvd_ext.planning.papers`."""
+    from hvd_ext.planning import papers as figures
+
+    return markdown(figures.HEAD, figures.table())
+
+
 def demo() -> str:
     """Gives the table of the demo's trainings, and what it was measured on, from `benchmarks/results/demo.json`."""
     result = json.loads(DEMO.read_text(encoding="utf-8"))
@@ -118,6 +125,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/settings.md": {"settings": settings},
     "docs/migration.md": {"migration": migration, "pairs": pairs},
     "docs/topology.md": {"topology": topology},
+    "docs/simulator.md": {"papers": papers},
 }
 
 

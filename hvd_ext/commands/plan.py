@@ -59,9 +59,7 @@ def _assumed(link: Link) -> str:
     return _words(rate_text(8 / link.beta_s_per_byte), f"{link.alpha_s * 1e6:g} us")
 
 
-def cluster_of(
-    topology: Path | None, hosts: str | None, rate: str | None = None, preset: str | None = None
-) -> Tree:
+def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None, preset: str | None = None) -> Tree:
     """Return the cluster that the options describe.
 
     Args:

@@ -23,6 +23,7 @@ from hvd_ext.topology.scale import MOST_RANKS
 from hvd_ext.topology.tree import Tree
 
 app = App()
+WORTH_NAMING = 1.005
 
 
 @app.command(
@@ -114,9 +115,7 @@ def simulate(
             if topology is not None or hosts is not None or preset is not None:
                 raise InvalidError(f"--allreduce-cost {allreduce_cost}: it replaces the cluster; leave one of them out")
             price = _line(allreduce_cost)
-            rows = [
-                scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names
-            ]
+            rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
             found = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
         _write(json_file, [row.as_json() for row in rows] + [change.as_json() for change in found])
@@ -124,7 +123,7 @@ def simulate(
         _say(console, remarks(rows))
         if found:
             console.print(what_if_table(found))
-            _say(console, [verdict(found)])
+            _say(console, verdict(found))
         if plots is not None:
             from hvd_ext.commands import simulate_plots
 
@@ -202,29 +201,33 @@ def what_if_table(changes: Sequence[what_if.Change]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for change in changes:
         if change.row is None:
-            table.add_row(change.name, f"not priced: {change.why_not}", "", "", "")
+            table.add_row(change.name, "-", "-", "-", "-")
             continue
         cells = [change.row.bucketer, _algorithm_words(change.row), f"{change.iteration_s * 1e3:.4g}"]
         table.add_row(change.name, *cells, _gain(change.gain), style="bold" if change is best else None)
     return table
 
 
-def verdict(changes: Sequence[what_if.Change]) -> str:
-    """Name the best change and what it brings.
+def verdict(changes: Sequence[what_if.Change]) -> list[str]:
+    """Say which changes have no price and why, and name the best change and what it brings.
 
     Args:
         changes: from what_if; the first is the job as it is.
+
+    Returns:
+        Lines of text.
     """
+    lines = [f"{change.name}: not priced: {change.why_not}" for change in changes if change.row is None]
     best, now = what_if.winner(changes), changes[0]
-    if best.gain < 1.005:
-        return "best: none of these changes brings 0.5% more samples per second; communication is hidden already"
-    saved = (now.iteration_s - best.iteration_s) * 1e3
-    more = f"a step is {saved:.4g} ms shorter" if saved > 0 else "a step is not shorter, but has more ranks"
-    return f"best: {best.name}, {_gain(best.gain)} samples per second; {more}"
+    saved_ms = (now.iteration_s - best.iteration_s) * 1e3
+    more = f"a step is {saved_ms:.4g} ms shorter" if saved_ms > 0 else "a step is not shorter, but has more ranks"
+    if best.gain < WORTH_NAMING:
+        return [*lines, f"best: no change brings {WORTH_NAMING - 1:.1%} more samples per second"]
+    return [*lines, f"best: {best.name}, {_gain(best.gain)} samples per second; {more}"]
 
 
 def _gain(gain: float) -> str:
-    return f"{gain - 1:+.1%}"
+    return f"{gain - 1:+.1%}".replace("-0.0%", "+0.0%")
 
 
 def _algorithm_words(row: Row) -> str:

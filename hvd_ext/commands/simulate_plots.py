@@ -66,9 +66,10 @@ def bars(rows: Sequence[Row], path: Path) -> None:
             mine = {row.ranks: row for row in rows if (row.algorithm, row.bucketer) == (algorithm, name)}
             x = [ranks.index(at) + (number + 0.5) * width - 0.425 for at in mine]
             computed = [row.iteration_s - row.exposed_s for row in mine.values()]
-            axis.bar(x, computed, width, color=_BACKWARD, label="computation")
+            look = {"edgecolor": "white", "linewidth": 0.8}
+            axis.bar(x, computed, width, color=_FORWARD, label="computation", **look)
             exposed = [row.exposed_s for row in mine.values()]
-            axis.bar(x, exposed, width, bottom=computed, color=_style(name)[0], label=f"{name}, exposed")
+            axis.bar(x, exposed, width, bottom=computed, color=_style(name)[0], label=f"{name}, exposed", **look)
         axis.set_xticks(range(len(ranks)), [str(one) for one in ranks])
         _labelled(axis, algorithm, "ranks", "seconds of a step")
     finish(figure, [], path)
@@ -91,8 +92,9 @@ def speedup(rows: Sequence[Row], path: Path) -> None:
             points = sorted((row.ranks, row.speedup) for row in mine)
             colour, mark = _style(name)
             axis.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=5, label=name)
-        axis.set(xscale="log", yscale="log")
+        axis.set(xscale="log", yscale="log", ylim=(0.8 * min(row.speedup for row in rows), 1.2 * ranks[-1]))
         axis.set_xticks(ranks, [str(one) for one in ranks])
+        axis.set_yticks(ranks, [str(one) for one in ranks])
         axis.minorticks_off()
         _labelled(axis, algorithm, "ranks", "speed-up")
     finish(figure, [], path)
@@ -113,12 +115,15 @@ def step(rows: Sequence[Row], path: Path) -> None:
         forward, computed = row.times.forward_s, row.times.computed_s
         axis.barh(1, forward, color=_FORWARD, label="forward pass")
         axis.barh(1, computed - forward, left=forward, color=_BACKWARD, label="backward pass")
+        colour = _style(row.bucketer)[0]
         for begin, done in zip(row.begins_s, row.ends_s, strict=True):
-            axis.barh(0, done - begin, left=begin, color=_style(row.bucketer)[0], edgecolor="white", linewidth=0.5)
+            # a white edge would hide the shortest
+            edge = "white" if done - begin > 0.01 * end else colour
+            axis.barh(0, done - begin, left=begin, color=colour, edgecolor=edge, linewidth=0.5)
         axis.plot(row.ready_s, [0.5] * len(row.ready_s), "k|", markersize=6, label="a bucket is ready")
         axis.set_yticks([0, 1], ["communication", "computation"])
         axis.set_xlim(0, end * 1.02)
-        axis.set_title(f"{row.bucketer}, {row.buckets} buckets, {row.ranks} ranks: {row.iteration_s * 1e3:.4g} ms")
+        axis.set_title(f"{row.bucketer}, {_count(row.buckets)}, {row.ranks} ranks: {row.iteration_s * 1e3:.4g} ms")
     axes[-1].set_xlabel("seconds since the step began")
     finish(figure, [], path)
 
@@ -126,6 +131,10 @@ def step(rows: Sequence[Row], path: Path) -> None:
 def _names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The algorithms and the bucketers of the rows, in their order."""
     return list(dict.fromkeys(row.algorithm for row in rows)), list(dict.fromkeys(row.bucketer for row in rows))
+
+
+def _count(buckets: int) -> str:
+    return "1 bucket" if buckets == 1 else f"{buckets} buckets"
 
 
 def _style(name: str) -> tuple[str, str]:

@@ -9,7 +9,8 @@ from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
 from hvd_ext.planning.cost import lane
-from hvd_ext.planning.layout import layout, predict
+from hvd_ext.planning.layout import layout
+from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.scale import scaled
 from hvd_ext.topology.tree import Tree
@@ -181,8 +182,7 @@ def rows(
         TopologyError: the cluster cannot have so many ranks.
         PlanError: there is no such bucketer or algorithm, or an algorithm cannot run on the cluster.
     """
-    for name in bucketers:
-        buckets.get(name)
+    check(bucketers)
     trees = [scaled(tree, count) for count in ranks or (tree.size,)]
     return [
         on_cluster(one, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
@@ -190,6 +190,20 @@ def rows(
         for algorithm in algorithms
         for bucketer in bucketers
     ]
+
+
+def check(bucketers: Sequence[str]) -> None:
+    """Checks the names of bucketers before anything is priced.
+
+    Args:
+        bucketers: the names; "auto" is one of them.
+
+    Raises:
+        PlanError: there is no such bucketer.
+    """
+    for name in bucketers:
+        if name != "auto":
+            buckets.get(name)
 
 
 def best(found: Sequence[Row]) -> Row:

@@ -72,8 +72,18 @@ def on_a_cluster(
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
     """
 
+    scaling.check(bucketers)
+
     def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: TopK | None = None) -> Row:
-        return best([on_cluster(on, of, name, algorithm, wire=wire, topk=topk) for name in bucketers])
+        rows, refused = [], None
+        for name in bucketers:
+            try:
+                rows.append(on_cluster(on, of, name, algorithm, wire=wire, topk=topk))
+            except PlanError as error:
+                refused = error
+        if refused is not None and not rows:
+            raise refused
+        return best(rows)
 
     now = found()
     changes = [Change("as it is", now, now.iteration_s, 1.0)]
