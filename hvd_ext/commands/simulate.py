@@ -177,11 +177,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         mine = [row for row in rows if row.ranks == at]
         winner, last = scaling.best(mine), max(mine, key=lambda one: one.iteration_s)
         if last.iteration_s > winner.iteration_s:
-            lines.append(
-                f"{at} ranks: {winner.bucketer} with {_algorithm_words(winner)} is best, "
-                f"{last.iteration_s / winner.iteration_s:.2f} times as fast as {last.bucketer} with "
-                f"{_algorithm_words(last)}"
-            )
+            times_as = f"{last.iteration_s / winner.iteration_s:.2f} times as fast as"
+            lines.append(f"{at} ranks: {_called(winner, rows)} is best, {times_as} {_called(last, rows)}")
         else:
             lines.append(f"{at} ranks: all are equal")
     return lines
@@ -234,6 +231,11 @@ def _algorithm_words(row: Row) -> str:
     if row.algorithm != "auto" or not row.used:
         return row.algorithm
     return f"auto: {', '.join(row.used)}"
+
+
+def _called(row: Row, rows: Sequence[Row]) -> str:
+    """The bucketer, with the algorithm if the rows have several."""
+    return row.bucketer if len({one.algorithm for one in rows}) == 1 else f"{row.bucketer} with {row.algorithm}"
 
 
 def _cluster_words(tree: Tree, counts: Sequence[int]) -> str:

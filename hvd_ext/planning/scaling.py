@@ -115,8 +115,17 @@ def on_cluster(
     Raises:
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
     """
-    options = {"algorithm": algorithm, "bucket_nbytes": bucket_nbytes, "wire": wire, "topk": topk}
-    found = layout(tree, times.tensors, _AVERAGE, buckets=bucketer, times=times, **options)
+    found = layout(
+        tree,
+        times.tensors,
+        _AVERAGE,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        wire=wire,
+        topk=topk,
+        buckets=bucketer,
+        times=times,
+    )
     predicted = predict(tree, found, times)
     used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
     members = tuple(bucket.tensors for bucket in found.buckets)
