@@ -23,7 +23,8 @@ from hvd_ext.topology.scale import MOST_RANKS
 from hvd_ext.topology.tree import Tree
 
 app = App()
-WORTH_NAMING = 1.005
+WORTH_NAMING = 1.005  # a change that brings less is not called the best
+TIE = 1.001  # steps within this factor are called equal
 
 
 @app.command(
@@ -79,7 +80,11 @@ def simulate(
     ] = None,
     bucket_bytes: Annotated[str, typer.Option(metavar="SIZE", help="of the buckets of by_size")] = "8MiB",
     changes: Annotated[
-        bool, typer.Option("--what-if", help="price changes: faster links, one host more, TopK, half precision, ...")
+        bool,
+        typer.Option(
+            "--what-if",
+            help="price changes: faster links, one host more, TopK, half precision, ...; with the first algorithm",
+        ),
     ] = False,
     density: Annotated[float, typer.Option(metavar="SHARE", help="with --what-if: of TopK")] = 0.01,
     json_file: Annotated[
@@ -175,12 +180,15 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     ]
     for at in dict.fromkeys(row.ranks for row in rows):
         mine = [row for row in rows if row.ranks == at]
-        winner, last = scaling.best(mine), max(mine, key=lambda one: one.iteration_s)
-        if last.iteration_s > winner.iteration_s:
-            times_as = f"{last.iteration_s / winner.iteration_s:.2f} times as fast as"
-            lines.append(f"{at} ranks: {_called(winner, rows)} is best, {times_as} {_called(last, rows)}")
-        else:
-            lines.append(f"{at} ranks: all are equal")
+        fast, last = scaling.best(mine), max(mine, key=lambda one: one.iteration_s)
+        equal = [row for row in mine if row.iteration_s <= fast.iteration_s * TIE]
+        ranks = "1 rank" if at == 1 else f"{at} ranks"
+        if last in equal:
+            lines += [f"{ranks}: all are equal"] if len(mine) > 1 else []
+            continue
+        words = ", ".join(_called(row, rows) for row in equal) + (" is best" if len(equal) == 1 else " are best")
+        times_as = f"{last.iteration_s / fast.iteration_s:.2f} times as fast as"
+        lines.append(f"{ranks}: {words}, {times_as} {_called(last, rows)}")
     return lines
 
 
@@ -248,7 +256,10 @@ def _times(trace: Path | None, model: str | None, compute: float | None) -> Step
     if trace is not None:
         if compute is not None:
             raise InvalidError(f"--compute {compute:g}: the times are in the file of --trace; leave one of them out")
-        return step_times.read(trace)
+        times = step_times.read(trace)
+        if not times.tensors or not times.computed_s:
+            raise InvalidError(f"model file {trace}: it has no tensors or no computation, and so nothing to predict")
+        return times
     assert model is not None
     return models.times_of(model, compute)
 

@@ -17,6 +17,7 @@ from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.presets import preset
 from hvd_ext.topology.tree import Link, Tree
 
+NODES = (4, 8, 16, 32, 64)  # of MG-WFBP's simulated cluster
 MOST_OFF = 0.15  # what is off by more has a reason
 HEAD = ("Paper", "Figure", "Published", "Predicted", "Off", "Why")
 # Horovod's default of HOROVOD_FUSION_THRESHOLD: both papers that use Horovod say nothing else.
@@ -124,6 +125,16 @@ def line_of(nodes: int) -> mgwfbp.Line:
 def _k80(name: str, bucketer: str, nodes: int) -> Row:
     line = line_of(nodes)
     return on_line(lane.line(line.a_s, line.b_s_per_byte), models.times_of(name), bucketer, nodes)
+
+
+def figure_9() -> dict[str, list[str]]:
+    """Predicts MG-WFBP's Fig. 9: the speed-up of GoogleNet over the nodes of its simulated cluster.
+
+    Returns:
+        For each bucketer the speed-ups on NODES.
+    """
+    names = ("wfbp", "single", "mgwfbp", "optimal")
+    return {name: [f"{_k80('googlenet-k80', name, nodes).speedup:.1f}" for nodes in NODES] for name in names}
 
 
 def _mgwfbp() -> Iterator[Figure]:

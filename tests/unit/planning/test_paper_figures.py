@@ -47,3 +47,11 @@ def test_figure_7_has_the_papers_order() -> None:
 def test_the_table_has_a_row_for_each_figure_and_one_for_the_order() -> None:
     rows = papers.table()
     assert len(rows) == len(papers.figures()) + 1 and {len(row) for row in rows} == {len(papers.HEAD)}
+
+
+def test_the_lines_of_figure_9_cross_and_merging_is_best_everywhere() -> None:
+    found = {name: [float(cell) for cell in cells] for name, cells in papers.figure_9().items()}
+    assert found["wfbp"][0] > found["single"][0] and found["wfbp"][-1] < found["single"][-1]
+    for name in ("wfbp", "single"):
+        assert all(one <= merged for one, merged in zip(found[name], found["mgwfbp"], strict=True))
+    assert all(one <= best for one, best in zip(found["mgwfbp"], found["optimal"], strict=True))

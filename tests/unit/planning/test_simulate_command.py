@@ -42,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model and a cluster, in which the command runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.csv").write_text(MODEL)
+    (tmp_path / "empty.csv").write_text("forward_seconds,0.01\nname,elements,backward_seconds\n")
     (tmp_path / "cluster.yaml").write_text(YAML)
     return tmp_path
 
@@ -69,7 +70,7 @@ def test_the_command_of_the_issue_writes_a_row_for_each_number_of_ranks_and_buck
         assert row["efficiency"] == pytest.approx(0.0205 / row["iteration_seconds"])
         assert row["speedup"] == pytest.approx(row["ranks"] * row["efficiency"])
     assert "forward pass 10 ms, backward pass 8.5 ms, and 2 ms for the update; 3 tensors, 17,633,184 bytes" in said
-    assert "8 ranks: " in said and " times as fast as " in said
+    assert "8 ranks: " in said and " times as fast as single with ring" in said
 
 
 def test_a_price_without_a_cluster_is_mgwfbps_line(folder: Path) -> None:
@@ -113,6 +114,7 @@ def test_a_model_of_a_paper_is_written_as_a_file_that_can_be_read(folder: Path) 
             ["--hosts", "2", "--trace", "cluster.yaml"],
             "cluster.yaml, line 1: must be 'forward_seconds,VALUE'",
         ),
+        (["--hosts", "2", "--trace", "empty.csv"], "model file empty.csv: it has no tensors or no computation"),
         (["--hosts", "2", "--trace", "model.csv", "--compute", "1"], "--compute 1: the times are in the file"),
         (["--hosts", "2", "--model", "alexnet"], "model 'alexnet': must be one of resnet50, "),
         (["--preset", "comlib", "--model", "resnet50"], "preset 'comlib': must be one of mgwfbp-8, "),
