@@ -122,6 +122,9 @@ class _Step:
     sparse_algorithm: str
     momentum: Momentum | None
     times: StepTimes | None
+    known: dict[tuple[frozenset[int], str], tuple[_Priced, dict[str, Outcome]]] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )  # what _priced() has found, by the tensors that select and the bucketer
 
     @functools.cached_property
     def ready_s(self) -> tuple[float, ...]:
@@ -204,7 +207,8 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
     if step.times is None:
         name = bucketers.choose(request) if wishes.buckets == "auto" else wishes.buckets
         return _built(step, _divided(wishes, request, name, selected))
-    priced, outcomes = _priced(step, wishes, request, selected)
+    priced, found = _priced(step, wishes, request, selected)
+    outcomes = dict(found)
     worth = _worth(priced)
     if len(worth) > 1:
         layouts = [_built(step, one) for _, one in worth]
@@ -248,6 +252,8 @@ def _priced(
     step: _Step, wishes: _Wishes, request: bucketers.Request, selected: frozenset[int]
 ) -> tuple[_Priced, dict[str, Outcome]]:
     """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
+    if (selected, wishes.buckets) in step.known:
+        return step.known[selected, wishes.buckets]
     assert step.times is not None
     names: Sequence[str] = (wishes.buckets,)
     if wishes.buckets == "auto":  # of those that do without times only the simplest
@@ -266,7 +272,8 @@ def _priced(
         step_s = of_lane(step.times, begins_s, ends_s).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
-    return sorted(priced, key=lambda pair: pair[0]), outcomes
+    step.known[selected, wishes.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
+    return step.known[selected, wishes.buckets]
 
 
 def _ready_s(step: _Step, divided: _Divided) -> list[float]:

@@ -7,8 +7,9 @@ buckets; which class the last of these buckets has follows from whose last tenso
 from states of one kind only, and all states whose last tensor is the t-th of the ready order are found together.
 
 A state keeps the least time at which the lane is free. That is enough without tails, where the lane is free when the
-last bucket is delivered. With tails, the search takes only buckets that are delivered before a limit D. D begins
-without limit and becomes the latest delivery of each solution, until there is none: the last solution is the best one.
+last bucket is delivered. With tails, the search takes only buckets that are delivered before a limit. The latest
+delivery of each solution becomes the limit, until there is no solution any more: the last one is the best one. Where
+that goes in small steps, bisection brings the limit near the end.
 
 Of one class and without tails it is E_j = min over i < j of max(E_i, r_j) + T(S_j - S_i), in O(n^2).
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,9 @@ card = Card(
 )
 
 MOST_CLASSES = 2
+# So often the latest delivery is the next limit at once; then the rest is halved down to this part of it.
+STRICT = 4
+NARROWED = 1e-5
 
 _Floats = NDArray[np.float64]
 
@@ -112,14 +117,20 @@ def best(lines: Sequence[Line]) -> list[Cut]:
     if not lines:
         return []
     search = _Search(lines)
-    found, limit_s = search.before(np.inf), np.inf
+    found = search.before(np.inf)
     assert found is not None
-    while True:
-        limit_s = latest_s(found, lines)
+    latest, least_s = latest_s(found, lines), search.free_s  # no solution frees the lane before least_s
+    for tried in count():
+        far = tried >= STRICT and latest - least_s > NARROWED * latest
+        limit_s = (least_s + latest) / 2 if far else latest
         better = search.before(limit_s)
-        if better is None:
-            return found
-        found = better
+        if better is not None:
+            found, latest = better, latest_s(better, lines)
+        elif far:
+            least_s = limit_s
+        else:
+            break
+    return found
 
 
 def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
@@ -193,6 +204,7 @@ class _Search:
             prices = [line.price.parts_s(sums[end] - sums[:end]) for end in range(1, len(line.places) + 1)]
             self._parts.append([(hold_s[:, None], tail_s[:, None]) for hold_s, tail_s in prices])
         self._shape = (counts[0] + 1, counts[1] + 1)
+        self.free_s = 0.0  # the time at which the last solution frees the lane
 
     def before(self, limit_s: float) -> list[Cut] | None:
         """Finds buckets that are all delivered before a limit and free the lane as early as that allows.
@@ -218,6 +230,7 @@ class _Search:
             states[end, : others + 1] = until_s[first, np.arange(others + 1)]
         if free_s[-1, -1] == np.inf:
             return None
+        self.free_s = float(free_s[-1, -1])
         return self._way(begins)
 
     def _way(self, begins: NDArray[np.int64]) -> list[Cut]:

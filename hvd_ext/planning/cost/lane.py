@@ -157,7 +157,8 @@ def parts_of(
     least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
     seconds = _Segments(program_of(plan, tree, sparsity), each, least_s, window)
     alone_s = seconds.first(segments)
-    hold_s = min((seconds.first(buckets * segments) - alone_s) / (buckets - 1), alone_s)
+    hold_s = (seconds.first(buckets * segments) - alone_s) / (buckets - 1)
+    hold_s = min(max(hold_s, segments * least_s), alone_s)  # while queues still grow, a lane seems faster than its port
     return Parts(hold_s, alone_s - hold_s)
 
 
