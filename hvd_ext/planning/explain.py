@@ -162,7 +162,7 @@ def links(tree: Tree) -> tuple[LinkKind, ...]:
     """
     joining: dict[int, list[Link]] = {}
     for node in (node for nodes in tree.levels() for node in nodes if len(node.children) > 1):
-        joining.setdefault(node.height, []).append(node.link)  # by height, because hosts may have different depths
+        joining.setdefault(node.height, []).extend(node.ports)  # by height, because hosts may have different depths
     found = []
     for height, joined in sorted(joining.items(), reverse=True):
         betas, alphas = sorted(link.beta_s_per_byte for link in joined), sorted(link.alpha_s for link in joined)

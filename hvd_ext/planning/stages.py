@@ -7,7 +7,7 @@ A stage joins neighbouring blocks; the ranks that have the same place in these b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_ext.planning.cost.blueconnect import is_recursive
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
@@ -59,11 +59,13 @@ def stages_of(tree: Tree) -> tuple[Stage, ...]:
 
 
 def _without_single_children(node: Node) -> Node:
+    port = node.port
     while len(node.children) == 1:
         node = node.children[0]
+    node = node if node.port == port else replace(node, port=port)
     if not node.children:
         return node
-    return Node(node.name, node.link, tuple(_without_single_children(child) for child in node.children))
+    return replace(node, children=tuple(_without_single_children(child) for child in node.children))
 
 
 def _is_block(node: Node, blocks: set[int]) -> bool:
@@ -92,7 +94,7 @@ def _count(node: Node, blocks: set[int]) -> int:
 
 
 def _slowest(nodes: Sequence[Node]) -> Link:
-    return Link(max(node.link.alpha_s for node in nodes), max(node.link.beta_s_per_byte for node in nodes))
+    return Link(max(node.slowest.alpha_s for node in nodes), max(node.slowest.beta_s_per_byte for node in nodes))
 
 
 def staged_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hvd_ext.errors import TopologyError
@@ -47,12 +47,15 @@ class Node:
         link: the link between a branch's children (the w_x at node x of FlexReduce's Table I); NO_LINK for a leaf.
         children: a branch's children, at least one; empty for a leaf.
         rank: a leaf's rank; -1 for a branch.
+        port: this node's own port to its parent, where the parent's children have different ones (hosts with different
+            network cards); None for the parent's `link`.
     """
 
     name: str
     link: Link = NO_LINK
     children: tuple[Node, ...] = ()
     rank: int = -1
+    port: Link | None = None
 
     def __post_init__(self) -> None:
         if (self.rank >= 0) == bool(self.children):
@@ -60,6 +63,17 @@ class Node:
                 f"node {self.name!r}: it must be a leaf with a rank or a branch with children, got rank {self.rank} "
                 f"and {len(self.children)} children"
             )
+
+    @cached_property
+    def ports(self) -> tuple[Link, ...]:
+        """The port of each child to this node."""
+        return tuple(child.port or self.link for child in self.children)
+
+    @cached_property
+    def slowest(self) -> Link:
+        """The largest latency and the largest time per byte of the children's ports; the link if there are none."""
+        ports = self.ports or (self.link,)
+        return Link(max(port.alpha_s for port in ports), max(port.beta_s_per_byte for port in ports))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -82,17 +96,24 @@ class Tree:
         root: the root, whose leaves have the ranks 0 .. size - 1, each once, in any order.
         gamma_s_per_byte: the time in which a rank reduces a byte (the gamma of MG-WFBP's Table II); 0 leaves arithmetic
             out of the prices, as BlueConnect and FlexReduce do.
+        message_s: the time of a rank's processor for each message that it sends or receives, seconds, with all ranks of
+            a host at work.
+        selection_s_per_byte: the time in which a rank selects from a byte of a buffer; None for a time that was
+            measured on one core (planning/cost/sparse.py).
     """
 
     root: Node
     gamma_s_per_byte: float = 0.0
+    message_s: float = 0.0
+    selection_s_per_byte: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma_s_per_byte < float("inf"):
-            raise TopologyError(
-                f"tree {self.root.name!r}: gamma_s_per_byte must be finite and not negative, got "
-                f"{self.gamma_s_per_byte}"
-            )
+        for name in ("gamma_s_per_byte", "message_s", "selection_s_per_byte"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise TopologyError(f"tree {self.root.name!r}: {name} must be finite and not negative, got {value}")
+        if self.root.port is not None:
+            raise TopologyError(f"tree {self.root.name!r}: the root has no parent, so that it must not have a port")
         ranks = self.root.ranks
         present = Counter(ranks)
         for rank in range(len(ranks)):
@@ -178,15 +199,15 @@ class Tree:
 
         def kept(node: Node) -> Node | None:
             if not node.children:
-                return leaf(place_of[node.rank]) if node.rank in place_of else None
+                return leaf(place_of[node.rank], node.port) if node.rank in place_of else None
             children = tuple(left for child in node.children if (left := kept(child)) is not None)
-            return Node(node.name, node.link, children) if children else None
+            return Node(node.name, node.link, children, port=node.port) if children else None
 
         root = kept(self.root)
         assert root is not None
         while len(root.children) == 1 and root.children[0].children:
             root = root.children[0]
-        return Tree(root, self.gamma_s_per_byte)
+        return replace(self, root=replace(root, port=None))
 
     def describe(self) -> str:
         """Describes the cluster in one line, as in "8 ranks on 2 hosts (4 + 4)", with the sizes of up to 8 hosts."""
@@ -196,13 +217,14 @@ class Tree:
         return f"{ranks} on 1 host" if len(hosts) == 1 else f"{ranks} on {len(hosts)} hosts ({sizes})"
 
 
-def leaf(rank: int) -> Node:
+def leaf(rank: int, port: Link | None = None) -> Node:
     """Makes the leaf of one rank.
 
     Args:
         rank: the rank, 0 or more.
+        port: the rank's own port to its host; None for the host's link.
     """
-    return Node(f"rank {rank}", rank=rank)
+    return Node(f"rank {rank}", rank=rank, port=port)
 
 
 def from_hosts(host_of_rank: Sequence[str], *, inside: Link = SHARED_MEMORY, between: Link = ETHERNET) -> Tree:

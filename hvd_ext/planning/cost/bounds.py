@@ -73,7 +73,10 @@ def _cuts(tree: Tree) -> list[list[float]]:
         parties = [
             party
             for node, beta in parties
-            for party in ([(child, node.link.beta_s_per_byte) for child in node.children] or [(node, beta)])
+            for party in (
+                [(child, port.beta_s_per_byte) for child, port in zip(node.children, node.ports, strict=True)]
+                or [(node, beta)]
+            )
         ]
         cuts.append([beta for _, beta in parties])
     return [betas for betas in cuts if len(betas) > 1]

@@ -171,4 +171,4 @@ def inter_host_nbytes(hosts: int, elements: int, density: float, entry_nbytes: f
 def _inside(tree: Tree, ranks: tuple[int, ...]) -> Link:
     """The link between the ranks of a host; a zero link for a host of one rank."""
     nodes = (node for level in tree.levels() for node in level)
-    return next((node.link for node in nodes if node.ranks == ranks and len(ranks) > 1), NO_LINK)
+    return next((node.slowest for node in nodes if node.ranks == ranks and len(ranks) > 1), NO_LINK)

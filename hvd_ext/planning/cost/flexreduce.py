@@ -39,7 +39,7 @@ def level_s(nodes: Sequence[Node], nbytes: float, gamma_s_per_byte: float = 0.0)
         below = [(top, nbytes)]
         while below:
             node, share = below.pop()
-            slowest = max(slowest, ring_s(share, len(top.children), node.link, gamma_s_per_byte))
+            slowest = max(slowest, ring_s(share, len(top.children), node.slowest, gamma_s_per_byte))
             below += [(child, share / len(child.children)) for child in node.children if child.children]
     return slowest
 

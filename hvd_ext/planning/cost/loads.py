@@ -40,10 +40,10 @@ class Ports:
             node, way = open_nodes.pop()
             if not node.children:
                 ways[node.rank] = way
-            for child in node.children:
+            for child, port in zip(node.children, node.ports, strict=True):
                 open_nodes.append((child, [*way, next(numbers)]))
-                alphas.append(node.link.alpha_s)
-                betas.append(node.link.beta_s_per_byte)
+                alphas.append(port.alpha_s)
+                betas.append(port.beta_s_per_byte)
                 depths.append(len(way))
         # The ports from the root down to each rank; -1 below a leaf. Two ways differ at every depth after they part.
         self.ways: _Ints = np.full((tree.size, max(tree.depth, 1)), -1, dtype=np.int64)

@@ -19,7 +19,7 @@ from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.simulation.events import Message, Play, Program
+from hvd_ext.simulation.events import Message, Play, Program, Run
 from hvd_ext.topology.tree import Tree
 
 WINDOW = 4  # segments in flight, the engine's default
@@ -55,34 +55,46 @@ def simulate(
     """Simulates a plan on a cluster.
 
     Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
-    pace of their second half. Only ports and reductions take time; processors are assumed to keep up.
+    pace of their second half. Ports, reductions and messages take time; processors keep up with everything else.
 
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
-        tree: the cluster; its gamma_s_per_byte prices the reductions.
+        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
         nbytes: the size of the buffer.
         segment_nbytes: the grain of pipelining, as from grain.segment_nbytes().
         window: the number of segments in flight.
         sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
-    program, busiest = _program(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
+    program, busiest = program_of(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
     if busiest is None:
         busiest = Traffic(0, 0.0, 0.0, 0.0, 0.0)
     if not nbytes or not any(program.rounds):
         return Simulation(0.0, 0.0, 0.0)
     segments = max(-(-nbytes // segment_nbytes), 1)
     each, played = nbytes / segments, max(FULL_WINDOWS * window, MOST_MESSAGES // max(len(program.messages), 1))
-    seconds = Play(program, each, min(segments, played), window).seconds()
+
+    def first_s(count: int) -> float:
+        _, (end_s,) = Play([Run(program, each, count)], window).seconds()
+        return end_s
+
+    seconds = first_s(min(segments, played))
     if segments > played:
         half = played // 2
-        pace_s = (seconds - Play(program, each, half, window).seconds()) / (played - half)
+        pace_s = (seconds - first_s(half)) / (played - half)
         # While the queue before the busiest port still grows, the ranks seem faster than this port.
         seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
 @lru_cache(maxsize=64)
-def _program(plan: LogicalPlan, tree: Tree, sparsity: Sparsity) -> Program:
+def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Program:
+    """Makes the program of a plan, which the events of `hvd_ext.simulation` play.
+
+    Args:
+        plan: a plan for tree.size ranks.
+        tree: the cluster.
+        sparsity: the sparsity of the step, for sparse plans.
+    """
     ports = Ports(tree)
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
@@ -112,7 +124,7 @@ def _program(plan: LogicalPlan, tree: Tree, sparsity: Sparsity) -> Program:
         work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
-    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)
+    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES, tree.message_s)
 
 
 def _way(ports: Ports, sender: int, receiver: int) -> tuple[int, ...]:

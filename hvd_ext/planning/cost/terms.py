@@ -52,6 +52,6 @@ def slowest(tree: Tree) -> Link:
         none.
     """
     nodes = (node for level in tree.levels() for node in level)
-    links = [node.link for node in nodes if len(node.children) > 1]
+    links = [node.slowest for node in nodes if len(node.children) > 1]
     alpha_s = max((link.alpha_s for link in links), default=0.0)
     return Link(alpha_s, max((link.beta_s_per_byte for link in links), default=0.0))

@@ -32,7 +32,7 @@ def cost(tree: Tree, nbytes: int) -> float:
     """
     total = 0.0
     for nodes in tree.levels():
-        lines = [binary_tree(len(node.children), node.link, tree.gamma_s_per_byte) for node in nodes]
+        lines = [binary_tree(len(node.children), node.slowest, tree.gamma_s_per_byte) for node in nodes]
         total += max(line.seconds(nbytes) for line in lines)
     return total
 

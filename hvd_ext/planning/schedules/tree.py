@@ -69,7 +69,7 @@ def cost(tree: Tree, nbytes: int) -> float:
     chain = 0.0
     if longest > 1:
         nodes = [node for level in tree.levels() for node in level]
-        links = [node.link for node in nodes if not any(child.children for child in node.children)]
+        links = [node.slowest for node in nodes if not any(child.children for child in node.children)]
         inside = max(links, key=lambda link: link.beta_s_per_byte)
         segment = min(nbytes, 2 * MESSAGE_NBYTES)
         chain = chain_s(segment, longest, inside, gamma) + chain_s(segment, longest, inside)

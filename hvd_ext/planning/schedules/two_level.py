@@ -34,8 +34,8 @@ def cost(tree: Tree, nbytes: int) -> float:
     """
     hosts = [node for level in tree.levels() for node in level if not any(child.children for child in node.children)]
     gamma = tree.gamma_s_per_byte
-    up = max((chain_s(nbytes, len(host.children), host.link, gamma) for host in hosts), default=0.0)
-    down = max((chain_s(nbytes, len(host.children), host.link) for host in hosts), default=0.0)
+    up = max((chain_s(nbytes, len(host.children), host.slowest, gamma) for host in hosts), default=0.0)
+    down = max((chain_s(nbytes, len(host.children), host.slowest) for host in hosts), default=0.0)
     return up + one_level_s(nbytes, len(tree.hosts()), slowest(tree), gamma) + down
 
 

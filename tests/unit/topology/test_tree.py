@@ -124,3 +124,20 @@ def test_algorithms_work_on_random_subsets(seed: int) -> None:
 def test_a_subset_of_other_ranks_is_refused(ranks: list[int]) -> None:
     with pytest.raises(TopologyError, match="takes ranks of the tree"):
         from_hosts(["a", "b"]).subset(ranks)
+
+
+def test_a_node_may_have_a_port_of_its_own_and_keeps_it_in_a_subset() -> None:
+    fast, slow = Link(1e-6, 1e-9), Link(1e-4, 1e-7)
+    hosts = (Node("a", fast, (leaf(0), leaf(1))), Node("b", fast, (leaf(2), leaf(3, slow)), port=slow))
+    tree = Tree(Node("cluster", ETHERNET, hosts), 1e-9, 2e-6, 3e-10)
+    assert tree.root.ports == (ETHERNET, slow)
+    assert tree.root.slowest == Link(1e-4, 1e-7)
+    some = tree.subset([3, 0])
+    assert (some.gamma_s_per_byte, some.message_s, some.selection_s_per_byte) == (1e-9, 2e-6, 3e-10)
+    assert some.root.ports == (ETHERNET, slow)
+    assert some.root.children[1].ports == (slow,)
+    assert tree.subset([2, 3]).root.port is None
+    with pytest.raises(TopologyError, match="the root has no parent"):
+        Tree(Node("cluster", ETHERNET, hosts, port=slow))
+    with pytest.raises(TopologyError, match="message_s must be finite and not negative, got -1"):
+        Tree(Node("cluster", ETHERNET, hosts), message_s=-1)
