@@ -190,7 +190,7 @@ def schedule(
         str,
         typer.Option(
             "--ratio",
-            help="Of communication, all gradients in one bucket and alone, to computing, with commas; 0: the model's times.",
+            help="Of communication, one bucket and alone, to computing, with commas; 0: the model's own times.",
         ),
     ] = "1",
     bucketers: Annotated[
@@ -207,8 +207,8 @@ def schedule(
     plot_file: command.PlotFile = None,
     timeout: command.Timeout = 600.0,
 ) -> None:
-    """Replay a model's step with every bucketer, in turns, beside its prediction: ranks sleep until a tensor is ready and
-    hand it to the engine, without TensorFlow, so that computing takes no core. Every result is checked."""
+    """Replay a model's step with every bucketer, in turns, beside its prediction: ranks sleep until a tensor is ready
+    and hand it to the engine, without TensorFlow, so that computing takes no core. Every result is checked."""
     from hvd_ext.bench.jobs import place
 
     rank = place(os.environ)

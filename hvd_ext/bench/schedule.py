@@ -57,7 +57,11 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import buckets, registry
 
-        free = [name for name in (*buckets.names(), "wfbp", "single", "mgwfbp", "optimal") if name not in ("apart", "by_groups")]  # they follow a user's wishes
+        free = [
+            name
+            for name in (*buckets.names(), "wfbp", "single", "mgwfbp", "optimal")
+            if name not in ("apart", "by_groups")
+        ]  # they follow a user's wishes
         for name, values, valid in (
             ("bucketer", self.bucketers, (AUTO, *free)),
             ("algorithm", (self.algorithm,), (AUTO, *registry.names())),
@@ -157,7 +161,9 @@ def _measured(
             computing_s = times.computed_s + (times.update_s or 0.0)
             factor = 1.0 if ratio == AS_TOLD else alone_s / ratio / computing_s
             opened = turns.give(worker, "open", factor=factor, bucketers=request.bucketers)["contestants"]
-            samples = samples_of(request, turns, [opened])
+            # a layout is measured once, whoever has found it
+            replays = {facts["replay"]: facts for facts in reversed(opened)}
+            samples = samples_of(request, turns, [[replays[number] for number in sorted(replays)]])
             place = {
                 "model": Path(name).stem,
                 "scale": request.scale,
@@ -173,7 +179,7 @@ def _measured(
                     request.algorithm, sum(tensor.nbytes for tensor in times.tensors)
                 ),
             }
-            rows += beside([_row(place, facts, samples[0, index]) for index, facts in enumerate(opened)])
+            rows += beside([_row(place, facts, samples[0, facts["replay"]]) for facts in opened])
             tell(f"{cluster.tree.describe()}, {name}, ratio {ratio:g}", 1)
     return rows, caveats(cluster, turns, {}, "its predictions say nothing")
 
@@ -184,7 +190,7 @@ def _row(place: dict[str, Any], facts: dict[str, Any], taken: Sequence[dict[str,
     median_s, compute_s = statistics.median(times), facts["compute_seconds"]
     row = {
         **place,
-        **{name: facts[name] for name in ("bucketer", "chosen", "buckets", "algorithms", "digest")},
+        **{name: facts[name] for name in ("bucketer", "chosen", "replay", "buckets", "algorithms")},
         "compute_seconds": compute_s,
         "predicted_seconds": facts["predicted_seconds"],
         "seconds_median": median_s,

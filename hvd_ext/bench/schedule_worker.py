@@ -22,6 +22,7 @@ from hvd_ext.bench.sampling import (
     ALIVE,
     EVENTS,
     FIRST_SLEEP_S,
+    SHORT_S,
     Ranks,
     Task,
     answer_turns,
@@ -59,23 +60,17 @@ def sleep_until(deadline_s: float) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """One way to divide the tensors into buckets, with its channel.
+    """A step of a model on a channel of its own.
 
     Attributes:
-        bucketer: its name, or "auto".
-        layout: of a step.
         channel: the engine's handle.
         parts: the steps of the channel.
         times: when the tensors are ready.
-        predicted_s: the time of a step, predicted from the topology.
     """
 
-    bucketer: str
-    layout: Layout
     channel: int
     parts: Parts
     times: StepTimes
-    predicted_s: float
 
     def step(self) -> tuple[float, list[float]]:
         """Run a step.
@@ -124,7 +119,7 @@ class Stage:
         at_once = dataclasses.replace(
             self._times, ready_s=(0.0,) * len(self._times.ready_s), forward_s=0.0, update_s=None
         )
-        replay = self._replay(SINGLE, at_once)
+        replay = self._opened(self._planned(SINGLE, at_once)[0], at_once)
         for _ in range(WARMUP_STEPS):
             self._run(replay)
         seconds = [self._run(replay)["seconds"] for _ in range(ALONE_STEPS)]
@@ -139,7 +134,7 @@ class Stage:
             bucketers: their names, and "auto".
 
         Returns:
-            What the parent must know of each.
+            What the parent must know of each. Bucketers with the same layout share a replay.
         """
         self.release()
         times = dataclasses.replace(
@@ -148,25 +143,28 @@ class Stage:
             forward_s=factor * self._times.forward_s,
             update_s=None if self._times.update_s is None else factor * self._times.update_s,
         )
-        facts = []
+        facts, numbers = [], {}
         for bucketer in bucketers:
-            replay = self._replay(bucketer, times)
-            self._replays.append(replay)
-            first = [self._run(replay) for _ in range(WARMUP_STEPS)]
+            laid_out, predicted_s = self._planned(bucketer, times)
+            new = laid_out.digest not in numbers
+            number = numbers.setdefault(laid_out.digest, len(numbers))
+            if new:
+                self._replays.append(self._opened(laid_out, times))
+            warmup = [self._run(self._replays[number]) for _ in range(WARMUP_STEPS) if new and predicted_s < SHORT_S]
             facts.append(
                 {
                     "bucketer": bucketer,
-                    "chosen": replay.layout.bucketer,
+                    "chosen": laid_out.bucketer,
+                    "replay": number,
                     "buckets": [
                         [len(bucket.tensors), nbytes]
-                        for bucket, nbytes in zip(replay.layout.buckets, replay.layout.nbytes, strict=True)
+                        for bucket, nbytes in zip(laid_out.buckets, laid_out.nbytes, strict=True)
                     ],
-                    "algorithms": sorted({bucket.plan.algorithm for bucket in replay.layout.buckets}),
-                    "digest": f"{replay.layout.digest:016x}",
-                    "predicted_seconds": replay.predicted_s,
+                    "algorithms": sorted({bucket.plan.algorithm for bucket in laid_out.buckets}),
+                    "predicted_seconds": predicted_s,
                     "compute_seconds": times.computed_s + (times.update_s or 0.0),
-                    "sample_seconds": first[-1]["seconds"],
-                    "wrong": [words for one in first for words in one["wrong"]],
+                    "sample_seconds": max([predicted_s, *(one["seconds"] for one in warmup)]),
+                    "wrong": [words for one in warmup for words in one["wrong"]],
                 }
             )
         return facts
@@ -180,22 +178,28 @@ class Stage:
         while self._replays:
             self._close(self._replays.pop())
 
-    def _replay(self, bucketer: str, times: StepTimes) -> Replay:
+    def _planned(self, bucketer: str, times: StepTimes) -> tuple[Layout, float]:
+        """Lay a step out, and predict its time, on all ranks alike."""
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
         from hvd_ext.planning.cost.lane import predict
         from hvd_ext.planning.layout import layout
 
-        job = runtime.current()
+        tree = runtime.current().tree
         planned: tuple[Layout, float] | None = None
         if self._ranks.rank == 0:
-            # all ranks would plan alike, and on the cores that they share one plan takes less time than many
-            laid_out = layout(job.tree, times.tensors, Sum, algorithm=self._algorithm, buckets=bucketer, times=times)
-            planned = laid_out, predict(job.tree, laid_out, times).step_s
-        laid_out, predicted_s = self._ranks.told(planned)
-        channel = job.open(f"bench {bucketer}", laid_out)
-        parts = job.engine.in_parts(channel, self._inputs, self._outputs)
-        return Replay(bucketer, laid_out, channel, parts, times, predicted_s)
+            # the ranks share cores, and all would plan alike
+            laid_out = layout(tree, times.tensors, Sum, algorithm=self._algorithm, buckets=bucketer, times=times)
+            planned = laid_out, predict(tree, laid_out, times).step_s
+        found: tuple[Layout, float] = self._ranks.told(planned)
+        return found
+
+    def _opened(self, layout: Layout, times: StepTimes) -> Replay:
+        from hvd_ext.job import runtime
+
+        job = runtime.current()
+        channel = job.open("bench schedule", layout)
+        return Replay(channel, job.engine.in_parts(channel, self._inputs, self._outputs), times)
 
     def _close(self, replay: Replay) -> None:
         from hvd_ext.job import runtime
