@@ -99,19 +99,23 @@ def training(
     algorithms: Annotated[
         str,
         typer.Option(
-            help="Algorithms, with commas; auto, horovod and horovod-links2 (two TCP connections between two ranks) "
-            "are names too. Only these are measured."
+            help="Algorithms, with commas; auto, horovod, horovod-links2 (two TCP connections between two ranks) and "
+            "horovod-autotune are names too. Only these are measured."
         ),
     ] = "auto,flexreduce,blueconnect,ring,horovod,horovod-links2",
     model: Annotated[
         str,
         typer.Option(
             help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation; small-160 and "
-            "small-1000: so many tensors of 4 kB and less, mostly their handling."
+            "small-1000: so many tensors of 4 kB and less, mostly their handling; deep-60: 60 layers, 1.2 M parameters, as "
+            "much communication as computation at 100 Mbit/s or so."
         ),
     ] = "mlp",
     width: Annotated[
-        int, typer.Option(help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn), 32 (small-160, small-1000).")
+        int,
+        typer.Option(
+            help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn), 32 (small-160, small-1000), 40 (deep-60)."
+        ),
     ] = 0,
     batch: Annotated[int, typer.Option(help="Digits of a rank's batch.")] = 64,
     steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 10,
@@ -126,6 +130,10 @@ def training(
         list[str] | None,
         typer.Option(help="NAME=VALUE of our DistributedOptimizer, such as compression=bf16; may be given again."),
     ] = None,
+    buckets: Annotated[
+        str, typer.Option(help="Values of the option buckets, with commas; each algorithm is measured with each.")
+    ] = "",
+    warmup: Annotated[int, typer.Option(help="Steps of each contestant before the timed ones.")] = 0,
     timeout: command.Timeout = 600.0,
 ) -> None:
     """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
@@ -148,6 +156,8 @@ def training(
         request = Request(
             options=dict(text.split("=", 1) for text in option or ()),
             algorithms=command.names(algorithms),
+            buckets=command.names(buckets),
+            warmup=warmup,
             model=model,
             width=width,
             batch=batch,

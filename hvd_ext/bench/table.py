@@ -9,9 +9,15 @@ from rich.table import Table
 
 from hvd_ext.bench.results import YARDSTICKS, cluster_name, places, ratios
 from hvd_ext.bench.topk import NAMES as TOPK_NAMES
+from hvd_ext.bench.training_worker import parts_of
 
 NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod", "tcp": "tcp", "memory": "memory"}
-TRAINING_NAMES = {"compute": "no communication", "horovod": "Horovod", "horovod-links2": "Horovod, 2 TCP links"}
+TRAINING_NAMES = {
+    "compute": "no communication",
+    "horovod": "Horovod",
+    "horovod-links2": "Horovod, 2 TCP links",
+    "horovod-autotune": "Horovod, autotune",
+}
 ALLREDUCE_HEADINGS = (
     "cluster",
     "bytes",
@@ -238,7 +244,7 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def training_words(row: Mapping[str, Any]) -> str:
     """Name a row of bench training: the algorithm, which one "auto" has chosen, and how Horovod was called."""
     name = TRAINING_NAMES.get(row["algorithm"], row["algorithm"])
-    if row["chosen"] in ("", row["algorithm"]):
+    if row["chosen"] in ("", parts_of(row["algorithm"])[0]):
         return name
     return f"{name} ({row['chosen']})" if row["algorithm"] in TRAINING_NAMES else f"{name} -> {row['chosen']}"
 
