@@ -190,7 +190,7 @@ class _Parts:
 
 def _parts(name: str, plan: LogicalPlan, tree: Tree, nbytes: int, price_s: float) -> _Parts:
     load, grain = planner.profile_of(tree, name), min(segment_nbytes(plan, nbytes, tree), nbytes)
-    parts = load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.busiest_s_per_byte
+    parts = load.latency_s, grain * load.rounds_s_per_byte, (nbytes - grain) * load.pace_s_per_byte(grain)
     return _Parts(*parts, price_s - sum(parts))
 
 

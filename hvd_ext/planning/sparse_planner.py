@@ -10,7 +10,7 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import ir, registry
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import Simulation, Sparsity, bottleneck, level_profile, profile, simulate
-from hvd_ext.planning.cost.sparse import ENTRY_NBYTES, SELECT_S_PER_ELEMENT
+from hvd_ext.planning.cost.sparse import ELEMENT_NBYTES, ENTRY_NBYTES, SELECT_S_PER_ELEMENT
 from hvd_ext.planning.limits import MOST_RANKS, MOST_SIMULATED, size_class, stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
@@ -31,7 +31,7 @@ def sparse_plan(
     density: float = 0.01,
     entry_nbytes: float = ENTRY_NBYTES,
     *,
-    select_s_per_element: float = SELECT_S_PER_ELEMENT,
+    select_s_per_element: float | None = None,
     height: int | None = 1,
 ) -> Choice:
     """Chooses the plans of an allreduce that sends selected elements.
@@ -45,7 +45,8 @@ def sparse_plan(
         nbytes: the typical size of a float32 buffer; similar sizes share one choice.
         density: the fraction of the elements that is selected, in (0, 1].
         entry_nbytes: the mean number of bytes of a value and its index, as sent.
-        select_s_per_element: the time of a selection, and of any other pass over memory, in seconds per element.
+        select_s_per_element: the time of a selection, and of any other pass over memory, in seconds per element; None
+            for that of the tree, or if it has none for SELECT_S_PER_ELEMENT.
         height: the levels of branches within which all elements are reduced before the selection: 1 for hosts, 2 for
             racks of hosts, and so on; None for the height with the best price.
 
@@ -62,8 +63,29 @@ def sparse_plan(
         raise PlanError(
             f"height ({height}): must be a number of levels of branches, 0 or more, or None for the best price"
         )
-    sparsity = Sparsity(density, entry_nbytes, select_s_per_element)
+    sparsity = sparsity_on(tree, density, entry_nbytes, select_s_per_element)
     return _chosen(tree, algorithm, max(size_class(nbytes), LEAST_NBYTES), sparsity, height)
+
+
+def sparsity_on(
+    tree: Tree,
+    density: float,
+    entry_nbytes: float = ENTRY_NBYTES,
+    select_s_per_element: float | None = None,
+) -> Sparsity:
+    """The sparsity of a step on a cluster.
+
+    Args:
+        tree: the cluster; its selection_s_per_byte is the time of a pass over memory, if it has one.
+        density: the fraction of the elements that is selected, in (0, 1].
+        entry_nbytes: the mean number of bytes of a value and its index, as sent.
+        select_s_per_element: the time of a pass over memory instead of the tree's.
+    """
+    if select_s_per_element is None and tree.selection_s_per_byte is not None:
+        select_s_per_element = ELEMENT_NBYTES * tree.selection_s_per_byte
+    return Sparsity(
+        density, entry_nbytes, SELECT_S_PER_ELEMENT if select_s_per_element is None else select_s_per_element
+    )
 
 
 @lru_cache(maxsize=256)

@@ -55,14 +55,14 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
 
     Args:
         plan: a plan for tree.size ranks, of any number.
-        tree: the cluster; its gamma_s_per_byte prices the reductions.
+        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
         sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
         The load.
     """
     ports = Ports(tree)
-    latency_s, levels_s_per_byte = 0.0, 0.0
+    latency_s, levels_s_per_byte, messages_s = 0.0, 0.0, 0.0
     port_s, rank_s = np.zeros(2 * len(ports.alpha_s)), np.zeros(plan.size)
     betas = np.repeat(ports.beta_s_per_byte, 2)
     for level, vectors in zip(plan.levels, vectors_at(plan), strict=True):
@@ -83,11 +83,12 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
         reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
         reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
         latency_s += message_rounds(level) * float(ports.alpha_s[used // 2].max())
+        messages_s += 2 * message_rounds(level) * tree.message_s  # one message each way in each round
         chain = _longest_chain(level) / plan.units * float(ports.beta_s_per_byte[used // 2].max())
         levels_s_per_byte += max(float(loads.max()), chain) + float(reductions.max())
         port_s += loads
         rank_s += reductions
-    return Profile(latency_s, levels_s_per_byte, float(max(port_s.max(), rank_s.max())))
+    return Profile(latency_s + messages_s, levels_s_per_byte, float(max(port_s.max(), rank_s.max())), messages_s)
 
 
 def _longest_chain(level: Level) -> int:

@@ -95,14 +95,16 @@ class Profile:
     """The load of a plan on a cluster, for any size of buffer.
 
     Args:
-        latency_s: the sum over the rounds of the largest latency.
+        latency_s: the sum over the rounds of the largest latency and of the processor time of messages.
         rounds_s_per_byte: the sum over the rounds of the time of the busiest port and of the longest work on a rank.
         busiest_s_per_byte: the time of the port or the rank that is busiest over all rounds.
+        messages_s: the processor time of all messages of a segment on the rank that has the most.
     """
 
     latency_s: float
     rounds_s_per_byte: float
     busiest_s_per_byte: float
+    messages_s: float = 0.0
 
     def price_s(self, nbytes: int, segment_nbytes: int | None = None) -> float:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
@@ -115,7 +117,18 @@ class Profile:
             Seconds.
         """
         first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
-        return self.latency_s + first * self.rounds_s_per_byte + (nbytes - first) * self.busiest_s_per_byte
+        return self.latency_s + first * self.rounds_s_per_byte + (nbytes - first) * self.pace_s_per_byte(first)
+
+    def pace_s_per_byte(self, segment_nbytes: float) -> float:
+        """The pace of a long buffer: that of the busiest port, or of the rank with the most messages.
+
+        Args:
+            segment_nbytes: the grain of pipelining.
+
+        Returns:
+            Seconds per byte.
+        """
+        return max(self.busiest_s_per_byte, self.messages_s / max(segment_nbytes, 1))
 
 
 class _Messages:
@@ -143,7 +156,7 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
 
     Args:
         plan: a plan for tree.size ranks.
-        tree: the cluster; its gamma_s_per_byte prices the reductions.
+        tree: the cluster; its gamma_s_per_byte prices the reductions, its message_s the messages.
         sparsity: the sparsity of the step, for sparse plans.
 
     Returns:
@@ -156,10 +169,13 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
+    one = np.full(len(sent.rounds), tree.message_s)
+    busy = _table(sent.rounds, sent.senders, one, work.shape) + _table(sent.rounds, sent.receivers, one, work.shape)
     return Profile(
-        latency_s=float(alpha_s.sum()),
+        latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()),
         rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),
         busiest_s_per_byte=float(max(loads.sum(axis=0).max(), work.sum(axis=0).max())),
+        messages_s=float(busy.sum(axis=0).max()),
     )
 
 
