@@ -107,8 +107,8 @@ def training(
         str,
         typer.Option(
             help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation; small-160 and "
-            "small-1000: so many tensors of 4 kB and less, mostly their handling; deep-60: 60 layers, 1.2 M parameters, as "
-            "much communication as computation at 100 Mbit/s or so."
+            "small-1000: so many tensors of 4 kB and less, mostly their handling; deep-60: 60 layers with 1.2 M, about "
+            "as much communication as computation at 100 Mbit/s."
         ),
     ] = "mlp",
     width: Annotated[

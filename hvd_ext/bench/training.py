@@ -18,8 +18,8 @@ from hvd_ext.runner.launcher import JobError
 
 WIDTHS = {"mlp": 1024, "cnn": 512, "small-160": 32, "small-1000": 32, "deep-60": 40}
 HOROVOD = "horovod"
-# The variables of a job by name; each name is a job of its own. Autotune looks at a few samples of two steps each, where
-# its defaults take hundreds of steps.
+# The variables of a job by name; each name is a job of its own. Autotune gets a few samples of two steps each; its
+# defaults take hundreds of steps.
 HOROVODS: dict[str, dict[str, str]] = {
     HOROVOD: {},
     "horovod-links2": {"OMPI_MCA_btl_tcp_links": "2"},

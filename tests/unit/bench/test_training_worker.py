@@ -126,10 +126,10 @@ def test_of_two_ways_the_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert (fact["way"], fact["ways"]) == ("fast", {"slow": 2.0, "fast": 1.0})
 
 
-def test_a_task_survives_the_command_line_and_tells_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task("folder", "cnn", 3, 5, {"btl_tcp_links": "2"})
+def test_a_task_survives_the_command_line_and_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task("folder", "cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"})
     assert Task.read(task.write()) == task
     name = "OMPI_MCA_btl_tcp_links"
     monkeypatch.setenv(name, "1")
-    Task.read(task.write()).tell_mpi()
+    Task.read(task.write()).set_environment()
     assert os.environ[name] == "2"
