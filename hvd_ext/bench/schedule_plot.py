@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito, in the order in which most readers want to compare them.
 COLOURS = {
     "auto": "#D55E00",
-    "optimal": "#E69F00",
     "mgwfbp": "#0072B2",
-    "by_size": "#56B4E9",
     "wfbp": "#009E73",
     "single": "#CC79A7",
+    "by_size": "#56B4E9",
+    "optimal": "#E69F00",
 }
+BARS = LINES - 2  # computing and the prediction are in the legend too
 
 
 def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[str] = ()) -> None:
@@ -32,7 +33,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
     Args:
         rows: of one result of bench schedule or of several; of rows measured again, the last counts.
         path: of the file.
-        only: at most six bucketers; empty: the first six of `COLOURS`.
+        only: at most four bucketers; empty: the first four of `COLOURS`.
 
     Raises:
         InvalidError: nothing to draw, an unknown bucketer, too many of them, or no matplotlib.
@@ -41,7 +42,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
     if not bars:
         raise InvalidError("plot (no rows): there is nothing to draw; name results of bench schedule")
     present = list(dict.fromkeys([*(name for name in COLOURS if any(key[-1] == name for key in bars)), *_others(bars)]))
-    names = selected(present, only, LINES)
+    names = selected(present, only, BARS)
     bars = {key: row for key, row in bars.items() if key[-1] in names}
     places = list(dict.fromkeys(key[:3] for key in bars))
     figure, axes = panels(len(places), 3, 4.6, 3.8, 1.4)
