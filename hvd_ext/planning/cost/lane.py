@@ -33,7 +33,7 @@ _Floats = NDArray[np.float64]
 
 # Of a bucket, at most so many windows are played; the pace of their second half is taken for the rest. A price needs
 # less precision than `simulate` has, and a table needs many.
-PLAYED_WINDOWS = 6
+PLAYED_WINDOWS = 4
 LEAST_NBYTES, MOST_NBYTES = 1 << 10, 1 << 28  # the range of tables; smaller buckets cost what the smallest costs
 
 
@@ -113,22 +113,14 @@ def line(a_s: float, b_s_per_byte: float) -> Table:
     return table([(nbytes, Parts(a_s + b_s_per_byte * nbytes, 0.0)) for nbytes in (0.0, 1.0)])
 
 
-def doubling(price: Callable[[int], Parts], ends: Callable[[int], bool] | None = None) -> Table:
+def doubling(price: Callable[[int], Parts]) -> Table:
     """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES.
 
     Args:
         price: the price of a bucket of a size.
-        ends: whether prices grow evenly from a size on, so that the table can end with the size after it; None if they
-            never do.
     """
-    points: list[tuple[float, Parts]] = []
-    nbytes = LEAST_NBYTES
-    while nbytes <= MOST_NBYTES:
-        points.append((nbytes, price(nbytes)))
-        if ends is not None and len(points) > 1 and ends(nbytes // 2):
-            break
-        nbytes *= 2
-    return table(points)
+    sizes = [1 << bits for bits in range(LEAST_NBYTES.bit_length() - 1, MOST_NBYTES.bit_length())]
+    return table([(nbytes, price(nbytes)) for nbytes in sizes])
 
 
 def parts_of(
