@@ -182,8 +182,8 @@ class Stage:
         """Lay a step out, and predict its time, on all ranks alike."""
         from hvd_ext.job import runtime
         from hvd_ext.options import Sum
-        from hvd_ext.planning.cost.lane import predict
         from hvd_ext.planning.layout import layout
+        from hvd_ext.planning.prediction import predict
 
         tree = runtime.current().tree
         planned: tuple[Layout, float] | None = None
