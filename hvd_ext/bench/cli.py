@@ -99,8 +99,8 @@ def training(
     algorithms: Annotated[
         str,
         typer.Option(
-            help="Algorithms, with commas; auto, horovod, horovod-links2 (two TCP connections between two ranks) and "
-            "horovod-autotune are names too. Only these are measured."
+            help="Algorithms, with commas; auto, horovod, horovod-links2 (two TCP connections between two ranks), "
+            "horovod-autotune and multiworker (tf.distribute, with tf_keras) are names too. Only these are measured."
         ),
     ] = "auto,flexreduce,blueconnect,ring,horovod,horovod-links2",
     model: Annotated[

@@ -17,6 +17,7 @@ TRAINING_NAMES = {
     "horovod": "Horovod",
     "horovod-links2": "Horovod, 2 TCP links",
     "horovod-autotune": "Horovod, autotune",
+    "multiworker": "MultiWorkerMirroredStrategy",
 }
 ALLREDUCE_HEADINGS = (
     "cluster",

@@ -30,6 +30,11 @@ HOROVODS: dict[str, dict[str, str]] = {
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "8",
     },
 }
+STRATEGY = "multiworker"
+PEERS = (*HOROVODS, STRATEGY)
+NO_STRATEGY = (
+    "tf_keras is not installed and MultiWorkerMirroredStrategy was not measured (python -m pip install tf_keras)"
+)
 DEFAULT = ("auto", HOROVOD, "horovod-links2")
 
 
@@ -38,7 +43,7 @@ class Request:
     """What to measure.
 
     Args:
-        algorithms: names of allreduce algorithms, "auto", and those of `HOROVODS`; nothing else is measured.
+        algorithms: names of allreduce algorithms, "auto", and those of `PEERS`; nothing else is measured.
         model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
         width: units of a hidden dense layer; 0 for the model's own.
         batch: digits of a rank's batch.
@@ -73,7 +78,7 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *HOROVODS)
+        known = ("auto", *registry.names(), *PEERS)
         for name, values, valid in (
             ("algorithm", self.algorithms, known),
             ("model", (self.model,), tuple(WIDTHS)),
@@ -113,8 +118,8 @@ class Request:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """The contestants that are not Horovod's: algorithms, or pairs of algorithm and buckets (`paired`)."""
-        names = [name for name in self.algorithms if name not in HOROVODS]
+        """The contestants that are ours: algorithms, or pairs of algorithm and buckets (`paired`)."""
+        names = [name for name in self.algorithms if name not in PEERS]
         return tuple(paired(name, buckets) for name in names for buckets in self.buckets or ("",))
 
 
@@ -137,8 +142,11 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
         raise InvalidError("digits (scikit-learn): it is not installed; python -m pip install scikit-learn")
     theirs = [name for name in request.algorithms if name in HOROVODS and has_horovod()]
     missing = [NO_HOROVOD] if set(HOROVODS) & set(request.algorithms) and not theirs else []
-    if not request.ours and not theirs:
-        raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
+    strategy = STRATEGY in request.algorithms and importlib.util.find_spec("tf_keras") is not None
+    if STRATEGY in request.algorithms and not strategy:
+        missing.append(NO_STRATEGY)
+    if not request.ours and not theirs and not strategy:
+        raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {'; '.join(missing)}")
 
     def arguments(module: str, environment: Mapping[str, str]) -> Any:
         width = request.width or WIDTHS[request.model]
@@ -149,6 +157,8 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
 
     jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
     jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
+    if strategy:
+        jobs[STRATEGY] = arguments("training_strategy", {})
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
@@ -161,7 +171,7 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
     notes = caveats(cluster, turns, refused, "auto may choose badly")
     opened = []
     for worker in turns.workers:
-        names = [worker.name] if worker.name in HOROVODS else ours
+        names = [worker.name] if worker.name in PEERS else ours
         tell(f"{cluster.tree.describe()}, {worker.name}: first steps", 0)
         opened.append(turns.give(worker, "open", algorithms=names))
     check_alike([worker.name for worker in turns.workers], opened)
