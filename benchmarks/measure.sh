@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about an hour and a half on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about two hours on two quiet cores.
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
@@ -81,7 +81,7 @@ for part in $parts; do
         rm -f "$folder/training_deep.json"
         for hosts in 2,2 2,2,1; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --model deep-60 --warmup 24 \
-                --buckets auto,wfbp,single,by_size,mgwfbp,optimal --algorithms auto,horovod,horovod-autotune \
+                --buckets auto,wfbp,single,by_size,mgwfbp,optimal --algorithms auto,horovod,horovod-autotune,multiworker \
                 --json "$folder/training_deep.json" --append
         done
         ;;

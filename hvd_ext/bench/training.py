@@ -185,8 +185,7 @@ def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> t
     rows = []
     for (job, index), times in samples.items():
         facts = opened[job]["contestants"][index]
-        if index:
-            facts |= ended[job]["layouts"][index]
+        facts |= ended[job]["layouts"][index]
         faults = [*facts["wrong"], *ended[job]["wrong"][index]]
         rows.append(_row(request, cluster, opened[job]["bytes"], facts, times, compute, faults))
     return against(rows), notes
@@ -264,7 +263,7 @@ def _row(
         "correct": None if alone else not wrong,
         "samples": list(times),
     }
-    if facts.get("bucketer"):
+    if "buckets" in facts:
         row |= {"bucketer": facts["bucketer"], "buckets": facts["buckets"]}
     if facts["ways"]:
         row["trial_seconds"] = facts["ways"]

@@ -88,6 +88,12 @@ def test_horovod_alone_needs_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
         measure(Request(algorithms=tuple(HOROVODS)), Launcher(), lambda *_: None)
 
 
+def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_ext.bench.training.importlib.util.find_spec", lambda name: name == "sklearn" or None)
+    with pytest.raises(InvalidError, match="tf_keras is not installed"):
+        measure(Request(algorithms=("multiworker",)), Launcher(), lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
