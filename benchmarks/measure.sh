@@ -77,7 +77,7 @@ for part in $parts; do
         done
         ;;
     training_deep)
-        # about 12 minutes; 24 steps come first, because layouts change after 20
+        # about 13 minutes; 24 steps come first, because layouts change after 20
         rm -f "$folder/training_deep.json"
         for hosts in 2,2 2,2,1; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --model deep-60 --warmup 24 \
