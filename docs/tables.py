@@ -81,6 +81,21 @@ def topology() -> str:
     return markdown(["Key", "Of", "Takes", "Meaning"], rows)
 
 
+def papers() -> str:
+    """Gives the table of our predictions beside the papers' figures, from `hvd_ext.planning.papers`."""
+    from hvd_ext.planning import papers as figures
+
+    return markdown(figures.HEAD, figures.table())
+
+
+def speedups() -> str:
+    """Gives the speed-ups of GoogleNet on MG-WFBP's simulated cluster (Fig. 9), from `hvd_ext.planning.papers`."""
+    from hvd_ext.planning import papers as figures
+
+    head = ["Bucketer", *(f"{nodes} nodes" for nodes in figures.NODES)]
+    return markdown(head, [[f"`{name}`", *cells] for name, cells in figures.figure_9().items()])
+
+
 def demo() -> str:
     """Gives the table of the demo's trainings, and what it was measured on, from `benchmarks/results/demo.json`."""
     result = json.loads(DEMO.read_text(encoding="utf-8"))
@@ -118,6 +133,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/settings.md": {"settings": settings},
     "docs/migration.md": {"migration": migration, "pairs": pairs},
     "docs/topology.md": {"topology": topology},
+    "docs/simulator.md": {"papers": papers, "speedups": speedups},
 }
 
 

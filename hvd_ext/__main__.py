@@ -128,6 +128,12 @@ def plan(context: typer.Context) -> None:
 
 
 @app.command(context_settings=FORWARD)
+def simulate(context: typer.Context) -> None:
+    """Predict the iteration time of a model on a cluster of any size, and what would shorten it: `simulate --help`."""
+    importlib.import_module("hvd_ext.commands.simulate").app(args=context.args, prog_name="python -m hvd_ext simulate")
+
+
+@app.command(context_settings=FORWARD)
 def trace(context: typer.Context) -> None:
     """Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`."""
     importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.bench.results import YARDSTICKS, cluster_name
 from hvd_ext.bench.table import NAMES, TOPK_NAMES, TRAINING_NAMES, topk_place, topk_share
 from hvd_ext.bench.topk_inputs import ORDINARY
+from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KINDS = ("auto", "sizes", "clusters")
 TOPK_KINDS = ("bars", "sizes")
@@ -57,37 +57,6 @@ TOPK_COLOURS = {
 }
 # The digits of scikit-learn, which one epoch trains.
 EPOCH = 1797
-DPI = 150
-
-
-def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure.
-
-    Args:
-        count: of its panels.
-        columns: at most so many panels stand beside each other.
-        width: of a panel, in inches.
-        height: of a panel, in inches.
-        margin: beside the panels, for the legend, in inches.
-
-    Returns:
-        The figure and its panels.
-
-    Raises:
-        InvalidError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
-    columns = min(count, columns)
-    lines = -(-count // columns)
-    # without pyplot, which would look for a display and keep the figure open
-    figure = Figure(figsize=(width * columns + margin, height * lines), layout="constrained")
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axis in axes[count:]:
-        axis.remove()
-    return figure, axes[:count]
 
 
 def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> list[str]:
@@ -107,16 +76,6 @@ def selected(present: Sequence[str], only: Sequence[str], most: int = LINES) -> 
     if len(only) > most:
         raise InvalidError(f"only ({len(only)} names): a panel shows at most {most} beside a bound; name fewer")
     return list(only) or list(present[:most])
-
-
-def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
-    """Give a figure its legend, name what is not drawn although the user has not left it out, and write the file."""
-    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if named:
-        figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
-    if left_out:
-        figure.supxlabel(f"not drawn: {', '.join(left_out)}", fontsize="small", wrap=True)
-    figure.savefig(path, dpi=DPI, format="png")
 
 
 def _ordered(names: Sequence[str], order: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from hvd_ext.planning import explain as explaining, explain_sparse, planner
 from hvd_ext.planning.cost.sparse import ENTRY_NBYTES
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import LEAST_DENSITY
+from hvd_ext.topology import presets
 from hvd_ext.topology.read import read
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Tree, from_hosts
 
@@ -58,7 +59,7 @@ def _assumed(link: Link) -> str:
     return _words(rate_text(8 / link.beta_s_per_byte), f"{link.alpha_s * 1e6:g} us")
 
 
-def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None) -> Tree:
+def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None, preset: str | None = None) -> Tree:
     """Return the cluster that the options describe.
 
     Args:
@@ -66,20 +67,27 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
         hosts: the number of ranks on each host, "4,4,3".
         rate: the rate of each link between hosts, in the notation of `cluster.spec.rate_bits`; None for the assumed
             rate.
+        preset: the name of a paper's cluster.
 
     Returns:
         The tree.
 
     Raises:
-        typer.BadParameter: neither or both of topology and hosts were given, a topology and a rate were given, or hosts
-            is not a list of numbers.
-        TopologyError: the file is wrong.
+        typer.BadParameter: not exactly one of topology, hosts and preset was given, a rate was given without hosts, or
+            hosts is not a list of numbers.
+        TopologyError: the file is wrong, or there is no such preset.
         InvalidError: the text of the rate is not a rate.
     """
-    if (topology is None) == (hosts is None):
-        raise typer.BadParameter("name the cluster with either --topology FILE or --hosts, as in --hosts 4,4,3")
+    if sum(given is not None for given in (topology, hosts, preset)) != 1:
+        raise typer.BadParameter(
+            "name the cluster with one of --topology FILE, --hosts, as in --hosts 4,4,3, and --preset NAME"
+        )
     if topology is not None and rate is not None:
         raise typer.BadParameter(f"--rate {rate}: the rates are in the file of --topology; leave one of them out")
+    if preset is not None:
+        if rate is not None:
+            raise typer.BadParameter(f"--rate {rate}: the rates are those of --preset; leave one of them out")
+        return presets.preset(preset)
     between = ETHERNET if rate is None else Link(ETHERNET.alpha_s, 8 / rate_bits(rate))
     if topology is not None:
         return read(topology)
@@ -91,13 +99,16 @@ def cluster_of(topology: Path | None, hosts: str | None, rate: str | None = None
     return from_hosts(names, between=between)
 
 
-def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None) -> str:
+def links_line(
+    links: Sequence[explaining.LinkKind], topology: Path | None, rate: str | None, preset: str | None = None
+) -> str:
     """Describe the links that the prices assume, and where their rates come from.
 
     Args:
         links: the links of the cluster.
         topology: the file that states the links, or None.
         rate: the value of --rate, or None.
+        preset: the name of the paper's cluster, or None.
 
     Returns:
         A line.
@@ -107,6 +118,8 @@ def links_line(links: Sequence[explaining.LinkKind], topology: Path | None, rate
     listed = ", ".join(f"{one.kind} {_words(_rates(one), _alphas(one))}" for one in links)
     if topology is not None:
         return f"links: {listed}; from {topology}"
+    if preset is not None:
+        return f"links: {listed}; from {presets.PRESETS[preset].source}"
     if not any(one.kind == "between hosts" for one in links):
         nothing = "" if rate is None else "; --rate changes nothing, because no link is between hosts"
         return f"links: {listed}; assumed; a --topology file gives the real ones{nothing}"
@@ -155,6 +168,9 @@ def plan(
             "hosts stay as they are assumed",
         ),
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the cluster of a paper; `simulate --help` has the names")
+    ] = None,
     nbytes: Annotated[
         str, typer.Option("--bytes", metavar="SIZE", help="size of the buffer, such as 1000000 or 8MiB")
     ] = "8MiB",
@@ -183,18 +199,18 @@ def plan(
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan."""
     console = table_console()
     try:
-        tree, size = cluster_of(topology, hosts, rate), size_of(nbytes)
+        tree, size = cluster_of(topology, hosts, rate, preset), size_of(nbytes)
         if density is None:
             explanation = explaining.explain(tree, size)
             drawn = planner.allreduce_plan(tree, algorithm, size).plan
             _write(json_file, explaining.as_json(explanation))
-            _show(console, explanation, explaining.kinds(tree), links_line(explanation.links, topology, rate))
+            _show(console, explanation, explaining.kinds(tree), links_line(explanation.links, topology, rate, preset))
         else:
             name = "hitopk" if algorithm == "auto" else algorithm
             sparse, chosen = explain_sparse.explain(tree, size, density, name, entry_nbytes, height or None)
             drawn = chosen.plan
             _write(json_file, explain_sparse.as_json(sparse))
-            _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate))
+            _show_sparse(console, sparse, explaining.kinds(tree), links_line(sparse.links, topology, rate, preset))
     except HvdExtError as error:
         Console(stderr=True).print(f"hvd_ext plan: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error

@@ -111,7 +111,7 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
         The schedules, the cheapest in a lane of its own first; in a tie the one that holds the lane less, then the
         ring, as the simplest.
     """
-    low = min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
+    low = _low(nbytes)
     found = [
         Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
         for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
@@ -228,8 +228,21 @@ def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
         nbytes: the size of the float32 buffer.
         sparsity: the sparsity of the step.
     """
+    low = _low(nbytes)
+    if nbytes == low:
+        return _sparse_point(plan, tree, nbytes, sparsity)
+    return one_price(table([(size, _sparse_point(plan, tree, size, sparsity)) for size in (low, 2 * low)]), nbytes)
+
+
+@lru_cache(maxsize=512)
+def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
     load = profile if tree.size <= MOST_RANKS else level_profile
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
+
+
+def _low(nbytes: int) -> int:
+    """The power of two below a size, such that a table has it and the next one."""
+    return min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
 
 
 def _variant(

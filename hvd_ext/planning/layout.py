@@ -6,18 +6,19 @@ With the times of the step's tensors, the lane's price decides (`lane_prices`); 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import functools
+import math
+from collections.abc import Sequence
 
 from hvd_ext.compression import density, selectors
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import INDICES, WIRES, TopK
-from hvd_ext.planning import buckets as bucketers, grain, lane_prices, planner
+from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
-from hvd_ext.planning.needed import fewest
-from hvd_ext.planning.prediction import of_lane, predict, ready_of
+from hvd_ext.planning.prediction import lane_of, of_lane, ready_of
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
@@ -29,11 +30,15 @@ Groups = int | Sequence[Sequence[int]] | None
 # Bucketers whose step is within this factor by the prices of buckets are played, as long as that takes a moment.
 WORTH_PLAYING = 1.03
 MOST_PLAYED = 3
+MOST_BUCKETS = 100  # more are played only where no fewer are as good
 PLAYED_MESSAGES = 12_000
-# Steps within this factor are a tie, in which the simplest bucketer wins.
-TIE = 0.001
+# Steps within this factor are a tie, in which the bucketer with the fewest buckets wins, then the simplest one.
+TIE = 0.005
 # With up to so many buckets each may get a schedule that is not the fastest alone, but better in the lane.
 MOST_EXCHANGED = 64
+WORTH_EXCHANGING = 0.001
+# The rounds in which a quick bucketer looks for the tensors that must be sparsified, each within a smaller factor.
+MOST_CONFIRMED = 3
 
 
 def layout(
@@ -82,12 +87,26 @@ def layout(
         place for place in travelling if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
     )
     if topk is not None and topk.where == "needed" and times is not None and selected:
-
-        def step_s(some: Collection[int]) -> float:
-            return _quickest(step, wishes, frozenset(some))[0]
-
-        selected = frozenset(fewest(tensors, times, selected, step_s))
+        selected = _needed(step, wishes, selected)
     return _laid_out(step, wishes, selected)
+
+
+def _needed(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> frozenset[int]:
+    """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
+    assert step.times is not None
+    quick = wishes
+    if wishes.buckets in ("auto", "optimal") and wishes.groups is None:
+        quick = dataclasses.replace(wishes, buckets="mgwfbp")
+    limit_s = _quickest(step, wishes, selected) * needed.NEAR
+    near = needed.NEAR
+    for _ in range(MOST_CONFIRMED):
+        found = needed.fewest(
+            step.tensors, step.ready_s, selected, lambda some: _quickest(step, quick, frozenset(some)), near
+        )
+        if _quickest(step, wishes, found) <= limit_s:
+            return found
+        near = math.sqrt(near)
+    return selected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +122,12 @@ class _Step:
     sparse_algorithm: str
     momentum: Momentum | None
     times: StepTimes | None
+
+    @functools.cached_property
+    def ready_s(self) -> tuple[float, ...]:
+        """The time at which each tensor is ready, seconds."""
+        assert self.times is not None
+        return ready_of(self.times, self.tensors)
 
     def corrected(self, dtype: str) -> bool:
         """Whether tensors that are not selected go through the momentum correction."""
@@ -180,38 +205,56 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
         name = bucketers.choose(request) if wishes.buckets == "auto" else wishes.buckets
         return _built(step, _divided(wishes, request, name, selected))
     priced, outcomes = _priced(step, wishes, request, selected)
-    best_s = priced[0][0]
-    played = [one for _, one in priced if _ <= best_s * WORTH_PLAYING][:MOST_PLAYED]
-    layouts = [_built(step, one) for one in played]
-    steps = [predict(step.tree, one, step.times, most_messages=PLAYED_MESSAGES).step_s for one in layouts]
-    # in a tie the simplest
-    tied = [number for number, step_s in enumerate(steps) if step_s <= min(steps) * (1 + TIE)]
-    number = min(tied, key=lambda number: bucketers.SIMPLEST_FIRST.index(played[number].name))
-    for one, step_s in zip(played, steps, strict=True):
-        outcomes[one.name] = dataclasses.replace(outcomes[one.name], step_s=step_s)
-    name = played[number].name
+    worth = _worth(priced)
+    if len(worth) > 1:
+        layouts = [_built(step, one) for _, one in worth]
+        lanes = [lane_of(step.tree, one, step.times) for one in layouts]
+        if max(lane.messages_of(one, step.tree) for one in lanes) <= PLAYED_MESSAGES:  # all are played, or none is
+            steps = [of_lane(step.times, *lane.times_in_lane(one, step.tree)).step_s for one in lanes]
+            worth = [(step_s, one) for step_s, (_, one) in zip(steps, worth, strict=True)]
+            for step_s, one in worth:
+                outcomes[one.name] = dataclasses.replace(outcomes[one.name], step_s=step_s)
+    _, best = min(_tied(worth), key=lambda pair: (len(pair[1].members), bucketers.SIMPLEST_FIRST.index(pair[1].name)))
     listed = sorted(
-        outcomes.values(), key=lambda one: (one.bucketer != name, one.step_s is None, one.step_s or 0.0, one.bucketer)
+        outcomes.values(),
+        key=lambda one: (one.bucketer != best.name, one.step_s is None, one.step_s or 0.0, one.bucketer),
     )
-    return dataclasses.replace(layouts[number], outcomes=tuple(listed))
+    return dataclasses.replace(_built(step, best), outcomes=tuple(listed))
 
 
-def _quickest(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> tuple[float, _Divided]:
-    """The bucketer with the shortest step by the prices of buckets, and this step, seconds."""
-    (found, *_), _ = _priced(step, wishes, _request(step, wishes, selected), selected)
-    return found
+_Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
+
+
+def _tied(priced: _Priced) -> _Priced:
+    least_s = min(step_s for step_s, _ in priced)
+    return [(step_s, one) for step_s, one in priced if step_s <= least_s * (1 + TIE)]
+
+
+def _worth(priced: _Priced) -> _Priced:
+    """The bucketers that may be the best when they are played."""
+    near = [(step_s, one) for step_s, one in priced if step_s <= priced[0][0] * WORTH_PLAYING]
+    if any(len(one.members) <= MOST_BUCKETS for _, one in _tied(near)):
+        near = [(step_s, one) for step_s, one in near if len(one.members) <= MOST_BUCKETS]
+    return near[:MOST_PLAYED]
+
+
+def _quickest(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> float:
+    """The shortest step of all bucketers by the prices of buckets, seconds."""
+    priced, _ = _priced(step, wishes, _request(step, wishes, selected), selected)
+    return priced[0][0]
 
 
 def _priced(
     step: _Step, wishes: _Wishes, request: bucketers.Request, selected: frozenset[int]
-) -> tuple[list[tuple[float, _Divided]], dict[str, Outcome]]:
+) -> tuple[_Priced, dict[str, Outcome]]:
     """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
     assert step.times is not None
-    assert request.ready_s is not None
-    names = bucketers.SIMPLEST_FIRST if wishes.buckets == "auto" else (wishes.buckets,)
-    priced: list[tuple[float, _Divided]] = []
+    names: Sequence[str] = (wishes.buckets,)
+    if wishes.buckets == "auto":  # of those that do without times only the simplest
+        timeless, simplest = ("by_size", "by_groups", "apart"), bucketers.choose(request)
+        names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
+    priced: _Priced = []
     outcomes: dict[str, Outcome] = {}
-    ready_s = dict(zip(wishes.places, request.ready_s, strict=True))
     for name in names:
         reason = bucketers.supports(bucketers.get(name), request)
         if reason is not None and wishes.buckets == "auto":
@@ -219,11 +262,15 @@ def _priced(
             continue
         one = _divided(wishes, request, name, selected)
         parts = _parts(step, one)
-        begins_s, ends_s = lane.recursion([max(ready_s[place] for place in group) for group in one.members], parts)
+        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts)
         step_s = of_lane(step.times, begins_s, ends_s).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
     return sorted(priced, key=lambda pair: pair[0]), outcomes
+
+
+def _ready_s(step: _Step, divided: _Divided) -> list[float]:
+    return [max(step.ready_s[place] for place in group) for group in divided.members]
 
 
 def _parts(step: _Step, divided: _Divided) -> list[Parts]:
@@ -245,10 +292,7 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
     sparse = None if step.topk is None else frozenset(number[place] for place in selected)
-    ready_s = None
-    if step.times is not None:
-        of_all = ready_of(step.times, step.tensors)
-        ready_s = [of_all[place] for place in wishes.places]
+    ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
     some = [step.tensors[place] for place in wishes.places]
     price = None if step.times is None else step.price
     return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price)
@@ -271,9 +315,7 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
     names: list[str | None] = [None] * len(divided.members)
     if step.times is None or step.algorithm != "auto" or len(names) > MOST_EXCHANGED:
         return names
-    of_all = ready_of(step.times, step.tensors)
-    ready_s = [max(of_all[place] for place in group) for group in divided.members]
-    parts = _parts(step, divided)
+    ready_s, parts = _ready_s(step, divided), _parts(step, divided)
     options = {}
     for number, (group, nbytes, selects) in enumerate(
         zip(divided.members, divided.nbytes, divided.selects, strict=True)
@@ -288,7 +330,7 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
             tried_s = max(lane.recursion(ready_s, tried)[1])
-            if tried_s < latest_s * (1 - TIE):
+            if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names
 

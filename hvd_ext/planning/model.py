@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from hvd_ext.errors import PlanError
@@ -161,6 +162,10 @@ class LogicalPlan:
     note: str = ""
     root: int = 0
 
+    def __hash__(self) -> int:
+        # The levels of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.
+        return hash((self.algorithm, self.collective, self.size, self.units, len(self.levels), self.note, self.root))
+
     def __post_init__(self) -> None:
         if self.collective not in get_args(Collective):
             raise PlanError(
@@ -190,6 +195,7 @@ class LogicalPlan:
                         )
 
 
+@lru_cache(maxsize=256)
 def is_sparse(plan: LogicalPlan) -> bool:
     """Whether a plan sends entries of sparse vectors or keeps a residual; it then runs as one segment, on float32.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import lane_prices, registry
@@ -60,12 +61,27 @@ def predict(
     Raises:
         PlanError: the times are those of another model.
     """
+    buckets = lane_of(tree, layout, times, density)
+    return of_lane(times, *lane.times_in_lane(buckets, tree, most_messages=most_messages))
+
+
+def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None = None) -> list[InLane]:
+    """Describes the buckets of a layout in their lane.
+
+    Args:
+        tree: the cluster.
+        layout: the layout of the step.
+        times: the times of its tensors.
+        density: as for predict().
+
+    Raises:
+        PlanError: the times are those of another model.
+    """
     ready_s = ready_of(times, layout.tensors)
-    buckets = [
-        in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
+    return [
+        _in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
         for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
     ]
-    return of_lane(times, *lane.times_in_lane(buckets, tree, most_messages=most_messages))
 
 
 def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
@@ -113,25 +129,17 @@ def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(ready_s for _, ready_s in found)
 
 
-def in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None = None) -> InLane:
-    """Makes the description of a bucket in its lane.
-
-    Args:
-        tree: the cluster.
-        bucket: the bucket.
-        nbytes: its size in memory.
-        ready_s: the time at which its last tensor is ready, seconds.
-        density: as for predict().
-    """
+def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None) -> InLane:
     selection = bucket.selection
     if selection is None or bucket.dense is None:
         sent = nbytes // 2 if bucket.wire is not None else nbytes
-        return InLane(bucket.plan, sent, bucket.segment_nbytes, ready_s, _dense_parts(tree, bucket, sent))
+        price = partial(_dense_parts, tree, bucket, sent)
+        return InLane(bucket.plan, sent, bucket.segment_nbytes, ready_s, price)
     density = selection.density if density is None else density
     plan = bucket.dense if density >= selection.dense_above else bucket.plan
     sparsity = sparsity_on(tree, density, lane_prices.entry_nbytes(selection.value_wire or "float32"))
-    parts = lane_prices.sparse_parts(plan, tree, nbytes, sparsity)
-    return InLane(plan, nbytes, bucket.segment_nbytes, ready_s, parts, sparsity)
+    price = partial(lane_prices.sparse_parts, plan, tree, nbytes, sparsity)
+    return InLane(plan, nbytes, max(bucket.segment_nbytes, nbytes), ready_s, price, sparsity)
 
 
 def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:

@@ -48,9 +48,7 @@ _ARIES = Link(1.5e-6, 1 / 10e9)
 _ARIES_GAMMA_S_PER_BYTE = 1 / 4e9
 
 
-def cluster(
-    counts: Sequence[int], inside: Link, between: Link, gamma_s_per_byte: float = 0.0, racks: int = 1
-) -> Tree:
+def cluster(counts: Sequence[int], inside: Link, between: Link, gamma_s_per_byte: float = 0.0, racks: int = 1) -> Tree:
     """Makes a cluster from the ranks of its hosts.
 
     Args:

@@ -107,6 +107,11 @@ class Tree:
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
 
+    def __hash__(self) -> int:
+        # The nodes of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.
+        first = self.root.children[0] if self.root.children else self.root
+        return hash((self.root.link, self.size, len(self.root.children), first.link, self.gamma_s_per_byte))
+
     def __post_init__(self) -> None:
         for name in ("gamma_s_per_byte", "message_s", "selection_s_per_byte"):
             value = getattr(self, name)
@@ -157,6 +162,10 @@ class Tree:
         Returns:
             One tuple of ranks per host, in tree order. A leaf beside branches is a host of its own.
         """
+        return self._hosts
+
+    @cached_property
+    def _hosts(self) -> tuple[tuple[int, ...], ...]:
         found: list[tuple[int, ...]] = []
 
         def visit(node: Node) -> None:

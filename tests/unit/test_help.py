@@ -12,10 +12,11 @@ from hvd_ext.__main__ import app as main
 from hvd_ext.bench.cli import app as bench
 from hvd_ext.commands.cluster import app as cluster
 from hvd_ext.commands.plan import app as plan
+from hvd_ext.commands.simulate import app as simulate
 from hvd_ext.commands.trace import app as trace
 
-APPS = {"": main, "bench": bench, "cluster": cluster, "plan": plan, "trace": trace}
-FORWARDED = {"bench", "cluster", "plan", "trace"}  # main hands their arguments on
+APPS = {"": main, "bench": bench, "cluster": cluster, "plan": plan, "simulate": simulate, "trace": trace}
+FORWARDED = {"bench", "cluster", "plan", "simulate", "trace"}  # main hands their arguments on
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -13,8 +13,9 @@ from rich.table import Table
 from benchmarks.studies.convergence.plan import Run, Study, finished
 from benchmarks.studies.markdown import table as markdown_table
 from hvd_ext.bench import results
-from hvd_ext.bench.plots import finish, panels, selected
+from hvd_ext.bench.plots import selected
 from hvd_ext.bench.table import drawn, seconds
+from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 
 BENCHMARK = "convergence"

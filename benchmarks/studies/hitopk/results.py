@@ -10,9 +10,10 @@ from rich.table import Table
 
 from benchmarks.studies.markdown import table as markdown_table
 from hvd_ext.bench import results
-from hvd_ext.bench.plots import finish, panels, selected
+from hvd_ext.bench.plots import selected
 from hvd_ext.bench.results import cluster_name
 from hvd_ext.bench.table import WRONG, drawn, ratio, seconds
+from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:

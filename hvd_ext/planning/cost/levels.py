@@ -172,7 +172,7 @@ def _level(level: Level, sparsity: Sparsity) -> _Messages:
             ends = (root, giver) if backwards else (giver, root)
             found.append((*ends, np.array([call.spans[0].count])))
     for (_, backwards), (ranks, hops) in rings.items():
-        following = np.roll(ranks, -1)
+        following = np.concatenate((ranks[1:], ranks[:1]))
         found.append((following, ranks, hops) if backwards else (ranks, following, hops))
     senders, receivers, units = (np.concatenate(parts) for parts in zip(*found, strict=True))
     sent = units > 0

@@ -2,7 +2,7 @@
 
 The paper gives the time of a whole step of one GPU. It is divided over the layers by their multiply-adds; the backward
 pass of a layer takes twice its forward pass, because it makes the gradients of the inputs and of the parameters. Real
-layers do not all reach the same rate, so that a measured model (`python -m hvd_ext trace FOLDER --model FILE`) is better.
+layers do not all reach the same rate: a measured model (`trace FOLDER --model FILE`) is better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.models import googlenet, resnet50, transformers, vgg19
-from hvd_ext.planning.models.layer import Layer
+from hvd_ext.planning.models.layer import Layer as Layer
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 
@@ -110,7 +110,5 @@ def step_times(layers: list[Layer], compute_s: float) -> StepTimes:
         done += layer.forward_macs
         at_s = forward_s + (compute_s - forward_s) * done / macs
         ready += [at_s] * len(layer.tensors)
-    tensors = tuple(
-        Tensor(name, (elements,), "float32") for layer in layers for name, elements in layer.tensors
-    )
+    tensors = tuple(Tensor(name, (elements,), "float32") for layer in layers for name, elements in layer.tensors)
     return StepTimes(tensors, tuple(reversed(ready)), forward_s)

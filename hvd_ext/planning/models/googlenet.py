@@ -1,4 +1,4 @@
-"""GoogleNet (Szegedy et al. 2015, Table 1) with both auxiliary classifiers, as Caffe trains it: 13.4 million parameters."""
+"""GoogleNet (Szegedy et al. 2015, Table 1) with both auxiliary classifiers, as in Caffe: 13.4 million weights."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import hvd_ext.bench
 from hvd_ext.bench import plots, results
+from hvd_ext.commands import figures
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning import registry
 from tests.unit.drawing import assert_colours_differ, assert_readable
@@ -176,7 +177,7 @@ COMMANDS = {
 def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     command: str, name: str, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "DPI", 30)  # quicker
+    monkeypatch.setattr(figures, "DPI", 30)  # quicker
     kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{name}.json"
     arguments = [command, str(kept), "--output", str(tmp_path / "x.png")]
     done = CliRunner().invoke(hvd_ext.bench.app, arguments)

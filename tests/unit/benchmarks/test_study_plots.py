@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
-from hvd_ext.bench import plots
+from hvd_ext.commands import figures
 from tests.unit.drawing import assert_colours_differ, assert_readable
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: python -m pip install matplotlib")
@@ -35,7 +35,7 @@ COMMANDS = {
 def test_plots_of_kept_results_have_few_lines_and_titles_that_fit(
     command: str, name: str, tmp_path: Path, seen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "DPI", 30)  # quicker
+    monkeypatch.setattr(figures, "DPI", 30)  # quicker
     kept = Path(__file__).parents[3] / "benchmarks" / "results" / f"{name}.json"
     arguments = [command, str(kept), "--output", str(tmp_path / "x.png")]
     done = CliRunner().invoke(app, arguments)

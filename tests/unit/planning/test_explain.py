@@ -232,11 +232,19 @@ def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
     assert "not drawn: a plan of 40 ranks is too large" in command("--hosts", "20,20", "--draw")[1]
 
 
+def test_the_cluster_of_a_paper_is_priced_with_its_source() -> None:
+    status, text = command("--preset", "blueconnect-ibm", "--bytes", "100000000")
+    assert status == 0
+    assert "on 8 ranks on 2 hosts (4 + 4)" in text and "from BlueConnect, Section 4.1 and 2.2, Fig. 5 (b)" in text
+    assert command("--preset", "blueconnect-ibm", "--rate", "1gbit")[0] == 2
+    assert "preset 'no': must be one of mgwfbp-8, " in command("--preset", "no")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
         (["--hosts", "2,x"], 2, "--hosts 2,x: it lists the ranks of each host"),
-        ([], 2, "either --topology FILE or --hosts"),
+        ([], 2, "one of --topology FILE, --hosts"),
         (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is not a number of bytes"),
         (["--hosts", "2,2", "--bytes", "1.5"], 2, "'1.5' is not a whole number of bytes"),
         (["--hosts", "2,2", "--rate", "fast"], 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),

@@ -1,0 +1,55 @@
+"""The look of the plots, as PNG files; matplotlib is needed for them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 150
+
+
+def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
+    """Make a figure.
+
+    Args:
+        count: of its panels.
+        columns: at most so many panels stand beside each other.
+        width: of a panel, in inches.
+        height: of a panel, in inches.
+        margin: beside the panels, for the legend, in inches.
+
+    Returns:
+        The figure and its panels.
+
+    Raises:
+        InvalidError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    # without pyplot, which would look for a display and keep the figure open
+    figure = Figure(figsize=(width * columns + margin, height * lines), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count]
+
+
+def finish(figure: Figure, left_out: Sequence[str], path: Path) -> None:
+    """Give a figure its legend, name what is not drawn although the user has not left it out, and write the file."""
+    named = {text: one for axis in figure.axes for one, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside right center", frameon=False)
+    if left_out:
+        figure.supxlabel(f"not drawn: {', '.join(left_out)}", fontsize="small", wrap=True)
+    figure.savefig(path, dpi=DPI, format="png")

@@ -1,0 +1,229 @@
+"""The iteration time of a model on clusters of several sizes, bucketer by bucketer, with the speed-up of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import buckets
+from hvd_ext.planning.cost import lane
+from hvd_ext.planning.layout import layout
+from hvd_ext.planning.prediction import predict
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.topology.scale import scaled
+from hvd_ext.topology.tree import Tree
+
+# The bucketers that `simulate` compares: those of MG-WFBP (Section V), buckets of a fixed size, and the optimum.
+BUCKETERS = ("wfbp", "single", "by_size", "mgwfbp", "optimal")
+_AVERAGE = 1  # tf_ops/kernels/reduce.h; an average costs what a sum does
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step of a model on a cluster, with the buckets of one bucketer and the algorithm of one name.
+
+    Args:
+        ranks: the number of ranks.
+        bucketer: the name of the bucketer.
+        algorithm: the name that was asked for, a schedule's or "auto"; "T = A + B n" for a price without a cluster.
+        used: the algorithms of the buckets, each once.
+        times: the computation of the step.
+        members: the places of the tensors of each bucket, the buckets in the order in which they start.
+        ready_s: when each bucket is ready, seconds from the begin of the step.
+        begins_s: when each bucket begins.
+        ends_s: when each bucket has ended on all ranks.
+    """
+
+    ranks: int
+    bucketer: str
+    algorithm: str
+    used: tuple[str, ...]
+    times: StepTimes
+    members: tuple[tuple[int, ...], ...]
+    ready_s: tuple[float, ...]
+    begins_s: tuple[float, ...]
+    ends_s: tuple[float, ...]
+
+    @property
+    def buckets(self) -> int:
+        """The number of buckets."""
+        return len(self.begins_s)
+
+    @property
+    def exposed_s(self) -> float:
+        """The communication after the end of the backward pass, t_c^no of MG-WFBP's Table I, seconds."""
+        return max([0.0, *(end - self.times.computed_s for end in self.ends_s)])
+
+    @property
+    def alone_s(self) -> float:
+        """The step of one rank, without communication, seconds."""
+        return self.times.computed_s + (self.times.update_s or 0.0)
+
+    @property
+    def iteration_s(self) -> float:
+        """The time of the step, seconds."""
+        return self.alone_s + self.exposed_s
+
+    @property
+    def speedup(self) -> float:
+        """The samples per second divided by those of one rank (MG-WFBP's Eq. 4)."""
+        return self.ranks * self.efficiency
+
+    @property
+    def efficiency(self) -> float:
+        """The speed-up divided by the number of ranks."""
+        return self.alone_s / self.iteration_s if self.iteration_s else 1.0
+
+    def as_json(self) -> dict[str, object]:
+        """Converts the row to values that JSON can hold; times are in seconds."""
+        return {
+            "ranks": self.ranks,
+            "bucketer": self.bucketer,
+            "algorithm": self.algorithm,
+            "buckets": self.buckets,
+            "iteration_seconds": self.iteration_s,
+            "exposed_seconds": self.exposed_s,
+            "speedup": self.speedup,
+            "efficiency": self.efficiency,
+            "used": list(self.used),
+        }
+
+
+def on_cluster(
+    tree: Tree,
+    times: StepTimes,
+    bucketer: str,
+    algorithm: str = "auto",
+    *,
+    bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
+    wire: str | None = None,
+    topk: TopK | None = None,
+) -> Row:
+    """Predicts a step on a cluster, as `layout` lays it out.
+
+    Args:
+        tree: the cluster.
+        times: the computation of the step.
+        bucketer: the name of a bucketer.
+        algorithm: a schedule's name or "auto".
+        bucket_nbytes: the size of the buckets of `by_size`.
+        wire: the dtype in which float32 is sent, or None.
+        topk: how top-k gradients are selected, or None.
+
+    Raises:
+        PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
+    """
+    found = layout(
+        tree,
+        times.tensors,
+        _AVERAGE,
+        algorithm=algorithm,
+        bucket_nbytes=bucket_nbytes,
+        wire=wire,
+        topk=topk,
+        buckets=bucketer,
+        times=times,
+    )
+    predicted = predict(tree, found, times)
+    used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
+    members = tuple(bucket.tensors for bucket in found.buckets)
+    ready = tuple(_ready_s(times, places) for places in members)
+    return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted.begins_s, predicted.ends_s)
+
+
+def on_line(
+    price: lane.Table,
+    times: StepTimes,
+    bucketer: str,
+    ranks: int = 1,
+    bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
+) -> Row:
+    """Predicts a step whose allreduces follow one another at a given price, without a cluster.
+
+    Args:
+        price: the price of a bucket, such as lane.line(a, b) for MG-WFBP's Eq. 9.
+        times: the computation of the step.
+        bucketer: the name of a bucketer.
+        ranks: the number of ranks, for the speed-up.
+        bucket_nbytes: the size of the buckets of `by_size`.
+
+    Raises:
+        PlanError: there is no such bucketer.
+    """
+    request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=lambda _: price)
+    found = buckets.plan(request, bucketer).buckets
+    members = tuple(bucket.tensors for bucket in found)
+    ready = tuple(_ready_s(times, places) for places in members)
+    holds, tails = price.parts_s([bucket.nbytes for bucket in found])
+    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
+    begins, ends = lane.recursion(ready, parts)
+    return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, tuple(begins), tuple(ends))
+
+
+def _ready_s(times: StepTimes, places: Sequence[int]) -> float:
+    return max(times.ready_s[place] for place in places)
+
+
+def rows(
+    tree: Tree,
+    times: StepTimes,
+    bucketers: Sequence[str] = BUCKETERS,
+    algorithms: Sequence[str] = ("auto",),
+    ranks: Sequence[int] = (),
+    bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
+) -> list[Row]:
+    """Predicts a step on clusters of the same kind with several numbers of ranks.
+
+    Args:
+        tree: the cluster.
+        times: the computation of the step, the same for each number of ranks (weak scaling).
+        bucketers: the names of the bucketers.
+        algorithms: the names of schedules, or "auto".
+        ranks: the numbers of ranks; empty for those of the cluster.
+        bucket_nbytes: the size of the buckets of `by_size`.
+
+    Returns:
+        A row for each number of ranks, bucketer and algorithm.
+
+    Raises:
+        TopologyError: the cluster cannot have so many ranks.
+        PlanError: there is no such bucketer or algorithm, or an algorithm cannot run on the cluster.
+    """
+    check(bucketers)
+    trees = [scaled(tree, count) for count in ranks or (tree.size,)]
+    return [
+        on_cluster(one, times, bucketer, algorithm, bucket_nbytes=bucket_nbytes)
+        for one in trees
+        for algorithm in algorithms
+        for bucketer in bucketers
+    ]
+
+
+def check(bucketers: Sequence[str]) -> None:
+    """Checks the names of bucketers before anything is priced.
+
+    Args:
+        bucketers: the names; "auto" is one of them.
+
+    Raises:
+        PlanError: there is no such bucketer.
+    """
+    for name in bucketers:
+        if name != "auto":
+            buckets.get(name)
+
+
+def best(found: Sequence[Row]) -> Row:
+    """Finds the row with the shortest step; of equals the one with the fewest buckets.
+
+    Args:
+        found: rows of one number of ranks, at least one.
+
+    Raises:
+        PlanError: there is no row.
+    """
+    if not found:
+        raise PlanError("rows: there is none to choose from")
+    return min(found, key=lambda row: (row.iteration_s, row.buckets))

@@ -1,0 +1,231 @@
+"""What a step would take if something were changed: a faster link, one host more, fewer bytes, or later updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hvd_ext.compression.topk import TopK
+from hvd_ext.errors import PlanError, TopologyError
+from hvd_ext.planning import lane_prices, scaling
+from hvd_ext.planning.cost import lane
+from hvd_ext.planning.scaling import Row, best, on_cluster, on_line
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.topology.scale import scaled
+from hvd_ext.topology.tree import Link, Node, Tree
+
+FASTER = (2, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change, and the step that it leads to.
+
+    Args:
+        name: the change in words.
+        row: the buckets of the step, the best of the bucketers; None if the change cannot be priced.
+        iteration_s: the time of the step, seconds.
+        gain: the samples per second of the job divided by those without a change.
+        why_not: the reason why it cannot be priced, or "".
+    """
+
+    name: str
+    row: Row | None
+    iteration_s: float = 0.0
+    gain: float = 0.0
+    why_not: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Converts the change to values that JSON can hold; times are in seconds."""
+        if self.row is None:
+            return {"what_if": self.name, "why_not": self.why_not}
+        names = {"bucketer": self.row.bucketer, "algorithm": self.row.algorithm, "buckets": self.row.buckets}
+        return {
+            "what_if": self.name,
+            "ranks": self.row.ranks,
+            **names,
+            "iteration_seconds": self.iteration_s,
+            "gain": self.gain,
+        }
+
+
+def on_a_cluster(
+    tree: Tree,
+    times: StepTimes,
+    bucketers: Sequence[str] = scaling.BUCKETERS,
+    algorithm: str = "auto",
+    density: float = 0.01,
+) -> list[Change]:
+    """Prices changes of a job on a cluster, each by itself.
+
+    Args:
+        tree: the cluster.
+        times: the computation of the step.
+        bucketers: the bucketers of which each change takes the best.
+        algorithm: a schedule's name or "auto".
+        density: the density of `TopK`.
+
+    Returns:
+        The job without a change, then the changes.
+
+    Raises:
+        PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
+    """
+
+    scaling.check(bucketers)
+
+    def found(on: Tree = tree, of: StepTimes = times, wire: str | None = None, topk: TopK | None = None) -> Row:
+        rows, refused = [], None
+        for name in bucketers:
+            try:
+                rows.append(on_cluster(on, of, name, algorithm, wire=wire, topk=topk))
+            except PlanError as error:
+                refused = error
+        if refused is not None and not rows:
+            raise refused
+        return best(rows)
+
+    now = found()
+    changes = [Change("as it is", now, now.iteration_s, 1.0)]
+    for factor in FASTER:
+        name = f"links between hosts {factor} times as fast"
+        if len(tree.hosts()) == 1:
+            changes.append(Change(name, None, why_not="there is one host"))
+        else:
+            changes.append(_change(name, now, found(faster(tree, factor))))
+    try:
+        changes.append(_change("one host more", now, found(scaled(tree, tree.size + len(tree.hosts()[0])))))
+    except TopologyError as error:
+        changes.append(Change("one host more", None, why_not=str(error)))
+    name = f"TopK({density:g})"
+    try:
+        # A model file has no shapes, so that the number of elements alone decides which tensors are sparsified.
+        changes.append(_change(name, now, found(topk=TopK(density=density, vectors=True))))
+    except PlanError as error:
+        changes.append(Change(name, None, why_not=str(error)))
+    changes.append(_change("half precision on the wire", now, found(wire="float16")))
+    changes.append(_late(now, found(of=_at_once(times))))
+    price = lane_prices.best_table(tree) if algorithm == "auto" else lane_prices.dense_table(tree, algorithm)
+    changes.append(_gathered(now, price, times, bucketers))
+    return changes
+
+
+def on_a_line(
+    price: lane.Table, times: StepTimes, bucketers: Sequence[str] = scaling.BUCKETERS, ranks: int = 1
+) -> list[Change]:
+    """Prices changes where the price of an allreduce is given, each by itself.
+
+    Args:
+        price: the price of a bucket.
+        times: the computation of the step.
+        bucketers: the bucketers of which each change takes the best.
+        ranks: the number of ranks.
+
+    Returns:
+        The job without a change, then the changes.
+
+    Raises:
+        PlanError: there is no such bucketer.
+    """
+
+    def found(of: lane.Table = price, when: StepTimes = times) -> Row:
+        return best([on_line(of, when, name, ranks) for name in bucketers])
+
+    now = found()
+    changes = [Change("as it is", now, now.iteration_s, 1.0)]
+    changes += [_change(f"bytes {factor} times as fast", now, found(_cheaper(price, factor))) for factor in FASTER]
+    fixed = "--allreduce-cost holds for one number of ranks"
+    changes.append(Change("one host more", None, why_not=fixed))
+    changes.append(Change("TopK", None, why_not="--allreduce-cost is the price of dense gradients"))
+    changes.append(_change("half precision on the wire", now, found(_cheaper(price, 2))))
+    changes.append(_late(now, found(when=_at_once(times))))
+    changes.append(_gathered(now, price, times, bucketers))
+    return changes
+
+
+def winner(changes: Sequence[Change]) -> Change:
+    """Finds the change that brings the most samples per second; the first of equals.
+
+    Args:
+        changes: the changes, of which the first is the job without one.
+    """
+    return max(changes, key=lambda change: change.gain)
+
+
+def faster(tree: Tree, factor: float) -> Tree:
+    """Makes a cluster whose links between hosts, and between racks, are faster.
+
+    Args:
+        tree: the cluster.
+        factor: the rate of the new links divided by that of the old ones; latencies stay.
+    """
+
+    def quick(link: Link) -> Link:
+        return replace(link, beta_s_per_byte=link.beta_s_per_byte / factor)
+
+    def changed(node: Node) -> Node:
+        if not any(child.children for child in node.children):
+            return node
+        children = []
+        for child in map(changed, node.children):
+            children.append(child if child.port is None else replace(child, port=quick(child.port)))
+        return replace(node, link=quick(node.link), children=tuple(children))
+
+    return replace(tree, root=changed(tree.root))
+
+
+def _change(name: str, now: Row, row: Row) -> Change:
+    return Change(name, row, row.iteration_s, row.ranks / row.iteration_s / (now.ranks / now.iteration_s))
+
+
+def _at_once(times: StepTimes) -> StepTimes:
+    """The step of which all gradients are there from the begin, because they are those of the step before."""
+    return replace(times, ready_s=(0.0,) * len(times.tensors), forward_s=0.0, update_s=None)
+
+
+def _late(now: Row, communication: Row) -> Change:
+    iteration_s = max(now.alone_s, communication.exposed_s)
+    return Change("updates one step late", communication, iteration_s, now.iteration_s / iteration_s)
+
+
+def _cheaper(price: lane.Table, factor: float) -> lane.Table:
+    """The price if a byte took the factor less, with the same start-up time."""
+    return replace(price, nbytes=price.nbytes * factor)
+
+
+def _gathered(now: Row, price: lane.Table, times: StepTimes, bucketers: Sequence[str]) -> Change:
+    """Prices reductions behind the backward pass and gathers behind the next forward pass, half of a bucket each."""
+    half = replace(price, hold_s=price.hold_s / 2, total_s=price.total_s / 2)
+    rows = [on_line(half, times, name, now.ranks) for name in bucketers]
+    steps = [gathered_s(row, half) for row in rows]
+    iteration_s, number = min((step_s, number) for number, step_s in enumerate(steps))
+    row = replace(rows[number], algorithm=now.algorithm)
+    return Change("gathers behind the next forward pass", row, iteration_s, now.iteration_s / iteration_s)
+
+
+def gathered_s(row: Row, gather: lane.Table) -> float:
+    """The time of a step whose buckets are reduced as in a row, and gathered behind the next forward pass.
+
+    The gathers begin when all reductions have ended, with the buckets of the first layers; a layer's forward pass waits
+    for its bucket. The forward pass is divided over the tensors as the backward pass is.
+
+    Args:
+        row: the reductions.
+        gather: the price of a gather.
+
+    Returns:
+        From the end of one forward pass to that of the next, seconds.
+    """
+    times, sizes = row.times, [tensor.nbytes for tensor in row.times.tensors]
+    order = sorted(range(row.buckets), key=lambda bucket: min(row.members[bucket]))
+    holds, tails = gather.parts_s([sum(sizes[place] for place in row.members[bucket]) for bucket in order])
+    parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
+    _, ends = lane.recursion([row.alone_s + row.exposed_s] * len(parts), parts)
+    here = {place: end for bucket, end in zip(order, ends, strict=True) for place in row.members[bucket]}
+    begin_s = [times.forward_s, *(times.ready_s[place] for place in times.order)]
+    backward = {place: times.ready_s[place] - before for place, before in zip(times.order, begin_s, strict=False)}
+    scale = times.forward_s / max(times.computed_s - times.forward_s, 1e-30)
+    clock_s = row.alone_s
+    for place in range(len(sizes)):
+        clock_s = max(clock_s, here[place]) + backward[place] * scale
+    return clock_s - times.forward_s
