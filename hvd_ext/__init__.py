@@ -58,7 +58,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
-    "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "flush"),
+    "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "explain", "flush"),
     "hvd_ext.keras.checkpoint.load_model": ("load_model",),
     "hvd_ext.keras.sync_batch_norm": ("SyncBatchNormalization",),
     "hvd_ext.keras.optimizers.learning_rate": ("scale_learning_rate",),
@@ -148,6 +148,7 @@ if TYPE_CHECKING:
     from hvd_ext.keras.optimizers.optimizer import (
         DistributedOptimizer as DistributedOptimizer,
         PartialDistributedOptimizer as PartialDistributedOptimizer,
+        explain as explain,
         flush as flush,
     )
     from hvd_ext.keras.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization

@@ -13,7 +13,8 @@ from rich.table import Table
 from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.recording import write
-from hvd_ext.trace import merge, summary
+from hvd_ext.planning import step_times as planning_times
+from hvd_ext.trace import merge, step_times, summary
 
 app = App()
 
@@ -26,6 +27,10 @@ def trace(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="the merged trace; FOLDER/trace.json by default"),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write when each gradient was ready, for the command `simulate`"),
     ] = None,
     summarize: Annotated[bool, typer.Option("--summary", help="print communication per step")] = False,
     shown: Annotated[
@@ -41,11 +46,19 @@ def trace(
             write(path, merged.document())
         except OSError as error:
             raise InvalidError(f"--output {path}: it cannot be written: {error.strerror or error}") from error
+        if model is not None:
+            times = step_times.of_trace(merged.ranks)
+            try:
+                planning_times.write(times, model)
+            except OSError as error:
+                raise InvalidError(f"--model {model}: it cannot be written: {error.strerror or error}") from error
     except InvalidError as error:
         Console(stderr=True).print(f"hvd_ext trace: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     for problem in merged.problems:
         Console(stderr=True).print(f"hvd_ext trace: {problem}", markup=False, highlight=False, soft_wrap=True)
+    if model is not None:
+        console.print(f"{model}: {len(times.tensors)} gradients", markup=False, highlight=False, soft_wrap=True)
     steps = summary.steps_of(merged.events)
     if summarize and steps:
         console.print(table_of(steps, len(merged.ranks), shown))

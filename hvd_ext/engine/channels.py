@@ -24,10 +24,34 @@ RESIDUAL, VELOCITY = 0, 1  # the values that a sparse bucket keeps between steps
 
 
 class OpenChannel(NamedTuple):
-    """The name and the layout with which a channel was opened."""
+    """The name of a channel, and each layout that it has had with the number of its first step."""
 
     name: str
-    layout: Layout
+    layouts: list[tuple[int, Layout]]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the next step."""
+        return self.layouts[-1][1]
+
+
+class RecentSteps(NamedTuple):
+    """The newest complete steps of a channel on this rank, the oldest first.
+
+    Attributes:
+        steps: their numbers, int64 [steps].
+        begins_s: when they began, by a steady clock of this host, seconds [steps].
+        ends_s: when their last bucket had ended, by the same clock [steps].
+        came_s: how long after its step's begin each of the channel's tensors came, seconds [steps, tensors].
+    """
+
+    steps: npt.NDArray[np.int64]
+    begins_s: npt.NDArray[np.float64]
+    ends_s: npt.NDArray[np.float64]
+    came_s: npt.NDArray[np.float64]
+
+
+KEPT_STEPS = 100  # of which the engine keeps the times (kTimesKept of tf_ops/engine/channel.cc)
 
 
 class Parts:
@@ -78,6 +102,12 @@ class Channels:
     generation: int
     channels: dict[int, OpenChannel]
 
+    def __init__(self) -> None:
+        self._open: dict[int, OpenChannel] = {}  # by handle
+        self._due: dict[int, Callable[[int], None]] = {}  # by channel: what is called before a step
+        # one for all calls and for good: it must not be freed while it runs
+        self._before_step = native.AT_STEP(lambda channel, step: self._due.pop(channel)(step))
+
     def open_channel(self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> int:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
@@ -93,31 +123,62 @@ class Channels:
         Raises:
             InvalidError: the layout breaks a rule of the engine, for example with a tensor in two buckets.
         """
-        buckets, places = layout.buckets, layout.travelling
-        number = {place: tensor for tensor, place in enumerate(places)}
-        tensors = [layout.tensors[place] for place in places]
-        names = (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors])
         handle = ctypes.c_int64()
-        _call(
-            "hvd_ext_channel_open",
-            self.generation,
-            name.encode(),
-            len(tensors),
-            names,
-            native.int64s([tensor.elements for tensor in tensors]),
-            len(buckets),
-            native.int64s([len(bucket.tensors) for bucket in buckets]),
-            native.int64s([number[place] for bucket in buckets for place in bucket.tensors]),
-            native.int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
-            native.int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
-            native.int32s([int(bucket.op) for bucket in buckets]),
-            native.int64s([handle_of(bucket.plan) for bucket in buckets]),
-            native.int64s([bucket.segment_nbytes for bucket in buckets]),
-            _selections(buckets, handle_of) if any(bucket.selection for bucket in buckets) else None,
-            ctypes.byref(handle),
-        )
-        self.channels[1 + (handle.value & 0xFFFFFFFF)] = OpenChannel(name, layout)
+        described = _description(name, layout, handle_of)
+        _call("hvd_ext_channel_open", self.generation, *described, ctypes.byref(handle))
+        self.channels[_lane(handle.value)] = self._open[handle.value] = OpenChannel(name, [(1, layout)])
         return handle.value
+
+    def switch(self, channel: int, layout: Layout, handle_of: Callable[[LogicalPlan], int], first_step: int) -> None:
+        """Give a channel another layout, which its next step takes; all ranks do so before the same step.
+
+        The residuals and velocities of all tensors are zero afterwards, until `write_state`.
+
+        Args:
+            channel: from `open_channel`.
+            layout: a layout in which the same tensors travel.
+            handle_of: as `open_channel` takes it.
+            first_step: the number of the next step.
+
+        Raises:
+            InvalidError: the layout breaks a rule of the engine or has other tensors, a top-k step is under way, or
+                only one of the two layouts has buckets with a selection.
+        """
+        opened = self.channels[_lane(channel)]
+        _call("hvd_ext_channel_switch", channel, *_description(opened.name, layout, handle_of))
+        opened.layouts.append((first_step, layout))
+
+    def open_channels(self) -> dict[int, OpenChannel]:
+        """Return the channels that are open, by handle."""
+        return dict(self._open)
+
+    def at_step(self, channel: int, step: int, call: Callable[[int], None]) -> None:
+        """Have a function called once, before a step begins; it replaces the one that was to be called before.
+
+        Args:
+            channel: from `open_channel`.
+            step: the number of the step, the first of a channel being 1; if it has begun already, the next one.
+            call: gets the number of the step that is about to begin, on the thread that begins it. It may use the
+                engine and wait for other ranks whose function is called before the same step. It must not raise.
+        """
+        self._due[channel] = call
+        _call("hvd_ext_channel_at_step", channel, step, self._before_step)
+
+    def times(self, channel: int, most: int = KEPT_STEPS) -> RecentSteps:
+        """Return when the tensors of the newest complete steps came on this rank; the engine notes this always.
+
+        Args:
+            channel: from `open_channel`.
+            most: the largest number of steps, `KEPT_STEPS` or less.
+        """
+        tensors = len(self.channels[_lane(channel)].layout.travelling)
+        steps, count = np.zeros(most, np.int64), ctypes.c_int64()
+        begins_s, ends_s, came_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
+        seconds = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, ends_s, came_s)]
+        numbers = steps.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        _call("hvd_ext_channel_times", channel, most, tensors, numbers, *seconds, ctypes.byref(count))
+        kept = slice(count.value)
+        return RecentSteps(steps[kept], begins_s[kept], ends_s[kept], came_s[kept])
 
     def close_channel(self, channel: int) -> None:
         """Close a channel; collect operations that still wait fail with `NotInitializedError`.
@@ -129,6 +190,7 @@ class Channels:
             InvalidError: there is no such channel.
         """
         _call("hvd_ext_channel_close", channel)
+        self._open.pop(channel, None)
 
     def begin_step(self, channel: int) -> None:
         """Begin a step of a channel.
@@ -205,7 +267,8 @@ class Channels:
     def _check_arrays(
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
-        name, layout = self.channels[1 + (channel & 0xFFFFFFFF)]
+        opened = self.channels[_lane(channel)]
+        name, layout = opened.name, opened.layout
         tensors = [layout.tensors[place] for place in layout.travelling]
         if not len(inputs) == len(outputs) == len(tensors):
             raise InvalidError(
@@ -314,6 +377,32 @@ class Channels:
         values = (ctypes.c_int64 * 6)()
         _call("hvd_ext_channel_topk_statistics", channel, values)
         return TopKStatistics(*values)
+
+
+def _lane(channel: int) -> int:
+    return 1 + (channel & 0xFFFFFFFF)
+
+
+def _description(name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> tuple[object, ...]:
+    """The arguments that describe a layout (native._LAYOUT)."""
+    buckets, places = layout.buckets, layout.travelling
+    number = {place: tensor for tensor, place in enumerate(places)}
+    tensors = [layout.tensors[place] for place in places]
+    return (
+        name.encode(),
+        len(tensors),
+        (ctypes.c_char_p * len(tensors))(*[tensor.name.encode() for tensor in tensors]),
+        native.int64s([tensor.elements for tensor in tensors]),
+        len(buckets),
+        native.int64s([len(bucket.tensors) for bucket in buckets]),
+        native.int64s([number[place] for bucket in buckets for place in bucket.tensors]),
+        native.int32s([DTYPES[bucket.dtype].code for bucket in buckets]),
+        native.int32s([-1 if bucket.wire is None else DTYPES[bucket.wire].code for bucket in buckets]),
+        native.int32s([int(bucket.op) for bucket in buckets]),
+        native.int64s([handle_of(bucket.plan) for bucket in buckets]),
+        native.int64s([bucket.segment_nbytes for bucket in buckets]),
+        _selections(buckets, handle_of) if any(bucket.selection for bucket in buckets) else None,
+    )
 
 
 def _floats(array: npt.NDArray[np.float32], elements: int) -> ctypes._Pointer[ctypes.c_float]:

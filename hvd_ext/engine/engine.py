@@ -18,10 +18,10 @@ from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.reports import Statistics
 from hvd_ext.options import Options
 
-_TRANSPORTS = {"mpi": 0, "auto": 1, "tcp": 2}  # TcpOptions::Use of transport.h
-
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_TRANSPORTS = {"mpi": 0, "auto": 1, "tcp": 2}  # TcpOptions::Use of transport.h
 
 
 class Engine(Channels):
@@ -29,6 +29,7 @@ class Engine(Channels):
 
     def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:
         """Use `start_mpi`, `start_local` or `start_set`."""
+        super().__init__()
         self.generation = generation  # its number in this process, part of its handles; it may differ between ranks
         self.rank = rank
         self.ranks = tuple(ranks)  # the numbers in the job of the engine's ranks 0, 1, ...

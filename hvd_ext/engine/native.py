@@ -13,7 +13,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 7  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 8  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -69,7 +69,14 @@ class TraceRecord(ctypes.Structure):
 
 _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
 _i32s, _i64s, _memories = ctypes.POINTER(_i32), ctypes.POINTER(_i64), ctypes.POINTER(_memory)
-_floats = ctypes.POINTER(ctypes.c_float)
+_floats, _doubles = ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_double)
+# the description of a layout: the channel's name and its tensors, then the buckets
+_LAYOUT: tuple[type, ...] = (
+    *(_text, _i64, ctypes.POINTER(_text), _i64s),
+    *(_i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s, ctypes.POINTER(Sparse)),
+)
+# what is called before a step, with the channel and the step's number
+AT_STEP = ctypes.CFUNCTYPE(None, _i64, _i64)
 
 # name -> (result, arguments); a result of None is a C void
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
@@ -85,14 +92,10 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_abort": (None, [_i32]),
     "hvd_ext_plan_add": (ctypes.c_int, [_i64, _i64s, _i64, _i64, _i64s]),
     "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
-    "hvd_ext_channel_open": (
-        ctypes.c_int,
-        [
-            *(_i64, _text, _i64, ctypes.POINTER(_text), _i64s),  # the tensors
-            *(_i64, _i64s, _i64s, _i32s, _i32s, _i32s, _i64s, _i64s),  # the buckets
-            *(ctypes.POINTER(Sparse), _i64s),
-        ],
-    ),
+    "hvd_ext_channel_open": (ctypes.c_int, [_i64, *_LAYOUT, _i64s]),
+    "hvd_ext_channel_switch": (ctypes.c_int, [_i64, *_LAYOUT]),
+    "hvd_ext_channel_at_step": (ctypes.c_int, [_i64, _i64, AT_STEP]),
+    "hvd_ext_channel_times": (ctypes.c_int, [_i64, _i64, _i64, _i64s, _doubles, _doubles, _doubles, _i64s]),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_topk_step": (ctypes.c_int, [_i64, ctypes.c_double]),

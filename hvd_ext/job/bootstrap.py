@@ -43,6 +43,8 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
             "options": {
                 "algorithm": settings.algorithm,
                 "bucket_nbytes": settings.bucket_nbytes,
+                "buckets": settings.buckets,
+                "replan_every": settings.replan_every,
                 "op": settings.op.name,
                 "compression": settings.compression.name,
                 "window": settings.window,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
 from hvd_ext.options import unsupported
-from hvd_ext.trace import events, records
+from hvd_ext.trace import events, records, step_times
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
     from hvd_ext.job.runtime import Runtime
+    from hvd_ext.planning.layout import Layout
 
 VERSION = 1
 # 15 MB of memory. With 10 buckets and plans of 10 rounds a step makes about 140 records, so that 900 steps fit.
@@ -146,26 +147,32 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    recording, raw = _taken()
+    recording, raw, times = _taken()
 
     def finish() -> None:
         try:
-            _written(owner, recording, raw)
+            _written(owner, recording, raw, times)
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
     return finish
 
 
-def _taken() -> tuple[_Recording, records.Raw]:
+def _taken() -> tuple[_Recording, records.Raw, list[dict[str, Any]]]:
+    """End the recording; return it, the engine's records, and the times of the steps of each channel."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None
     records.stop()
-    return recording, records.read(CAPACITY)
+    times = []
+    for handle, channel in recording.engine.open_channels().items():
+        medians = step_times.measured(recording.engine.times(handle))
+        if medians is not None:
+            times.append(step_times.described(channel.name, channel.layout, medians))
+    return recording, records.read(CAPACITY), times
 
 
-def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
+def _written(owner: Runtime, recording: _Recording, raw: records.Raw, times: list[dict[str, Any]]) -> Path:
     # A recorded wait may have begun during an earlier trace.
     found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
     about = {
@@ -178,6 +185,7 @@ def _written(owner: Runtime, recording: _Recording, raw: records.Raw) -> Path:
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
         "records": len(found),
         "dropped": raw.dropped,
+        "channels": times,
     }
     made = events.events_of(found, _book(owner, recording.zero_ns))
     path = recording.folder / f"rank_{owner.engine.rank}.json"
@@ -207,9 +215,18 @@ def _book(owner: Runtime, zero_ns: int) -> events.Book:
     plans = {handle: events.levels_of(plan) for handle, plan in owner.plans.items()}
     channels = {}
     for lane, channel in owner.engine.channels.items():
-        buckets = []
-        for bucket, nbytes in zip(channel.layout.buckets, channel.layout.nbytes, strict=True):
-            names = tuple(channel.layout.tensors[place].name for place in bucket.tensors)
-            buckets.append(events.Bucket(events.levels_of(bucket.plan), names, nbytes, bucket.dtype))
-        channels[lane] = events.Channel(channel.name, tuple(buckets))
+        layouts = tuple((first, _buckets(layout)) for first, layout in channel.layouts)
+        channels[lane] = events.Channel(channel.name, layouts)
     return events.Book(owner.engine.rank, owner.hosts[owner.engine.rank], zero_ns, channels, plans)
+
+
+def _buckets(layout: Layout) -> tuple[events.Bucket, ...]:
+    return tuple(
+        events.Bucket(
+            events.levels_of(bucket.plan),
+            tuple(layout.tensors[place].name for place in bucket.tensors),
+            nbytes,
+            bucket.dtype,
+        )
+        for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
+    )

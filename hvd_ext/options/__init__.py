@@ -101,6 +101,11 @@ class Options:
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
         bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together.
+        buckets: how the gradients of a step are divided into buckets: "auto" for the way with the shortest predicted
+            step; a bucketer's name ("by_size", "wfbp", "single", "mgwfbp", "optimal"); or the path of a layout's file,
+            which is used as it is.
+        replan_every: the ranks plan their buckets anew, from measured times, after 20 and 200 update steps and after
+            every so many; 0 for never.
         op: `Average` or `Sum`.
         compression: how float32 gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
         topology: None to detect the hosts, the path of a YAML file, or a `Tree`.
@@ -114,6 +119,7 @@ class Options:
             that Open MPI is told to use (btl_tcp_if_include), else for all that are up.
         trace: the folder for a trace of every bucket, on all ranks or on none; None for no trace.
         quiet: rank 0 does not print what runs (version, ranks, hosts, algorithm, buckets). Warnings stay.
+        explain: rank 0 prints a table of the buckets, and of the reasons for them, whenever they were planned.
 
     Raises:
         InvalidError: a value breaks the rule named in the message.
@@ -121,6 +127,8 @@ class Options:
 
     algorithm: Algorithm = "auto"
     bucket_nbytes: int = 8 * MIB
+    buckets: str | Path = "auto"
+    replan_every: int = 2000
     op: ReduceOp = Average
     compression: Compression = Compression.none
     topology: str | Path | Tree | None = None
@@ -132,12 +140,16 @@ class Options:
     interfaces: str = ""
     trace: str | Path | None = None
     quiet: bool = False
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, str) or not self.algorithm:
             raise InvalidError(f"algorithm ({self.algorithm!r}): must be 'auto' or the name of an algorithm")
         if not _is_whole(self.bucket_nbytes) or self.bucket_nbytes < 1:
             raise InvalidError(f"bucket_nbytes ({self.bucket_nbytes!r}): must be a whole number of bytes, at least 1")
+        object.__setattr__(self, "buckets", _checked_buckets(self.buckets))
+        if not _is_whole(self.replan_every) or self.replan_every < 0:
+            raise InvalidError(f"replan_every ({self.replan_every!r}): must be a whole number of steps, 0 for never")
         object.__setattr__(self, "op", check_op(self.op))
         object.__setattr__(self, "compression", check_compression(self.compression))
         for field in ("stall_warn_s", "stall_fatal_s"):
@@ -153,7 +165,7 @@ class Options:
                 f"interfaces ({self.interfaces!r}): must be names of network interfaces, or networks such as "
                 "10.0.0.0/24, with commas between them"
             )
-        for field in ("shared_memory", "quiet"):
+        for field in ("shared_memory", "quiet", "explain"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidError(f"{field} ({getattr(self, field)!r}): must be True or False")
 
@@ -196,6 +208,20 @@ SETTINGS: tuple[Setting, ...] = (
         str(8 * MIB),
         "approximate size in bytes of the buckets of gradients",
     ),
+    Setting(
+        "HVD_EXT_BUCKETS",
+        "buckets",
+        str,
+        "auto",
+        "division of gradients into buckets: auto, by_size, wfbp, single, mgwfbp, optimal, or a layout's file",
+    ),
+    Setting(
+        "HVD_EXT_REPLAN_EVERY",
+        "replan_every",
+        int,
+        "2000",
+        "steps after which buckets are planned anew from measured times, besides steps 20 and 200; 0: never",
+    ),
     Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: the hosts are detected"),
     Setting(
         "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"
@@ -233,6 +259,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "HVD_EXT_QUIET", "quiet", bool, "0", "1: rank 0 does not print what runs (ranks, hosts, algorithm, buckets)"
+    ),
+    Setting(
+        "HVD_EXT_EXPLAIN", "explain", bool, "0", "1: rank 0 prints a table of the buckets whenever they are planned"
     ),
 )
 
@@ -318,6 +347,23 @@ def check_compression(compression: object) -> Compression:
         names = ", ".join(f"Compression.{member.name}" for member in Compression)
         raise InvalidError(f"compression ({compression!r}): must be one of {names}")
     return known[name]
+
+
+def is_file(buckets: str | Path) -> bool:
+    """Whether a value of `Options.buckets` is the path of a layout's file."""
+    from hvd_ext.planning import buckets as bucketers
+
+    return str(buckets) != "auto" and str(buckets) not in bucketers.names()
+
+
+def _checked_buckets(buckets: object) -> str:
+    from hvd_ext.planning import buckets as bucketers
+
+    if isinstance(buckets, (str, Path)) and str(buckets) and (not is_file(buckets) or Path(buckets).is_file()):
+        return str(buckets)
+    raise InvalidError(
+        f"buckets ({buckets!r}): must be 'auto', one of {', '.join(bucketers.names())}, or the path of a layout's file"
+    )
 
 
 def _as(tensor: Any, dtype: Any, own: Any) -> Any:

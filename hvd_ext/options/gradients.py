@@ -10,6 +10,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hvd_ext.compression import topk
@@ -42,6 +43,7 @@ class GradientOptions:
             name of an algorithm for top-k gradients ("hitopk", "naive_allgather", "gtopk"); None for "hitopk".
         bucket_nbytes: the approximate size in bytes of the buckets in which gradients are sent together; None for that
             of `init`.
+        buckets: as `Options` takes it; None for that of `init`. The user's groups take precedence.
         compression: how float32 gradients are sent: a `Compression`, a `TopK` to send only selected elements, or None
             for the compression of `init`.
         sparse_as_dense: convert `tf.IndexedSlices` to dense gradients before they are sent.
@@ -66,6 +68,7 @@ class GradientOptions:
     op: ReduceOp = Average
     algorithm: Algorithm | SparseAlgorithm | None = None
     bucket_nbytes: int | None = None
+    buckets: str | Path | None = None
     compression: Compression | TopK | None = None
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
@@ -80,7 +83,7 @@ class GradientOptions:
     def __post_init__(self) -> None:
         if self.compression is not None and not isinstance(self.compression, TopK):
             object.__setattr__(self, "compression", _checked_compression(self.compression))
-        Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes)
+        Options().replace(op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, buckets=self.buckets)
         _check_algorithm(self.algorithm, self.topk)
         for field in ("sparse_as_dense", "average_aggregated_gradients", "scale_local_gradients", "check_start"):
             if not isinstance(getattr(self, field), bool):
@@ -146,9 +149,13 @@ class GradientOptions:
             job: the options of `init`, which apply where these options are None.
         """
         if self.topk is not None:  # gradients that TopK does not take are reduced with the options of the job
-            return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes)
+            return job.replace(op=self.op, bucket_nbytes=self.bucket_nbytes, buckets=self.buckets)
         return job.replace(
-            op=self.op, algorithm=self.algorithm, bucket_nbytes=self.bucket_nbytes, compression=self.compression
+            op=self.op,
+            algorithm=self.algorithm,
+            bucket_nbytes=self.bucket_nbytes,
+            buckets=self.buckets,
+            compression=self.compression,
         )
 
     def keywords(self) -> dict[str, Any]:

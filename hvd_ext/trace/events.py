@@ -44,10 +44,14 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """A channel: its name and its buckets."""
+    """A channel: its name, and the buckets of each layout that it has had with the number of their first step."""
 
     name: str
-    buckets: tuple[Bucket, ...]
+    layouts: tuple[tuple[int, tuple[Bucket, ...]], ...]
+
+    def buckets(self, step: int) -> tuple[Bucket, ...]:
+        """The buckets of a step."""
+        return next(buckets for first, buckets in reversed(self.layouts) if first <= step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +151,7 @@ class _Writer:
             rounds = [record for record in of[Kind.ROUND] if record.part == part]
             self._levels(lane, part, rounds, about)
         delivered = {record.part for record in of[Kind.DELIVER]}
-        if of[Kind.SUBMITTED] and len(filled) == len(delivered) == len(channel.buckets):
+        if of[Kind.SUBMITTED] and len(filled) == len(delivered) == len(channel.buckets(number)):
             self._whole(lane, number, of, about)
 
     def call(self, records: Sequence[Record]) -> None:
@@ -182,7 +186,7 @@ class _Writer:
                 self._span(track, "exposed", "exposed", exposed, about)
 
     def _bucket(self, lane: int, record: Record, category: str, name: str, about: dict[str, Any]) -> None:
-        bucket = self.book.channels[lane].buckets[record.part]
+        bucket = self.book.channels[lane].buckets(about["step"])[record.part]
         track = self._track((lane, 1 + record.part, 0), f"{about['channel']}: bucket {record.part}")
         more: dict[str, Any] = {**about, "bucket": record.part}
         if category == "reduce":
@@ -191,7 +195,7 @@ class _Writer:
         self._span(track, category, name, record, more)
 
     def _levels(self, lane: int, part: int, rounds: Sequence[Record], about: dict[str, Any]) -> None:
-        levels = self.book.channels[lane].buckets[part].levels
+        levels = self.book.channels[lane].buckets(about["step"])[part].levels
         for index, span in _by_level(rounds, levels).items():
             title = f"{about['channel']}: bucket {part}, {levels.names[index]}"
             track = self._track((lane, 1 + part, 1 + index), title)

@@ -11,8 +11,10 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.commands.trace import app as trace
 from hvd_ext.errors import InvalidError, MismatchError, NotInitializedError
 from hvd_ext.options import Options
+from hvd_ext.planning import step_times as planning_times
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
 from hvd_ext.trace import merge, summary
@@ -28,16 +30,16 @@ def folder(tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path)))
 
 
-def train(name: str, rank: int, size: int) -> None:
+def train(name: str, rank: int, size: int, steps: int = STEPS) -> registration.Channel:
     """Steps of a channel of several buckets; the sums are checked."""
     specs = [Tensor(f"g{i}", (n,), "float32") for i, n in enumerate(SIZES)]
     channel = registration.open(name, specs, Options(bucket_nbytes=16_000, op=hvd.Sum))
     reduce = tf.function(channel.reduce)
-    for step in range(STEPS):
+    for step in range(steps):
         sums = reduce([tf.constant(values(rank, (n,), step), tf.float32) for n in SIZES])
         for n, found in zip(SIZES, sums, strict=True):
             np.testing.assert_array_equal(found, total(size, (n,), step))
-    channel.close()
+    return channel
 
 
 def events_of(merged: merge.Merged, rank: int, category: str) -> list[dict[str, Any]]:
@@ -47,7 +49,7 @@ def events_of(merged: merge.Merged, rank: int, category: str) -> list[dict[str, 
 
 def test_every_bucket_of_every_rank_is_in_the_merged_trace(folder: Path, rank: int, size: int) -> None:
     hvd.start_trace(folder)
-    train("traced", rank, size)
+    train("traced", rank, size).close()
     hvd.allreduce(tf.ones(3), name="loss")
     path = hvd.stop_trace()
     assert path == folder / f"rank_{rank}.json"
@@ -83,10 +85,25 @@ def _same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(first["args"][key] == second["args"][key] for key in ("lane", "step", "bucket"))
 
 
+def test_the_files_of_a_trace_have_the_times_of_its_steps(folder: Path, rank: int, size: int) -> None:
+    hvd.start_trace(folder)
+    channel = train("timed", rank, size, steps=8)
+    hvd.stop_trace()
+    hvd.barrier()
+    if rank == 0:
+        model = folder / "model.csv"
+        trace([str(folder), "--model", str(model)], standalone_mode=False)
+        times = planning_times.read(model)
+        assert {tensor.name: tensor.elements for tensor in times.tensors} == {f"g{i}": n for i, n in enumerate(SIZES)}
+        assert times.computed_s >= times.forward_s > 0
+    hvd.barrier()
+    channel.close()
+
+
 def test_a_second_trace_replaces_the_first_and_has_nothing_of_it(folder: Path, rank: int, size: int) -> None:
     for name in ("first", "second"):
         hvd.start_trace(folder)
-        train(name, rank, size)
+        train(name, rank, size).close()
         path = hvd.stop_trace()
     seen = json.loads(path.read_text())
     channels = {event["args"]["channel"] for event in seen["traceEvents"] if "step" in event["args"]}
@@ -120,7 +137,7 @@ def test_the_setting_traces_from_init_to_shutdown(folder: Path, rank: int, size:
     with pytest.raises(NotInitializedError):
         hvd.start_trace(folder)
     hvd.init(Options(trace=folder))
-    train("whole", rank, size)
+    train("whole", rank, size).close()
     hvd.barrier()
     hvd.shutdown()
     seen = json.loads((folder / f"rank_{rank}.json").read_text())

@@ -60,6 +60,24 @@ SparseSpec SparseOf(const HvdExtSparse& sparse) {
   return native;
 }
 
+ChannelSpec SpecOf(const char* name, int64_t n_tensors, const char* const* tensor_names, const int64_t* elements,
+                   int64_t n_buckets, const int64_t* bucket_sizes, const int64_t* bucket_tensors, const int32_t* dtypes,
+                   const int32_t* wires, const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
+                   const HvdExtSparse* sparse) {
+  ChannelSpec spec;
+  spec.name = name;
+  spec.tensor_names.assign(tensor_names, tensor_names + n_tensors);
+  spec.elements.assign(elements, elements + n_tensors);
+  for (int64_t i = 0; i < n_buckets; ++i) {
+    spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
+                            std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
+    if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
+    if (sparse != nullptr && sparse[i].enabled != 0) spec.buckets.back().sparse = SparseOf(sparse[i]);
+    bucket_tensors += bucket_sizes[i];
+  }
+  return spec;
+}
+
 struct ExchangeResult {
   std::string data;
   std::vector<int64_t> offsets;
@@ -184,18 +202,51 @@ int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, co
   std::shared_ptr<Engine> found;
   Status status = Engine::Find(engine, &found);
   if (!status.ok()) return Report(status);
-  ChannelSpec spec;
-  spec.name = name;
-  spec.tensor_names.assign(tensor_names, tensor_names + n_tensors);
-  spec.elements.assign(elements, elements + n_tensors);
-  for (int64_t i = 0; i < n_buckets; ++i) {
-    spec.buckets.push_back({static_cast<DType>(dtypes[i]), static_cast<ReduceOp>(ops[i]), plans[i], segment_nbytes[i],
-                            std::vector<int64_t>(bucket_tensors, bucket_tensors + bucket_sizes[i])});
-    if (wires[i] >= 0) spec.buckets.back().wire = static_cast<DType>(wires[i]);
-    if (sparse != nullptr && sparse[i].enabled != 0) spec.buckets.back().sparse = SparseOf(sparse[i]);
-    bucket_tensors += bucket_sizes[i];
+  return Report(found->OpenChannel(SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes,
+                                          bucket_tensors, dtypes, wires, ops, plans, segment_nbytes, sparse),
+                                   channel));
+}
+
+int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
+                           const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
+                           const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires,
+                           const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
+                           const HvdExtSparse* sparse) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  if (!status.ok()) return Report(status);
+  return Report(
+      found->SwitchLayout(channel, SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes,
+                                          bucket_tensors, dtypes, wires, ops, plans, segment_nbytes, sparse)));
+}
+
+int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step)) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  if (!status.ok()) return Report(status);
+  return Report(found->AtStep(channel, step, [=](int64_t begun) { call(channel, begun); }));
+}
+
+int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
+                          double* ends_s, double* came_s, int64_t* count) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  std::vector<StepTimes> times;
+  if (status.ok()) status = found->GetTimes(channel, most, &times);
+  if (!status.ok()) return Report(status);
+  *count = static_cast<int64_t>(times.size());
+  for (const StepTimes& one : times) {
+    *steps++ = one.step;
+    *begins_s++ = one.begin_s;
+    *ends_s++ = one.end_s;
+    if (came_s == nullptr) continue;
+    if (static_cast<int64_t>(one.came_s.size()) != n_tensors) {
+      return Report(Invalid("times of a channel: it has " + std::to_string(one.came_s.size()) + " tensors, not " +
+                            std::to_string(n_tensors)));
+    }
+    came_s = std::copy(one.came_s.begin(), one.came_s.end(), came_s);
   }
-  return Report(found->OpenChannel(std::move(spec), channel));
+  return Report(status);
 }
 
 int hvd_ext_channel_close(int64_t channel) {
@@ -215,10 +266,10 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
-  Engine::CallerProgress progress(found.get());
   bool sparse = false;
   status = found->HasSparse(channel, &sparse);
   if (status.ok() && !sparse) status = found->BeginStep(channel);
+  Engine::CallerProgress progress(found.get());  // not before: what is called before a step may wait for the engine
   int64_t ticket = 0;
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
     status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress);

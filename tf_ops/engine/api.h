@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 7
+#define HVD_EXT_ABI_VERSION 8
 
 typedef struct {
   double stall_warn_s;
@@ -64,6 +64,18 @@ int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, co
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
                          const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
                          int64_t* channel);
+// The next step of the channel has other buckets; `channel` first, the rest as for open. See Engine::SwitchLayout.
+int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
+                           const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
+                           const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires,
+                           const int32_t* ops, const int64_t* plans, const int64_t* segment_nbytes,
+                           const HvdExtSparse* sparse);
+// `call` is called once, before step `step` or the first one after it begins, on the thread that begins it.
+int hvd_ext_channel_at_step(int64_t channel, int64_t step, void (*call)(int64_t channel, int64_t step));
+// The newest complete steps, at most `most`, the oldest first: their numbers; when they began and ended, by a steady
+// clock, in seconds; and for each of them n_tensors times from its begin to a tensor's arrival. `came_s` may be null.
+int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int64_t* steps, double* begins_s,
+                          double* ends_s, double* came_s, int64_t* count);
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],

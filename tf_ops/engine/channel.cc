@@ -7,6 +7,7 @@ namespace hvd_ext {
 namespace {
 
 constexpr int64_t kEarlyNbytes = 512 << 10;  // a smaller tensor is copied before a thread could begin to send it
+constexpr size_t kTimesKept = 99;            // steps, besides the newest
 
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
@@ -19,19 +20,74 @@ void DeliverAll(const std::vector<Delivery>& ended) {
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
                  int64_t lane, Trace* trace)
     : name_(std::move(name)), tensor_names_(std::move(tensor_names)), lane_(lane), trace_(trace) {
+  auto states = std::make_shared<BucketStates>(StatesOf(*layout));
+  MutexLock lock(&mutex_);
+  layout_ = std::move(layout);
+  states_ = std::move(states);
+}
+
+Channel::BucketStates Channel::StatesOf(const Layout& layout) {
   BucketStates states;
-  for (int64_t i = 0; i < static_cast<int64_t>(layout->buckets.size()); ++i) {
-    const Layout::Bucket& bucket = layout->bucket(i);
+  for (int64_t i = 0; i < static_cast<int64_t>(layout.buckets.size()); ++i) {
+    const Layout::Bucket& bucket = layout.bucket(i);
     std::shared_ptr<Feedback> feedback;
     if (bucket.spec.sparse) {
       feedback = std::make_shared<Feedback>(*bucket.spec.sparse, ShardOf(*bucket.plan, bucket.elements),
-                                            layout->TensorBegins(i));
+                                            layout.TensorBegins(i));
     }
     states.push_back({std::move(feedback)});
   }
+  return states;
+}
+
+Status Channel::Switch(const std::vector<std::string>& tensor_names, std::shared_ptr<const Layout> layout) {
+  auto states = std::make_shared<BucketStates>(StatesOf(*layout));
+  MutexLock state_lock(&state_mutex_);
   MutexLock lock(&mutex_);
+  if (!failure_.ok()) return failure_;
+  const std::string where = "another layout of " + Quoted(name_) + ": ";
+  if (tensor_names != tensor_names_) return Invalid(where + "it must have the channel's tensors, in their order");
+  for (int64_t i = 0; i < tensors(); ++i) {
+    if (layout->place(i).nbytes == layout_->place(i).nbytes) continue;
+    return Invalid(where + "tensor " + Quoted(NameOf(i)) + " has " + std::to_string(layout_->place(i).nbytes) +
+                   " bytes, not " + std::to_string(layout->place(i).nbytes));
+  }
+  if (layout->has_sparse != layout_->has_sparse) {
+    return Invalid(where + "sparse buckets must not come or go, because steps with them begin in another way");
+  }
+  if (topk_step_) return Invalid(where + "a top-k step is under way; end it first");
   layout_ = std::move(layout);
-  states_ = std::make_shared<BucketStates>(std::move(states));
+  states_ = std::move(states);
+  return Status::Ok();
+}
+
+void Channel::AtStep(int64_t step, std::function<void(int64_t step)> call) {
+  MutexLock lock(&mutex_);
+  call_at_ = step;
+  call_ = std::move(call);
+}
+
+std::function<void(int64_t step)> Channel::TakeCallBeforeStep(int64_t* step) {
+  MutexLock lock(&mutex_);
+  *step = next_step_;
+  return next_step_ >= call_at_ ? std::exchange(call_, nullptr) : nullptr;
+}
+
+std::vector<StepTimes> Channel::Times(int64_t most) const {
+  MutexLock lock(&mutex_);
+  std::vector<StepTimes> times(times_.begin(), times_.end());
+  if (!steps_.empty() && IsComplete(*steps_.back())) {
+    const ChannelStep& last = *steps_.back();
+    times.push_back({last.number, last.begin_s, last.end_s, last.came_s});
+  }
+  const int64_t kept = static_cast<int64_t>(times.size());
+  times.erase(times.begin(), times.end() - std::min(kept, std::max<int64_t>(most, 0)));
+  return times;
+}
+
+bool Channel::IsComplete(const ChannelStep& step) const {
+  return step.here == tensors() && std::all_of(step.buckets.begin(), step.buckets.end(),
+                                               [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });
 }
 
 bool Channel::has_sparse() const {
@@ -90,6 +146,11 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
     EndWaiting(steps_.back().get(), status, ended);
     steps_.pop_back();
     return status;
+  }
+  if (!steps_.empty() && IsComplete(*steps_.back())) {
+    const ChannelStep& last = *steps_.back();
+    if (times_.size() == kTimesKept) times_.pop_front();
+    times_.push_back({last.number, last.begin_s, last.end_s, last.came_s});
   }
   // The last step stays, for collects that come late; older ones stay while somebody waits for them.
   for (size_t i = 0; i + 1 < steps_.size();) {
@@ -166,13 +227,14 @@ Status Channel::Arrive(const std::shared_ptr<ChannelStep>& step, int64_t tensor,
                    ": its step ended while it was submitted; a step must end before the next begins");
   }
   step->tensor(tensor).state = ChannelStep::Tensor::kHere;
+  const double now_s = NowSeconds();
+  step->came_s[static_cast<size_t>(tensor)] = now_s - step->begin_s;
   ++step->here;
   const Layout& layout = *step->layout;
   int64_t filled = layout.place(tensor).bucket;
   ChannelStep::Bucket& bucket = step->bucket(filled);
   ++bucket.here;
   if (IsOn(trace_)) {
-    double now_s = NowSeconds();
     bool is_full = bucket.here == layout.bucket(filled).tensors();
     if (is_full && bucket.first_s >= 0)
       trace_->Add(TraceKind::kFill, lane_, step->number, filled, bucket.first_s, now_s);
@@ -253,6 +315,7 @@ void Channel::EndBucket(ChannelStep* step, int64_t bucket, const Status& status,
   ChannelStep::Bucket& entry = step->bucket(bucket);
   entry.ended = true;
   entry.status = status;
+  step->end_s = NowSeconds();
   --(*step->states)[static_cast<size_t>(bucket)].running;
   for (int64_t tensor : step->layout->bucket(bucket).spec.tensors) {
     Deliver& waiting = step->tensor(tensor).waiting;

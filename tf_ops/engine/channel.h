@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +55,17 @@ class Channel {
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
+  // The next step takes this layout. Residuals and velocities begin at zero: who switches has read them before, and
+  // writes them after. Refused during a top-k step, and where a tensor has another size or steps would begin otherwise.
+  Status Switch(const std::vector<std::string>& tensor_names, std::shared_ptr<const Layout> layout)
+      HVD_EXT_EXCLUDES(state_mutex_, mutex_);
+  // Calls `call` once, before step `step` or the first one after it begins, on the thread that begins it.
+  void AtStep(int64_t step, std::function<void(int64_t step)> call) HVD_EXT_EXCLUDES(mutex_);
+  // What is to be called before the next step; null: nothing. *step: the number of that step.
+  std::function<void(int64_t step)> TakeCallBeforeStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
+  // The newest complete steps, at most `most`, the oldest first.
+  std::vector<StepTimes> Times(int64_t most) const HVD_EXT_EXCLUDES(mutex_);
+
   // See Engine::BeginStep and Engine::BeginTopKStep, which gives the density. *lost: buckets of the broken step are
   // on their way, so the channel has failed with the status, and the lane must.
   Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost)
@@ -102,6 +114,8 @@ class Channel {
   };
   using BucketStates = std::vector<BucketState>;
 
+  static BucketStates StatesOf(const Layout& layout);
+  bool IsComplete(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
   Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
   void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)
@@ -140,6 +154,9 @@ class Channel {
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);
   bool topk_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended
   int64_t committed_ HVD_EXT_GUARDED_BY(mutex_) = 0, dropped_ HVD_EXT_GUARDED_BY(mutex_) = 0;
+  std::deque<StepTimes> times_ HVD_EXT_GUARDED_BY(mutex_);  // of the newest complete steps
+  int64_t call_at_ HVD_EXT_GUARDED_BY(mutex_) = 0;
+  std::function<void(int64_t step)> call_ HVD_EXT_GUARDED_BY(mutex_);
 };
 
 // What is const belongs to the step for good; the rest is guarded by its channel's lock.
@@ -163,6 +180,8 @@ struct ChannelStep {
         density(d),
         layout(std::move(l)),
         states(std::move(s)),
+        begin_s(NowSeconds()),
+        came_s(layout->places.size()),
         tensors(layout->places.size()),
         buckets(layout->buckets.size()) {}
 
@@ -173,6 +192,9 @@ struct ChannelStep {
   const double density;
   const std::shared_ptr<const Layout> layout;
   const std::shared_ptr<Channel::BucketStates> states;
+  const double begin_s;
+  double end_s = 0;            // when the newest of its buckets ended
+  std::vector<double> came_s;  // by tensor, after begin_s
   std::vector<Tensor> tensors;
   std::vector<Bucket> buckets;
   int64_t reserved = 0;  // tensors that came or are being copied

@@ -114,12 +114,32 @@ void Engine::State::PostDeliveries(std::vector<Delivery> ended, std::function<vo
   if (!posted) DeliverAll(*shared);
 }
 
+Status Engine::SwitchLayout(int64_t channel, const ChannelSpec& spec) {
+  return state_->registry.SwitchLayout(channel, spec);
+}
+
+Status Engine::AtStep(int64_t channel, int64_t step, std::function<void(int64_t step)> call) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  found->AtStep(step, std::move(call));
+  return Status::Ok();
+}
+
+Status Engine::GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* times) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
+  *times = found->Times(most);
+  return Status::Ok();
+}
+
 Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
 Status Engine::BeginTopKStep(int64_t channel, double density) { return Begin(channel, density); }
 
 Status Engine::Begin(int64_t channel, std::optional<double> density) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  int64_t step = 0;
+  if (auto call = found->TakeCallBeforeStep(&step)) call(step);
   bool lost = false;
   std::vector<Delivery> ended;
   Status status = found->BeginStep(density, &ended, &lost);

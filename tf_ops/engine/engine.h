@@ -134,6 +134,13 @@ struct TopKStatistics {
   int64_t committed = 0, dropped = 0;                                        // steps
 };
 
+// When a complete step began and its last bucket ended, by NowSeconds(), and how long after its begin each tensor came.
+struct StepTimes {
+  int64_t step = 0;
+  double begin_s = 0, end_s = 0;
+  std::vector<double> came_s;
+};
+
 struct Statistics {
   int64_t buckets = 0, calls = 0, segments = 0, bytes_sent = 0, bytes_received = 0;
 };
@@ -167,6 +174,13 @@ class Engine {
 
   Status OpenChannel(ChannelSpec spec, int64_t* channel);  // all ranks open their channels in the same order
   Status CloseChannel(int64_t channel);                    // waits for nothing: collects still open get kStopped
+
+  // All ranks switch before the same step: the next step of the channel has the buckets of `spec`, which must have the
+  // channel's tensors. A step that has begun keeps its own. See Channel::Switch.
+  Status SwitchLayout(int64_t channel, const ChannelSpec& spec);
+  // See Channel::AtStep. `call` may use the engine, and may wait for other ranks that call alike.
+  Status AtStep(int64_t channel, int64_t step, std::function<void(int64_t step)> call);
+  Status GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* times);
 
   // Begins a step of the channel. Fails if some tensors of the step before were submitted and others were not: then the
   // next step starts afresh where nothing of the broken step has been sent, and else the channel stays failed.

@@ -77,10 +77,7 @@ Status Registry::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) con
   return PlanOf(handle, plan);
 }
 
-Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
-  HVD_EXT_RETURN_IF_ERROR(Layout::Check(spec));
-  MutexLock lock(&mutex_);
-  HVD_EXT_RETURN_IF_ERROR(UsableNow());
+Status Registry::LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>* layout) const {
   std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
   std::vector<std::shared_ptr<const Plan>> dense_plans(plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {
@@ -88,8 +85,15 @@ Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
     HVD_EXT_RETURN_IF_ERROR(PlanOf(bucket.plan, &plans[i]));
     if (bucket.sparse) HVD_EXT_RETURN_IF_ERROR(PlanOf(bucket.sparse->dense_plan, &dense_plans[i]));
   }
+  return Layout::Make(spec, std::move(plans), std::move(dense_plans), layout);
+}
+
+Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
+  HVD_EXT_RETURN_IF_ERROR(Layout::Check(spec));
+  MutexLock lock(&mutex_);
+  HVD_EXT_RETURN_IF_ERROR(UsableNow());
   std::shared_ptr<const Layout> layout;
-  HVD_EXT_RETURN_IF_ERROR(Layout::Make(spec, std::move(plans), std::move(dense_plans), &layout));
+  HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
   int64_t lane = 1 + static_cast<int64_t>(channels_.size());
   HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, core_->config.window, core_->transport->largest_tag()));
   std::shared_ptr<Channel> opened;
@@ -104,6 +108,21 @@ Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
   *handle = HandleOf(channels_.size());
   channels_.push_back(std::move(opened));
   return Status::Ok();
+}
+
+Status Registry::SwitchLayout(int64_t channel, const ChannelSpec& spec) {
+  HVD_EXT_RETURN_IF_ERROR(Layout::Check(spec));
+  MutexLock lock(&mutex_);
+  HVD_EXT_RETURN_IF_ERROR(UsableNow());
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(ChannelOf(channel, &found));
+  std::shared_ptr<const Layout> layout;
+  HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
+  try {
+    return found->Switch(spec.tensor_names, std::move(layout));
+  } catch (const std::bad_alloc&) {
+    return Internal("another layout of '" + found->name() + "': no memory for the residuals of its sparse buckets");
+  }
 }
 
 Status Registry::FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const {

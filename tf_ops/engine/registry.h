@@ -35,6 +35,7 @@ class Registry {
   Status FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) const HVD_EXT_EXCLUDES(mutex_);
 
   Status OpenChannel(const ChannelSpec& spec, int64_t* handle) HVD_EXT_EXCLUDES(mutex_);
+  Status SwitchLayout(int64_t channel, const ChannelSpec& spec) HVD_EXT_EXCLUDES(mutex_);
   Status FindChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
   // FindChannel for new work: checks Usable too.
   Status UseChannel(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_EXCLUDES(mutex_);
@@ -52,6 +53,7 @@ class Registry {
 
  private:
   Status UsableNow() const HVD_EXT_REQUIRES(mutex_);
+  Status LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>* layout) const HVD_EXT_REQUIRES(mutex_);
   Status PlanOf(int64_t handle, std::shared_ptr<const Plan>* plan) const HVD_EXT_REQUIRES(mutex_);
   Status ChannelOf(int64_t handle, std::shared_ptr<Channel>* channel) const HVD_EXT_REQUIRES(mutex_);
   std::shared_ptr<Channel> OfLane(int64_t lane) const HVD_EXT_REQUIRES(mutex_);

@@ -71,6 +71,11 @@ class Transport {
   virtual void NameBy(Names names) { names_ = std::move(names); }
   // What a receive fails with that has met a message with the label `came`.
   Status MeantForAnother(int peer, const Label& expected, const Label& came) const;
+  // The error of a receive that has met a message of another size.
+  static Status OfAnotherSize(int peer, int64_t tag, int64_t expected_nbytes, int64_t came_nbytes);
+  // Either of them, or ok where the message is what the receive expects.
+  Status CheckMet(int peer, const Label& expected, int64_t expected_nbytes, const Label& came,
+                  int64_t came_nbytes) const;
 
   // Zero-copy receive: from such a peer a message may be received with data == nullptr. When its request is done, the
   // message lies at Received in the peer's memory, until the request is destroyed; only then does the peer's send end.

@@ -264,12 +264,9 @@ class Host : public std::enable_shared_from_this<Host> {
     Peer* peer = Find(request->peer);
     char* to = request->data;
     const Label came(entry.tag, entry.run, entry.segment);
-    if (!came.Belongs(request->label) || entry.nbytes != request->nbytes) {
-      request->error = !came.Belongs(request->label)
-                           ? between_->MeantForAnother(request->peer, request->label, came).message
-                           : "message from rank " + std::to_string(request->peer) + " with tag " +
-                                 std::to_string(request->label.tag) + ": " + std::to_string(entry.nbytes) +
-                                 " bytes were sent, but " + std::to_string(request->nbytes) + " were expected";
+    const Status met = between_->CheckMet(request->peer, request->label, request->nbytes, came, entry.nbytes);
+    if (!met.ok()) {
+      request->error = met.message;
       if (entry.kind == HostEntry::kZeroCopy) Tell(peer, EntryOf(HostEntry::kTaken, 0, entry.id, 0, 0));
       return Status::Ok();
     }

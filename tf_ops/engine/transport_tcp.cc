@@ -242,14 +242,9 @@ class Streams : public std::enable_shared_from_this<Streams> {
   // Whether it is the message that the receive expects; if not, the receive has failed.
   bool IsExpected(TcpRequest* request, const Header& header) const {
     const Label came(header.tag, header.run, header.segment);
-    if (!came.Belongs(request->label)) {
-      request->error = between_->MeantForAnother(request->peer, request->label, came).message;
-    } else if (header.nbytes != request->nbytes) {
-      request->error = "message from rank " + std::to_string(request->peer) + " with tag " +
-                       std::to_string(request->label.tag) + ": " + std::to_string(header.nbytes) +
-                       " bytes were sent and " + std::to_string(request->nbytes) + " expected, must be the same";
-    }
-    return request->error.empty();
+    const Status met = between_->CheckMet(request->peer, request->label, request->nbytes, came, header.nbytes);
+    request->error = met.message;
+    return met.ok();
   }
 
   static void Lose(Peer* peer, const std::string& why) {

@@ -212,9 +212,8 @@ class ThreadTransport : public Transport {
       receive->came = send->label;
     } else if (send->nbytes != receive->nbytes) {
       send->done = true;
-      send->error = receive->error = "message from rank " + std::to_string(send->key.first) + " with tag " +
-                                     std::to_string(send->key.second) + ": " + std::to_string(send->nbytes) +
-                                     " bytes were sent, but " + std::to_string(receive->nbytes) + " were expected";
+      send->error = receive->error =
+          OfAnotherSize(send->key.first, send->key.second, receive->nbytes, send->nbytes).message;
     } else if (zero_copy) {
       send->partner = receive;
       receive->partner = send;

@@ -52,6 +52,7 @@ def load_model(
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
     num_groups: int = 0,
@@ -109,6 +110,7 @@ def load_model(
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_every=check_every,
         check_start=check_start,
     )

@@ -1,4 +1,4 @@
-"""The residuals and velocities of a model's optimizers with `TopK`, as arrays for a checkpoint."""
+"""How a model's optimizers reduce, and with `TopK` their residuals and velocities, as arrays for a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
 
 _LOG = logging.getLogger("hvd_ext")
 _NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
+_LAYOUT_NAME = re.compile(r"buckets: optimizer (\d+), variables (\d+)")
 
 
 def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
-    """Copy the residuals and velocities of this rank.
+    """Copy the buckets of the optimizers, and the residuals and velocities of this rank.
 
     Returns:
         Arrays by owner and name, like those of `hvd_ext.state.collect`. An owner is a list of variables that one of the
@@ -37,6 +38,10 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
     """
     found = {}
     for index, reducer in _reducers(model):
+        for number, layout in reducer.save_layouts().items():
+            found[f"buckets: optimizer {index}, variables {number}"] = layout
+        if reducer.options.topk is None:
+            continue
         for number, one in enumerate(reducer.sets):
             saved = one.save()
             if saved:
@@ -71,7 +76,10 @@ def restore(
     Returns:
         The owners whose part of the checkpoint is dropped.
     """
-    saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in found.states}
+    owners = [owner for owner in found.states if not _LAYOUT_NAME.fullmatch(owner)]
+    _restore_layouts(model, states)
+    states = {owner: own for owner, own in states.items() if not _LAYOUT_NAME.fullmatch(owner)}
+    saved = {owner: functools.partial(_everyone, path, found, prefix + owner) for owner in owners}
     left = [
         *state.restore(
             {owner: own for owner, own in states.items() if not _NAME.fullmatch(owner)},
@@ -79,7 +87,7 @@ def restore(
         )
     ]
     by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
-    reducers = dict(_reducers(model))
+    reducers = {index: one for index, one in _reducers(model) if one.options.topk is not None}
     for owner in sorted(saved):
         match = _NAME.fullmatch(owner)
         if match is None:
@@ -99,6 +107,15 @@ def restore(
             one.end_momentum()
     # a tape claims its part at its first step
     return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
+
+
+def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:
+    """Go on with the buckets of a job of as many ranks; a job of another number plans its own."""
+    named = {match: own for owner, own in states.items() if (match := _LAYOUT_NAME.fullmatch(owner))}
+    for index, reducer in _reducers(model):
+        layouts = {int(match[2]): own for match, own in named.items() if int(match[1]) == index}
+        if layouts:
+            reducer.restore_layouts(layouts)
 
 
 def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
@@ -131,4 +148,4 @@ def _everyone(path: Path, found: Manifest, section: str) -> Iterator[dict[str, n
 
 def _reducers(model: keras.Model) -> list[tuple[int, Reducer]]:
     found = [(index, getattr(optimizer, "_hvd_ext_reducer", None)) for index, optimizer in enumerate(optimizers(model))]
-    return [(index, one) for index, one in found if isinstance(one, Reducer) and one.options.topk is not None]
+    return [(index, one) for index, one in found if isinstance(one, Reducer)]

@@ -6,6 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -22,13 +23,14 @@ from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front,
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
+from hvd_ext.tensorflow.gradients import explanation
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 if TYPE_CHECKING:
     from hvd_ext.keras.optimizers.wrapper import WrappedOptimizer
 
-__all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "flush"]
+__all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "explain", "flush"]
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
@@ -46,6 +48,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
     num_groups: int = 0,
@@ -82,6 +85,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         algorithm: "auto" or an allreduce algorithm; None: that of `init`. With a `TopK` an algorithm for top-k
             gradients; None: "hitopk".
         bucket_nbytes: about the size of a bucket; None: that of `init`.
+        buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None:
+            that of `init`.
         check_every: the number of steps after which the ranks compare a checksum of their weights again; 0: never.
         check_start: compare the ranks' weights before the first update (docs/training.md).
         num_groups: Horovod's older name for groups.
@@ -109,6 +114,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_every=check_every,
         check_start=check_start,
     )
@@ -131,6 +137,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
     num_groups: int = 0,
@@ -167,6 +174,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_every=check_every,
         check_start=check_start,
     )
@@ -242,6 +250,29 @@ def flush(optimizer: Any) -> None:
         # ranks with different densities would run different plans
         consensus.exchange(job.engine, "flush", lambda: reducer.label)
         reducer.flush()
+
+
+def explain(optimizer: Any, file: str | Path | None = None) -> str:
+    """Print how the gradients of an optimizer are reduced, and why: buckets, algorithms, predicted and measured times.
+
+    With HVD_EXT_EXPLAIN=1 rank 0 prints the same, also for tapes, whenever the buckets were planned.
+
+    Args:
+        optimizer: from `hvd_ext.DistributedOptimizer`, after its first step.
+        file: where to write the layout as JSON, for `buckets=FILE`; None for nowhere.
+
+    Returns:
+        The text that was printed.
+
+    Raises:
+        InvalidError: the optimizer is not wrapped or has made no step, or the file cannot be written.
+    """
+    reducer = getattr(optimizer, "_hvd_ext_reducer", None)
+    if not isinstance(reducer, Reducer):
+        raise InvalidError(f"explain ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer")
+    text = explanation.explained(reducer, file)
+    print(text, end="")
+    return text
 
 
 def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:

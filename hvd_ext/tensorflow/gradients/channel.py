@@ -6,7 +6,7 @@ sent while back-propagation still runs (docs/design.md, "Two ops for a list of g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 
 if TYPE_CHECKING:
     from hvd_ext.planning.layout import Layout
+    from hvd_ext.planning.step_times import StepTimes
 
 # A gradient of this size is handed over alone, as soon as it is there. Smaller ones of a bucket are handed over in one
 # op, because the op would cost more than the copy.
@@ -32,19 +33,31 @@ class Channel:
     Attributes:
         name: the channel's name, for messages.
         kinds: the combined kinds of all ranks, one letter for each gradient (`registration.joint`).
-        layout: how a step is reduced. Its buckets have the dense gradients; sparse gradients are reduced separately
-            (`hvd_ext.tensorflow.collectives.sparse`).
+        layout: how the next step is reduced. Its buckets have the dense gradients; sparse gradients are reduced
+            separately (`hvd_ext.tensorflow.collectives.sparse`).
+        lay_out: plans a step with the times of its gradients, or without; the same on all ranks.
     """
 
-    def __init__(self, name: str, kinds: str, layout: Layout, owner: runtime.Runtime, handle: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        kinds: str,
+        layout: Layout,
+        owner: runtime.Runtime,
+        handle: int,
+        lay_out: Callable[[StepTimes | None], Layout],
+    ) -> None:
         """Use `registration.open`."""
         self.name = name
         self.kinds = kinds
         self.layout = layout
+        self.lay_out = lay_out
         self._owner = owner
         self._handle: int | None = handle
         self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers
-        self._handed_over = [handed_over(layout, bucket.tensors) for bucket in layout.buckets]
+        # what one op hands over and collects; right in any layout, and made for the first
+        self._collected = [bucket.tensors for bucket in layout.buckets]
+        self._handed_over = [handed_over(layout, places) for places in self._collected]
 
     @property
     def is_open(self) -> bool:
@@ -100,10 +113,10 @@ class Channel:
                 # all are handed over before the first is collected: in eager mode a collect waits
                 tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
             last.clear()
-            for bucket, given in zip(self.layout.buckets, tickets, strict=True):
-                shapes, numbers = [tensors[place].shape for place in bucket.tensors], self._numbers(bucket.tensors)
-                results = ops.collect(given, bucket.dtype, shapes, channel=handle, tensors=numbers)
-                for place, result in zip(bucket.tensors, results, strict=True):
+            for places, given in zip(self._collected, tickets, strict=True):
+                shapes, dtype = [tensors[place].shape for place in places], tensors[places[0]].dtype
+                results = ops.collect(given, dtype, shapes, channel=handle, tensors=self._numbers(places))
+                for place, result in zip(places, results, strict=True):
                     reduced[place] = result
                 last.append(results[0])
         return reduced
@@ -128,6 +141,22 @@ class Channel:
         if ended is not None:
             ops.memory_of_graph().setdefault(("last step", handle), []).append(ended)
         return ended
+
+    def switch(self, layout: Layout, first_step: int) -> None:
+        """Reduce by another layout from the next step on; all ranks do so before the same step.
+
+        Residuals and velocities are zero afterwards.
+
+        Args:
+            layout: a layout of the same tensors.
+            first_step: the number of the next step.
+
+        Raises:
+            InvalidError, PlanError: the layout cannot be used; see `Engine.switch`.
+            NotInitializedError: as `reduce`.
+        """
+        self._owner.engine.switch(self.handle, layout, self._owner.prepare, first_step)
+        self.layout = layout
 
     def close(self) -> None:
         """Free the channel's buffers; pending collects fail. All ranks close it. A second call does nothing."""

@@ -118,6 +118,7 @@ class Reducer:
         self.momentum = momentum
         self._first_step = first_step
         self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
+        self._layouts: dict[int, Arrays] = {}  # from restore_layouts, of lists that have had no step yet
         self._flushing = False
         self._local: list[Callable[[], Iterable[Any]]] = []
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
@@ -146,6 +147,28 @@ class Reducer:
     def pending(self) -> dict[int, tuple[Arrays | None, Everyone]]:
         """The states from `restore` for the lists that have had no step since, by place."""
         return dict(self._restored)
+
+    def save_layouts(self) -> dict[int, Arrays]:
+        """Copy how each list of variables is reduced, by its place in `sets`; those from `restore_layouts` too."""
+        return {
+            **self._layouts,
+            **{place: saved for place, one in enumerate(self.sets) if (saved := one.save_layout())},
+        }
+
+    def restore_layouts(self, layouts: dict[int, Arrays]) -> None:
+        """Reduce as `save_layouts` says, from the next step on; all ranks call it alike."""
+        self._layouts = dict(layouts)
+        for place, one in enumerate(self.sets):
+            self._load(place, one)
+
+    def save_first_layout(self) -> Arrays:
+        """Copy how a tape's gradients are reduced; it has only one list."""
+        return self.save_layouts().get(0, {})
+
+    def load_first_layout(self, own: Arrays) -> None:
+        """Reduce as `save_first_layout` says."""
+        if own:
+            self.restore_layouts({0: own})
 
     def save_first(self) -> Arrays:
         """Copy this rank's residuals of a tape, which has only one list."""
@@ -410,7 +433,9 @@ class Reducer:
         ]
 
     def _load(self, number: int, every: GradientSet) -> None:
-        """Restore a list's state, once the list has a channel."""
+        """Restore a list's layout and state, once the list has a channel."""
+        if number in self._layouts:
+            every.load_layout(self._layouts.pop(number))
         if number in self._restored and every.feedback is not None:
             every.load(*self._restored.pop(number))
 

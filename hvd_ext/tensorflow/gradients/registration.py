@@ -11,24 +11,29 @@ trace a pattern that is new to them; all ranks must then reach a new pattern tog
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import banner, consensus, runtime
-from hvd_ext.options import Options
+from hvd_ext.options import Options, is_file
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning.layout import Groups, Layout, layout
+from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
+from hvd_ext.topology.tree import Tree
 
 # All channels share one name, so that ranks that open different channels meet, and learn what differs.
 EXCHANGE = "agreement on gradients"
@@ -106,27 +111,34 @@ def open(
     agreed = joint([value["kinds"] for value in values])
     made: list[Layout] = []
 
-    def lay_out() -> dict[str, Any]:
-        made.append(
-            layout(
-                owner.tree,
-                tensors,
-                options.op,
-                algorithm=options.algorithm,
-                bucket_nbytes=options.bucket_nbytes,
-                wire=options.compression.value or None,
-                groups=groups,
-                places=[place for place, kind in enumerate(agreed) if kind == _DENSE],
-                topk=topk,
-                sparse_algorithm=sparse_algorithm,
-                momentum=momentum,
-            )
+    places = [place for place, kind in enumerate(agreed) if kind == _DENSE]
+
+    def lay_out(times: StepTimes | None) -> Layout:
+        if is_file(options.buckets):
+            return _forced(options.buckets, owner.tree, tensors, options.op, places, topk)
+        return layout(
+            owner.tree,
+            tensors,
+            options.op,
+            algorithm=options.algorithm,
+            bucket_nbytes=options.bucket_nbytes,
+            buckets=options.buckets,
+            times=times,
+            wire=options.compression.value or None,
+            groups=groups,
+            places=places,
+            topk=topk,
+            sparse_algorithm=sparse_algorithm,
+            momentum=momentum,
         )
+
+    def described() -> dict[str, Any]:
+        made.append(lay_out(None))
         return made[0].described()
 
-    layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", lay_out)
+    layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
-    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]))
+    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]), lay_out)
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -154,6 +166,24 @@ def joint(ranks: Sequence[str]) -> str:
     return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
 
+def _forced(
+    path: str, tree: Tree, tensors: Sequence[Tensor], op: int, places: Sequence[int], topk: TopK | None
+) -> Layout:
+    """Read a layout from a file."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidError(f"buckets ({path}): must be a layout's file: {error}") from error
+    forced = Layout.from_json(values, tree, tensors, op, places=places, source=f"buckets ({path})")
+    wanted = {place for place in places if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)}
+    if forced.selected != wanted:
+        raise InvalidError(
+            f"buckets ({path}): {len(forced.selected)} of its tensors may be sparsified, and {len(wanted)} with the "
+            "compression that was given; use the compression with which the file was written"
+        )
+    return forced
+
+
 def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: Groups) -> dict[str, Any]:
     for tensor in tensors:
         if tensor.dtype not in DTYPES:
@@ -167,6 +197,7 @@ def _described(where: str, tensors: Sequence[Tensor], options: Options, groups: 
         "options": {
             "algorithm": options.algorithm,
             "bucket_nbytes": options.bucket_nbytes,
+            "buckets": options.buckets,
             "op": options.op.name,
             "compression": options.compression.name,
             "groups": groups if isinstance(groups, int) or groups is None else [list(group) for group in groups],
@@ -181,6 +212,7 @@ class GradientSet:
     Attributes:
         job: the runtime of the ranks that take part.
         channels: the channels opened so far. Another one is opened when a variable gets its first dense gradient.
+        replannings: what plans the buckets of each channel anew; none on one rank.
         name: the same on all ranks; unique in the job once the first channel is open.
         feedback: the error feedback; None before the first step, and without `TopK`.
         start: the comparison of the weights before the first update; None if there is none.
@@ -208,6 +240,7 @@ class GradientSet:
         self.start = start
         self.job = job
         self.channels: list[Channel] = []
+        self.replannings: dict[Channel, Replanning] = {}
         self.name = label
         self.feedback: Feedback | None = None
         self._label = label
@@ -298,6 +331,17 @@ class GradientSet:
             self.feedback.clear(channel)
         self.feedback.load(self.channels[-1], own, everyone)
 
+    def save_layout(self) -> Arrays:
+        """Copy the layout of the newest channel, and its number of steps; an empty dict without a plan."""
+        newest = self.replannings.get(self.channels[-1]) if self.channels else None
+        return {} if newest is None or not self.channels[-1].is_open else newest.save()
+
+    def load_layout(self, own: Arrays) -> None:
+        """Go on with what `save_layout` returned, after the first channel was opened; all ranks call it alike."""
+        newest = self.replannings.get(self.channels[-1])
+        if newest is not None:
+            newest.load(own)
+
     def scale_momentum(self, factor: float) -> None:
         """Multiply this rank's velocities, between two steps; all ranks call it alike."""
         for channel in self.channels:
@@ -357,7 +401,21 @@ class GradientSet:
             self._feed(channel)
             self._tell_of_one_host(channel.layout)
         self.channels.append(channel)
+        options = self._options.for_channel(self.job.options)
+        if self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets):
+            self._replan(channel)
         return channel
+
+    def _replan(self, channel: Channel) -> None:
+        """Plan the buckets of a new channel anew at some steps; the channel goes on counting the steps of the last."""
+        before = None if len(self.channels) == 1 else self.replannings.get(self.channels[-2])
+        self.replannings[channel] = Replanning(
+            channel,
+            self.job,
+            name=f"{self._label}: buckets of channel {self.job.count('planned channel')}",
+            process_set=self._options.process_set,
+            done=0 if before is None else before.steps,
+        )
 
     def _feed(self, channel: Channel) -> None:
         """Give a newly opened channel the residuals of the channel before, or begin the error feedback."""

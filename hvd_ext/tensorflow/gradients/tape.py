@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
@@ -33,6 +34,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_start: bool = True,
     num_groups: int = 0,
     device_dense: str = "",
@@ -62,6 +64,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         algorithm: "auto" or an allreduce algorithm; None for the algorithm of `init`. With a `TopK`, a sparse
             algorithm; None for "hitopk".
         bucket_nbytes: the approximate size of a bucket in bytes; None for the size of `init`.
+        buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None
+            for that of `init`.
         check_start: compare the ranks' weights before the second step (docs/training.md).
         num_groups: Horovod's older name for groups.
         device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
@@ -88,6 +92,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_start=check_start,
     )
     return _wrapped(LABEL, gradtape, (), options)
@@ -106,6 +111,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     algorithm: Algorithm | SparseAlgorithm | None = None,
     bucket_nbytes: int | None = None,
+    buckets: str | Path | None = None,
     check_start: bool = True,
     num_groups: int = 0,
     device_dense: str = "",
@@ -143,6 +149,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
         algorithm=algorithm,
         bucket_nbytes=bucket_nbytes,
+        buckets=buckets,
         check_start=check_start,
     )
     return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)

@@ -100,8 +100,7 @@ def reducer_for(
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
         reducer = Reducer(label, dataclasses.replace(options, groups=groups), after_first=True)
-        if options.topk is not None:
-            _register(reducer)
+        _register(reducer)
         for place in local:
             reducer.register_local_var(own[place])
         steps = None
@@ -117,14 +116,18 @@ def reducer_for(
 
 
 def _register(reducer: Reducer) -> None:
-    """Add the residuals to checkpoints, under the number of the tape in the order of the first steps."""
+    """Add layout and residuals to checkpoints, under the number of the tape in the order of the first steps."""
     job = process_sets.runtime_of(reducer.options.process_set)
     if job is None:
         return
     ranks = "" if job is runtime.current() else f" of ranks {', '.join(map(str, job.engine.ranks))}"
-    owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
+    owner = f"buckets: tape {job.count('tape')}{ranks}"
     state.unregister(owner)  # an earlier init may have registered this owner
-    state.register(owner, reducer.save_first, load_all=reducer.load_first)
+    state.register(owner, reducer.save_first_layout, reducer.load_first_layout)
+    if reducer.options.topk is not None:
+        owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
+        state.unregister(owner)
+        state.register(owner, reducer.save_first, load_all=reducer.load_first)
 
 
 def _described(label: str, place: int, source: Any, generic: bool) -> Source:

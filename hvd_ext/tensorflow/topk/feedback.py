@@ -199,12 +199,10 @@ class Feedback:
 
     def move(self, old: Channel, new: Channel) -> None:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
-        from hvd_ext.tensorflow.collectives.objects import allgather_object
-
-        own = self.save([old])
-        name = f"{self._label}: move to another channel"
-        everyone = allgather_object(own, name=name, process_set=self._options.process_set)
-        self.load(new, None, lambda: everyone)
+        engine, process_set = self._job.engine, self._options.process_set
+        own, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
+        name = f"{self._label}: residuals and velocities"
+        residuals.write(new, engine, residuals.redistributed(self._job, name, own, wanted, process_set))
         self.clear(old)
 
     def clear(self, channel: Channel) -> None:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hvd_ext.job import consensus
+
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
+    from hvd_ext.job.process_sets import ProcessSet
+    from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
 
 Arrays = dict[str, np.ndarray]
+Where = tuple[str, int, int, int]  # which, tensor, offset, count
 
 RESIDUAL, VELOCITY = "residual", "velocity"
 _WHICH = {RESIDUAL: 0, VELOCITY: 1}
@@ -50,7 +55,7 @@ class Piece:
         return f"{self.which}/{self.tensor}/{self.offset}/{self.name}"
 
     @property
-    def where(self) -> tuple[str, int, int, int]:
+    def where(self) -> Where:
         """The fields that identify the piece in any job."""
         return self.which, self.tensor, self.offset, self.count
 
@@ -148,7 +153,105 @@ def parsed(key: str, array: np.ndarray) -> Piece:
     return Piece(which, int(tensor), int(offset), int(array.size), name)
 
 
-def claims(wanted: Sequence[Sequence[tuple[str, int, int, int]]], rank: int) -> list[np.ndarray]:
+def redistributed(
+    job: Runtime, name: str, own: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
+) -> Arrays:
+    """Send residuals and velocities to the ranks of the same host that keep their elements now; all ranks call it.
+
+    No value changes: where this rank keeps an element before and after, it keeps its own value, and else that of the
+    lowest rank of the host that has one. What no rank of the host has is 0.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        name: the name of the calls, the same on all ranks.
+        own: what this rank kept, from `read`.
+        wanted: the pieces that this rank keeps now.
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        float32 arrays by the keys of `wanted`.
+
+    Raises:
+        CommunicationError: a peer is gone or stayed away.
+    """
+    import tensorflow as tf
+
+    from hvd_ext.tensorflow.collectives import single
+
+    rank = job.engine.rank
+    kept = {parsed(key, array).where: array for key, array in own.items()}
+    answers = consensus.exchange(
+        job.engine, name, lambda: {"kept": list(kept), "wanted": [piece.where for piece in wanted]}
+    )
+    everyone = [[_where(one) for one in answer["kept"]] for answer in answers]
+    host = next(ranks for ranks in job.tree.hosts() if rank in ranks)
+    given: list[list[np.ndarray]] = [[] for _ in answers]
+    for receiver in host:
+        for sender, where in sources(everyone, [_where(one) for one in answers[receiver]["wanted"]], receiver, host):
+            if sender == rank:
+                given[receiver].append(_slice(kept, where))
+    flat = [array for arrays in given for array in arrays]
+    splits = [sum(array.size for array in arrays) for arrays in given]
+    with tf.init_scope(), tf.device("CPU:0"):
+        joined = tf.constant(np.concatenate([np.zeros(0, np.float32), *flat]))
+        received = single.alltoall(joined, splits, name=f"{name}, values", process_set=process_set)[0].numpy()
+    results = {piece.where: np.zeros(piece.count, np.float32) for piece in wanted}
+    at = 0
+    for _, where in sources(everyone, list(results), rank, host):
+        _slice(results, where)[:] = received[at : at + where[3]]
+        at += where[3]
+    return {piece.key: results[piece.where] for piece in wanted}
+
+
+def sources(
+    kept: Sequence[Sequence[Where]], wanted: Sequence[Where], rank: int, host: Sequence[int]
+) -> list[tuple[int, Where]]:
+    """Find who has the elements that a rank needs.
+
+    Args:
+        kept: the pieces that each rank has.
+        wanted: the pieces that the rank needs.
+        rank: the rank; what it has itself comes from itself.
+        host: the ranks of its host.
+
+    Returns:
+        Runs of elements and the rank that each comes from, by ascending ranks. No element is there twice.
+    """
+    found: list[tuple[int, Where]] = []
+    missing: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for which, tensor, offset, count in wanted:
+        missing.setdefault((which, tensor), []).append((offset, offset + count))
+    for sender in (rank, *sorted(set(host) - {rank})):
+        for which, tensor, offset, count in kept[sender]:
+            rest = []
+            for low, high in missing.get((which, tensor), ()):
+                begin, end = max(low, offset), min(high, offset + count)
+                if begin >= end:
+                    rest.append((low, high))
+                    continue
+                found.append((sender, (which, tensor, begin, end - begin)))
+                rest += [run for run in ((low, begin), (end, high)) if run[0] < run[1]]
+            missing[which, tensor] = rest
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _slice(arrays: dict[Where, np.ndarray], where: Where) -> np.ndarray:
+    """The part of an array that holds a run of elements, which lies in one of the arrays."""
+    which, tensor, offset, count = where
+    begin, array = next(
+        (begin, array)
+        for (other, of, begin, length), array in arrays.items()
+        if (other, of) == (which, tensor) and begin <= offset and offset + count <= begin + length
+    )
+    return array[offset - begin : offset - begin + count]
+
+
+def _where(values: Sequence[Any]) -> Where:
+    which, tensor, offset, count = values
+    return which, tensor, offset, count
+
+
+def claims(wanted: Sequence[Sequence[Where]], rank: int) -> list[np.ndarray]:
     """Mark the elements that a rank is the first to keep.
 
     Each host keeps all elements, on some of its ranks; the sum over an earlier job must go to only one host.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,3 +173,44 @@ def test_tensors_of_two_kinds_never_share_a_bucket() -> None:
         (1,),
         (2, 0),
     ]
+
+
+def runs(random: np.random.Generator, owners: int) -> list[list[residuals.Where]]:
+    """Cut the elements of all tensors, as residuals and velocities, into runs that some ranks keep, each once."""
+    found: list[list[residuals.Where]] = [[] for _ in range(owners)]
+    for which in (residuals.RESIDUAL, residuals.VELOCITY):
+        for tensor, size in enumerate(SIZES):
+            cuts = sorted({0, size, *random.integers(0, size + 1, 3).tolist()})
+            for low, high in itertools.pairwise(cuts):
+                found[random.integers(owners)].append((which, tensor, low, high - low))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_element_comes_from_one_rank_of_the_host_and_from_the_rank_itself_if_it_can(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    host = (1, 2, 4)
+    before, after = runs(random, len(host)), runs(random, len(host))
+    kept: list[list[residuals.Where]] = [[("residual", 0, 0, SIZES[0])] for _ in range(6)]  # other hosts have it too
+    for rank, own in zip(host, before, strict=True):
+        kept[rank] = own
+    elements = {
+        (which, t, i) for which in ("residual", "velocity") for t, size in enumerate(SIZES) for i in range(size)
+    }
+    got = []
+    for rank, wanted in zip(host, after, strict=True):
+        found = residuals.sources(kept, wanted, rank, host)
+        assert [sender for sender, _ in found] == sorted(sender for sender, _ in found)
+        mine = {(which, t, i) for which, t, low, count in wanted for i in range(low, low + count)}
+        seen = [(which, t, i) for _, (which, t, low, count) in found for i in range(low, low + count)]
+        assert sorted(seen) == sorted(mine)
+        own = {(which, t, i) for which, t, low, count in kept[rank] for i in range(low, low + count)}
+        assert sum(where[3] for sender, where in found if sender == rank) == len(mine & own)
+        got += seen
+    assert sorted(got) == sorted(elements)
+
+
+def test_what_no_rank_of_the_host_has_comes_from_nobody() -> None:
+    kept = [[("residual", 0, 0, 3)], [("residual", 0, 0, 9)]]
+    wanted = [("residual", 0, 1, 5), ("velocity", 0, 0, 2)]
+    assert residuals.sources(kept, wanted, 0, (0,)) == [(0, ("residual", 0, 1, 2))]

@@ -13,11 +13,12 @@ from hvd_ext.trace.events import Book, Bucket, Channel, Levels, events_of, level
 from hvd_ext.trace.records import Kind, Record
 
 LEVELS = Levels("two", ("up", "down"), (2, 3))
+BUCKETS = (Bucket(LEVELS, ("b", "a"), 80, "float32"), Bucket(LEVELS, ("c",), 4, "float32"))
 BOOK = Book(
     rank=3,
     host="mill",
     zero_ns=1_000_000,
-    channels={1: Channel("Adam", (Bucket(LEVELS, ("b", "a"), 80, "float32"), Bucket(LEVELS, ("c",), 4, "float32")))},
+    channels={1: Channel("Adam", ((1, BUCKETS), (9, BUCKETS[:1])))},
     plans={77: LEVELS},
 )
 
@@ -85,6 +86,13 @@ def test_a_step_of_which_records_were_dropped_is_not_called_whole(lost):
     events = events_of(STEP[:lost] + STEP[lost + 1 :], BOOK)
     assert spans(events, "step") == spans(events, "exposed") == []
     assert len(spans(events, "reduce")) == 2
+
+
+def test_a_step_has_the_buckets_of_its_layout():
+    later = [one._replace(id=9) for one in STEP if one.part == 0]
+    found = events_of([*STEP, *later], BOOK)
+    assert [e["args"]["step"] for e in found if e.get("cat") == "step"] == [5, 9]
+    assert [e["args"]["bucket"] for e in found if e.get("cat") == "reduce" and e["args"]["step"] == 9] == [0]
 
 
 def test_calls_that_overlap_have_tracks_of_their_own():

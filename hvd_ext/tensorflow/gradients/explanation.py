@@ -1,0 +1,124 @@
+"""Why the gradients of an optimizer or tape are reduced as they are, as one table, and their layout as a file."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.planning.prediction import predict
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+    from hvd_ext.planning.bucket_layout import BucketLayout, Layout
+    from hvd_ext.tensorflow.gradients.reducer import Reducer
+    from hvd_ext.tensorflow.gradients.replanning import Review
+
+WIDTH = 140
+NAMED = 3  # candidates for each bucket
+
+
+def explained(reducer: Reducer, file: str | Path | None) -> str:
+    """Describe how each list of variables is reduced.
+
+    Args:
+        reducer: that of an optimizer or tape.
+        file: where to write the layout of the newest channel; None for nowhere.
+
+    Returns:
+        A table for each open channel.
+
+    Raises:
+        InvalidError: no step has been made yet, or the file cannot be written.
+        PlanError: two gradients have the same name, so that a file cannot name them.
+    """
+    texts = []
+    newest: Layout | None = None
+    for one in reducer.sets:
+        for channel in one.channels:
+            if channel.is_open:
+                replanning = one.replannings.get(channel)
+                review = replanning.reviews[-1] if replanning is not None and replanning.reviews else None
+                texts.append(of_layout(one.job, channel.name, channel.layout, review))
+                newest = channel.layout
+    if newest is None:
+        raise InvalidError(
+            f"explain ({reducer.label}): its buckets are planned at its first step; call it later"
+        )
+    if file is not None:
+        try:
+            Path(file).write_text(json.dumps(newest.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InvalidError(f"explain, file ({file}): it cannot be written: {error.strerror or error}") from error
+    return "\n".join(texts)
+
+
+def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:
+    """Describe a layout: its buckets with their predicted times, the reasons for them, and the measured step.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        name: the channel's name.
+        layout: the layout.
+        review: what the ranks found when they planned it; None if no times are known yet.
+
+    Returns:
+        A table, then a line for each reason.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    count = len(layout.buckets)
+    title = f"{name}: {count} bucket{'s' * (count != 1)}" + (f" by {layout.bucketer}" if layout.bucketer else "")
+    predicted = None if review is None else predict(job.tree, layout, review.times)
+    if review is not None and predicted is not None:
+        title += f", planned after step {review.step}; predicted step {_ms(predicted.step_s)} ms"
+        title += "" if review.measured_s is None else f", measured before {_ms(review.measured_s)} ms"
+    table = Table(title=title, title_justify="left")
+    for head in ("bucket", "tensors", "MB", "sent as", "algorithm", "segment kB", "ready ms", "begins ms", "ends ms"):
+        table.add_column(head, justify="left" if head in ("sent as", "algorithm") else "right", no_wrap=True)
+    table.add_column("runners-up", no_wrap=True, overflow="ellipsis")
+    for number, (bucket, nbytes) in enumerate(zip(layout.buckets, layout.nbytes, strict=True)):
+        times = ["-"] * 3
+        if review is not None and predicted is not None:
+            ready_s = max(review.times.ready_s[place] for place in bucket.tensors)
+            times = [_ms(ready_s), _ms(predicted.begins_s[number]), _ms(predicted.ends_s[number])]
+        table.add_row(
+            str(number),
+            str(len(bucket.tensors)),
+            f"{nbytes / 1e6:.3g}",
+            _form(bucket),
+            bucket.plan.algorithm,
+            f"{bucket.segment_nbytes / 1e3:.4g}",
+            *times,
+            _others(bucket),
+        )
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH)
+    console.print(table)
+    lines = [f"buckets: {layout.reason}"] if layout.reason else []
+    if layout.largest is not None and layout.largest.choice is not None:
+        lines.append(f"largest bucket: {layout.largest.choice.why}")
+    if review is not None:
+        lines.append(str(review))
+    return out.getvalue() + "".join(f"{line}\n" for line in lines)
+
+
+def _form(bucket: BucketLayout) -> str:
+    if bucket.selection is None:
+        return bucket.wire or bucket.dtype
+    return "top-k" if bucket.selection.dense_above > 0 else "whole, top-k would take longer"
+
+
+def _others(bucket: BucketLayout) -> str:
+    if bucket.choice is None:
+        return ""
+    prices = [(price, name) for name, price in bucket.choice.candidates if not isinstance(price, str)]
+    others = [(price, name) for price, name in sorted(prices) if name != bucket.choice.algorithm][:NAMED]
+    return ", ".join(f"{name} {_ms(price)} ms" for price, name in others)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g}"

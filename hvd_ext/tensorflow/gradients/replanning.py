@@ -1,0 +1,236 @@
+"""Planning a step anew: at some steps the ranks exchange the times of their gradients, plan alike, and switch together.
+
+It happens in the beginning of a step, on the thread that begins it. So a traced graph, which knows channels and tensors
+and no buckets, stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_ext.errors import HvdExtError, PlanError
+from hvd_ext.job import banner, consensus
+from hvd_ext.planning.layout import Layout
+from hvd_ext.planning.prediction import predict
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.tensorflow.gradients import explanation
+from hvd_ext.tensorflow.topk import residuals
+from hvd_ext.trace import step_times
+
+if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
+    from hvd_ext.job.runtime import Runtime
+    from hvd_ext.tensorflow.gradients.channel import Channel
+
+_LOG = logging.getLogger("hvd_ext")
+
+# the names of what is saved
+_LAYOUT, _UPDATES = "layout", "updates"
+
+FIRST_STEPS = (20, 200)
+WORTH_SWITCHING = 0.02  # the ranks switch if the predicted step gets shorter by this share,
+TOO_SLOW = 0.10  # or if steps took longer than predicted by this one
+
+
+@dataclasses.dataclass(frozen=True)
+class Review:
+    """What the ranks found when they planned a channel anew.
+
+    Args:
+        step: the number of update steps before it.
+        times: the times of the gradients, of the latest rank.
+        measured_s: the time of a step, the median of up to 100 steps on the slowest rank; None if it is not known.
+        expected_s: the time of a step as it was predicted when the layout was planned; None if it was not.
+        before_s: the predicted time of a step with the layout until then.
+        after_s: the predicted time of a step with the new layout.
+        layout: the layout from then on.
+        switched: whether it is another one than before.
+    """
+
+    step: int
+    times: StepTimes
+    measured_s: float | None
+    expected_s: float | None
+    before_s: float
+    after_s: float
+    layout: Layout
+    switched: bool
+
+    def __str__(self) -> str:
+        took = "" if self.measured_s is None else f"steps took {self.measured_s * 1e3:.3g} ms; "
+        if not self.switched:
+            return f"after step {self.step}: {took}the buckets stay (predicted {self.before_s * 1e3:.3g} ms)"
+        return (
+            f"after step {self.step}: {took}{len(self.layout.buckets)} buckets by {self.layout.bucketer}, predicted "
+            f"{self.after_s * 1e3:.3g} ms instead of {self.before_s * 1e3:.3g} ms"
+        )
+
+
+def following(step: int, every: int) -> int | None:
+    """Find the next step after which a channel is planned anew.
+
+    Args:
+        step: the number of update steps so far.
+        every: `Options.replan_every`.
+
+    Returns:
+        The first of 20, 200 and the multiples of `every` that is larger than `step`; None if `every` is 0.
+    """
+    if not every:
+        return None
+    return min([first for first in FIRST_STEPS if first > step] + [(step // every + 1) * every])
+
+
+class Replanning:
+    """The planning of one channel during the training.
+
+    Attributes:
+        reviews: what was found each time, the newest last; the same on all ranks.
+
+    Args:
+        channel: the channel.
+        job: the runtime of the ranks that take part.
+        name: the name of the exchanges, the same on all ranks and unique in the job.
+        process_set: the ranks that take part; None for all.
+        done: the number of update steps before the channel's first.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        job: Runtime,
+        *,
+        name: str,
+        process_set: ProcessSet | None = None,
+        done: int = 0,
+    ) -> None:
+        self.reviews: list[Review] = []
+        self._channel, self._job, self._name = channel, job, name
+        self._process_set, self._done = process_set, done
+        self._wait(done)
+
+    @property
+    def steps(self) -> int:
+        """The number of update steps so far, with those before the channel's first; to be read between two steps."""
+        return self._done + self._steps_here
+
+    @property
+    def _steps_here(self) -> int:
+        newest = self._job.engine.times(self._channel.handle, 1).steps
+        return int(newest[-1]) if len(newest) else 0
+
+    def save(self) -> residuals.Arrays:
+        """Copy the layout and the number of steps, between two steps, so that a resumed job reduces alike."""
+        values = dataclasses.replace(self._channel.layout, tensors=self._numbered).to_json()
+        return {
+            _LAYOUT: np.frombuffer(json.dumps(values).encode(), np.uint8),
+            _UPDATES: np.array(self.steps),
+        }
+
+    def load(self, own: residuals.Arrays) -> None:
+        """Go on with the layout and the number of steps that `save` returned; all ranks call it, between two steps.
+
+        Args:
+            own: what this rank has saved in a job of as many ranks.
+        """
+        job, channel = self._job, self._channel
+
+        def saved() -> list[object]:
+            return [own[_LAYOUT].tobytes().decode(), int(own[_UPDATES])]
+
+        answers = consensus.exchange(job.engine, f"{self._name}: saved layout", saved)
+        (text, updates), here, now = answers[0], self._steps_here, channel.layout
+        if any(answer != answers[0] for answer in answers):
+            return
+        try:
+            layout = Layout.from_json(
+                json.loads(text), job.tree, self._numbered, now.buckets[0].op, places=now.travelling
+            )
+        except PlanError as error:  # alike on all ranks
+            if job.engine.rank == 0:
+                _LOG.warning("%s: its saved buckets cannot be used, and are planned anew: %s", self._name, error)
+            return
+        channel.switch(dataclasses.replace(layout, tensors=now.tensors), here + 1)
+        self._done = updates - here
+        self._wait(updates)
+
+    @property
+    def _numbered(self) -> tuple[Tensor, ...]:
+        """The tensors with their places as names, because Keras gives a layer another name when it is made again."""
+        tensors = self._channel.layout.tensors
+        return tuple(dataclasses.replace(tensor, name=str(place)) for place, tensor in enumerate(tensors))
+
+    def _wait(self, step: int) -> None:
+        due = following(step, self._job.options.replan_every)
+        if due is not None:
+            self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin)
+
+    def _begin(self, number: int) -> None:
+        """Plan anew before a step of the channel begins; the training goes on whatever happens."""
+        step = self._done + number - 1
+        try:
+            review = self._review(step, number)
+            if review is not None:
+                self.reviews.append(review)
+                banner.say(self._job, f"{self._channel.name}: {review}")
+                if self._job.options.explain:
+                    table = explanation.of_layout(self._job, self._channel.name, review.layout, review)
+                    banner.say(self._job, f"{self._channel.name}: the buckets\n{table}")
+        except Exception as error:
+            _LOG.warning("%s: its buckets could not be planned anew after step %d: %s", self._name, step, error)
+        self._wait(step)
+
+    def _review(self, step: int, number: int) -> Review | None:
+        job, channel, now = self._job, self._channel, self._channel.layout
+        own = step_times.measured(job.engine.times(channel.handle))
+        answers = consensus.exchange(
+            job.engine, f"{self._name}: times", lambda: None if own is None else dataclasses.asdict(own)
+        )
+        if any(answer is None for answer in answers):
+            return None  # too few steps
+        latest = step_times.latest(
+            [step_times.Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]) for one in answers]
+        )
+        times = step_times.model(now.tensors, now.travelling, latest)
+        planned: list[Review] = []
+        kept: residuals.Arrays = {}
+
+        def plan() -> list[object]:
+            new = channel.lay_out(times)
+            before_s = predict(job.tree, now, times).step_s
+            after_s = predict(job.tree, new, times).step_s
+            expected_s = self.reviews[-1].after_s if self.reviews else None
+            late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
+            switches = new.digest != now.digest and (after_s <= before_s * (1 - WORTH_SWITCHING) or late)
+            layout = new if switches else now
+            planned.append(Review(step, times, latest.step_s, expected_s, before_s, after_s, layout, switched=switches))
+            if switches and channel.selects:
+                kept.update(residuals.read(channel, job.engine))
+            return [f"{layout.digest:016x}", before_s, after_s]
+
+        plans = consensus.exchange(job.engine, f"{self._name}: plans", plan)
+        if any(one != plans[0] for one in plans):
+            raise HvdExtError("the ranks came to different plans, and keep the one that they have")
+        (review,) = planned
+        if review.switched:
+            self._switch(review.layout, number, kept)
+        return review
+
+    def _switch(self, layout: Layout, number: int, kept: residuals.Arrays) -> None:
+        """Switch on all ranks; if that fails on one of them, its training ends, because the ranks no longer agree."""
+        channel, job = self._channel, self._job
+        try:
+            channel.switch(layout, number)
+            if channel.selects:
+                wanted = residuals.pieces(channel, job.engine)
+                moved = residuals.redistributed(job, f"{self._name}: residuals", kept, wanted, self._process_set)
+                residuals.write(channel, job.engine, moved)
+        except Exception:
+            channel.close()
+            raise

@@ -1,0 +1,146 @@
+"""The times of a training's steps: medians of what the engine notes on each rank, and the model that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.planning.tensors import Tensor
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.channels import RecentSteps
+    from hvd_ext.planning.layout import Layout
+
+WARM_UP = 3  # the first steps of a channel, whose times are not used
+STEPS = 10  # the newest steps, whose medians are the times of arrival
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """The steps of one rank, or of the latest of several ranks; all times are medians in seconds.
+
+    Args:
+        ready_s: for each of a channel's tensors the time from the step's begin to its arrival.
+        step_s: the time from the begin of a step to that of the next one; None if there were no two steps in sequence.
+        update_s: the time from the end of a step's last bucket to the begin of the next step; None likewise.
+    """
+
+    ready_s: tuple[float, ...]
+    step_s: float | None
+    update_s: float | None
+
+
+def measured(steps: RecentSteps) -> Measured | None:
+    """Take the medians of one rank's steps.
+
+    The times of arrival are those of the newest 10 steps, and the other times those of all steps; the first 3 steps of
+    a channel do not count.
+
+    Args:
+        steps: the newest steps of a channel.
+
+    Returns:
+        The medians; None if no step counts.
+    """
+    warm = steps.steps > WARM_UP
+    if not warm.any():
+        return None
+    numbers, begins_s, ends_s = steps.steps[warm], steps.begins_s[warm], steps.ends_s[warm]
+    following = np.flatnonzero(np.diff(numbers) == 1)
+    whole_s = (begins_s[following + 1] - begins_s[following]).tolist()
+    updates_s = (begins_s[following + 1] - ends_s[following]).tolist()
+    ready_s = np.median(steps.came_s[warm][-STEPS:], axis=0)
+    return Measured(
+        tuple(ready_s.tolist()),
+        float(np.median(whole_s)) if whole_s else None,
+        max(float(np.median(updates_s)), 0.0) if updates_s else None,
+    )
+
+
+def latest(ranks: Sequence[Measured]) -> Measured:
+    """Take each time of the rank on which it is longest; an update's time is the shortest, which the others wait for.
+
+    Args:
+        ranks: the medians of each rank, for the same tensors.
+    """
+    steps_s = [one.step_s for one in ranks if one.step_s is not None]
+    updates_s = [one.update_s for one in ranks if one.update_s is not None]
+    return Measured(
+        tuple(max(times) for times in zip(*(one.ready_s for one in ranks), strict=True)),
+        max(steps_s, default=None),
+        min(updates_s, default=None),
+    )
+
+
+def model(tensors: Sequence[Tensor], travelling: Sequence[int], times: Measured) -> StepTimes:
+    """Make the model of a training.
+
+    The engine does not see where the forward pass ends; the model has it end when the first gradient is ready.
+
+    Args:
+        tensors: the tensors of the step, in the order of the model's layers.
+        travelling: the places of those that travel, to which the times belong. The others are ready at once.
+        times: their times.
+    """
+    ready_s = [0.0] * len(tensors)
+    for place, seconds in zip(travelling, times.ready_s, strict=True):
+        ready_s[place] = seconds
+    return StepTimes(tuple(tensors), tuple(ready_s), min(times.ready_s, default=0.0), times.update_s)
+
+
+def described(name: str, layout: Layout, times: Measured) -> dict[str, Any]:
+    """Describe the steps of a channel on one rank, for the rank's file of a trace.
+
+    Args:
+        name: the channel's name.
+        layout: its layout.
+        times: its times.
+
+    Returns:
+        A value for JSON.
+    """
+    tensors = [layout.tensors[place] for place in layout.travelling]
+    return {
+        "channel": name,
+        "tensors": [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in tensors],
+        **dataclasses.asdict(times),
+    }
+
+
+def of_trace(ranks: Mapping[int, Mapping[str, Any]]) -> StepTimes:
+    """Make the model of a traced training, of the channel with the most bytes.
+
+    Args:
+        ranks: the "otherData" of each rank's file (`merge.Merged.ranks`), whose "channels" come from `described`.
+
+    Returns:
+        The tensors that travelled, ready when they were on the latest rank.
+
+    Raises:
+        InvalidError: no rank has noted a step, or ranks have other tensors than the first.
+    """
+    noted = {rank: about["channels"] for rank, about in sorted(ranks.items()) if about.get("channels")}
+    if not noted:
+        raise InvalidError(
+            f"the trace has no times of steps: a training must make more than {WARM_UP} steps before its trace ends"
+        )
+    first, *_ = noted
+
+    def tensors_of(channel: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        return tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in channel["tensors"])
+
+    sizes = [sum(tensor.nbytes for tensor in tensors_of(channel)) for channel in noted[first]]
+    number = sizes.index(max(sizes))
+    tensors = tensors_of(noted[first][number])
+    found = []
+    for rank, channels in noted.items():
+        if number >= len(channels) or tensors_of(channels[number]) != tensors:
+            raise InvalidError(f"the trace of rank {rank} has other tensors than that of rank {first}")
+        one = channels[number]
+        found.append(Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]))
+    return model(tensors, range(len(tensors)), latest(found))

@@ -1,0 +1,82 @@
+"""The model of a training from the times that the engine notes: hand-made steps, medians counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_ext.engine.channels import RecentSteps
+from hvd_ext.errors import InvalidError
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.trace import step_times
+from hvd_ext.trace.step_times import Measured
+
+TENSORS = (Tensor("a", (4,), "float32"), Tensor("b", (2, 3), "float16"))
+
+
+def recent(count: int, first: int = 1, length: float = 1.0) -> RecentSteps:
+    """Steps of one length, each ended a quarter before the next; tensor 1 comes before tensor 0, later each step."""
+    steps = np.arange(first, first + count)
+    begins_s = 100 + length * np.arange(count)
+    came_s = np.stack([0.5 + steps / 1000, 0.25 + steps / 1000], axis=1)
+    return RecentSteps(steps, begins_s, begins_s + length * 0.75, came_s)
+
+
+def test_the_first_steps_do_not_count_and_arrivals_are_the_medians_of_the_newest_ten() -> None:
+    assert step_times.measured(recent(3)) is None
+    four = step_times.measured(recent(4))
+    assert four == Measured((0.504, 0.254), None, None)
+    many = step_times.measured(recent(30))
+    assert many is not None
+    assert many.ready_s == pytest.approx((0.5255, 0.2755))
+    assert many.step_s == pytest.approx(1.0)
+    assert many.update_s == pytest.approx(0.25)
+
+
+def test_steps_that_do_not_follow_one_another_say_nothing_about_the_length_of_a_step() -> None:
+    whole = recent(12)
+    gaps = RecentSteps(*(column[::2] for column in whole))
+    found = step_times.measured(gaps)
+    assert found is not None
+    assert found.step_s is None
+    assert found.update_s is None
+
+
+def test_the_latest_rank_counts_for_each_tensor() -> None:
+    ranks = [Measured((0.5, 0.2), 1.0, 0.3), Measured((0.4, 0.3), 1.1, 0.1), Measured((0.1, 0.1), None, None)]
+    assert step_times.latest(ranks) == Measured((0.5, 0.3), 1.1, 0.1)
+
+
+def test_tensors_that_do_not_travel_are_ready_at_once() -> None:
+    tensors = (TENSORS[0], Tensor("frozen", (9,), "float32"), TENSORS[1])
+    model = step_times.model(tensors, [0, 2], Measured((0.5, 0.2), 1.0, None))
+    assert model.tensors == tensors
+    assert model.ready_s == (0.5, 0.0, 0.2)
+    assert model.forward_s == 0.2
+    assert model.order == (1, 2, 0)
+
+
+def channel(ready_s: tuple[float, ...], tensors: tuple[Tensor, ...] = TENSORS) -> dict[str, object]:
+    """A channel as a rank's file describes it."""
+    listed = [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in tensors]
+    return {"channel": "Adam", "tensors": listed, "ready_s": list(ready_s), "step_s": 1.0, "update_s": None}
+
+
+def test_a_trace_gives_the_model_of_its_largest_channel() -> None:
+    small = (Tensor("c", (1,), "float32"),)
+    ranks = {
+        1: {"channels": [channel((0.1,), small), channel((0.5, 0.3))]},
+        0: {"channels": [channel((0.2,), small), channel((0.6, 0.1))]},
+        2: {"channels": []},
+    }
+    model = step_times.of_trace(ranks)
+    assert model.tensors == TENSORS
+    assert model.ready_s == (0.6, 0.3)
+
+
+def test_a_trace_without_steps_or_with_other_tensors_on_a_rank_is_refused() -> None:
+    with pytest.raises(InvalidError, match="has no times of steps: a training must make more than 3 steps"):
+        step_times.of_trace({0: {}, 1: {"channels": []}})
+    other = (TENSORS[0], Tensor("b", (7,), "float16"))
+    with pytest.raises(InvalidError, match="the trace of rank 2 has other tensors than that of rank 0"):
+        step_times.of_trace({0: {"channels": [channel((1, 2))]}, 2: {"channels": [channel((1, 2), other)]}})
