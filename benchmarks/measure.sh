@@ -1,12 +1,12 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about an hour and a half on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about two hours on two quiet cores.
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -75,6 +75,33 @@ for part in $parts; do
         for model in small-160 small-1000 mlp; do
             hvd_ext bench training --ranks 2,4 --model $model --algorithms auto,horovod --json "$folder/training_small.json" --append
         done
+        ;;
+    training_deep)
+        # about 13 minutes; 24 steps come first, because layouts change after 20
+        rm -f "$folder/training_deep.json"
+        for hosts in 2,2 2,2,1; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench training --model deep-60 --warmup 24 \
+                --buckets auto,wfbp,single,by_size,mgwfbp,optimal --algorithms auto,horovod,horovod-autotune,multiworker \
+                --json "$folder/training_deep.json" --append
+        done
+        ;;
+    schedule)
+        # about 5 minutes
+        rm -f "$folder/schedule.json"
+        for hosts in 2,2 2,2,1 4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench schedule --model resnet50 --scale 1/16 --ratio 0.5,1,2 \
+                --repetitions 4 --json "$folder/schedule.json" --append
+        done
+        hvd_ext bench plot-schedule "$folder/schedule.json" --output "$folder/schedule.png"
+        ;;
+    schedule_bert)
+        # about 12 minutes
+        rm -f "$folder/schedule_bert.json"
+        for hosts in 2,2 2,2,1 4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench schedule --model bert-base --scale 1/16 --ratio 0.5,1,2 \
+                --repetitions 3 --json "$folder/schedule_bert.json" --append
+        done
+        hvd_ext bench plot-schedule "$folder/schedule_bert.json" --output "$folder/schedule_bert.png"
         ;;
     training_nine)
         rm -f "$folder/training_nine.json"

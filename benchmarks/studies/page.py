@@ -17,7 +17,7 @@ from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
-from hvd_ext.bench.results import ALLREDUCE, TOPK, TRAINING, YARDSTICKS, cluster_name, load, places, ratios
+from hvd_ext.bench.results import ALLREDUCE, SCHEDULE, TOPK, TRAINING, YARDSTICKS, cluster_name, load, places, ratios
 from hvd_ext.bench.table import (
     NAMES,
     TOPK_NAMES,
@@ -25,6 +25,8 @@ from hvd_ext.bench.table import (
     losses,
     processor,
     ratio,
+    schedule_faults,
+    schedule_words,
     seconds,
     topk_faults,
     topk_places,
@@ -49,6 +51,20 @@ ONE_HOST = (
     "graph x Horovod",
 )
 TRAINED = ("model", "ranks", "what", "samples/s", "step", "communication", "x Horovod", "x Horovod, 2 links")
+REPLAYED = (
+    "model",
+    "ranks",
+    "ratio",
+    "bucketer",
+    "buckets",
+    "predicted",
+    "step",
+    "x predicted",
+    "exposed",
+    "x best",
+    "x single",
+    "late",
+)
 SEVERAL_HOSTS = (
     "ranks",
     "bytes",
@@ -91,6 +107,29 @@ def training_markdown(result: Mapping[str, Any]) -> str:
         lines.append([*place, training_words(row), f"{row['samples_per_second']:.4g}", *times, *beside])
     wrong = "".join(f"- {line}\n" for line in training_faults(result["rows"]))
     return f"{_facts(result)}\n\n{table(TRAINED, lines)}" + (f"\n{wrong}" if wrong else "")
+
+
+def schedule_markdown(result: Mapping[str, Any]) -> str:
+    """Write a result of bench schedule as Markdown: machine, versions, and a table with every row."""
+    lines = [
+        [
+            f"{row['model']}, {row['bytes'] / 1e6:.1f} MB",
+            cluster_name(row),
+            f"{row['ratio']:.3g}",
+            schedule_words(row),
+            str(len(row["buckets"])),
+            seconds(row["predicted_seconds"]),
+            seconds(row["seconds_median"]),
+            ratio(row["x_predicted"]),
+            seconds(max(row["exposed_seconds"], 0.0)),
+            ratio(row["x_best"]),
+            ratio(row["x_single"]),
+            seconds(row["late_seconds_p99"]),
+        ]
+        for row in result["rows"]
+    ]
+    wrong = "".join(f"- {line}\n" for line in schedule_faults(result["rows"]))
+    return f"{_facts(result)}\n\n{table(REPLAYED, lines)}" + (f"\n{wrong}" if wrong else "")
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
@@ -264,5 +303,10 @@ def _markdown_of(path: Path) -> str:
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
-    written = {ALLREDUCE: allreduce_markdown, TRAINING: training_markdown, TOPK: topk_markdown}
+    written = {
+        ALLREDUCE: allreduce_markdown,
+        TRAINING: training_markdown,
+        TOPK: topk_markdown,
+        SCHEDULE: schedule_markdown,
+    }
     return written[kind](load(path, kind))

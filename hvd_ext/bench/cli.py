@@ -99,19 +99,23 @@ def training(
     algorithms: Annotated[
         str,
         typer.Option(
-            help="Algorithms, with commas; auto, horovod and horovod-links2 (two TCP connections between two ranks) "
-            "are names too. Only these are measured."
+            help="Algorithms, with commas; auto, horovod, horovod-links2 (two TCP connections between two ranks), "
+            "horovod-autotune and multiworker (tf.distribute, with tf_keras) are names too. Only these are measured."
         ),
     ] = "auto,flexreduce,blueconnect,ring,horovod,horovod-links2",
     model: Annotated[
         str,
         typer.Option(
             help="mlp: 4.3 M parameters, mostly communication; cnn: 1.3 M with far more computation; small-160 and "
-            "small-1000: so many tensors of 4 kB and less, mostly their handling."
+            "small-1000: so many tensors of 4 kB and less, mostly their handling; deep-60: 60 layers with 1.2 M, about "
+            "as much communication as computation at 100 Mbit/s."
         ),
     ] = "mlp",
     width: Annotated[
-        int, typer.Option(help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn), 32 (small-160, small-1000).")
+        int,
+        typer.Option(
+            help="Units of a hidden dense layer; 0: 1,024 (mlp), 512 (cnn), 32 (small-160, small-1000), 40 (deep-60)."
+        ),
     ] = 0,
     batch: Annotated[int, typer.Option(help="Digits of a rank's batch.")] = 64,
     steps: Annotated[int, typer.Option(help="Timed steps of each contestant.")] = 10,
@@ -126,6 +130,10 @@ def training(
         list[str] | None,
         typer.Option(help="NAME=VALUE of our DistributedOptimizer, such as compression=bf16; may be given again."),
     ] = None,
+    buckets: Annotated[
+        str, typer.Option(help="Values of the option buckets, with commas; each algorithm is measured with each.")
+    ] = "",
+    warmup: Annotated[int, typer.Option(help="Steps of each contestant before the timed ones.")] = 0,
     timeout: command.Timeout = 600.0,
 ) -> None:
     """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
@@ -148,6 +156,8 @@ def training(
         request = Request(
             options=dict(text.split("=", 1) for text in option or ()),
             algorithms=command.names(algorithms),
+            buckets=command.names(buckets),
+            warmup=warmup,
             model=model,
             width=width,
             batch=batch,
@@ -174,6 +184,85 @@ def training(
         command.say(console, [*trials(rows), *notes], wrong)
         if plot_file is not None:
             plots.draw_training(kept["rows"], plot_file)
+    sys.exit(1 if wrong else 0)
+
+
+@app.command()
+def schedule(
+    models: Annotated[
+        str,
+        typer.Option(
+            "--model", help="Files of models (trace FOLDER --model FILE) or names as resnet50, bert-base; with commas."
+        ),
+    ] = "resnet50",
+    scale: Annotated[str, typer.Option(help="Part of every tensor's elements, as 0.0625 or 1/16.")] = "1/16",
+    ratios: Annotated[
+        str,
+        typer.Option(
+            "--ratio",
+            help="Of communication, one bucket and alone, to computing, with commas; 0: the model's own times.",
+        ),
+    ] = "1",
+    bucketers: Annotated[
+        str, typer.Option(help="Bucketers, with commas; auto is a name too.")
+    ] = "auto,wfbp,single,by_size,mgwfbp,optimal",
+    algorithm: Annotated[str, typer.Option(help="Of all buckets, or auto.")] = "auto",
+    ranks: Annotated[str | None, command.ranks_option("2")] = None,
+    launcher: command.LauncherLine = None,
+    rate: Annotated[str | None, command.rate_option("bound")] = None,
+    repetitions: command.Repetitions = 10,
+    seconds_per_row: command.SecondsPerRow = 8.0,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    timeout: command.Timeout = 600.0,
+) -> None:
+    """Replay a model's step with every bucketer, in turns, beside its prediction: ranks sleep until a tensor is ready
+    and hand it to the engine, without TensorFlow, so that computing takes no core. Every result is checked."""
+    from hvd_ext.bench.jobs import place
+
+    rank = place(os.environ)
+    if rank:
+        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
+        return
+    from hvd_ext.bench import results
+    from hvd_ext.bench.schedule import Request, measure
+    from hvd_ext.bench.table import schedule_faults, schedule_table
+
+    with command.ended_in_words("hvd_ext bench schedule"):
+        start = command.launched(launcher, ranks)
+        command.check_append(append, json_file)
+        request = Request(
+            models=command.names(models),
+            bucketers=command.names(bucketers),
+            scale=command.part("--scale", scale),
+            ratios=command.shares("--ratio", ratios),
+            algorithm=algorithm,
+            ranks=command.ranks_of(start, ranks, "2"),
+            repetitions=repetitions,
+            seconds_per_row=seconds_per_row,
+            rate=command.bytes_per_second(rate),
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.SCHEDULE), json_file, append)
+        run = results.begin_run(start.describe())
+        with command.progress(max(len(request.ranks), 1) * len(request.models) * len(request.ratios)) as tell:
+            rows, notes, topology = measure(request, start, tell)
+        run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
+        result = results.result_of(run, rows, results.SCHEDULE)
+        kept = results.joined(before, result) if before else result
+        if json_file is not None:
+            results.save(json_file, kept)
+        console = command.table_console(rank)
+        console.print(schedule_table(result))
+        wrong = schedule_faults(rows)
+        command.say(console, notes, wrong)
+        if plot_file is not None:
+            from hvd_ext.bench.schedule_plot import draw_schedule
+
+            draw_schedule(kept["rows"], plot_file)
     sys.exit(1 if wrong else 0)
 
 
@@ -262,6 +351,22 @@ def plot(
         command.check_folder("--output", output)
         rows = [row for path in files for row in results.load(path)["rows"]]
         plots.draw_allreduce(rows, output, kind, how, command.names(only))
+
+
+@app.command("plot-schedule")
+def plot_schedule(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench schedule --json.")],
+    output: command.Output,
+    only: command.Only = "",
+) -> None:
+    """Draw the step by cluster, ratio and bucketer, one bar each, beside the predicted one."""
+    from hvd_ext.bench import results
+    from hvd_ext.bench.schedule_plot import draw_schedule
+
+    with command.ended_in_words("hvd_ext bench plot-schedule"):
+        command.check_folder("--output", output)
+        rows = [row for path in files for row in results.load(path, results.SCHEDULE)["rows"]]
+        draw_schedule(rows, output, command.names(only))
 
 
 @app.command("plot-training")

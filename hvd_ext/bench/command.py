@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,6 +94,14 @@ def shares(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in names(text))
     except ValueError:
         raise typer.BadParameter(f"{text!r}: must be numbers with commas between them", param_hint=option) from None
+
+
+def part(option: str, text: str) -> float:
+    """Read the value of an option: a number, or a fraction as 1/16."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r}: must be a number or a fraction, as 1/16", param_hint=option) from None
 
 
 def bytes_per_second(rate: str | None) -> float | None:

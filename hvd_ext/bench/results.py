@@ -22,7 +22,13 @@ from hvd_ext.runner.launcher import job_environment
 ALLREDUCE = "allreduce, float32, sum"
 TRAINING = "training, Keras, handwritten digits"
 TOPK = "top-k by magnitude, float32"
-COMMANDS = {ALLREDUCE: "bench allreduce", TRAINING: "bench training", TOPK: "bench topk"}
+SCHEDULE = "schedule, replayed steps, float32"
+COMMANDS = {
+    ALLREDUCE: "bench allreduce",
+    TRAINING: "bench training",
+    TOPK: "bench topk",
+    SCHEDULE: "bench schedule",
+}
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.
 YARDSTICKS = ("tcp", "memory")

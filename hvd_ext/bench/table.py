@@ -9,9 +9,16 @@ from rich.table import Table
 
 from hvd_ext.bench.results import YARDSTICKS, cluster_name, places, ratios
 from hvd_ext.bench.topk import NAMES as TOPK_NAMES
+from hvd_ext.bench.training_worker import parts_of
 
 NAMES = {"noop": "no-op", "mpi": "MPI_Allreduce", "horovod": "Horovod", "tcp": "tcp", "memory": "memory"}
-TRAINING_NAMES = {"compute": "no communication", "horovod": "Horovod", "horovod-links2": "Horovod, 2 TCP links"}
+TRAINING_NAMES = {
+    "compute": "no communication",
+    "horovod": "Horovod",
+    "horovod-links2": "Horovod, 2 TCP links",
+    "horovod-autotune": "Horovod, autotune",
+    "multiworker": "MultiWorkerMirroredStrategy",
+}
 ALLREDUCE_HEADINGS = (
     "cluster",
     "bytes",
@@ -66,8 +73,29 @@ TOPK_CAPTION = (
     "CPU: the same of the processor's time; x ours: over hvd_ext.mstopk; picked: of the k asked for; recall: the share "
     "of k that is among the largest"
 )
+SCHEDULE_HEADINGS = (
+    "cluster",
+    "model",
+    "ratio",
+    "bucketer",
+    "buckets",
+    "predicted",
+    "step",
+    "fastest",
+    "x predicted",
+    "exposed",
+    "x best",
+    "x single",
+    "late",
+)
+SCHEDULE_CAPTION = (
+    "medians of the slowest rank's steps; ratio: communication, of all gradients in one bucket and alone, over "
+    "computing; x predicted: step over the predicted one; exposed: what communication adds to computing; x best: step "
+    "over that of the fastest bucketer but auto; x single: single's step over this one, above 1 is faster; late: how "
+    "late tensors were handed over, 99th percentile"
+)
 # Columns of words; all others hold figures and are aligned to the right.
-LEFT = ("model", "cluster", "input", "what")
+LEFT = ("model", "cluster", "input", "what", "bucketer")
 # Buffers below this have their processor time per call in the table: per byte it would be that of the call.
 LEAST_PER_BYTE = 65_536
 # What marks a row whose result was wrong.
@@ -217,7 +245,7 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def training_words(row: Mapping[str, Any]) -> str:
     """Name a row of bench training: the algorithm, which one "auto" has chosen, and how Horovod was called."""
     name = TRAINING_NAMES.get(row["algorithm"], row["algorithm"])
-    if row["chosen"] in ("", row["algorithm"]):
+    if row["chosen"] in ("", parts_of(row["algorithm"])[0]):
         return name
     return f"{name} ({row['chosen']})" if row["algorithm"] in TRAINING_NAMES else f"{name} -> {row['chosen']}"
 
@@ -314,3 +342,47 @@ def topk_tables(result: Mapping[str, Any]) -> list[Table]:
 def topk_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write a line for each wrong row of bench topk."""
     return _faults(rows, "answer", lambda row: f"{TOPK_NAMES[row['contestant']]}, {row['input']}, {topk_place(row)}")
+
+
+def schedule_words(row: Mapping[str, Any]) -> str:
+    """Name a row of bench schedule: the bucketer, and which one "auto" has chosen."""
+    return row["bucketer"] if row["chosen"] in ("", row["bucketer"]) else f"{row['bucketer']} -> {row['chosen']}"
+
+
+def schedule_place(row: Mapping[str, Any]) -> str:
+    """Name what was replayed: "resnet50 x 0.0625, ratio 1"."""
+    scale = "" if row["scale"] == 1 else f" x {row['scale']:g}"
+    return f"{row['model']}{scale}, ratio {row['ratio']:.3g}"
+
+
+def schedule_table(result: Mapping[str, Any]) -> Table:
+    """Draw a result of bench schedule: a row for each cluster, model, ratio and bucketer."""
+    lines = []
+    last: Any = None
+    for row in result["rows"]:
+        place = (row["run"], row["ranks_per_host"], row["model"], row["ratio"])
+        cells = [
+            "" if last is not None and place[:2] == last[:2] else cluster_name(row),
+            "" if last is not None and place[:3] == last[:3] else f"{row['model']}, {row['bytes'] / 1e6:.1f} MB",
+            "" if place == last else f"{row['ratio']:.3g}",
+            schedule_words(row) + ("" if row["correct"] else WRONG),
+            str(len(row["buckets"])),
+            seconds(row["predicted_seconds"]),
+            seconds(row["seconds_median"]),
+            seconds(row["seconds_min"]),
+            ratio(row["x_predicted"]),
+            seconds(max(row["exposed_seconds"], 0.0)),
+            ratio(row["x_best"]),
+            ratio(row["x_single"]),
+            seconds(row["late_seconds_p99"]),
+        ]
+        lines.append((place, cells, not row["correct"]))
+        last = place
+    return drawn(result["benchmark"], SCHEDULE_CAPTION, SCHEDULE_HEADINGS, lines)
+
+
+def schedule_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a line for each wrong row of bench schedule."""
+    return _faults(
+        rows, "result", lambda row: f"{schedule_words(row)}, {schedule_place(row)}, {cluster_name(row)} ranks"
+    )

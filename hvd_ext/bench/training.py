@@ -11,15 +11,31 @@ from typing import Any
 
 from hvd_ext.bench.expected import Cluster
 from hvd_ext.bench.jobs import NO_HOROVOD, Launcher, Tell, Turns, caveats, compare, has_horovod, rotated
-from hvd_ext.bench.training_worker import COMPUTE, Task
+from hvd_ext.bench.training_worker import COMPUTE, Task, paired, parts_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.runner.launcher import JobError
 
-WIDTHS = {"mlp": 1024, "cnn": 512, "small-160": 32, "small-1000": 32}
+WIDTHS = {"mlp": 1024, "cnn": 512, "small-160": 32, "small-1000": 32, "deep-60": 40}
 HOROVOD = "horovod"
-# The parameters of Open MPI by name; each name is a job of its own.
-HOROVODS: dict[str, dict[str, str]] = {HOROVOD: {}, "horovod-links2": {"btl_tcp_links": "2"}}
+# The variables of a job by name; each name is a job of its own. Autotune gets a few samples of two steps each; its
+# defaults take hundreds of steps.
+HOROVODS: dict[str, dict[str, str]] = {
+    HOROVOD: {},
+    "horovod-links2": {"OMPI_MCA_btl_tcp_links": "2"},
+    "horovod-autotune": {
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "8",
+    },
+}
+STRATEGY = "multiworker"
+PEERS = (*HOROVODS, STRATEGY)
+NO_STRATEGY = (
+    "tf_keras is not installed and MultiWorkerMirroredStrategy was not measured (python -m pip install tf_keras)"
+)
+DEFAULT = ("auto", HOROVOD, "horovod-links2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +43,8 @@ class Request:
     """What to measure.
 
     Args:
-        algorithms: names of allreduce algorithms, "auto", "horovod", "horovod-links2"; nothing else is measured.
-        model: "mlp", "cnn", "small-160" or "small-1000".
+        algorithms: names of allreduce algorithms, "auto", and those of `PEERS`; nothing else is measured.
+        model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
         width: units of a hidden dense layer; 0 for the model's own.
         batch: digits of a rank's batch.
         steps: timed steps of each contestant.
@@ -37,12 +53,16 @@ class Request:
         rate: bytes per second on the wire of each host, for the bound; None to take the topology's.
         timeout_s: longest time without an answer of a job.
         options: keywords of our `DistributedOptimizer` as texts, such as compression=bf16; Horovod's gets none.
+        buckets: values of the option `buckets`; each of our algorithms is measured with each of them. Empty: only with
+            that of the options.
+        warmup: steps of each contestant before the timed ones; ours may change their buckets after 20 and 200 steps,
+            and Horovod's autotune needs some.
 
     Raises:
         InvalidError: a value breaks its rule.
     """
 
-    algorithms: tuple[str, ...] = ("auto", *HOROVODS)
+    algorithms: tuple[str, ...] = DEFAULT
     model: str = "mlp"
     width: int = 0
     batch: int = 64
@@ -52,12 +72,18 @@ class Request:
     rate: float | None = None
     timeout_s: float = 600.0
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    buckets: tuple[str, ...] = ()
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         from hvd_ext.planning import registry
 
-        known = ("auto", *registry.names(), *HOROVODS)
-        for name, values, valid in (("algorithm", self.algorithms, known), ("model", (self.model,), tuple(WIDTHS))):
+        known = ("auto", *registry.names(), *PEERS)
+        for name, values, valid in (
+            ("algorithm", self.algorithms, known),
+            ("model", (self.model,), tuple(WIDTHS)),
+            ("buckets", self.buckets, self.buckets),
+        ):
             for value in values:
                 if value not in valid:
                     raise InvalidError(f"{name} ({value!r}): must be one of {', '.join(valid)}")
@@ -71,6 +97,7 @@ class Request:
             ("batch", 1, (self.batch,)),
             ("repetitions", 1, (self.repetitions,)),
             ("steps", self.repetitions, (self.steps,)),
+            ("warmup", 0, (self.warmup,)),
         ):
             for count in counts:
                 if count < least:
@@ -78,7 +105,10 @@ class Request:
                     raise InvalidError(f"{name} ({count}): must be at least {least}{why}")
         if "algorithm" in self.options:
             raise InvalidError("option algorithm: say --algorithms, which compares them")
-        GradientOptions.from_texts("bench training", self.options)
+        if self.buckets and "buckets" in self.options:
+            raise InvalidError("option buckets: say --buckets, which compares them")
+        for name in self.buckets or ("",):
+            GradientOptions.from_texts("bench training", self.options | ({"buckets": name} if name else {}))
         if self.timeout_s <= 0:
             raise InvalidError(f"timeout ({self.timeout_s:g}): must be more than 0")
 
@@ -88,8 +118,9 @@ class Request:
 
     @property
     def ours(self) -> tuple[str, ...]:
-        """The algorithms that are not Horovod's."""
-        return tuple(name for name in self.algorithms if name not in HOROVODS)
+        """The contestants that are ours: algorithms, or pairs of algorithm and buckets (`paired`)."""
+        names = [name for name in self.algorithms if name not in PEERS]
+        return tuple(paired(name, buckets) for name in names for buckets in self.buckets or ("",))
 
 
 def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -111,18 +142,23 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
         raise InvalidError("digits (scikit-learn): it is not installed; python -m pip install scikit-learn")
     theirs = [name for name in request.algorithms if name in HOROVODS and has_horovod()]
     missing = [NO_HOROVOD] if set(HOROVODS) & set(request.algorithms) and not theirs else []
-    if not request.ours and not theirs:
-        raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {NO_HOROVOD}")
+    strategy = STRATEGY in request.algorithms and importlib.util.find_spec("tf_keras") is not None
+    if STRATEGY in request.algorithms and not strategy:
+        missing.append(NO_STRATEGY)
+    if not request.ours and not theirs and not strategy:
+        raise InvalidError(f"algorithms ({', '.join(request.algorithms)}): {'; '.join(missing)}")
 
-    def arguments(module: str, mca: Mapping[str, str]) -> Any:
+    def arguments(module: str, environment: Mapping[str, str]) -> Any:
         width = request.width or WIDTHS[request.model]
         return lambda folder: [
             f"hvd_ext.bench.{module}",
-            Task(folder, request.model, width, request.batch, mca, request.options).write(),
+            Task(folder, request.model, width, request.batch, environment, request.options).write(),
         ]
 
     jobs = {"hvd_ext": arguments("training_worker", {})} if request.ours else {}
     jobs |= {name: arguments("training_horovod", HOROVODS[name]) for name in theirs}
+    if strategy:
+        jobs[STRATEGY] = arguments("training_strategy", {})
     rows, notes, topology = compare(
         request, launcher, jobs, lambda cluster, turns: _measured(request, cluster, turns, tell), tell
     )
@@ -130,22 +166,27 @@ def measure(request: Request, launcher: Launcher, tell: Tell) -> tuple[list[dict
 
 
 def _measured(request: Request, cluster: Cluster, turns: Turns, tell: Tell) -> tuple[list[dict[str, Any]], list[str]]:
-    refused = {name: why for name in request.ours if (why := cluster.refusal(name)) is not None}
+    refused = {name: why for name in request.ours if (why := cluster.refusal(parts_of(name)[0])) is not None}
     ours = [name for name in request.ours if name not in refused]
     notes = caveats(cluster, turns, refused, "auto may choose badly")
     opened = []
     for worker in turns.workers:
-        names = [worker.name] if worker.name in HOROVODS else ours
+        names = [worker.name] if worker.name in PEERS else ours
         tell(f"{cluster.tree.describe()}, {worker.name}: first steps", 0)
         opened.append(turns.give(worker, "open", algorithms=names))
     check_alike([worker.name for worker in turns.workers], opened)
+    for worker, answer in zip(turns.workers, opened, strict=True):
+        for index in range(1, len(answer["contestants"]) if request.warmup else 0):
+            tell(f"{cluster.tree.describe()}, {worker.name}: warm-up", 0)
+            turns.give(worker, "measure", which=[index], steps=request.warmup)
     samples = _samples(request, cluster, turns, opened, tell)
-    wrong = [turns.give(worker, "check")["wrong"] for worker in turns.workers]
+    ended = [turns.give(worker, "check") for worker in turns.workers]
     compute = statistics.median(samples[0, 0])
     rows = []
     for (job, index), times in samples.items():
         facts = opened[job]["contestants"][index]
-        faults = [*facts["wrong"], *wrong[job][index]]
+        facts |= ended[job]["layouts"][index]
+        faults = [*facts["wrong"], *ended[job]["wrong"][index]]
         rows.append(_row(request, cluster, opened[job]["bytes"], facts, times, compute, faults))
     return against(rows), notes
 
@@ -222,6 +263,8 @@ def _row(
         "correct": None if alone else not wrong,
         "samples": list(times),
     }
+    if "buckets" in facts:
+        row |= {"bucketer": facts["bucketer"], "buckets": facts["buckets"]}
     if facts["ways"]:
         row["trial_seconds"] = facts["ways"]
     return {**row, "wrong": wrong[:1]} if wrong else row

@@ -36,10 +36,10 @@ class Task:
 
     Attributes:
         folder: where rank 0 follows the turns and writes the events.
-        model: "mlp", "cnn", "small-160" or "small-1000".
+        model: "mlp", "cnn", "small-160", "small-1000" or "deep-60".
         width: units of a hidden dense layer.
         batch: digits of a rank's batch.
-        mca: parameters of Open MPI, which are set before it starts.
+        environment: variables that are set before MPI starts.
         options: keywords of our optimizer, as texts.
     """
 
@@ -47,7 +47,7 @@ class Task:
     model: str
     width: int
     batch: int
-    mca: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -59,13 +59,23 @@ class Task:
         """Write the task as one argument of a command: ranks on other hosts may not see our files."""
         return json.dumps(dataclasses.asdict(self))
 
-    def tell_mpi(self) -> None:
-        """Set Open MPI's parameters for this process; it reads them when it starts.
+    def set_environment(self) -> None:
+        """Set the variables for this process; MPI and Horovod read them when they start.
 
         A launcher may keep variables of the environment to itself, so they are set here, in the rank.
         """
-        for name, value in self.mca.items():
-            os.environ[f"OMPI_MCA_{name}"] = value
+        os.environ.update(self.environment)
+
+
+def paired(algorithm: str, buckets: str) -> str:
+    """Name the contestant with this algorithm and this value of the option `buckets`, "" for none."""
+    return f"{algorithm}+{buckets}" if buckets else algorithm
+
+
+def parts_of(contestant: str) -> tuple[str, str]:
+    """Give the algorithm and the buckets of a contestant that `paired` has named."""
+    algorithm, _, buckets = contestant.partition("+")
+    return algorithm, buckets
 
 
 class AveragingRanks(Ranks):
@@ -122,6 +132,10 @@ class Contest:
         self.facts.append({**fact, "ways": seconds if len(ways) > 1 else {}})
         self._learners.append(ways[best])
         self._finite.append(True)
+
+    def layouts(self, laid_out: Callable[[Learner], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Give what is known of the buckets of each contestant now, by index; nothing of the plain model."""
+        return [{}, *(laid_out(learner) for learner in self._learners[1:])]
 
     @property
     def parameters(self) -> int:
@@ -186,13 +200,19 @@ def _fingerprint(weights: NDArray[np.float32]) -> str:
     return fingerprint(weights)
 
 
-def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda learner: "") -> None:
+def serve(
+    task: Task,
+    make: Make,
+    chosen: Callable[[Learner], str] = lambda learner: "",
+    laid_out: Callable[[Learner], dict[str, Any]] = lambda learner: {},
+) -> None:
     """Train as the parent says; see `sampling.answer_turns`.
 
     Args:
         task: what is known at the start.
         make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
+        laid_out: tells after the last step which buckets there are.
     """
     ranks = AveragingRanks()
     contests: list[Contest] = []
@@ -210,7 +230,7 @@ def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda lear
             return "measured", {"seconds": seconds}
         if turn["kind"] == "check":
             wrong = [contests[0].check(index) for index in range(1, len(contests[0].facts))]
-            return "checked", {"wrong": [[], *wrong]}
+            return "checked", {"wrong": [[], *wrong], "layouts": contests[0].layouts(laid_out)}
         return "ended", {}
 
     answer_turns(Path(task.folder), ranks, answer, topology_text())
@@ -219,20 +239,22 @@ def serve(task: Task, make: Make, chosen: Callable[[Learner], str] = lambda lear
 def main(text: str) -> None:
     """Serve the parent, which has written the task, with optimizers of hvd_ext as a user writes them."""
     task = Task.read(text)
-    task.tell_mpi()
+    task.set_environment()
     import hvd_ext as hvd
     from hvd_ext.bench.training_model import Learner, batches
     from hvd_ext.keras.optimizers.optimizer import channels
     from hvd_ext.options.gradients import GradientOptions
 
     hvd.init()
-    options = GradientOptions.from_texts("bench training", task.options).keywords()
     data = batches(hvd.rank(), hvd.size(), task.batch)
 
     def make(algorithm: str) -> dict[str, Learner]:
         if algorithm == COMPUTE:
             return {"": Learner(task.model, task.width, data)}
-        wrapped = functools.partial(hvd.DistributedOptimizer, **{**options, "algorithm": algorithm})
+        name, buckets = parts_of(algorithm)
+        texts = {**task.options, "buckets": buckets} if buckets else task.options
+        options = GradientOptions.from_texts("bench training", texts).keywords()
+        wrapped = functools.partial(hvd.DistributedOptimizer, **{**options, "algorithm": name})
         return {"": Learner(task.model, task.width, data, wrap=wrapped)}
 
     def chosen(learner: Learner) -> str:
@@ -240,7 +262,11 @@ def main(text: str) -> None:
         largest = channel.layout.largest
         return largest.choice.algorithm if largest is not None and largest.choice is not None else ""
 
-    serve(task, make, chosen)
+    def laid_out(learner: Learner) -> dict[str, Any]:
+        (channel,) = channels(learner.optimizer)
+        return {"bucketer": getattr(channel.layout, "bucketer", ""), "buckets": len(channel.layout.buckets)}
+
+    serve(task, make, chosen, laid_out)
     hvd.shutdown()
 
 

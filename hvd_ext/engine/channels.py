@@ -54,6 +54,48 @@ class RecentSteps(NamedTuple):
 KEPT_STEPS = 100  # of which the engine keeps the times (kTimesKept of tf_ops/engine/channel.cc)
 
 
+class Parts:
+    """The steps of a channel, tensor by tensor on NumPy arrays; made by `Channels.in_parts`."""
+
+    def __init__(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> None:
+        """Use `Channels.in_parts`, which checks the arrays."""
+        self._held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
+        self._channel = ctypes.c_int64(channel)
+        self._memory = [(ctypes.c_void_p(array.ctypes.data), ctypes.c_int64(array.nbytes)) for array in inputs]
+        self._outputs = (ctypes.c_void_p * len(outputs))(*[array.ctypes.data for array in outputs])
+        self._nbytes = native.int64s([array.nbytes for array in outputs])
+        self._ticket = ctypes.c_int64()
+
+    def begin(self) -> None:
+        """Begin a step.
+
+        Raises:
+            InvalidError: some tensors of the previous step were not submitted.
+        """
+        _call("hvd_ext_channel_begin_step", self._channel)
+
+    def submit(self, tensor: int) -> None:
+        """Hand a tensor over, which is copied; its bucket starts when it is full and in line.
+
+        Args:
+            tensor: the tensor's number in the channel, which each step takes once.
+
+        Raises:
+            InvalidError: no step is under way, or the tensor was submitted already.
+        """
+        _call("hvd_ext_channel_submit", self._channel, tensor, *self._memory[tensor], ctypes.byref(self._ticket))
+
+    def collect(self) -> None:
+        """Wait for the results of the step whose tensors were submitted last, and write them to the outputs.
+
+        Raises:
+            CommunicationError: the step has failed on some rank.
+        """
+        _call("hvd_ext_channel_collect", self._channel, self._ticket, len(self._nbytes), self._outputs, self._nbytes)
+
+
 class Channels:
     """The part of `hvd_ext.engine.engine.Engine` that opens and runs channels."""
 
@@ -187,6 +229,44 @@ class Channels:
         Raises:
             InvalidError: an array is not contiguous, or does not match its tensor.
         """
+        self._check_arrays(channel, inputs, outputs)
+        memories = ctypes.c_void_p * len(inputs)
+        held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
+        arguments = (
+            ctypes.c_int64(channel),
+            ctypes.c_int64(len(inputs)),
+            memories(*[array.ctypes.data for array in inputs]),
+            memories(*[array.ctypes.data for array in outputs]),
+            native.int64s([array.nbytes for array in inputs]),
+        )
+
+        def step(_held: object = held) -> None:
+            _call("hvd_ext_channel_reduce", *arguments)
+
+        return step
+
+    def in_parts(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> Parts:
+        """Make ready steps of a channel whose tensors are handed over one by one; see `prepare`.
+
+        Args:
+            channel: from `open_channel`; it has no sparse buckets.
+            inputs: one contiguous array per tensor, of its dtype and number of elements.
+            outputs: arrays like `inputs` for the results; they may be the same arrays.
+
+        Returns:
+            What begins a step, hands over a tensor, and waits for the results.
+
+        Raises:
+            InvalidError: an array is not contiguous, or does not match its tensor.
+        """
+        self._check_arrays(channel, inputs, outputs)
+        return Parts(channel, inputs, outputs)
+
+    def _check_arrays(
+        self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
+    ) -> None:
         opened = self.channels[_lane(channel)]
         name, layout = opened.name, opened.layout
         tensors = [layout.tensors[place] for place in layout.travelling]
@@ -202,20 +282,6 @@ class Channels:
                         f"reduce of {name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
                         f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
                     )
-        memories = ctypes.c_void_p * len(inputs)
-        held = tuple(inputs), tuple(outputs)  # an array that somebody holds cannot be resized
-        arguments = (
-            ctypes.c_int64(channel),
-            ctypes.c_int64(len(inputs)),
-            memories(*[array.ctypes.data for array in inputs]),
-            memories(*[array.ctypes.data for array in outputs]),
-            native.int64s([array.nbytes for array in inputs]),
-        )
-
-        def step(_held: object = held) -> None:
-            _call("hvd_ext_channel_reduce", *arguments)
-
-        return step
 
     def begin_topk_step(self, channel: int, density: float) -> None:
         """Begin a step of a channel with sparse buckets, in place of `begin_step`.

@@ -105,6 +105,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_channel_state_write": (ctypes.c_int, [_i64, _i64, _i32, _floats]),
     "hvd_ext_channel_topk_statistics": (ctypes.c_int, [_i64, _i64s]),
     "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
+    "hvd_ext_channel_submit": (ctypes.c_int, [_i64, _i64, _memory, _i64, _i64s]),
+    "hvd_ext_channel_collect": (ctypes.c_int, [_i64, _i64, _i64, _memories, _i64s]),
     "hvd_ext_exchange": (
         ctypes.c_int,
         [_i64, _text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],

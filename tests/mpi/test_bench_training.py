@@ -21,6 +21,7 @@ pytestmark = [
 
 TIMEOUT_S = 280
 HOROVOD = importlib.util.find_spec("horovod") is not None
+TF_KERAS = importlib.util.find_spec("tf_keras") is not None
 TRAINING = [sys.executable, "-m", "hvd_ext", "bench", "training"]
 SMALL = ["--width", "16", "--batch", "8", "--steps", "3", "--repetitions", "2"]
 
@@ -52,10 +53,12 @@ def training(tmp_path: Path, *options: str, status: int = 0) -> tuple[dict[str, 
 
 
 def test_all_contestants_train_the_same_and_are_measured(tmp_path: Path) -> None:
-    options = ["--ranks", "2", "--algorithms", "auto,ring,torus2d,horovod", "--model", "cnn"]
+    options = ["--ranks", "2", "--algorithms", "auto,ring,torus2d,horovod,multiworker", "--model", "cnn"]
+    options += ["--warmup", "1"]
     kept, shown = training(tmp_path, *options)
     rows = {row["algorithm"]: row for row in kept["rows"]}
-    assert list(rows) == ["compute", "auto", "ring", *(["horovod"] if HOROVOD else [])]
+    theirs = [*(["horovod"] if HOROVOD else []), *(["multiworker"] if TF_KERAS else [])]
+    assert list(rows) == ["compute", "auto", "ring", *theirs]
     assert rows["compute"]["correct"] is None
     for name, row in rows.items():
         assert (row["ranks"], row["hosts"], row["ranks_per_host"], row["model"]) == (2, 1, [2], "cnn")
@@ -65,6 +68,7 @@ def test_all_contestants_train_the_same_and_are_measured(tmp_path: Path) -> None
         assert name == "compute" or row["correct"] is True
         assert (row["against_horovod"] is None) == (name == "compute" or not HOROVOD)
     assert rows["ring"]["chosen"] == "ring"
+    assert rows["ring"]["buckets"] >= 1 and "buckets" not in rows["compute"]
     if HOROVOD:
         assert set(rows["horovod"]["trial_seconds"]) == {"separate", "grouped"}
         assert rows["horovod"]["chosen"] in ("separate", "grouped")

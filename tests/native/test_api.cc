@@ -39,6 +39,8 @@ TEST("api: every function says so when no engine runs") {
   Fails(Open(1, 1, &number), Code::kStopped, words);
   Fails(hvd_ext_channel_close(1), Code::kStopped, words);
   Fails(hvd_ext_channel_begin_step(1), Code::kStopped, words);
+  Fails(hvd_ext_channel_submit(1, 0, nullptr, 0, &number), Code::kStopped, words);
+  Fails(hvd_ext_channel_collect(1, 1, 0, nullptr, nullptr), Code::kStopped, words);
   Fails(hvd_ext_exchange(1, "x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
   Fails(hvd_ext_statistics(1, values), Code::kStopped, words);
   CHECK_EQ(hvd_ext_stop(number, 0, &alone), 0);
@@ -86,6 +88,38 @@ TEST("api: a job of one rank starts, works and stops, twice in one process") {
     CHECK_EQ(alone, 0);
     CHECK_FAILS(Engine::Find(0, &engine), Code::kStopped, "hvd_ext is not running");
   }
+}
+
+TEST("api: a step in parts hands over its tensors one by one, in any order, and collects all results") {
+  int64_t engine = 0, plan = 0, channel = 0, ticket = 0;
+  CHECK_EQ(hvd_ext_start_local(&kConfig, &engine), 0);
+  CHECK_EQ(hvd_ext_plan_add(engine, nullptr, 0, 1, &plan), 0);
+  CHECK_EQ(Open(engine, plan, &channel), 0);
+  double two[] = {1.5, 2.5}, three[] = {4, 5, 6}, twos[2], threes[3];
+  float four[] = {7, 8, 9, 10}, fours[4];
+  void* outputs[] = {twos, threes, fours};
+  int64_t nbytes[] = {16, 24, 16};
+  Fails(hvd_ext_channel_submit(channel, 0, two, 16, &ticket), Code::kInvalid, "before the first step");
+  for (int step = 1; step <= 2; ++step) {
+    two[0] = step;
+    CHECK_EQ(hvd_ext_channel_begin_step(channel), 0);
+    CHECK_EQ(hvd_ext_channel_submit(channel, 1, three, 24, &ticket), 0);
+    CHECK_EQ(hvd_ext_channel_submit(channel, 2, four, 16, &ticket), 0);
+    Fails(hvd_ext_channel_submit(channel, 2, four, 16, &ticket), Code::kInvalid, "was submitted twice");
+    Fails(hvd_ext_channel_submit(channel, 0, two, 8, &ticket), Code::kInvalid, "must have 16 bytes");
+    // A waiting caller does not keep another thread from handing over the last tensor.
+    std::thread late([&] { CHECK_EQ(hvd_ext_channel_submit(channel, 0, two, 16, &ticket), 0); });
+    CHECK_EQ(hvd_ext_channel_collect(channel, step, 3, outputs, nbytes), 0);
+    late.join();
+    CHECK_EQ(ticket, step);
+    CHECK_EQ(twos[0], step);
+    CHECK_EQ(threes[2], 6.0);
+    CHECK_EQ(fours[3], 10.0f);
+  }
+  Fails(hvd_ext_channel_collect(channel, 7, 3, outputs, nbytes), Code::kInvalid, "step 7 is not under way");
+  CHECK_EQ(hvd_ext_channel_collect(channel, 7, 0, nullptr, nullptr), 0);
+  int32_t alone = 7;
+  CHECK_EQ(hvd_ext_stop(engine, 0, &alone), 0);
 }
 
 TEST("api: a stop ends a step that a caller waits for, however far the caller is") {

@@ -56,3 +56,36 @@ def test_arrays_that_are_not_as_declared_are_refused_and_the_next_step_works(
         engine.reduce(channel, bad, good)
     engine.reduce(channel, good, good)
     np.testing.assert_array_equal(good[0], total(size, (7,), 0))
+
+
+def test_tensors_that_are_handed_over_one_by_one_in_any_order_are_collected_together(
+    channel: int, rank: int, size: int
+) -> None:
+    inputs = arrays(rank, 0)
+    outputs = [np.zeros_like(array) for array in inputs]
+    parts = runtime.current().engine.in_parts(channel, inputs, outputs)
+    for step in range(4):
+        for array, values_now in zip(inputs, arrays(rank, step), strict=True):
+            array[:] = values_now
+        parts.begin()
+        # the ranks' orders differ; that of the buckets is one
+        for tensor in np.roll(range(3), step + rank):
+            parts.submit(int(tensor))
+        parts.collect()
+        for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
+            np.testing.assert_array_equal(output, total(size, (n,), index + step))
+
+
+def test_a_step_in_parts_that_misses_a_tensor_or_has_one_twice_says_so(channel: int, rank: int, size: int) -> None:
+    engine, good = runtime.current().engine, arrays(rank, 0)
+    with pytest.raises(InvalidError, match="reduce of 'numpy'"):
+        engine.in_parts(channel, good[1:], good)
+    parts = engine.in_parts(channel, good, good)
+    parts.begin()
+    parts.submit(0)
+    with pytest.raises(InvalidError, match="submitted twice"):
+        parts.submit(0)
+    with pytest.raises(InvalidError, match="left half-way"):
+        parts.begin()
+    engine.reduce(channel, good, good)
+    np.testing.assert_array_equal(good[0], total(size, (7,), 0))

@@ -103,12 +103,26 @@ struct Waiting {
   }
 
   Status Wait(Engine::CallerProgress* progress) {
-    progress->Until(ended);
+    if (progress != nullptr) progress->Until(ended);
     std::unique_lock<std::mutex> lock(mutex);
     wake.wait(lock, [&] { return open == 0; });
     return status;
   }
 };
+
+// Copies the results of a step to outputs[i], nbytes[i] long, and waits for them. `progress` may be null.
+Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
+                  const int64_t* nbytes, Engine::CallerProgress* progress) {
+  if (n_tensors == 0) return Status::Ok();
+  auto waiting = std::make_shared<Waiting>(n_tensors);
+  for (int64_t i = 0; i < n_tensors; ++i) {
+    engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
+      if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
+      waiting->End(s);
+    });
+  }
+  return waiting->Wait(progress);
+}
 
 }  // namespace
 
@@ -260,15 +274,20 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {
     status = found->Submit(channel, i, inputs[i], nbytes[i], &ticket, &progress);
   }
-  if (!status.ok()) return Report(status);
-  auto waiting = std::make_shared<Waiting>(n_tensors);
-  for (int64_t i = 0; i < n_tensors; ++i) {
-    found->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
-      if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
-      waiting->End(s);
-    });
-  }
-  return Report(n_tensors > 0 ? waiting->Wait(&progress) : Status::Ok());
+  return Report(status.ok() ? CollectAll(found.get(), channel, ticket, n_tensors, outputs, nbytes, &progress) : status);
+}
+
+int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->Submit(channel, tensor, data, nbytes, ticket) : status);
+}
+
+int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
+                            const int64_t* nbytes) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? CollectAll(found.get(), channel, ticket, n_tensors, outputs, nbytes, nullptr) : status);
 }
 
 int hvd_ext_channel_begin_topk_step(int64_t channel, double density) {

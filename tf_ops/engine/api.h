@@ -83,6 +83,12 @@ int hvd_ext_channel_begin_step(int64_t channel);
 // begun.
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes);
+// A step in parts, after hvd_ext_channel_begin_step: one tensor is handed over, and the call returns when it is copied;
+// *ticket becomes the number of the step. Then all results of that step, blocking; the engine's thread makes the
+// progress, as it does for TensorFlow.
+int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket);
+int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
+                            const int64_t* nbytes);
 
 // In place of begin_step where some buckets are sparse, and its end: see Engine::BeginTopKStep and EndStep.
 int hvd_ext_channel_begin_topk_step(int64_t channel, double density);

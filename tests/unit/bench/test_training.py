@@ -62,6 +62,9 @@ def rows_of(*hosts: int) -> list[dict[str, Any]]:
         ({"repetitions": 0}, r"repetitions \(0\)"),
         ({"steps": 4}, r"steps \(4\): must be at least 5, one for each repetition"),
         ({"timeout_s": 0.0}, r"timeout \(0\)"),
+        ({"warmup": -1}, r"warmup \(-1\)"),
+        ({"buckets": ("wfbp", "wfbp")}, "'wfbp'.*once"),
+        ({"buckets": ("wfbp",), "options": {"buckets": "auto"}}, "say --buckets"),
         ({"options": {"algorithm": "ring"}}, "say --algorithms"),
         ({"options": {"compression": "fp8"}}, "compression"),
     ],
@@ -83,6 +86,12 @@ def test_horovod_alone_needs_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvd_ext.bench.training.has_horovod", lambda: False)
     with pytest.raises(InvalidError, match="Horovod is not installed"):
         measure(Request(algorithms=tuple(HOROVODS)), Launcher(), lambda *_: None)
+
+
+def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_ext.bench.training.importlib.util.find_spec", lambda name: name == "sklearn" or None)
+    with pytest.raises(InvalidError, match="tf_keras is not installed"):
+        measure(Request(algorithms=("multiworker",)), Launcher(), lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn with its digits: pytho
 import keras
 
 from hvd_ext.bench.training_model import SMALL, Learner, batches, layers
-from hvd_ext.bench.training_worker import COMPUTE, Contest, Task
+from hvd_ext.bench.training_worker import COMPUTE, Contest, Task, paired, parts_of
 
 WIDTH, BATCH = 8, 16
 
@@ -51,9 +51,23 @@ def test_ranks_have_different_digits_and_every_contestant_the_same() -> None:
     assert max(float(np.max(images)) for images, _ in mine) == 1.0
 
 
-@pytest.mark.parametrize(("model", "width", "parameters"), [("mlp", 1024, 4_275_210), ("cnn", 512, 1_276_298)])
+@pytest.mark.parametrize(
+    ("model", "width", "parameters"), [("mlp", 1024, 4_275_210), ("cnn", 512, 1_276_298), ("deep-60", 40, 1_220_842)]
+)
 def test_the_models_have_the_size_that_the_command_says(model: str, width: int, parameters: int) -> None:
     assert Learner(model, width, batches(0, 2, BATCH)).model.count_params() == parameters
+
+
+def test_the_deep_model_has_sixty_layers_and_trains() -> None:
+    deep = Learner("deep-60", WIDTH, batches(0, 2, BATCH))
+    assert len(deep.model.trainable_weights) == 2 * 60
+    losses = [deep.step() for _ in range(30)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_contestant_is_an_algorithm_or_an_algorithm_with_buckets() -> None:
+    assert [paired("auto", ""), paired("ring", "wfbp")] == ["auto", "ring+wfbp"]
+    assert [parts_of("auto"), parts_of("ring+wfbp")] == [("auto", ""), ("ring", "wfbp")]
 
 
 def test_a_model_of_small_tensors_has_as_many_as_its_name_says_and_trains() -> None:
@@ -126,10 +140,10 @@ def test_of_two_ways_the_faster_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert (fact["way"], fact["ways"]) == ("fast", {"slow": 2.0, "fast": 1.0})
 
 
-def test_a_task_survives_the_command_line_and_tells_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task("folder", "cnn", 3, 5, {"btl_tcp_links": "2"})
+def test_a_task_survives_the_command_line_and_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task("folder", "cnn", 3, 5, {"OMPI_MCA_btl_tcp_links": "2"})
     assert Task.read(task.write()) == task
     name = "OMPI_MCA_btl_tcp_links"
     monkeypatch.setenv(name, "1")
-    Task.read(task.write()).tell_mpi()
+    Task.read(task.write()).set_environment()
     assert os.environ[name] == "2"
