@@ -28,8 +28,8 @@ from hvd_ext.planning.cost.lane import (
 from hvd_ext.planning.cost.levels import level_profile
 from hvd_ext.planning.cost.simulate import WINDOW
 from hvd_ext.planning.cost.sparse import Sparsity
-from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.limits import MOST_RANKS
+from hvd_ext.planning.grain import coarser, segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS, size_class
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
 from hvd_ext.planning.tensors import DTYPES
@@ -39,16 +39,54 @@ from hvd_ext.topology.tree import Tree
 _INDEX_NBYTES = 2.0
 
 
+# Segments may be so many times larger than the grain, where a rank's messages take more than this part of the time of
+# the busiest port; they are where a bucket then takes this much less time.
+COARSER = (1, 2, 4)
+BUSY_RANK = 0.5
+WORTH_COARSER = 0.97
+
+
+def segment_of(tree: Tree, name: str, nbytes: int) -> int:
+    """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
+
+    Args:
+        tree: the cluster.
+        name: the name of a schedule that supports the cluster.
+        nbytes: the bytes of the bucket as sent.
+
+    Returns:
+        Bytes.
+    """
+    plan = planner.allreduce_plan(tree, name).plan
+    return coarser(segment_nbytes(plan, nbytes, tree), nbytes, _factor(tree, name, size_class(nbytes)))
+
+
+@lru_cache(maxsize=1024)
+def _factor(tree: Tree, name: str, nbytes: int) -> int:
+    plan = planner.allreduce_plan(tree, name).plan
+    grain = segment_nbytes(plan, nbytes, tree)
+    if not tree.message_s or nbytes <= grain:
+        return 1
+    load = planner.profile_of(tree, name)
+    if load.messages_s <= BUSY_RANK * grain * load.busiest_s_per_byte:
+        return 1
+    prices = {
+        factor: parts_of(plan, tree, nbytes, coarser(grain, nbytes, factor), lambda: load).seconds for factor in COARSER
+    }
+    best = min(COARSER, key=lambda factor: prices[factor])
+    return best if prices[best] < prices[1] * WORTH_COARSER else 1
+
+
 @lru_cache(maxsize=1024)
 def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     """The price of a bucket by one schedule, at a power of two."""
-    plan = planner.allreduce_plan(tree, name).plan
     half, quarter = nbytes // 2, nbytes // 4
-    grains = [segment_nbytes(plan, size, tree) for size in (half, nbytes)]
+    grains = [segment_of(tree, name, size) for size in (half, nbytes)]
     # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
     if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
         one, two = _point(tree, name, quarter), _point(tree, name, half)
         return Parts(3 * two.hold_s - 2 * one.hold_s, two.tail_s)
+    plan = planner.allreduce_plan(tree, name).plan
     return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
 
 

@@ -168,7 +168,10 @@ class _Step:
         else:
             among = lane_prices.candidates(self.tree, sent)
             choice = lane_prices.chosen(self.tree, name or among[0].name, sent, among)
-        segment = grain.segment_nbytes(choice.plan, sent, self.tree)
+        if self.times is None:
+            segment = grain.segment_nbytes(choice.plan, sent, self.tree)
+        else:
+            segment = lane_prices.segment_of(self.tree, choice.algorithm, sent)
         return BucketLayout(dtype, members, self.op, choice.plan, segment, halved, choice=choice)
 
     def _sparse_choice(self, nbytes: int) -> Choice:

@@ -160,3 +160,17 @@ def test_large_clusters_are_not_played() -> None:
     buckets = [InLane(plan, 1000, 1000, 1.0, lambda: Parts(5.0, 1.0))]
     assert lane.messages_of(buckets, tree) == float("inf")
     assert times_in_lane(buckets, tree) == ((1.0,), (7.0,))
+
+
+def test_segments_are_larger_where_messages_take_the_processor() -> None:
+    fast = from_hosts(list("aaaabbbb"), between=Link(60e-6, 8 / 10e9))
+    plan = registry.get("two_level").build(fast)
+    for nbytes in (1 << 16, 1 << 20, 1 << 24):
+        grain = segment_nbytes(plan, nbytes, fast)
+        assert lane_prices.segment_of(fast, "two_level", nbytes) == grain
+        busy = replace(fast, message_s=20e-6)
+        assert grain <= lane_prices.segment_of(busy, "two_level", nbytes) <= 4.1 * grain
+        assert lane_prices.segment_of(slow("aabb", 20e-6), "ring", nbytes) == segment_nbytes(
+            registry.get("ring").build(slow("aabb")), nbytes, slow("aabb")
+        )
+    assert lane_prices.segment_of(busy, "two_level", 1 << 24) > grain
