@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hvd_ext.commands.app import App, table_console
-from hvd_ext.commands.plan import cluster_of, size_of
+from hvd_ext.commands.plan import cluster_of, links_line, size_of
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.planning import models, papers, scaling, step_times, what_if
+from hvd_ext.planning import explain as explaining, models, papers, scaling, step_times, what_if
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row
 from hvd_ext.planning.step_times import StepTimes
@@ -109,12 +109,14 @@ def simulate(
             _written(write_model, times)
         names = _names(bucketers, "--bucketers")
         nbytes = size_of(bucket_bytes)
+        sources = [] if model is None else [_model_line(model, compute)]
         counts = [] if ranks is None else _counts(ranks)
         if allreduce_cost is None:
             tree = cluster_of(topology, hosts, rate, preset)
             asked = _names(algorithms, "--algorithms")
             rows = scaling.rows(tree, times, names, asked, counts, nbytes)
             title = f"a step of {trace or model} by the cost model, {_cluster_words(tree, counts)}"
+            sources.append(links_line(explaining.links(tree), topology, rate, preset))
             found = what_if.on_a_cluster(tree, times, names, asked[0], density) if changes else []
         else:
             if topology is not None or hosts is not None or preset is not None:
@@ -125,7 +127,7 @@ def simulate(
             found = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
         _write(json_file, [row.as_json() for row in rows] + [change.as_json() for change in found])
         console.print(table_of(rows, title))
-        _say(console, remarks(rows))
+        _say(console, [*remarks(rows), *sources])
         if found:
             console.print(what_if_table(found))
             _say(console, verdict(found))
@@ -262,6 +264,11 @@ def _times(trace: Path | None, model: str | None, compute: float | None) -> Step
         return times
     assert model is not None
     return models.times_of(model, compute)
+
+
+def _model_line(model: str, compute: float | None) -> str:
+    source = models.MODELS[model].source if compute is None else "--compute"
+    return f"model: {model}, its layers' times made of their operations, that of the step from {source}"
 
 
 def _names(text: str, option: str) -> list[str]:

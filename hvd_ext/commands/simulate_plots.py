@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
@@ -66,7 +66,7 @@ def bars(rows: Sequence[Row], path: Path) -> None:
             mine = {row.ranks: row for row in rows if (row.algorithm, row.bucketer) == (algorithm, name)}
             x = [ranks.index(at) + (number + 0.5) * width - 0.425 for at in mine]
             computed = [row.iteration_s - row.exposed_s for row in mine.values()]
-            look = {"edgecolor": "white", "linewidth": 0.8}
+            look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8}
             axis.bar(x, computed, width, color=_FORWARD, label="computation", **look)
             exposed = [row.exposed_s for row in mine.values()]
             axis.bar(x, exposed, width, bottom=computed, color=_style(name)[0], label=f"{name}, exposed", **look)

@@ -67,7 +67,7 @@ _LISTED = (
         transformers.transformer_base,
     ),
     Model("resnet50-p100", 1 / 1.56, "eager-SGD, Section 6.2.2: 128 pictures, 1.56 steps a second", resnet50.layers),
-    Model("bert-base", 0.2, "assumed: 32 sequences of 128 tokens on a V100", transformers.bert_base),
+    Model("bert-base", 0.2, "an assumption: 32 sequences of 128 tokens on a V100", transformers.bert_base),
 )
 MODELS: Mapping[str, Model] = {model.name: model for model in _LISTED}
 

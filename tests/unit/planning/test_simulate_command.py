@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app as main
 from hvd_ext.commands.simulate import app
-from hvd_ext.commands.simulate_plots import FILES
+from hvd_ext.commands.simulate_plots import COLOURS, FILES
 from hvd_ext.planning import step_times
-from tests.unit.drawing import assert_readable
+from tests.unit.drawing import assert_colours_differ, assert_readable
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "simulator.md"
 MODEL = """\
@@ -96,6 +96,15 @@ def test_plots_are_drawn_of_all_bucketers(folder: Path, seen: list[Any]) -> None
     assert len(step.axes) == 5 and "8 ranks" in step.axes[0].get_title()
     for drawn in seen:
         assert_readable(drawn)
+    assert_colours_differ({"bucketers": [colour for colour, _ in COLOURS.values()]})
+
+
+def test_what_is_assumed_is_said(folder: Path) -> None:
+    status, said = command("--preset", "blueconnect-ibm", "--model", "resnet50", "--bucketers", "single")
+    assert status == 0, said
+    assert "that of the step from BlueConnect, Section 4.2: 32 pictures on a P100" in said
+    assert "between hosts 100gbit each way and 5 us a message" in said and "from BlueConnect, Section 4.1" in said
+    assert "assumed; --rate sets the rate" in command("--hosts", "2,2", "--trace", "model.csv")[1]
 
 
 def test_a_model_of_a_paper_is_written_as_a_file_that_can_be_read(folder: Path) -> None:
