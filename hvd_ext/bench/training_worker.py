@@ -212,7 +212,7 @@ def serve(
         task: what is known at the start.
         make: gives the ways of a contestant by its name; "compute" is the plain model, in one way.
         chosen: tells after the first step which algorithm runs.
-        laid_out: tells after the last step which buckets there are.
+        laid_out: tells after the last step which algorithm runs, and which buckets there are.
     """
     ranks = AveragingRanks()
     contests: list[Contest] = []
@@ -264,7 +264,8 @@ def main(text: str) -> None:
 
     def laid_out(learner: Learner) -> dict[str, Any]:
         (channel,) = channels(learner.optimizer)
-        return {"bucketer": getattr(channel.layout, "bucketer", ""), "buckets": len(channel.layout.buckets)}
+        now = channel.layout
+        return {"chosen": chosen(learner), "bucketer": now.bucketer, "buckets": len(now.buckets)}
 
     serve(task, make, chosen, laid_out)
     hvd.shutdown()
