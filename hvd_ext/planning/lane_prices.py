@@ -46,6 +46,7 @@ BUSY_RANK = 0.5
 WORTH_COARSER = 0.97
 
 
+@lru_cache(maxsize=4096)
 def segment_of(tree: Tree, name: str, nbytes: int) -> int:
     """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
 
