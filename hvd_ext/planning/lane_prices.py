@@ -279,6 +279,19 @@ def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
 
 
+@lru_cache(maxsize=256)
+def gather_parts(tree: Tree, nbytes: int) -> Parts:
+    """The price in the lane of an all-gather, as of the rows of an embedding.
+
+    Args:
+        tree: the cluster.
+        nbytes: the bytes that all ranks together gather.
+    """
+    load = profile if tree.size <= MOST_RANKS else level_profile
+    plan = planner.all_gather_plan(tree)
+    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))
+
+
 def _low(nbytes: int) -> int:
     """The power of two below a size, such that a table has it and the next one."""
     return min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
