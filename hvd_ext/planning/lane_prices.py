@@ -46,6 +46,7 @@ BUSY_RANK = 0.5
 WORTH_COARSER = 0.97
 
 
+@lru_cache(maxsize=4096)
 def segment_of(tree: Tree, name: str, nbytes: int) -> int:
     """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
 
@@ -276,6 +277,19 @@ def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
 def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
     load = profile if tree.size <= MOST_RANKS else level_profile
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
+
+
+@lru_cache(maxsize=256)
+def gather_parts(tree: Tree, nbytes: int) -> Parts:
+    """The price in the lane of an all-gather, as of the rows of an embedding.
+
+    Args:
+        tree: the cluster.
+        nbytes: the bytes that all ranks together gather.
+    """
+    load = profile if tree.size <= MOST_RANKS else level_profile
+    plan = planner.all_gather_plan(tree)
+    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))
 
 
 def _low(nbytes: int) -> int:

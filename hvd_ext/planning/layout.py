@@ -18,7 +18,7 @@ from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Select
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.cost.lane import Parts, Table
-from hvd_ext.planning.prediction import lane_of, of_lane, ready_of
+from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
@@ -132,6 +132,12 @@ class _Step:
         assert self.times is not None
         return ready_of(self.times, self.tensors)
 
+    @functools.cached_property
+    def loads(self) -> tuple[tuple[float, float], ...]:
+        """What travels beside the buckets: when it is ready, and how long it holds the lane, seconds."""
+        assert self.times is not None
+        return tuple(loads_of(self.tree, self.times))
+
     def corrected(self, dtype: str) -> bool:
         """Whether tensors that are not selected go through the momentum correction."""
         return self.momentum is not None and self.topk is not None and dtype == "float32"
@@ -217,7 +223,7 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
         layouts = [_built(step, one) for _, one in worth]
         lanes = [lane_of(step.tree, one, step.times) for one in layouts]
         if max(lane.messages_of(one, step.tree) for one in lanes) <= PLAYED_MESSAGES:  # all are played, or none is
-            steps = [of_lane(step.times, *lane.times_in_lane(one, step.tree)).step_s for one in lanes]
+            steps = [in_lane(step.tree, one, step.times).step_s for one in lanes]
             worth = [(step_s, one) for step_s, (_, one) in zip(steps, worth, strict=True)]
             for step_s, one in worth:
                 outcomes[one.name] = dataclasses.replace(outcomes[one.name], step_s=step_s)
@@ -271,7 +277,7 @@ def _priced(
             continue
         one = _divided(wishes, request, name, selected)
         parts = _parts(step, one)
-        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts)
+        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts, step.loads)
         step_s = of_lane(step.times, begins_s, ends_s).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
@@ -305,7 +311,8 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
     some = [step.tensors[place] for place in wishes.places]
     price = None if step.times is None else step.price
-    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price)
+    loads = () if step.times is None else step.loads
+    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
 
 
 def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
@@ -335,11 +342,11 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
             sent = nbytes // 2 if step.wire is not None and dtype == "float32" else nbytes
             options[number] = lane_prices.candidates(step.tree, sent)
             parts[number] = options[number][0].parts
-    latest_s = max(lane.recursion(ready_s, parts)[1])
+    latest_s = max(lane.recursion(ready_s, parts, step.loads)[1])
     for number in sorted(options, reverse=True):
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
-            tried_s = max(lane.recursion(ready_s, tried)[1])
+            tried_s = max(lane.recursion(ready_s, tried, step.loads)[1])
             if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning import lane_prices, registry
+from hvd_ext.planning import lane_prices, planner, registry
 from hvd_ext.planning.bucket_layout import BucketLayout, Layout
 from hvd_ext.planning.cost import lane, profile
 from hvd_ext.planning.cost.lane import InLane, Parts
@@ -61,12 +61,32 @@ def predict(
     Raises:
         PlanError: the times are those of another model.
     """
-    buckets = lane_of(tree, layout, times, density)
-    return of_lane(times, *lane.times_in_lane(buckets, tree, most_messages=most_messages))
+    return in_lane(tree, lane_of(tree, layout, times, density), times, most_messages)
+
+
+def in_lane(
+    tree: Tree, travelling: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
+) -> Prediction:
+    """Predicts the time of a step from what travels in its lane.
+
+    Args:
+        tree: the cluster.
+        travelling: the buckets, and what else travels, from lane_of().
+        times: the computation of the step.
+        most_messages: as for predict().
+    """
+    begins_s, ends_s = lane.times_in_lane(travelling, tree, most_messages=most_messages)
+    found = of_lane(times, begins_s, ends_s)
+    buckets = [number for number, one in enumerate(travelling) if one.is_bucket]
+    return replace(
+        found,
+        begins_s=tuple(begins_s[number] for number in buckets),
+        ends_s=tuple(ends_s[number] for number in buckets),
+    )
 
 
 def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None = None) -> list[InLane]:
-    """Describes the buckets of a layout in their lane.
+    """Describes the buckets of a layout in their lane, and the rows that travel beside them.
 
     Args:
         tree: the cluster.
@@ -78,10 +98,31 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         PlanError: the times are those of another model.
     """
     ready_s = ready_of(times, layout.tensors)
-    return [
+    travelling = [
         _in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
         for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
     ]
+    for since, nbytes in sorted(times.rows):
+        later = (number for number, one in enumerate(travelling) if one.ready_s > since)
+        gathered = planner.all_gather_plan(tree)
+        one = InLane(
+            gathered, nbytes, max(nbytes, 1), since, partial(lane_prices.gather_parts, tree, nbytes), is_bucket=False
+        )
+        travelling.insert(next(later, len(travelling)), one)
+    return travelling
+
+
+def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, float]]:
+    """What the rows that travel beside the buckets are for the lane.
+
+    Args:
+        tree: the cluster.
+        times: the times of the step.
+
+    Returns:
+        For each the time at which it is ready, and how long it holds the lane, seconds.
+    """
+    return [(since, lane_prices.gather_parts(tree, nbytes).hold_s) for since, nbytes in times.rows]
 
 
 def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:

@@ -190,6 +190,7 @@ class InLane:
         ready_s: the time at which its last tensor is ready, seconds.
         price: gives its price, which is asked for where the lane is not played.
         sparsity: the sparsity of the step, for sparse plans.
+        is_bucket: whether it is a bucket, and not something else that travels beside them.
     """
 
     plan: LogicalPlan
@@ -198,6 +199,7 @@ class InLane:
     ready_s: float
     price: Callable[[], Parts]
     sparsity: Sparsity = DENSE
+    is_bucket: bool = True
 
     @property
     def segments(self) -> int:
@@ -255,18 +257,26 @@ def times_in_lane(
     return tuple(begins_s), tuple(ends_s)
 
 
-def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+def recursion(
+    ready_s: Sequence[float], parts: Sequence[Parts], loads: Sequence[tuple[float, float]] = ()
+) -> tuple[list[float], list[float]]:
     """The times of the buckets of a lane by their prices, as in the module's docstring.
 
     Args:
         ready_s: the time at which each bucket is ready, in the order in which they start.
         parts: the price of each bucket.
+        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
+            It goes before the first bucket that is ready later.
 
     Returns:
         The times at which the buckets begin, and those at which they are delivered, seconds.
     """
     begins_s, ends_s, free_s = [], [], 0.0
+    waiting = sorted(loads, reverse=True)
     for ready, one in zip(ready_s, parts, strict=True):
+        while waiting and waiting[-1][0] < ready:
+            load_s, hold_s = waiting.pop()
+            free_s = max(free_s, load_s) + hold_s
         begin_s = max(free_s, ready)
         free_s = begin_s + one.hold_s
         begins_s.append(begin_s)

@@ -156,3 +156,18 @@ def test_400_tensors_are_planned_in_well_below_a_second(hosts: str) -> None:
     begin = time.process_time()
     layout(tree, times.tensors, Sum, times=times)
     assert time.process_time() - begin < 0.8
+
+
+def test_rows_of_embeddings_count_as_load() -> None:
+    tree, times = cluster(), model(7)
+    rows = replace(times, rows=((times.ready_s[-1], 300_000), (times.computed_s, 100_000)))
+    for name in ("by_size", "optimal"):
+        plain = predict(tree, layout(tree, times.tensors, Sum, times=times, buckets=name), times)
+        made = layout(tree, times.tensors, Sum, times=rows, buckets=name)
+        loaded = predict(tree, made, rows)
+        assert len(loaded.ends_s) == len(made.buckets)
+        assert loaded.step_s > plain.step_s
+        assert predict(tree, made, rows, most_messages=0).step_s == pytest.approx(loaded.step_s, rel=0.05)
+    best = layout(tree, times.tensors, Sum, times=rows)
+    without = layout(tree, times.tensors, Sum, times=times)
+    assert predict(tree, best, rows).step_s <= predict(tree, without, rows).step_s * (1 + TIE)
