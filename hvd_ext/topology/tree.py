@@ -100,12 +100,15 @@ class Tree:
             a host at work.
         selection_s_per_byte: the time in which a rank selects from a byte of a buffer; None for a time that was
             measured on one core (planning/cost/sparse.py).
+        handover: the time of a rank to hand a buffer to the engine and to get the result back, a latency and a time per
+            byte, with all ranks of a host at work; NO_LINK leaves it out of the prices.
     """
 
     root: Node
     gamma_s_per_byte: float = 0.0
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
+    handover: Link = NO_LINK
 
     def __post_init__(self) -> None:
         for name in ("gamma_s_per_byte", "message_s", "selection_s_per_byte"):
