@@ -26,6 +26,7 @@ __all__ = [
     "price",
     "profile_of",
     "prove",
+    "quick_price_s",
     "reduce_scatter_plan",
     "size_class",
     "sparse_plan",
@@ -74,7 +75,7 @@ def _named(tree: Tree, name: str) -> Choice:
 @lru_cache(maxsize=256)
 def _cheapest(tree: Tree, nbytes: int) -> Choice:
     reasons = {name: registry.supports(registry.get(name), tree) for name in registry.names()}
-    prices = {name: _profile_s(tree, name, nbytes) for name, reason in reasons.items() if reason is None}
+    prices = {name: quick_price_s(tree, name, nbytes) for name, reason in reasons.items() if reason is None}
     near = [name for name, price_s in prices.items() if price_s <= min(prices.values()) * WORTH_SIMULATING]
     prices.update({name: price(tree, name, nbytes).seconds for name in near})
     best = min(prices[name] for name in near)
@@ -142,10 +143,20 @@ def price(tree: Tree, name: str, nbytes: int) -> Simulation:
         return simulate(plan, tree, nbytes, segment_nbytes(plan, nbytes, tree))
     busiest = bottleneck(plan, tree)
     load, busy_s = (busiest.bottleneck, busiest.busiest_s_per_byte) if busiest else (0.0, 0.0)
-    return Simulation(_profile_s(tree, name, nbytes), nbytes * load, nbytes * busy_s)
+    return Simulation(quick_price_s(tree, name, nbytes), nbytes * load, nbytes * busy_s)
 
 
-def _profile_s(tree: Tree, name: str, nbytes: int) -> float:
+def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
+    """The price of the Profile, which takes no simulation.
+
+    Args:
+        tree: the cluster.
+        name: the name of a schedule that supports the cluster.
+        nbytes: the size of the buffer.
+
+    Returns:
+        Seconds.
+    """
     return profile_of(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -94,7 +95,7 @@ def _chosen(tree: Tree, algorithm: str, nbytes: int, sparsity: Sparsity, height:
     best = found[algorithm]
     assert not isinstance(best, str)
     price_s, plan, used = best
-    dense = _dense(tree, algorithm, used)
+    dense = companion(tree, algorithm, used)
     _check_shards(plan, dense)
     dense_s = sparse_price(dense, tree, nbytes, sparsity).seconds
     above = break_even(plan, dense_s, tree, nbytes, sparsity)
@@ -126,19 +127,42 @@ def best_variant(
     reason = registry.supports(registry.sparse(name), tree)
     if reason is not None:
         return reason
-    heights = range(1, max(tree.depth, 2)) if height is None else (height,)
-    plans = [(plan, tried) for tried in heights for plan in _variants(tree, name, tried)]
+    plans = [(plan, tried) for tried in heights(tree, height) for plan in variants(tree, name, tried)]
     priced = [(sparse_price(plan, tree, nbytes, sparsity).seconds, plan, tried) for plan, tried in plans]
     return min(priced, key=lambda one: one[0])
 
 
+def heights(tree: Tree, height: int | None) -> Sequence[int]:
+    """The heights from which the cheapest is taken.
+
+    Args:
+        tree: the cluster.
+        height: the only one; None for all.
+    """
+    return range(1, max(tree.depth, 2)) if height is None else (height,)
+
+
 @lru_cache(maxsize=64)
-def _variants(tree: Tree, name: str, height: int) -> tuple[LogicalPlan, ...]:
+def variants(tree: Tree, name: str, height: int) -> tuple[LogicalPlan, ...]:
+    """The plans of a sparse schedule from which the cheapest is taken.
+
+    Args:
+        tree: the cluster.
+        name: one of registry.sparse_names().
+        height: the levels of branches within which all elements are reduced before the selection.
+    """
     return registry.sparse(name).variants(tree, height)
 
 
 @lru_cache(maxsize=64)
-def _dense(tree: Tree, name: str, height: int) -> LogicalPlan:
+def companion(tree: Tree, name: str, height: int) -> LogicalPlan:
+    """The plan of a step in which nothing is selected.
+
+    Args:
+        tree: the cluster.
+        name: one of registry.sparse_names().
+        height: the height of the plan that selects.
+    """
     return registry.sparse(name).dense(tree, height)
 
 

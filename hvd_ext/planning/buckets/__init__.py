@@ -17,6 +17,8 @@ from hvd_ext.planning.buckets.model import (
     Bucket,
     BucketPlan,
     Card,
+    Class,
+    Price,
     Request,
 )
 
@@ -26,6 +28,8 @@ __all__ = [
     "BucketPlan",
     "Bucketer",
     "Card",
+    "Class",
+    "Price",
     "Request",
     "apart",
     "by_groups",
@@ -38,7 +42,8 @@ __all__ = [
 ]
 
 
-_SIMPLEST_FIRST = ("by_size", "by_groups", "apart")
+# Without times "auto" takes the first that can meet a request; with times the best, and the first in a tie.
+SIMPLEST_FIRST = ("by_size", "by_groups", "apart", "single", "wfbp", "mgwfbp", "optimal")
 
 
 class Bucketer(Protocol):
@@ -56,8 +61,8 @@ class Bucketer(Protocol):
             request: a request that the bucketer supports.
 
         Returns:
-            The plan: one dtype per bucket, each tensor in one bucket, the buckets in the order in which their last
-            tensor is ready.
+            The plan: one class per bucket, each tensor in one bucket, the buckets in the order in which their last
+            tensor is ready (the request's ready order).
 
         Raises:
             PlanError: the tensors, the size or the groups are wrong.
@@ -114,7 +119,7 @@ def choose(request: Request) -> str:
     Args:
         request: the user's request.
     """
-    return next(name for name in _SIMPLEST_FIRST if supports(get(name), request) is None)
+    return next(name for name in SIMPLEST_FIRST if supports(get(name), request) is None)
 
 
 def plan(request: Request, bucketer: str = "auto") -> BucketPlan:

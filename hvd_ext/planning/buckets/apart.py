@@ -8,12 +8,13 @@ from hvd_ext.planning.buckets.by_groups import by_groups
 from hvd_ext.planning.buckets.by_size import by_size
 from hvd_ext.planning.buckets.model import (
     DEFAULT_BUCKET_NBYTES,
-    Bucket,
     BucketPlan,
     Card,
     Request,
+    bucket_of,
+    in_order,
 )
-from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.planning.tensors import Tensor
 
 card = Card(
     name="apart",
@@ -31,7 +32,7 @@ def build(request: Request) -> BucketPlan:
     Returns:
         See `apart`.
     """
-    return apart(request.tensors, request.sparse or (), request.groups, request.bucket_nbytes)
+    return apart(request.tensors, request.sparse or (), request.groups, request.bucket_nbytes, request.order)
 
 
 def apart(
@@ -39,6 +40,7 @@ def apart(
     sparse: Collection[int],
     groups: int | Sequence[Sequence[int]] | None = None,
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
+    order: Sequence[int] | None = None,
 ) -> BucketPlan:
     """Plans each kind of tensors by itself, or divides the user's groups by kind.
 
@@ -47,6 +49,7 @@ def apart(
         sparse: the indices of the tensors that may be sparsified.
         groups: as `by_groups` takes them; None for buckets of a fixed size.
         bucket_nbytes: the size that a bucket should have.
+        order: the indices of the tensors in ready order; None for the reverse order of the layers.
 
     Returns:
         The buckets of both kinds in the order in which their last tensor is ready.
@@ -54,24 +57,16 @@ def apart(
     Raises:
         PlanError: `by_size` or `by_groups` refuses the arguments.
     """
-    kinds = [[index for index in range(len(tensors)) if (index in sparse) == kind] for kind in (False, True)]
+    order = tuple(reversed(range(len(tensors)))) if order is None else order
+    kinds = [[index for index in order if (index in sparse) == kind] for kind in (False, True)]
     if groups is None:
         buckets = [
-            Bucket(bucket.dtype, tuple(kind[index] for index in bucket.tensors), bucket.nbytes)
+            bucket_of(tensors, [kind[index] for index in bucket.tensors])
             for kind in kinds
-            for bucket in by_size([tensors[index] for index in kind], bucket_nbytes).buckets
+            for bucket in by_size([tensors[index] for index in kind], bucket_nbytes, range(len(kind))).buckets
         ]
     else:
-        whole = by_groups(tensors, groups, bucket_nbytes).buckets
-        parts = [
-            (bucket.dtype, tuple(index for index in bucket.tensors if index in kind))
-            for bucket in whole
-            for kind in kinds
-        ]
-        buckets = [
-            Bucket(dtype, part, sum(tensors[index].elements for index in part) * DTYPES[dtype].nbytes)
-            for dtype, part in parts
-            if part
-        ]
-    # back-propagation ends with the model's first tensors, so a bucket is full when its lowest-numbered tensor is ready
-    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))
+        whole = by_groups(tensors, groups, bucket_nbytes, order).buckets
+        parts = [[index for index in bucket.tensors if index in kind] for bucket in whole for kind in kinds]
+        buckets = [bucket_of(tensors, part) for part in parts if part]
+    return in_order(buckets, order)

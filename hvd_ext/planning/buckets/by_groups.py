@@ -12,6 +12,8 @@ from hvd_ext.planning.buckets.model import (
     BucketPlan,
     Card,
     Request,
+    bucket_of,
+    in_order,
 )
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
@@ -46,13 +48,14 @@ def build(request: Request) -> BucketPlan:
         See `by_groups`.
     """
     assert request.groups is not None
-    return by_groups(request.tensors, request.groups, request.bucket_nbytes)
+    return by_groups(request.tensors, request.groups, request.bucket_nbytes, request.order)
 
 
 def by_groups(
     tensors: Sequence[Tensor],
     groups: int | Sequence[Sequence[int]],
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
+    order: Sequence[int] | None = None,
 ) -> BucketPlan:
     """Makes one bucket of each group, or one for each of its dtypes.
 
@@ -62,6 +65,7 @@ def by_groups(
             there are fewer tensors. Or the groups themselves: lists of indices of tensors, of any sizes and dtypes;
             empty lists are ignored.
         bucket_nbytes: the size of the buckets of tensors that are in no group.
+        order: the indices of the tensors in ready order; None for the reverse order of the layers.
 
     Returns:
         Buckets of one dtype each, in the order in which their last tensor is ready.
@@ -83,22 +87,23 @@ def by_groups(
     if len(set(grouped)) < len(grouped):
         twice = next(index for index in grouped if grouped.count(index) > 1)
         raise PlanError(f"groups: tensor {tensors[twice].name!r} is listed twice; each tensor may be in one group only")
-    buckets = [bucket for group in groups for bucket in _by_dtype(tensors, group)]
-    rest = sorted(set(range(len(tensors))) - set(grouped))
-    for bucket in by_size([tensors[index] for index in rest], bucket_nbytes).buckets:
-        buckets.append(Bucket(bucket.dtype, tuple(rest[index] for index in bucket.tensors), bucket.nbytes))
-    # back-propagation ends with the model's first tensors, so a bucket is full when its lowest-numbered tensor is ready
-    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: -min(bucket.tensors))))
+    order = tuple(reversed(range(len(tensors)))) if order is None else order
+    place = {index: number for number, index in enumerate(order)}
+    buckets = [
+        bucket for group in groups for bucket in _by_dtype(tensors, sorted(group, key=lambda index: place[index]))
+    ]
+    chosen = set(grouped)
+    rest = [index for index in order if index not in chosen]
+    for bucket in by_size([tensors[index] for index in rest], bucket_nbytes, range(len(rest))).buckets:
+        buckets.append(bucket_of(tensors, [rest[index] for index in bucket.tensors]))
+    return in_order(buckets, order)
 
 
 def _by_dtype(tensors: Sequence[Tensor], group: Sequence[int]) -> list[Bucket]:
     found: dict[str, list[int]] = {}
-    for index in sorted(group, reverse=True):
+    for index in group:
         found.setdefault(tensors[index].dtype, []).append(index)
-    return [
-        Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * DTYPES[dtype].nbytes)
-        for dtype, indices in found.items()
-    ]
+    return [bucket_of(tensors, indices) for indices in found.values()]
 
 
 def _divided(nbytes: Sequence[int], count: int) -> list[list[int]]:

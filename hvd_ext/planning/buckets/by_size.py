@@ -11,6 +11,8 @@ from hvd_ext.planning.buckets.model import (
     BucketPlan,
     Card,
     Request,
+    bucket_of,
+    in_order,
 )
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
@@ -44,15 +46,18 @@ def build(request: Request) -> BucketPlan:
     Returns:
         See `by_size`.
     """
-    return by_size(request.tensors, request.bucket_nbytes)
+    return by_size(request.tensors, request.bucket_nbytes, request.order)
 
 
-def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES) -> BucketPlan:
-    """Fills buckets of a fixed size with tensors in reverse order, the order in which back-propagation makes gradients.
+def by_size(
+    tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES, order: Sequence[int] | None = None
+) -> BucketPlan:
+    """Fills buckets of a fixed size with tensors in the order in which back-propagation makes gradients.
 
     Args:
         tensors: the tensors in the order of the model's layers.
         bucket_nbytes: the size that no bucket exceeds, except that a larger tensor gets a bucket of its own.
+        order: the indices of the tensors in ready order; None for the reverse order of the layers.
 
     Returns:
         Buckets of one dtype each, in the order in which their last tensor is ready.
@@ -62,16 +67,11 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
     """
     if bucket_nbytes < 1:
         raise PlanError(f"bucket_nbytes ({bucket_nbytes}): must be at least 1")
-    closed: list[tuple[int, Bucket]] = []
+    order = tuple(reversed(range(len(tensors)))) if order is None else order
+    closed: list[Bucket] = []
     filling: dict[str, list[int]] = {}
     nbytes: dict[str, int] = {}
-
-    def close(dtype: str) -> None:
-        indices = filling.pop(dtype)
-        # Tensors become ready in the order of falling indices, so the negated last index orders the full buckets.
-        closed.append((-indices[-1], Bucket(dtype, tuple(indices), nbytes.pop(dtype))))
-
-    for index in reversed(range(len(tensors))):
+    for index in order:
         tensor = tensors[index]
         if tensor.dtype not in DTYPES:
             raise PlanError(
@@ -81,9 +81,8 @@ def by_size(tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTE
             raise PlanError(f"tensor {tensor.name!r}: it must have 0 or more elements, got {tensor.elements}")
         size = tensor.elements * DTYPES[tensor.dtype].nbytes
         if tensor.dtype in filling and nbytes[tensor.dtype] + size > bucket_nbytes:
-            close(tensor.dtype)
+            closed.append(bucket_of(tensors, filling.pop(tensor.dtype)))
+            del nbytes[tensor.dtype]
         filling.setdefault(tensor.dtype, []).append(index)
         nbytes[tensor.dtype] = nbytes.get(tensor.dtype, 0) + size
-    for dtype in list(filling):
-        close(dtype)
-    return BucketPlan(tuple(bucket for _, bucket in sorted(closed, key=lambda pair: pair[0])))
+    return in_order([*closed, *(bucket_of(tensors, indices) for indices in filling.values())], order)

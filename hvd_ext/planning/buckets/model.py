@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from hvd_ext.planning.tensors import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.planning.step_times import ready_order
+from hvd_ext.planning.tensors import DTYPES, Tensor
 
 DEFAULT_BUCKET_NBYTES = 8 << 20
+
+# Tensors of different classes never share a bucket: the dtype, and whether they may be sparsified.
+Class = tuple[str, bool]
+
+
+class Price(Protocol):
+    """The price of a bucket in a lane (planning/cost/lane.py); a larger bucket is never cheaper."""
+
+    def parts_s(self, nbytes: NDArray[np.float64], /) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The price of buckets.
+
+        Args:
+            nbytes: their sizes in memory.
+
+        Returns:
+            How long each holds the lane, and what it takes after that, seconds.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +42,29 @@ class Request:
         groups: the user's groups, as `by_groups` takes them; None for none.
         sparse: the indices of the tensors that may be sparsified, which then share no bucket with the others; None if
             the two kinds may share buckets.
+        ready_s: the time at which each tensor is ready, seconds; None if it is not known.
+        price: gives the price of the buckets of a class; None if it is not known.
     """
 
     tensors: Sequence[Tensor]
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES
     groups: int | Sequence[Sequence[int]] | None = None
     sparse: Collection[int] | None = None
+    ready_s: Sequence[float] | None = None
+    price: Callable[[Class], Price] | None = None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The indices of the tensors in ready order; without times back-propagation goes from the last to the first."""
+        return tuple(reversed(range(len(self.tensors)))) if self.ready_s is None else ready_order(self.ready_s)
+
+    @property
+    def classes(self) -> dict[Class, list[int]]:
+        """The indices of the tensors of each class in ready order, the classes in the order of their first tensors."""
+        found: dict[Class, list[int]] = {}
+        for index in self.order:
+            found.setdefault((self.tensors[index].dtype, index in (self.sparse or ())), []).append(index)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +102,45 @@ class BucketPlan:
     """All buckets in the order in which they start, the same on all ranks; every tensor is in exactly one bucket."""
 
     buckets: tuple[Bucket, ...]
+
+
+def bucket_of(tensors: Sequence[Tensor], indices: Sequence[int]) -> Bucket:
+    """Makes a bucket.
+
+    Args:
+        tensors: all tensors.
+        indices: the indices of the bucket's tensors, of one dtype, in their order in the buffer; at least one.
+    """
+    dtype = tensors[indices[0]].dtype
+    return Bucket(dtype, tuple(indices), sum(tensors[index].elements for index in indices) * DTYPES[dtype].nbytes)
+
+
+def in_order(buckets: Iterable[Bucket], order: Sequence[int]) -> BucketPlan:
+    """Makes a plan of buckets that start in the order in which their last tensors are ready.
+
+    Args:
+        buckets: the buckets.
+        order: the indices of all tensors in ready order.
+    """
+    place = {index: number for number, index in enumerate(order)}
+    return BucketPlan(tuple(sorted(buckets, key=lambda bucket: max(place[index] for index in bucket.tensors))))
+
+
+def without_groups(request: Request) -> str | None:
+    """Says that a bucketer takes no groups, where a request has them.
+
+    Args:
+        request: the user's request.
+    """
+    return None if request.groups is None else "it does not support groups"
+
+
+def with_prices(request: Request) -> str | None:
+    """Says what a bucketer lacks that decides by ready times and prices.
+
+    Args:
+        request: the user's request.
+    """
+    if request.ready_s is None or request.price is None:
+        return "it needs the times at which tensors are ready, and the price of a bucket"
+    return without_groups(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import random
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
 from hvd_ext.planning.buckets import Bucket, Request, apart, by_groups, by_size
+from hvd_ext.planning.cost.lane import line
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
 
@@ -50,7 +52,14 @@ def random_request(rng: random.Random) -> Request:
     rng.shuffle(places)
     lists = [places[begin : begin + 3] for begin in range(0, len(places) // 2, 3)]
     sparse = None if rng.randrange(2) else frozenset(rng.sample(range(len(infos)), rng.randint(0, len(infos))))
-    return Request(infos, rng.randint(1, 400), rng.choice([None, rng.randint(1, 70), lists]), sparse)
+    groups = rng.choice([None, rng.randint(1, 70), lists])
+    if rng.randrange(2):
+        return Request(infos, rng.randint(1, 400), groups, sparse)
+    if rng.randrange(2):
+        infos = [Tensor(info.name, info.shape, "float32") for info in infos]
+    prices = {sparse: line(rng.random(), rng.random() / 100) for sparse in (False, True)}
+    ready_s = [float(rng.randint(0, 40)) for _ in infos]
+    return Request(infos, rng.randint(1, 400), groups, sparse, ready_s, lambda kind: prices[kind[1]])
 
 
 @pytest.mark.parametrize("name", buckets.names())
@@ -59,7 +68,7 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
     request = random_request(random.Random(seed))
     reason = buckets.supports(buckets.get(name), request)
     if reason is not None:
-        with pytest.raises(PlanError, match=f"bucketer '{name}': {reason}; choose another one"):
+        with pytest.raises(PlanError, match=re.escape(f"bucketer '{name}': {reason}; choose another one")):
             buckets.plan(request, name)
         return
     plan, infos = buckets.plan(request, name), request.tensors
@@ -68,13 +77,15 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
     for bucket in plan.buckets:
         assert {infos[index].dtype for index in bucket.tensors} == {bucket.dtype}
         assert bucket.nbytes == sum(infos[index].elements * DTYPES[bucket.dtype].nbytes for index in bucket.tensors)
-        if request.groups is None:
+        if request.groups is None and name in ("by_size", "apart"):
             full = bucket.nbytes <= request.bucket_nbytes
             assert full or len([index for index in bucket.tensors if infos[index].elements]) == 1
         if request.sparse is not None:
             assert len({index in request.sparse for index in bucket.tensors}) == 1
-    ready = [min(bucket.tensors) for bucket in plan.buckets]
-    assert ready == sorted(ready, reverse=True)
+        places = [request.order.index(index) for index in bucket.tensors]
+        assert places == sorted(places)
+    ready = [max(request.order.index(index) for index in bucket.tensors) for bucket in plan.buckets]
+    assert ready == sorted(ready)
 
 
 @pytest.mark.parametrize("groups", [None, 2, [[0, 2]]])
@@ -89,6 +100,18 @@ def test_the_simplest_bucketer_that_meets_a_request_is_chosen(groups: Any, spars
     assert buckets.plan(request) == expected
 
 
+def test_what_is_ready_first_goes_first_whatever_its_layer() -> None:
+    infos = tensors(10, 20, 30, 40)
+    request = Request(infos, 200, ready_s=[1.0, 2.0, 4.0, 3.0])
+    assert [bucket.tensors for bucket in buckets.plan(request).buckets] == [(0, 1), (3,), (2,)]
+    sparse = Request(infos, 1000, sparse=(0, 2), ready_s=[1.0, 2.0, 4.0, 3.0])
+    assert [bucket.tensors for bucket in buckets.plan(sparse).buckets] == [(1, 3), (0, 2)]
+    assert [bucket.tensors for bucket in buckets.plan(sparse, "single").buckets] == [(1, 3), (0, 2)]
+    assert [bucket.tensors for bucket in buckets.plan(sparse, "wfbp").buckets] == [(0,), (1,), (3,), (2,)]
+    grouped = Request(infos, 1000, [[2, 0]], ready_s=[1.0, 2.0, 4.0, 3.0])
+    assert [bucket.tensors for bucket in buckets.plan(grouped).buckets] == [(1, 3), (0, 2)]
+
+
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(PlanError, match=r"bucket_nbytes \(0\): must be at least 1"):
         by_size(tensors(1), 0)
@@ -99,13 +122,14 @@ def test_wrong_input_is_refused() -> None:
 
 
 def test_bucketers_are_found_by_name_and_every_card_is_complete() -> None:
-    assert buckets.names() == ("apart", "by_groups", "by_size")
+    assert buckets.names() == ("apart", "by_groups", "by_size", "mgwfbp", "optimal", "single", "wfbp")
+    assert sorted(buckets.SIMPLEST_FIRST) == list(buckets.names())
     for name in buckets.names():
         card = buckets.get(name).card
         assert card.name == name
         assert card.idea.endswith(".")
         assert card.source
-    with pytest.raises(PlanError, match="bucketer 'wfbpp': must be one of apart, by_groups, by_size"):
+    with pytest.raises(PlanError, match="bucketer 'wfbpp': must be one of apart, by_groups, by_size, mgwfbp"):
         buckets.plan(Request(tensors(1)), "wfbpp")
 
 

@@ -1,0 +1,269 @@
+"""The price of a bucket in a lane, and the times of the buckets of a step in it.
+
+The engine starts a bucket while the one before it is still under way. So the price T of a bucket has two parts: `hold`,
+after which the next bucket may begin, and `tail`, what the bucket's last segment takes after that. For the buckets of a
+lane in their order, with r_j the time at which bucket j is ready:
+
+    begin_j = max(begin_{j-1} + hold_{j-1}, r_j)        delivered_j = begin_j + hold_j + tail_j
+
+MG-WFBP (Eq. 9 and 20) has the same with tail = 0: its messages follow one another.
+
+Hold and tail come from equal buckets back to back, as many as overfill the window (two, unless a bucket has fewer
+segments than the window): with T_m the time of m of them, hold = (T_m - T_1) / (m - 1), and tail = T_1 - hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ext.planning.cost.levels import bottleneck
+from hvd_ext.planning.cost.loads import Profile
+from hvd_ext.planning.cost.simulate import MOST_MESSAGES, WINDOW, program_of
+from hvd_ext.planning.cost.sparse import DENSE, Sparsity
+from hvd_ext.planning.limits import MOST_SIMULATED
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.simulation.events import Play, Program, Run
+from hvd_ext.topology.tree import Tree
+
+_Floats = NDArray[np.float64]
+
+# Of a bucket, at most so many windows are played; the pace of their second half is taken for the rest. A price needs
+# less precision than `simulate` has, and a table needs many.
+PLAYED_WINDOWS = 4
+LEAST_NBYTES, MOST_NBYTES = 1 << 10, 1 << 28  # the range of tables; smaller buckets cost what the smallest costs
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The price of a bucket in a lane.
+
+    Args:
+        hold_s: how long the bucket holds the lane before the next one may begin, seconds.
+        tail_s: what its last segment takes after that, seconds.
+    """
+
+    hold_s: float
+    tail_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the bucket in a lane of its own."""
+        return self.hold_s + self.tail_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The price of a bucket for any size: straight lines between points, and on beyond the last one.
+
+    Args:
+        nbytes: the sizes of the points, ascending.
+        hold_s: the hold of each point, never falling.
+        total_s: hold and tail of each point, never falling.
+    """
+
+    nbytes: _Floats
+    hold_s: _Floats
+    total_s: _Floats
+
+    def parts_s(self, nbytes: _Floats | Sequence[float]) -> tuple[_Floats, _Floats]:
+        """The price of buckets.
+
+        Args:
+            nbytes: the sizes.
+
+        Returns:
+            The hold and the tail of each, seconds; both are 0 for an empty bucket.
+        """
+        sizes = np.asarray(nbytes, dtype=np.float64)
+        hold_s, total_s = (self._at(values, sizes) for values in (self.hold_s, self.total_s))
+        return hold_s, np.maximum(total_s - hold_s, 0.0)
+
+    def _at(self, values: _Floats, sizes: _Floats) -> _Floats:
+        found = np.interp(sizes, self.nbytes, values)
+        if len(self.nbytes) > 1:
+            slope = (values[-1] - values[-2]) / (self.nbytes[-1] - self.nbytes[-2])
+            found = found + slope * np.maximum(sizes - self.nbytes[-1], 0.0)
+        return np.where(sizes > 0, found, 0.0)
+
+
+def table(points: Sequence[tuple[float, Parts]]) -> Table:
+    """Makes the table of some prices; where a larger bucket is cheaper, the smaller one's price stays.
+
+    Args:
+        points: sizes in bytes, ascending, and their prices.
+    """
+    return Table(
+        np.array([nbytes for nbytes, _ in points], dtype=np.float64),
+        np.maximum.accumulate([parts.hold_s for _, parts in points]),
+        np.maximum.accumulate([parts.seconds for _, parts in points]),
+    )
+
+
+def line(a_s: float, b_s_per_byte: float) -> Table:
+    """The price T = a + b M of MG-WFBP's Eq. 9: one message after the other, without a tail.
+
+    Args:
+        a_s: the start-up time of a message, seconds.
+        b_s_per_byte: the time per byte.
+    """
+    return table([(nbytes, Parts(a_s + b_s_per_byte * nbytes, 0.0)) for nbytes in (0.0, 1.0)])
+
+
+def doubling(price: Callable[[int], Parts]) -> Table:
+    """Makes the table of the powers of two from LEAST_NBYTES to MOST_NBYTES.
+
+    Args:
+        price: the price of a bucket of a size.
+    """
+    sizes = [1 << bits for bits in range(LEAST_NBYTES.bit_length() - 1, MOST_NBYTES.bit_length())]
+    return table([(nbytes, price(nbytes)) for nbytes in sizes])
+
+
+def parts_of(
+    plan: LogicalPlan,
+    tree: Tree,
+    nbytes: int,
+    segment_nbytes: int,
+    load: Callable[[], Profile],
+    sparsity: Sparsity = DENSE,
+    window: int = WINDOW,
+) -> Parts:
+    """The price of a bucket in a lane.
+
+    Args:
+        plan: the bucket's plan.
+        tree: the cluster.
+        nbytes: the bytes of the bucket as sent.
+        segment_nbytes: the grain of pipelining.
+        load: the load of the plan; asked for in clusters of more than 16 ranks, whose plans are not played.
+        sparsity: the sparsity of the step, for sparse plans.
+        window: the number of segments in flight.
+    """
+    if not nbytes or tree.size == 1:
+        return Parts(0.0, 0.0)
+    segments = max(-(-nbytes // segment_nbytes), 1)
+    each, buckets = nbytes / segments, max(window // segments, 1) + 1
+    if tree.size > MOST_SIMULATED:
+        found = load()
+        alone_s = found.price_s(nbytes, segment_nbytes)
+        waits_s = alone_s / window if segments < window else 0.0
+        hold_s = min(max(nbytes * found.pace_s_per_byte(each), waits_s), alone_s)
+        return Parts(hold_s, alone_s - hold_s)
+    busiest = bottleneck(plan, tree, sparsity)
+    least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
+    seconds = _Segments(program_of(plan, tree, sparsity), each, least_s, window)
+    alone_s = seconds.first(segments)
+    hold_s = min((seconds.first(buckets * segments) - alone_s) / (buckets - 1), alone_s)
+    return Parts(hold_s, alone_s - hold_s)
+
+
+class _Segments:
+    """The time of the first segments of an endless row of equal ones."""
+
+    def __init__(self, program: Program, each: float, least_s: float, window: int) -> None:
+        self._program, self._each, self._least_s, self._window = program, each, least_s, window
+        self._known: dict[int, float] = {}
+
+    def first(self, count: int) -> float:
+        most = PLAYED_WINDOWS * self._window
+        if count <= most:
+            if count not in self._known:
+                _, (self._known[count],) = Play([Run(self._program, self._each, count)], self._window).seconds()
+            return self._known[count]
+        pace_s = (self.first(most) - self.first(most // 2)) / (most - most // 2)
+        return self.first(most) + (count - most) * max(pace_s, self._least_s)
+
+
+@dataclass(frozen=True, slots=True)
+class InLane:
+    """A bucket in a lane.
+
+    Args:
+        plan: the bucket's plan.
+        nbytes: the bytes of the bucket as sent.
+        segment_nbytes: the grain of pipelining.
+        ready_s: the time at which its last tensor is ready, seconds.
+        parts: its price.
+        sparsity: the sparsity of the step, for sparse plans.
+    """
+
+    plan: LogicalPlan
+    nbytes: int
+    segment_nbytes: int
+    ready_s: float
+    parts: Parts
+    sparsity: Sparsity = DENSE
+
+
+def times_in_lane(
+    buckets: Sequence[InLane], tree: Tree, window: int = WINDOW, most_messages: int = MOST_MESSAGES
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The times at which the buckets of a lane begin and end.
+
+    Args:
+        buckets: the buckets in the order in which they start.
+        tree: the cluster.
+        window: the number of segments in flight.
+        most_messages: the largest number of messages that are played; lanes with more, and clusters of more than 16
+            ranks, have the times of the prices.
+
+    Returns:
+        For each bucket the time at which it begins, and the time at which it has ended on all ranks, seconds.
+    """
+    runs = _runs(buckets, tree, most_messages) if 1 < tree.size <= MOST_SIMULATED else None
+    if runs is None:
+        begins_s, ends_s = recursion([one.ready_s for one in buckets], [one.parts for one in buckets])
+        return tuple(begins_s), tuple(ends_s)
+    begins, ends = Play(runs, window).seconds() if runs else ((), ())
+    begins_s, ends_s, before_s, played = [], [], 0.0, 0
+    for one in buckets:
+        if one.nbytes:
+            before_s = begins[played]
+            ends_s.append(ends[played])
+            played += 1
+        else:
+            before_s = max(before_s, one.ready_s)
+            ends_s.append(before_s)
+        begins_s.append(before_s)
+    return tuple(begins_s), tuple(ends_s)
+
+
+def _runs(buckets: Sequence[InLane], tree: Tree, most_messages: int) -> list[Run] | None:
+    """The runs of the buckets that are not empty; None if they have too many messages."""
+    runs, messages = [], 0
+    programs: dict[tuple[int, Sparsity], Program] = {}  # by the id() of the plan, whose hash takes long
+    for one in buckets:
+        if not one.nbytes:
+            continue
+        key = (id(one.plan), one.sparsity)
+        if key not in programs:
+            programs[key] = program_of(one.plan, tree, one.sparsity)
+        segments = max(-(-one.nbytes // one.segment_nbytes), 1)
+        messages += segments * len(programs[key].messages)
+        if messages > most_messages:
+            return None
+        runs.append(Run(programs[key], one.nbytes / segments, segments, one.ready_s))
+    return runs
+
+
+def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+    """The times of the buckets of a lane by their prices, as in the module's docstring.
+
+    Args:
+        ready_s: the time at which each bucket is ready, in the order in which they start.
+        parts: the price of each bucket.
+
+    Returns:
+        The times at which the buckets begin, and those at which they are delivered, seconds.
+    """
+    begins_s, ends_s, free_s = [], [], 0.0
+    for ready, one in zip(ready_s, parts, strict=True):
+        begin_s = max(free_s, ready)
+        free_s = begin_s + one.hold_s
+        begins_s.append(begin_s)
+        ends_s.append(free_s + one.tail_s)
+    return begins_s, ends_s

@@ -1,0 +1,242 @@
+"""The prices of the buckets of a step in its lane: tables of dense and sparse plans, by cluster and by name.
+
+A table is made once for a cluster: of a schedule's plan, played at powers of two, or of the best schedule at each of
+them. So a price costs no more than a look at a table, and a search for buckets can ask for many thousands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hvd_ext.compression import density
+from hvd_ext.compression.topk import WIRES, TopK
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import planner, registry
+from hvd_ext.planning.choice import Choice
+from hvd_ext.planning.cost import profile
+from hvd_ext.planning.cost.lane import (
+    LEAST_NBYTES,
+    MOST_NBYTES,
+    PLAYED_WINDOWS,
+    Parts,
+    Table,
+    doubling,
+    parts_of,
+    table,
+)
+from hvd_ext.planning.cost.levels import level_profile
+from hvd_ext.planning.cost.simulate import WINDOW
+from hvd_ext.planning.cost.sparse import Sparsity
+from hvd_ext.planning.grain import segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS
+from hvd_ext.planning.model import LogicalPlan
+from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
+from hvd_ext.planning.tensors import DTYPES
+from hvd_ext.topology.tree import Tree
+
+# the mean size of an index as sent: a gap takes two bytes at densities around 0.001, and less at higher densities
+_INDEX_NBYTES = 2.0
+
+
+@lru_cache(maxsize=1024)
+def _point(tree: Tree, name: str, nbytes: int) -> Parts:
+    """The price of a bucket by one schedule, at a power of two."""
+    plan = planner.allreduce_plan(tree, name).plan
+    half, quarter = nbytes // 2, nbytes // 4
+    grains = [segment_nbytes(plan, size, tree) for size in (half, nbytes)]
+    # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
+    if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
+        one, two = _point(tree, name, quarter), _point(tree, name, half)
+        return Parts(3 * two.hold_s - 2 * one.hold_s, two.tail_s)
+    return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
+
+
+@lru_cache(maxsize=64)
+def dense_table(tree: Tree, name: str) -> Table:
+    """The price of a bucket in the lane by one schedule.
+
+    Args:
+        tree: the cluster.
+        name: the name of a schedule that supports the cluster.
+
+    Returns:
+        The table, by bytes as sent.
+    """
+    return doubling(lambda nbytes: _point(tree, name, nbytes))
+
+
+@lru_cache(maxsize=256)
+def _near(tree: Tree, nbytes: int) -> tuple[str, ...]:
+    """The schedules whose quick price at a size is near that of the best; others are not played."""
+    names = [name for name in registry.names() if registry.supports(registry.get(name), tree) is None]
+    prices = {name: planner.quick_price_s(tree, name, nbytes) for name in names}
+    worth_s = min(prices.values()) * planner.WORTH_SIMULATING
+    return tuple(name for name, price_s in prices.items() if price_s <= worth_s)
+
+
+@lru_cache(maxsize=16)
+def best_table(tree: Tree) -> Table:
+    """The price of a bucket in the lane by the schedule that is the best for its size.
+
+    Args:
+        tree: the cluster.
+
+    Returns:
+        The table, by bytes as sent.
+    """
+    return doubling(
+        lambda nbytes: min(
+            (_point(tree, name, nbytes) for name in _near(tree, nbytes)), key=lambda parts: parts.seconds
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule for a bucket, and its price there."""
+
+    name: str
+    parts: Parts
+
+
+def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
+    """Prices a bucket by all schedules that may be the best.
+
+    Args:
+        tree: the cluster.
+        nbytes: the bytes of the bucket as sent.
+
+    Returns:
+        The schedules, the cheapest in a lane of its own first; in a tie the one that holds the lane less, then the
+        ring, as the simplest.
+    """
+    low = min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
+    found = [
+        Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
+        for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
+    ]
+    best_s = min(one.parts.seconds for one in found)
+
+    def rank(one: Candidate) -> tuple[float, float, bool, str]:
+        tied = one.parts.seconds <= best_s * (1 + planner.TIE)
+        return (best_s if tied else one.parts.seconds, round(one.parts.hold_s, 9), one.name != "ring", one.name)
+
+    return tuple(sorted(found, key=rank))
+
+
+def chosen(tree: Tree, name: str, nbytes: int, among: tuple[Candidate, ...]) -> Choice:
+    """Says why a bucket has its schedule.
+
+    Args:
+        tree: the cluster.
+        name: the schedule.
+        nbytes: the bytes of the bucket as sent.
+        among: the schedules that were priced.
+    """
+    parts = {one.name: one.parts for one in among}
+    first = sorted(parts, key=lambda other: (other != name, parts[other].seconds, other))[: 1 + planner.MOST_NAMED]
+    listed = ", ".join(
+        f"{other} {parts[other].hold_s * 1e3:.3g} + {parts[other].tail_s * 1e3:.3g} ms" for other in first
+    )
+    plan = planner.allreduce_plan(tree, name).plan
+    why = f"cheapest in its lane for {nbytes} bytes on {tree.describe()} (hold + tail): {listed}"
+    return Choice(
+        plan, name, why + (f"; {plan.note}" if plan.note else ""), tuple((one.name, one.parts.seconds) for one in among)
+    )
+
+
+def one_price(prices: Table, nbytes: float) -> Parts:
+    """Looks a single price up.
+
+    Args:
+        prices: a table.
+        nbytes: the size of the bucket.
+    """
+    hold_s, tail_s = prices.parts_s([nbytes])
+    return Parts(float(hold_s[0]), float(tail_s[0]))
+
+
+def sparsity_of(tree: Tree, topk: TopK) -> Sparsity:
+    """The sparsity of an ordinary step, after the warm-up.
+
+    Args:
+        tree: the cluster.
+        topk: the user's options.
+    """
+    usual = density.schedule(topk).densities[-1]
+    return sparsity_on(tree, usual, entry_nbytes(WIRES[topk.wire]))
+
+
+def entry_nbytes(wire: str) -> float:
+    """The mean number of bytes of a value and its index, as sent.
+
+    Args:
+        wire: the dtype of the value, a key of `DTYPES`.
+    """
+    return DTYPES[wire].nbytes + _INDEX_NBYTES
+
+
+@lru_cache(maxsize=32)
+def sparse_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
+    """The price of a bucket in the lane that selects, or is sent whole by its dense companion where that is cheaper.
+
+    Args:
+        tree: the cluster.
+        name: the name of a sparse schedule that supports the cluster.
+        sparsity: the sparsity of the step.
+        height: as for sparse_planner.sparse_plan().
+
+    Returns:
+        The table, by bytes of the float32 buffer.
+    """
+
+    def price(nbytes: int) -> Parts:
+        plan, dense = _variant(tree, name, nbytes, sparsity, height)
+        both = [sparse_parts(one, tree, nbytes, sparsity) for one in (plan, dense)]
+        return min(both, key=lambda parts: parts.seconds)
+
+    return doubling(price)
+
+
+@lru_cache(maxsize=32)
+def companion_table(tree: Tree, name: str, sparsity: Sparsity, height: int | None) -> Table:
+    """The price of a bucket in the lane that keeps a residual and sends all elements.
+
+    Args:
+        tree: the cluster.
+        name: the name of a sparse schedule that supports the cluster.
+        sparsity: the sparsity of other steps, for which the plan is chosen.
+        height: as for sparse_planner.sparse_plan().
+
+    Returns:
+        The table, by bytes of the float32 buffer.
+    """
+
+    def price(nbytes: int) -> Parts:
+        return sparse_parts(_variant(tree, name, nbytes, sparsity, height)[1], tree, nbytes, sparsity)
+
+    return doubling(price)
+
+
+def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
+    """The price in the lane of a bucket with a residual, which runs as one segment.
+
+    Args:
+        plan: a sparse plan, or its dense companion.
+        tree: the cluster.
+        nbytes: the size of the float32 buffer.
+        sparsity: the sparsity of the step.
+    """
+    load = profile if tree.size <= MOST_RANKS else level_profile
+    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
+
+
+def _variant(
+    tree: Tree, name: str, nbytes: int, sparsity: Sparsity, height: int | None
+) -> tuple[LogicalPlan, LogicalPlan]:
+    found = best_variant(tree, name, nbytes, sparsity, height)
+    if isinstance(found, str):
+        raise PlanError(f"algorithm {name!r} on {tree.describe()}: {found}; choose another one")
+    _, plan, used = found
+    return plan, companion(tree, name, used)

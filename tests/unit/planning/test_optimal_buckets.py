@@ -1,0 +1,157 @@
+"""The optimal bucketer equals brute force, and beats the paper's greedy rule on the smallest counterexample."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import buckets
+from hvd_ext.planning.buckets import Request
+from hvd_ext.planning.buckets.mgwfbp import fitted, merged_gradient_layers
+from hvd_ext.planning.buckets.optimal import Line, best, joined, latest_s
+from hvd_ext.planning.cost.lane import Parts, Table, line, table
+from hvd_ext.planning.cost.mgwfbp import Line as StraightLine
+from hvd_ext.planning.tensors import Tensor
+
+INSTANCES = 5000
+
+
+def random_price(rng: np.random.Generator, most: int, tails: bool) -> Table:
+    """Steps and slopes that never fall, in no other way alike."""
+    steps = rng.random(most + 1) * (rng.random(most + 1) < 0.4)
+    hold_s = np.cumsum(steps * rng.choice([0.1, 1.0, 3.0])) + rng.choice([0.0, 2.0]) * rng.random()
+    tail_s = np.cumsum(rng.random(most + 1) * (rng.random(most + 1) < 0.2)) * (rng.random() if tails else 0.0)
+    return Table(np.arange(most + 1, dtype=np.float64), hold_s, hold_s + tail_s)
+
+
+def random_lines(rng: np.random.Generator, counts: tuple[int, ...], tails: bool) -> list[Line]:
+    total = sum(counts)
+    ready_s = np.sort(rng.random(total) * rng.choice([1.0, 10.0, 30.0]))
+    places = rng.permutation(total)
+    lines, done = [], 0
+    for count in counts:
+        own = np.sort(places[done : done + count])
+        sizes = rng.integers(0, 6, count).astype(np.float64)
+        lines.append(Line(own, ready_s[own], sizes, random_price(rng, max(int(sizes.sum()), 1), tails)))
+        done += count
+    return lines
+
+
+def brute_force_s(lines: list[Line]) -> float:
+    """Tries all ways at once: bit k of a way's number says whether a bucket ends after the k-th tensor of its class."""
+    ways = 1 << sum(len(one.places) - 1 for one in lines)
+    numbers, bit = np.arange(ways), 0
+    steps: list[tuple[int, int, int, NDArray[np.bool_]]] = []
+    for which, one in enumerate(lines):
+        for index, place in enumerate(one.places.tolist()):
+            last = index + 1 == len(one.places)
+            ends = np.full(ways, True) if last else (numbers >> bit) & 1 == 1
+            bit += not last
+            steps.append((place, which, index, ends))
+    free_s, latest = np.zeros(ways), np.zeros(ways)
+    held = [np.zeros(ways) for _ in lines]
+    for _, which, index, ends in sorted(steps, key=lambda step: step[0]):
+        held[which] += lines[which].nbytes[index]
+        hold_s, tail_s = lines[which].price.parts_s(held[which][ends])
+        free_s[ends] = np.maximum(free_s[ends], lines[which].ready_s[index]) + hold_s
+        latest[ends] = np.maximum(latest[ends], free_s[ends] + tail_s)
+        held[which][ends] = 0.0
+    return float(latest.min())
+
+
+@pytest.mark.parametrize("counts", [(12,), (8, 4)])
+@pytest.mark.parametrize("tails", [False, True])
+def test_it_equals_brute_force(counts: tuple[int, ...], tails: bool) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(INSTANCES // 4):
+        lines = random_lines(rng, counts, tails)
+        found = best(lines)
+        expected = brute_force_s(lines)
+        assert latest_s(found, lines) == pytest.approx(expected, rel=1e-12)
+        fewer = joined(found, lines)
+        assert latest_s(fewer, lines) <= latest_s(found, lines)
+        assert len(fewer) <= len(found)
+        for number, one in enumerate(lines):
+            runs = [(begin, end) for which, begin, end in fewer if which == number]
+            assert [index for run in runs for index in range(*run)] == list(range(len(one.places)))
+
+
+@pytest.mark.parametrize("counts", [(400,), (200, 200), (390, 10)])
+def test_400_tensors_take_less_than_a_second(counts: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    lines = random_lines(rng, counts, tails=True)
+    begin = time.process_time()
+    joined(best(lines), lines)
+    assert time.process_time() - begin < 1.0
+
+
+def counterexample() -> Request:
+    tensors = [Tensor(name, (1,), "float32") for name in ("first", "middle", "last")]
+    price = line(2.0, 0.25)  # b = 1 for each tensor of four bytes
+    return Request(tensors, ready_s=[4.0, 2.0, 1.0], price=lambda kind: price)
+
+
+def ends_s(name: str, request: Request) -> float:
+    plan = buckets.plan(request, name)
+    assert request.ready_s is not None
+    assert request.price is not None
+    free_s = last_s = 0.0
+    for bucket in plan.buckets:
+        (hold_s,), (tail_s,) = request.price((bucket.dtype, False)).parts_s(np.array([float(bucket.nbytes)]))
+        free_s = max(free_s, max(request.ready_s[index] for index in bucket.tensors)) + hold_s
+        last_s = max(last_s, free_s + tail_s)
+    return float(last_s)
+
+
+def test_theorem_1_of_mgwfbp_is_not_optimal() -> None:
+    """Backward times (1, 1, 2), sizes (1, 1, 1), a = 2, b = 1."""
+    request = counterexample()
+    assert [bucket.tensors for bucket in buckets.plan(request, "mgwfbp").buckets] == [(2, 1), (0,)]
+    assert [bucket.tensors for bucket in buckets.plan(request, "optimal").buckets] == [(2,), (1, 0)]
+    assert (ends_s("mgwfbp", request), ends_s("optimal", request)) == (pytest.approx(9.0), pytest.approx(8.0))
+
+
+def test_algorithm_1_merges_where_the_next_gradient_is_ready_within_a_start_up() -> None:
+    slope = StraightLine(2.0, 1.0)
+    assert merged_gradient_layers([], [], slope) == []
+    assert merged_gradient_layers([0.0, 1.0, 2.0], [1, 1, 1], slope) == [True, True, False]
+    assert merged_gradient_layers([0.0, 2.0, 4.0], [1, 1, 1], slope) == [False, True, False]
+    assert merged_gradient_layers([0.0, 1.0], [1, 1], StraightLine(1.0, 1.0)) == [False, False]
+
+
+def test_the_line_is_fitted_to_hold_and_tail() -> None:
+    found = fitted(line(2.0, 3.0), 1000)
+    assert (found.a_s, found.b_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
+    both = fitted(table([(0.0, Parts(1.0, 1.0)), (100.0, Parts(201.0, 101.0))]), 100)
+    assert (both.a_s, both.b_s_per_byte) == (pytest.approx(2.0), pytest.approx(3.0))
+    flat = fitted(table([(0.0, Parts(1.0, 0.0)), (10.0, Parts(100.0, 0.0)), (100.0, Parts(100.0, 0.0))]), 100)
+    assert flat.a_s >= 0
+    assert flat.b_s_per_byte >= 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_bucketer_is_better(seed: int) -> None:
+    rng = random.Random(seed)
+    tensors = [Tensor(str(n), (rng.randint(0, 5000),), "float32") for n in range(rng.randint(1, 60))]
+    price = table([(0.0, Parts(1e-3, rng.random() * 1e-3)), (1e4, Parts(5e-3, 2e-3)), (1e6, Parts(0.3, 0.004))])
+    ready_s = [rng.random() for _ in tensors]
+    request = Request(tensors, 20_000, ready_s=ready_s, price=lambda kind: price)
+    found = {name: ends_s(name, request) for name in ("wfbp", "single", "by_size", "mgwfbp", "optimal")}
+    assert found["optimal"] == pytest.approx(min(found.values()), rel=1e-12)
+
+
+def test_it_says_what_it_lacks() -> None:
+    tensors = [Tensor(dtype, (1,), dtype) for dtype in ("float32", "float16", "float64")]
+    price = line(1.0, 1.0)
+    with pytest.raises(PlanError, match="it needs the times at which tensors are ready"):
+        buckets.plan(Request(tensors), "optimal")
+    with pytest.raises(PlanError, match="it takes tensors of 2 classes .* and here are 3"):
+        buckets.plan(Request(tensors, ready_s=[0.0] * 3, price=lambda kind: price), "optimal")
+    with pytest.raises(PlanError, match="it does not support groups"):
+        buckets.plan(Request(tensors[:1], groups=1, ready_s=[0.0], price=lambda kind: price), "mgwfbp")
+    assert buckets.plan(Request([], ready_s=[], price=lambda kind: price), "optimal").buckets == ()
