@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | trace | cluster`."""
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | probe | trace | cluster`."""
 
 from __future__ import annotations
 
@@ -125,6 +125,12 @@ def bench(context: typer.Context) -> None:
 def plan(context: typer.Context) -> None:
     """Price every algorithm on a cluster, say which is chosen and why, and draw its plan: `plan --help`."""
     importlib.import_module("hvd_ext.commands.plan").app(args=context.args, prog_name="python -m hvd_ext plan")
+
+
+@app.command(context_settings=FORWARD)
+def probe(context: typer.Context) -> None:
+    """Measure the links between the ranks of a job, and write its topology file: `probe --help`."""
+    importlib.import_module("hvd_ext.commands.probe").app(args=context.args, prog_name="python -m hvd_ext probe")
 
 
 @app.command(context_settings=FORWARD)

@@ -28,30 +28,36 @@ import numpy as np
 
 from hvd_ext.engine import engine as engines
 from hvd_ext.job import consensus
-from hvd_ext.planning import patterns
-from hvd_ext.topology.fit import Curve, levelled, line, typical
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, leaf
+from hvd_ext.planning import lower, patterns
+from hvd_ext.planning.grain import message_nbytes
+from hvd_ext.planning.layout import BucketLayout, Layout, Selection
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology.fit import Curve, levelled, line, rounded, typical
+from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
     from hvd_ext.options import Options
     from hvd_ext.planning.model import LogicalPlan
 
 TINY_NBYTES = 4
+QUICK = "messages at a time:"
 ROUNDS = 16  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 REPEATS = 5
-HOST_SIZES = (64 << 10, 512 << 10, 2 << 20)
-TURNS = 4  # so often a buffer goes around a host in one step, so that handing it over matters less
+HOST_SIZES = (64 << 10, 512 << 10, 4 << 20)
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
-SELECTED_ELEMENTS = 256 << 10
+SELECTED_NBYTES = 2 << 20
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
-MEETINGS_S = 0.8
+MEETINGS_S = 0.6
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
+SAMPLES, STEPS = 2, 4
 MEETING_NBYTES = 128 << 10, 8 << 20
+Times = dict[str, list[float]]  # the samples of each series
+
 # The ranks of a job that has begun are there. Who is not heard of for so long ends the probe, and not the job.
 PATIENCE_S = 20.0
 
@@ -81,10 +87,18 @@ class Stand:
     """
 
     engine: engines.Engine
-    times: dict[str, list[float]] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
 
     def time(
-        self, name: str, plan: LogicalPlan, nbytes: int, segment_nbytes: int = 1 << 30, repeats: int = REPEATS
+        self,
+        name: str,
+        plan: LogicalPlan,
+        nbytes: int,
+        segment_nbytes: int = 1 << 30,
+        *,
+        samples: int = REPEATS,
+        steps: int = 1,
+        dense: LogicalPlan | None = None,
     ) -> None:
         """Time the steps of a plan, after a first one that is not counted.
 
@@ -93,36 +107,54 @@ class Stand:
             plan: the plan of all ranks.
             nbytes: the size of the buffer.
             segment_nbytes: the grain of pipelining.
-            repeats: the number of steps.
+            samples: the number of samples.
+            steps: the number of steps of a sample, one after the other; the sample is their mean.
+            dense: the companion of a plan that selects; None for a dense plan.
         """
-        from hvd_ext.planning import lower
-        from hvd_ext.planning.layout import BucketLayout, Layout
-        from hvd_ext.planning.tensors import Tensor
+        tensor = Tensor("probe", (max(nbytes // 4, 1),), "float32")
+        selection = None if dense is None else Selection()
+        bucket = BucketLayout("float32", (0,), 0, plan, segment_nbytes, selection=selection, dense=dense)
+        handles: list[int] = []
 
-        rows = lower.rows_of(plan, self.engine.rank)
-        handle = self.engine.add_plan(rows, plan.units)
-        elements = max(nbytes // 4, 1)
-        bucket = BucketLayout("float32", (0,), 0, plan, segment_nbytes)
-        channel = self.engine.open_channel(
-            "probe", Layout((Tensor("probe", (elements,), "float32"),), (bucket,)), lambda _: handle
-        )
-        buffer = np.zeros(elements, np.float32)
-        step = self.engine.prepare(channel, [buffer], [buffer])
+        def handle_of(one: LogicalPlan) -> int:
+            handles.append(self.engine.add_plan(lower.rows_of(one, self.engine.rank), one.units))
+            return handles[-1]
+
+        channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of)
+        buffer = np.ones(tensor.elements, np.float32)
+        reduce = self.engine.prepare(channel, [buffer], [buffer])
+
+        def step() -> None:
+            if dense is not None:
+                self.engine.begin_topk_step(channel, DENSITY)
+            reduce()
+            if dense is not None:
+                self.engine.end_step(channel, True)
+
         self.engine.exchange("probe", b"")
         step()
         found = []
-        for _ in range(repeats):
+        for _ in range(samples):
             begin = time.perf_counter()
-            step()
-            found.append(time.perf_counter() - begin)
+            for _ in range(steps):
+                step()
+            found.append((time.perf_counter() - begin) / steps)
         self.engine.close_channel(channel)
-        self.engine.remove_plan(handle)
+        for handle in handles:
+            self.engine.remove_plan(handle)
         self.times[name] = found
 
-    def gathered(self) -> list[dict[str, float]]:
-        """Give for each rank what is typical of each of its series, the same on all ranks; new series may follow."""
-        mine = {name: typical(seconds) for name, seconds in self.times.items()}
+    def gathered(self) -> list[Times]:
+        """Give what each rank has measured, the same on all ranks; new series may follow."""
+        mine = {name: [rounded(one) for one in seconds] for name, seconds in self.times.items()}
         return consensus.exchange(self.engine, "probe", lambda: mine)
+
+
+def _of(seen: Sequence[Times], name: str) -> float:
+    """What a series takes these ranks, of which the slowest counts in each sample."""
+    slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
+    # A disturbance is longer than a round of small messages, so that only the least disturbed sample counts there.
+    return min(slowest) if QUICK in name else typical(slowest)
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
@@ -157,31 +189,29 @@ def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Meas
 
 
 def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]) -> tuple[Tree, tuple[Curve, ...]]:
-    size = stand.engine.size
     _time_hosts(stand, hosts)
     meetings = patterns.pairs_of(len(hosts), MOST_MEETINGS) if len(hosts) > 1 else []
     if meetings:
         _look_between(stand, hosts, meetings[0])
     seen = stand.gathered()
     if meetings:
-        _time_meetings(stand, hosts, meetings, max(times["look"] for times in seen))
+        _time_meetings(stand, hosts, meetings, _of(seen, "look"))
         seen = stand.gathered()
-    handover = line([(nbytes, max(times[f"nothing {nbytes}"] for times in seen)) for nbytes in (4, *HOST_SIZES)])
+    handover = line([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (4, *HOST_SIZES)])
     most = max(len(ranks) for ranks in hosts)
     inside = [_inside([seen[rank] for rank in ranks], len(ranks), most, handover) for ranks in hosts]
     links = [one.link for one in inside if one is not None]
     betas = levelled([link.beta_s_per_byte for link in links])
     curves = []
-    shared = iter(
-        Link(float(np.median([link.alpha_s for link in links])), beta) for beta in betas
-    )
+    shared = iter(Link(float(np.median([link.alpha_s for link in links])), beta) for beta in betas)
     found = [SHARED_MEMORY if one is None else next(shared) for one in inside]
     gamma = float(np.median([one.gamma_s_per_byte for one in inside if one is not None] or [0.0]))
     message_s = float(np.median([one.message_s for one in inside if one is not None] or [0.0]))
     if links:
         slowest = max((one for one in inside if one is not None), key=lambda one: one.link.beta_s_per_byte)
         curves.append(Curve("in hosts", slowest.points, slowest.link))
-    selection = max(times["selection"] for times in seen) if "selection" in seen[0] else None
+    selected_s = _of(seen, "selection") - _of(seen, "no selection")
+    selection = max(selected_s, 0.0) / SELECTED_NBYTES or None
     nodes = [
         Node(name, link, tuple(leaf(rank) for rank in ranks))
         for name, link, ranks in zip(names, found, hosts, strict=True)
@@ -209,15 +239,18 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     size = stand.engine.size
     for nbytes in (TINY_NBYTES, *HOST_SIZES):
         stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes)
+    selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
+    stand.time("selection", selecting, SELECTED_NBYTES, dense=dense)
+    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES)
     largest = max(len(ranks) for ranks in hosts)
     if largest == 1:
         return
     for messages in (1, MANY):
         plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"in hosts, {messages}", plan, TINY_NBYTES * plan.units, repeats=2 * REPEATS)
+        stand.time(f"in hosts, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
     for nbytes in HOST_SIZES:
         for kind in ("all_gather", "reduce_scatter"):
-            plan = patterns.rings(hosts, size, kind, rounds=TURNS * (largest - 1))
+            plan = patterns.rings(hosts, size, kind)
             stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, min(nbytes, largest * HOST_SEGMENT_NBYTES))
 
 
@@ -229,7 +262,7 @@ class _Inside:
     points: tuple[tuple[float, float], ...]
 
 
-def _inside(seen: Sequence[dict[str, float]], size: int, most: int, handover: Link) -> _Inside | None:
+def _inside(seen: Sequence[Times], size: int, most: int, handover: Link) -> _Inside | None:
     """The link in a host from what its ranks have seen; None for a host of one rank.
 
     Args:
@@ -241,20 +274,19 @@ def _inside(seen: Sequence[dict[str, float]], size: int, most: int, handover: Li
     if size == 1:
         return None
 
-    def of(name: str) -> float:
-        return max(times[name] for times in seen)
-
     # A ring of fewer ranks than the largest one has fewer rounds.
-    rounds, turned = (-(-wanted // (most - 1)) * (size - 1) for wanted in (ROUNDS, TURNS * (most - 1)))
-    one_s, many_s = ((of(f"in hosts, {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
+    rounds = -(-ROUNDS // (most - 1)) * (size - 1)
+    one_s, many_s = ((_of(seen, f"in hosts, {QUICK} {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)
-    sent, added = [], []
+    sent: list[tuple[float, float]] = []
+    added: list[tuple[float, float]] = []
     for nbytes in HOST_SIZES:
-        own_s = of(f"nothing {nbytes}")
+        own_s = _of(seen, f"nothing {nbytes}")
         for kind, points in (("all_gather", sent), ("reduce_scatter", added)):
-            whole_s = of(f"in hosts, {kind} {nbytes}")
-            points.append((nbytes / most, max(whole_s - own_s, whole_s / 2) / turned))
+            whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
+            # What is left of noisy times is at least a part.
+            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
     beta = line([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
     gamma = max(line([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
@@ -264,8 +296,8 @@ def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequenc
     size = stand.engine.size
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"between, {messages}", plan, TINY_NBYTES * plan.units)
-    stand.time("look", *_exchange(hosts, pairs, size, LOOK_NBYTES, 8000), repeats=2)
+        stand.time(f"between, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+    stand.time("look", *_exchange(hosts, pairs, size, LOOK_NBYTES, 8000), samples=2)
 
 
 def _exchange(
@@ -279,34 +311,32 @@ def _exchange(
 def _time_meetings(
     stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
 ) -> None:
-    from hvd_ext.planning.grain import message_nbytes
-
     beta = look_s / LOOK_NBYTES
-    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (1 + REPEATS))
+    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * SAMPLES))
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
     message = message_nbytes(beta)
     for number, pairs in enumerate(meetings):
         for part in PARTS:
-            plan = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            stand.time(f"meeting {number} of 1/{part}", *plan, repeats=REPEATS if part == 1 else 2)
+            what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
+            stand.time(f"meeting {number} of 1/{part}", *what, samples=SAMPLES, steps=STEPS if part == 1 else 1)
     stand.times["size"] = [float(nbytes)]
 
 
 def _between(
-    seen: Sequence[dict[str, float]],
+    seen: Sequence[Times],
     hosts: Sequence[tuple[int, ...]],
     meetings: Sequence[Sequence[tuple[int, int]]],
     handover: Link,
 ) -> tuple[Link, float, list[float], tuple[tuple[float, float], ...]]:
     """The link between hosts, the time of a message, the time per byte of each host's port, and a curve."""
-    nbytes = seen[0]["size"]
+    nbytes = seen[0]["size"][0]
     most = max(len(ranks) for ranks in hosts)
 
     def of(name: str, pair: tuple[int, int]) -> float:
-        return max(seen[rank][name] for host in pair for rank in hosts[host])
+        return _of([seen[rank] for host in pair for rank in hosts[host]], name)
 
     ports = [float("inf")] * len(hosts)
-    rounds = {1: [], MANY: []}
+    rounds: dict[int, list[float]] = {1: [], MANY: []}
     points: tuple[tuple[float, float], ...] = ()
     for number, pairs in enumerate(meetings):
         for pair in pairs:
@@ -320,7 +350,7 @@ def _between(
                 ports[host] = min(ports[host], beta)
     for pair in meetings[0]:
         for messages in rounds:
-            rounds[messages].append((of(f"between, {messages}", pair) - handover.alpha_s) / ROUNDS)
+            rounds[messages].append((of(f"between, {QUICK} {messages}", pair) - handover.alpha_s) / ROUNDS)
     one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)

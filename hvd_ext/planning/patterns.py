@@ -22,6 +22,17 @@ def nothing(size: int) -> LogicalPlan:
     return LogicalPlan("probe", "allreduce", size, 1, ())
 
 
+def selection(size: int, dense: bool) -> LogicalPlan:
+    """A plan in which every rank selects from its whole buffer and sends nothing.
+
+    Args:
+        size: the number of ranks.
+        dense: whether nothing is selected: the companion that a sparse bucket has.
+    """
+    calls = tuple(Call("fold" if dense else "select", (rank,), (Span(0, 1),)) for rank in range(size))
+    return LogicalPlan("probe", "allreduce", size, 1, (Level(calls),))
+
+
 def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 1, messages: int = 1) -> LogicalPlan:
     """Ranks of each group send to the next rank of the group, all groups at the same time.
 

@@ -100,7 +100,7 @@ class _ClusterSchema(_NodeSchema):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="time of a rank's processor for each message that it sends or receives, in seconds; 0 by default",
+        description="time of a rank's processor for each message to or from another host, in seconds; 0 by default",
     )
     selection_s_per_byte: float | None = Field(
         default=None,

@@ -88,7 +88,9 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
         levels_s_per_byte += max(float(loads.max()), chain) + float(reductions.max())
         port_s += loads
         rank_s += reductions
-    return Profile(latency_s + messages_s, levels_s_per_byte, float(max(port_s.max(), rank_s.max())), messages_s)
+    latency_s += messages_s + tree.handover.alpha_s
+    busiest = float(max(port_s.max(), rank_s.max()))
+    return Profile(latency_s, levels_s_per_byte, busiest, messages_s, tree.handover.beta_s_per_byte)
 
 
 def _longest_chain(level: Level) -> int:

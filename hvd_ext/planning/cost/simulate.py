@@ -55,7 +55,8 @@ def simulate(
     """Simulates a plan on a cluster.
 
     Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
-    pace of their second half. Ports, reductions and messages take time; processors keep up with everything else.
+    pace of their second half. Ports, reductions, messages and the hand-over take time; processors keep up with
+    everything else.
 
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
@@ -83,6 +84,7 @@ def simulate(
         pace_s = (seconds - first_s(half)) / (played - half)
         # While the queue before the busiest port still grows, the ranks seem faster than this port.
         seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
+    seconds += tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
@@ -96,6 +98,8 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
         sparsity: the sparsity of the step, for sparse plans.
     """
     ports = Ports(tree)
+    hosts = tree.hosts()
+    host_of, one_host = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}, len(hosts) == 1
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
     receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
@@ -119,12 +123,13 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
             place, reduces = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
             sends[places[row[ROUND]]].append(len(messages))
-            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces))
+            message_s = tree.message_s if one_host or host_of[rank] != host_of[row[PEER]] else 0.0
+            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, message_s))
         numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
         work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
-    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES, tree.message_s)
+    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)
 
 
 def _way(ports: Ports, sender: int, receiver: int) -> tuple[int, ...]:
