@@ -69,7 +69,7 @@ def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
         # Only rank 0 looks, because hosts may have different files.
         if engine.rank != 0 or options.probe == "refresh":
             return None
-        found = probe_cache.find(key, probe_cache.folder())
+        found = probe_cache.find(key, probe_cache.folder(options))
         return None if found is None else (write.text(found[0]), found[1])
 
     answer = consensus.exchange(engine, "network", kept)[0]
@@ -108,7 +108,7 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
         return Network(from_hosts(hosts))
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
     if engine.rank == 0:
-        probe_cache.keep(key, tree, probe_cache.folder())
+        probe_cache.keep(key, tree, probe_cache.folder(options))
     line = f"{describe(tree)}; measured in {found.seconds:.2g} s"
     return Network(tree, MEASURED, line, found.seconds, found.curves)
 

@@ -273,7 +273,6 @@ def _inside(seen: Sequence[Times], size: int, most: int, handover: Link) -> _Ins
     """
     if size == 1:
         return None
-
     # A ring of fewer ranks than the largest one has fewer rounds.
     rounds = -(-ROUNDS // (most - 1)) * (size - 1)
     one_s, many_s = ((_of(seen, f"in hosts, {QUICK} {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
@@ -330,7 +329,6 @@ def _between(
 ) -> tuple[Link, float, list[float], tuple[tuple[float, float], ...]]:
     """The link between hosts, the time of a message, the time per byte of each host's port, and a curve."""
     nbytes = seen[0]["size"][0]
-    most = max(len(ranks) for ranks in hosts)
 
     def of(name: str, pair: tuple[int, int]) -> float:
         return _of([seen[rank] for host in pair for rank in hosts[host]], name)
@@ -339,6 +337,7 @@ def _between(
     rounds: dict[int, list[float]] = {1: [], MANY: []}
     points: tuple[tuple[float, float], ...] = ()
     for number, pairs in enumerate(meetings):
+        most = max(len(hosts[host]) for pair in pairs for host in pair)
         for pair in pairs:
             # A host sends as many units as the larger host of the pair has ranks.
             share = max(len(hosts[host]) for host in pair) / most

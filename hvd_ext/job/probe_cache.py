@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from hvd_ext.topology.tree import Tree
 
 VERSION = 1  # of the file and of the way in which is measured
-VARIABLE = "HVD_EXT_CACHE"
 
 
-def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the files: HVD_EXT_CACHE, else `hvd_ext` in the user's cache folder.
+def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder.
 
     Args:
+        options: the options of the job.
         environ: the environment; None for the process's own.
     """
     environ = os.environ if environ is None else environ
-    if environ.get(VARIABLE):
-        return Path(environ[VARIABLE])
+    if options.cache:
+        return Path(options.cache)
     cache = environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache") / "hvd_ext"
 
@@ -71,7 +71,7 @@ def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
     """
     try:
         kept = json.loads(_path(key, where).read_text(encoding="utf-8"))
-        if kept["version"] != VERSION or kept["key"] != key:
+        if kept["version"] != VERSION or kept["key"] != key or not isinstance(kept["topology"], str):
             return None
         return read.parse(kept["topology"], size=len(key["hosts"])), str(kept["day"])
     except (OSError, ValueError, KeyError, TypeError, TopologyError):  # torn, or not ours

@@ -97,7 +97,8 @@ PROBES = ("auto", "refresh", "off")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a job, equal on all ranks except for the two stall times, shared_memory, interfaces and quiet.
+    """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces and
+    quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -108,6 +109,7 @@ class Options:
         probe: without a topology, "auto" measures the links when a job of several ranks starts and something is left to
             choose, unless a job on the same hosts has done so before; "refresh" measures in any case; "off" assumes the
             links.
+        cache: the folder where rank 0 keeps what was measured; empty for `hvd_ext` in the user's cache folder.
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 for never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 for never.
         window: how many segments of one bucket or call may be in flight at once.
@@ -129,6 +131,7 @@ class Options:
     compression: Compression = Compression.none
     topology: str | Path | Tree | None = None
     probe: str = "auto"
+    cache: str = ""
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
     window: int = 4
@@ -210,6 +213,13 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "auto",
         "without a topology: auto measures the links once for each set of hosts; refresh: again; off: never",
+    ),
+    Setting(
+        "HVD_EXT_CACHE",
+        "cache",
+        str,
+        "",
+        "folder where rank 0 keeps the measured links; empty: hvd_ext in the user's cache folder",
     ),
     Setting(
         "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"

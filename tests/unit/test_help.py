@@ -15,7 +15,7 @@ from hvd_ext.commands.plan import app as plan
 from hvd_ext.commands.trace import app as trace
 
 APPS = {"": main, "bench": bench, "cluster": cluster, "plan": plan, "trace": trace}
-FORWARDED = {"bench", "cluster", "plan", "trace"}  # main hands their arguments on
+FORWARDED = {"bench", "cluster", "plan", "probe", "trace"}  # main hands their arguments on
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -191,7 +191,7 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert "bound: no allreduce of whole buffers can take less than 6.711 ms" in text
     assert "does not apply: a torus is even" in text
     assert "level 0: reduce" in text
-    assert f"in hosts 16gbit each way and 5 us a message; from {tmp_path / 'c.yaml'}" in text
+    assert f"in hosts 16gbit each way and 2 us a message; from {tmp_path / 'c.yaml'}" in text
     written = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert written["winner"] == "flexreduce"
     assert len(written["algorithms"]) == len(registry.names())
@@ -201,7 +201,7 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
 def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> None:
     status, text = command("--hosts", "2,2", "--rate", "100mbit")
     assert status == 0
-    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message"
+    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message"
     assert f"links: {rates}; the rate between hosts is that of --rate, all else is assumed" in text
     assert "bound: no allreduce of whole buffers can take less than 671.1 ms" in text
     tree = cluster_of(None, "2,2", "100mbit")
@@ -214,7 +214,7 @@ def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> No
 
 def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
     text = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output)
-    assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message" in text
+    assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message" in text
     assert "--rate RATE with --hosts: of each host's link to the others, each way, such as 100mbit or 10gbit; " in text
     assert "links inside hosts stay as they are assumed" in text
 
