@@ -12,6 +12,7 @@ from hvd_ext.errors import InvalidError
 
 Wire = Literal["fp16", "bf16", "fp32"]
 Indices = Literal["auto", "int32", "delta", "bitmap"]
+Where = Literal["everywhere", "needed"]
 
 WIRES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 INDICES = get_args(Indices)
@@ -95,6 +96,8 @@ class TopK:
         seed: the seed of the selectors that draw random numbers.
         samplings: the number of samplings of "mstopk" (CommLib, algorithm 1).
         threshold: the least absolute value that the selector "threshold" sends.
+        where: "everywhere" selects from all gradients that may be sparsified; "needed" only from as few elements as
+            bring the predicted step within 5 % of that, once the times of a step are known (until then everywhere).
 
     Raises:
         InvalidError: a value breaks its rule, or two of them exclude each other.
@@ -115,11 +118,17 @@ class TopK:
     seed: int = 0
     samplings: int = 30
     threshold: float = 0.0
+    where: Where = "everywhere"
 
     def __post_init__(self) -> None:
         if self.density != "auto" and (not _is_number(self.density) or not 0 < self.density <= 1):
             raise InvalidError(f"TopK, density ({self.density!r}): must be a number above 0 and at most 1, or 'auto'")
-        for field, known in (("selector", selectors.names(native=True)), ("wire", tuple(WIRES)), ("indices", INDICES)):
+        for field, known in (
+            ("selector", selectors.names(native=True)),
+            ("wire", tuple(WIRES)),
+            ("indices", INDICES),
+            ("where", get_args(Where)),
+        ):
             if getattr(self, field) not in known:
                 raise InvalidError(f"TopK, {field} ({getattr(self, field)!r}): must be one of {', '.join(known)}")
         for field in ("per_tensor", "vectors", "masks"):

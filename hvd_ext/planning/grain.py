@@ -65,8 +65,30 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
     return min(max(_aligned(-(-nbytes // segments)), SMALLEST_SEGMENT_NBYTES), LARGEST_SEGMENT_NBYTES)
 
 
+def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
+    """Makes segments larger.
+
+    Args:
+        segment_nbytes: the size of a segment, from segment_nbytes().
+        nbytes: the size of the buffer.
+        factor: how many times larger segments may become.
+
+    Returns:
+        A multiple of 64 that cuts the buffer into equal segments, at most 4 MiB or segment_nbytes.
+    """
+    if factor == 1:
+        return segment_nbytes
+    wanted = min(segment_nbytes * factor, max(LARGEST_SEGMENT_NBYTES, segment_nbytes))
+    segments = max(-(-nbytes // wanted), 1)
+    return _aligned(max(-(-nbytes // segments), 1))
+
+
 def message_nbytes(beta_s_per_byte: float) -> float:
-    """The best size of a message over a link between hosts with this rate."""
+    """The best size of a message over a link between hosts.
+
+    Args:
+        beta_s_per_byte: the link's seconds per byte.
+    """
     nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
     if beta_s_per_byte == 0:
         return MESSAGE_NBYTES

@@ -28,8 +28,8 @@ from hvd_ext.planning.cost.lane import (
 from hvd_ext.planning.cost.levels import level_profile
 from hvd_ext.planning.cost.simulate import WINDOW
 from hvd_ext.planning.cost.sparse import Sparsity
-from hvd_ext.planning.grain import segment_nbytes
-from hvd_ext.planning.limits import MOST_RANKS
+from hvd_ext.planning.grain import coarser, segment_nbytes
+from hvd_ext.planning.limits import MOST_RANKS, size_class
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.sparse_planner import best_variant, companion, sparsity_on
 from hvd_ext.planning.tensors import DTYPES
@@ -39,16 +39,55 @@ from hvd_ext.topology.tree import Tree
 _INDEX_NBYTES = 2.0
 
 
+# Segments may be so many times larger than the grain, where a rank's messages take more than this part of the time of
+# the busiest port; they are where a bucket then takes this much less time.
+COARSER = (1, 2, 4)
+BUSY_RANK = 0.5
+WORTH_COARSER = 0.97
+
+
+@lru_cache(maxsize=4096)
+def segment_of(tree: Tree, name: str, nbytes: int) -> int:
+    """The segments of a bucket in the lane: of the grain, or larger where messages take much of the processor.
+
+    Args:
+        tree: the cluster.
+        name: the name of a schedule that supports the cluster.
+        nbytes: the bytes of the bucket as sent.
+
+    Returns:
+        Bytes.
+    """
+    plan = planner.allreduce_plan(tree, name).plan
+    return coarser(segment_nbytes(plan, nbytes, tree), nbytes, _factor(tree, name, size_class(nbytes)))
+
+
+@lru_cache(maxsize=1024)
+def _factor(tree: Tree, name: str, nbytes: int) -> int:
+    plan = planner.allreduce_plan(tree, name).plan
+    grain = segment_nbytes(plan, nbytes, tree)
+    if not tree.message_s or nbytes <= grain:
+        return 1
+    load = planner.profile_of(tree, name)
+    if load.messages_s <= BUSY_RANK * grain * load.busiest_s_per_byte:
+        return 1
+    prices = {
+        factor: parts_of(plan, tree, nbytes, coarser(grain, nbytes, factor), lambda: load).seconds for factor in COARSER
+    }
+    best = min(COARSER, key=lambda factor: prices[factor])
+    return best if prices[best] < prices[1] * WORTH_COARSER else 1
+
+
 @lru_cache(maxsize=1024)
 def _point(tree: Tree, name: str, nbytes: int) -> Parts:
     """The price of a bucket by one schedule, at a power of two."""
-    plan = planner.allreduce_plan(tree, name).plan
     half, quarter = nbytes // 2, nbytes // 4
-    grains = [segment_nbytes(plan, size, tree) for size in (half, nbytes)]
+    grains = [segment_of(tree, name, size) for size in (half, nbytes)]
     # Of so many segments a larger bucket goes on at their pace, unless its segments have another size.
     if half >= 2 * PLAYED_WINDOWS * WINDOW * grains[0] and abs(grains[1] - grains[0]) <= 0.1 * grains[0]:
         one, two = _point(tree, name, quarter), _point(tree, name, half)
         return Parts(3 * two.hold_s - 2 * one.hold_s, two.tail_s)
+    plan = planner.allreduce_plan(tree, name).plan
     return parts_of(plan, tree, nbytes, grains[1], lambda: planner.profile_of(tree, name))
 
 
@@ -111,7 +150,7 @@ def candidates(tree: Tree, nbytes: int) -> tuple[Candidate, ...]:
         The schedules, the cheapest in a lane of its own first; in a tie the one that holds the lane less, then the
         ring, as the simplest.
     """
-    low = min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
+    low = _low(nbytes)
     found = [
         Candidate(name, one_price(table([(size, _point(tree, name, size)) for size in (low, 2 * low)]), nbytes))
         for name in sorted({*_near(tree, low), *_near(tree, 2 * low)})
@@ -228,8 +267,34 @@ def sparse_parts(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity)
         nbytes: the size of the float32 buffer.
         sparsity: the sparsity of the step.
     """
+    low = _low(nbytes)
+    if nbytes == low:
+        return _sparse_point(plan, tree, nbytes, sparsity)
+    return one_price(table([(size, _sparse_point(plan, tree, size, sparsity)) for size in (low, 2 * low)]), nbytes)
+
+
+@lru_cache(maxsize=512)
+def _sparse_point(plan: LogicalPlan, tree: Tree, nbytes: int, sparsity: Sparsity) -> Parts:
     load = profile if tree.size <= MOST_RANKS else level_profile
     return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree, sparsity), sparsity)
+
+
+@lru_cache(maxsize=256)
+def gather_parts(tree: Tree, nbytes: int) -> Parts:
+    """The price in the lane of an all-gather, as of the rows of an embedding.
+
+    Args:
+        tree: the cluster.
+        nbytes: the bytes that all ranks together gather.
+    """
+    load = profile if tree.size <= MOST_RANKS else level_profile
+    plan = planner.all_gather_plan(tree)
+    return parts_of(plan, tree, nbytes, max(nbytes, 1), lambda: load(plan, tree))
+
+
+def _low(nbytes: int) -> int:
+    """The power of two below a size, such that a table has it and the next one."""
+    return min(max(1 << max(nbytes.bit_length() - 1, 0), LEAST_NBYTES), MOST_NBYTES // 2)
 
 
 def _variant(

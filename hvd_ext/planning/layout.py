@@ -1,163 +1,44 @@
-"""The layout: one value that says how a step is reduced, with its buckets and each bucket's plan and wire format.
+"""The planner of a step: it divides the tensors into buckets, chooses a plan for each, and says why.
 
-A layout knows neither the engine nor TensorFlow. `hvd_ext.job.runtime` hands its plans to the engine and opens a lane
-for it; the ranks compare the results of `described`.
+With the times of the step's tensors, the lane's price decides (`lane_prices`); without them, buckets have a fixed size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
+import math
 from collections.abc import Sequence
-from typing import Any
 
 from hvd_ext.compression import density, selectors
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import INDICES, WIRES, TopK
-from hvd_ext.planning import buckets, grain, ir, planner
+from hvd_ext.planning import buckets as bucketers, grain, lane_prices, needed, planner
+from hvd_ext.planning.bucket_layout import BucketLayout, Layout, Outcome, Selection
 from hvd_ext.planning.choice import Choice
-from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.tensors import DTYPES, Tensor
+from hvd_ext.planning.cost import lane
+from hvd_ext.planning.cost.lane import Parts, Table
+from hvd_ext.planning.prediction import in_lane, lane_of, loads_of, of_lane, ready_of
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree
+
+__all__ = ["BucketLayout", "Groups", "Layout", "Outcome", "Selection", "layout"]
 
 Groups = int | Sequence[Sequence[int]] | None
 
-# the mean size of an index as sent: a gap takes two bytes at densities around 0.001, and less at higher densities
-_INDEX_NBYTES = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """How the engine selects from a bucket: the selected elements of each sum are sent, the rest stays in the residual.
-
-    A rank keeps the residual and the velocity of the units in its plan's SELECT or FOLD (tf_ops/plan/ir.def). Both are
-    on the scale of the sums there.
-
-    Args:
-        dense_above: steps of this density and above use the bucket's dense plan; with 0 all steps do.
-        selector: the selector's number in the native code (hvd_ext/compression/selectors.py).
-        samplings: the number of samplings of MSTopK, at least 1.
-        seed: the seed of random selectors.
-        threshold: the magnitude from which the threshold selector takes elements.
-        momentum: the coefficient in [0, 1) of the velocity that gradients go through first; None for no velocity.
-        nesterov: whether the velocity is Nesterov's.
-        masks: whether the velocity of sent elements is set to 0.
-        value_wire: the dtype in which selected values are sent, "float32", "float16" or "bfloat16"; None for float32.
-            float16 is bounded by 65504; the rounding error stays in the residual.
-        indices: the encoding of the indices: 0 for the shortest, 1 for int32, 2 for gaps, 3 for a bitmap.
-        per_tensor: whether k is divided over the tensors; else one k covers all of them.
-    """
-
-    dense_above: float = 1.0
-    selector: int = 0
-    samplings: int = 30
-    seed: int = 0
-    threshold: float = 0.0
-    momentum: float | None = None
-    nesterov: bool = False
-    masks: bool = True
-    value_wire: str | None = None
-    indices: int = 0
-    per_tensor: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class BucketLayout:
-    """Tensors that are reduced together, and how.
-
-    Args:
-        dtype: the dtype of all tensors of the bucket, a key of `DTYPES`.
-        tensors: the tensors' places in the layout, in their order in the buffer.
-        op: the number of `Sum` or `Average` (tf_ops/kernels/reduce.h).
-        plan: the plan of an ordinary step.
-        segment_nbytes: the grain of pipelining in bytes sent, at least 1.
-        wire: the dtype in which float32 is sent, "float16" or "bfloat16"; None for the bucket's own dtype.
-        selection: how elements are selected; None to send all elements.
-        dense: the plan of a step in which nothing is selected; None without a selection.
-        choice: the planner's choice of the plan; None if the plan was given.
-    """
-
-    dtype: str
-    tensors: tuple[int, ...]
-    op: int
-    plan: LogicalPlan
-    segment_nbytes: int
-    wire: str | None = None
-    selection: Selection | None = None
-    dense: LogicalPlan | None = None
-    choice: Choice | None = None
-
-    def described(self) -> list[Any]:
-        """Return the values that must be the same on all ranks."""
-        common = [list(self.tensors), self.plan.algorithm, f"plan {ir.digest(self.plan):016x}", self.segment_nbytes]
-        if self.selection is None or self.dense is None:
-            return common
-        return [*common, f"dense plan {ir.digest(self.dense):016x}", f"dense from {self.selection.dense_above!r}"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """How the gradients of a step are reduced; the same on all ranks.
-
-    Args:
-        tensors: the tensors of the step, in the order of the model's layers. Tensors outside all buckets are not sent.
-        buckets: the buckets in the order in which they start; a tensor is in at most one.
-    """
-
-    tensors: tuple[Tensor, ...]
-    buckets: tuple[BucketLayout, ...]
-
-    @functools.cached_property
-    def travelling(self) -> tuple[int, ...]:
-        """The ascending places of the tensors that are in a bucket; the engine numbers them from 0 in this order."""
-        return tuple(sorted(place for bucket in self.buckets for place in bucket.tensors))
-
-    @functools.cached_property
-    def nbytes(self) -> tuple[int, ...]:
-        """The size of each bucket in memory."""
-        return tuple(sum(self.tensors[place].nbytes for place in bucket.tensors) for bucket in self.buckets)
-
-    @functools.cached_property
-    def largest(self) -> BucketLayout | None:
-        """The bucket with the most bytes; None if there is no bucket."""
-        return self.buckets[self.nbytes.index(max(self.nbytes))] if self.buckets else None
-
-    @functools.cached_property
-    def selected(self) -> frozenset[int]:
-        """The places of the tensors with error feedback."""
-        return frozenset(place for bucket in self.buckets if bucket.selection for place in bucket.tensors)
-
-    @functools.cached_property
-    def with_momentum(self) -> frozenset[int]:
-        """The places of the tensors whose gradients go through momentum correction before they are sent."""
-        return frozenset(
-            place
-            for bucket in self.buckets
-            if bucket.selection is not None and bucket.selection.momentum is not None
-            for place in bucket.tensors
-        )
-
-    def described(self) -> dict[str, Any]:
-        """Return the values that must be the same on all ranks, bucket by bucket."""
-        return {f"bucket {number}": bucket.described() for number, bucket in enumerate(self.buckets)}
-
-    @functools.cached_property
-    def digest(self) -> int:
-        """A 64-bit hash of the tensors' shapes and dtypes and of the compared values of all buckets."""
-        text = repr([[tensor.text for tensor in self.tensors], self.described()])
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-    def __str__(self) -> str:
-        lines = []
-        for number, (bucket, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
-            form = bucket.dtype if bucket.wire is None else f"{bucket.dtype} as {bucket.wire}"
-            count = "1 tensor" if len(bucket.tensors) == 1 else f"{len(bucket.tensors)} tensors"
-            words = [f"bucket {number}: {count}, {nbytes} bytes of {form}", bucket.plan.algorithm]
-            if bucket.selection is not None and bucket.selection.dense_above > 0:
-                words.append(f"dense from a density of {bucket.selection.dense_above:.3g}")
-            lines.append(f"{', '.join(words)}, in segments of {bucket.segment_nbytes} bytes")
-        return "\n".join(lines) or "nothing travels"
+# Bucketers whose step is within this factor by the prices of buckets are played, as long as that takes a moment.
+WORTH_PLAYING = 1.03
+MOST_PLAYED = 3
+MOST_BUCKETS = 100  # more are played only where no fewer are as good
+PLAYED_MESSAGES = 12_000
+# Steps within this factor are a tie, in which the bucketer with the fewest buckets wins, then the simplest one.
+TIE = 0.005
+# With up to so many buckets each may get a schedule that is not the fastest alone, but better in the lane.
+MOST_EXCHANGED = 64
+WORTH_EXCHANGING = 0.001
+# The rounds in which a quick bucketer looks for the tensors that must be sparsified, each within a smaller factor.
+MOST_CONFIRMED = 3
 
 
 def layout(
@@ -166,13 +47,15 @@ def layout(
     op: int,
     *,
     algorithm: str = "auto",
-    bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
+    bucket_nbytes: int = bucketers.DEFAULT_BUCKET_NBYTES,
     wire: str | None = None,
     groups: Groups = None,
     places: Sequence[int] | None = None,
     topk: TopK | None = None,
     sparse_algorithm: str = "hitopk",
     momentum: Momentum | None = None,
+    buckets: str = "auto",
+    times: StepTimes | None = None,
 ) -> Layout:
     """Lay out a step: divide its tensors into buckets, and choose a plan for each.
 
@@ -189,54 +72,284 @@ def layout(
         topk: how top-k gradients are selected; None to send all gradients whole.
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
+        buckets: a bucketer's name, or "auto": with times the one with the shortest predicted step, without times the
+            simplest one that can do it.
+        times: the times at which the tensors are ready; None if they are not known.
 
     Raises:
-        PlanError: there is no such algorithm, or it cannot run on the cluster.
+        PlanError: there is no such algorithm or bucketer, it cannot run on the cluster or with these arguments, or the
+            times are those of another model.
     """
-    travelling = range(len(tensors)) if places is None else places
-    planned: list[BucketLayout] = []
-    for dtype, members in _divided(tensors, travelling, groups, bucket_nbytes, topk):
-        nbytes = sum(tensors[place].nbytes for place in members)
-        first = tensors[members[0]]
-        selects = topk is not None and topk.takes(first.shape, first.dtype)
-        if topk is not None and dtype == "float32" and (selects or momentum is not None):
-            choice = _sparse_choice(tree, nbytes, topk, sparse_algorithm)
+    travelling = tuple(range(len(tensors)) if places is None else places)
+    step = _Step(tree, tuple(tensors), op, algorithm, wire, topk, sparse_algorithm, momentum, times)
+    wishes = _Wishes(travelling, bucket_nbytes, groups, buckets)
+    selected = frozenset(
+        place for place in travelling if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)
+    )
+    if topk is not None and topk.where == "needed" and times is not None and selected:
+        selected = _needed(step, wishes, selected)
+    return _laid_out(step, wishes, selected)
+
+
+def _needed(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> frozenset[int]:
+    """The tensors that TopK(where="needed") sparsifies: found with a quick bucketer, and confirmed by the best."""
+    assert step.times is not None
+    quick = wishes
+    if wishes.buckets in ("auto", "optimal") and wishes.groups is None:
+        quick = dataclasses.replace(wishes, buckets="mgwfbp")
+    limit_s = _quickest(step, wishes, selected) * needed.NEAR
+    near = needed.NEAR
+    for _ in range(MOST_CONFIRMED):
+        found = needed.fewest(
+            step.tensors, step.ready_s, selected, lambda some: _quickest(step, quick, frozenset(some)), near
+        )
+        if _quickest(step, wishes, found) <= limit_s:
+            return found
+        near = math.sqrt(near)
+    return selected
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """What is sent, and how: the arguments of layout() that each bucket needs."""
+
+    tree: Tree
+    tensors: tuple[Tensor, ...]
+    op: int
+    algorithm: str
+    wire: str | None
+    topk: TopK | None
+    sparse_algorithm: str
+    momentum: Momentum | None
+    times: StepTimes | None
+    known: dict[tuple[frozenset[int], str], tuple[_Priced, dict[str, Outcome]]] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )  # what _priced() has found, by the tensors that select and the bucketer
+
+    @functools.cached_property
+    def ready_s(self) -> tuple[float, ...]:
+        """The time at which each tensor is ready, seconds."""
+        assert self.times is not None
+        return ready_of(self.times, self.tensors)
+
+    @functools.cached_property
+    def loads(self) -> tuple[tuple[float, float], ...]:
+        """What travels beside the buckets: when it is ready, and how long it holds the lane, seconds."""
+        assert self.times is not None
+        return tuple(loads_of(self.tree, self.times))
+
+    def corrected(self, dtype: str) -> bool:
+        """Whether tensors that are not selected go through the momentum correction."""
+        return self.momentum is not None and self.topk is not None and dtype == "float32"
+
+    def price(self, kind: bucketers.Class) -> Table:
+        """The price of the buckets of a class, by their bytes in memory."""
+        dtype, selects = kind
+        if self.topk is not None and (selects or self.corrected(dtype)):
+            made = lane_prices.sparse_table if selects else lane_prices.companion_table
+            sparsity = lane_prices.sparsity_of(self.tree, self.topk)
+            return made(self.tree, self.sparse_algorithm, sparsity, self.topk.height)
+        halved = self.wire is not None and dtype == "float32"
+        if self.algorithm == "auto":
+            found = lane_prices.best_table(self.tree)
+        else:
+            found = lane_prices.dense_table(self.tree, self.algorithm)
+        return dataclasses.replace(found, nbytes=2 * found.nbytes) if halved else found
+
+    def bucket(self, members: tuple[int, ...], nbytes: int, selects: bool, name: str | None = None) -> BucketLayout:
+        """Plans a bucket; `name` is a schedule that was chosen by the lane's price."""
+        dtype = self.tensors[members[0]].dtype
+        if self.topk is not None and (selects or self.corrected(dtype)):
+            choice = self._sparse_choice(nbytes)
             assert choice.dense is not None
             plan = choice.plan if selects else choice.dense
-            selection = _selection(topk, momentum, choice.dense_above if selects else 0.0)
-            segment = grain.segment_nbytes(plan, nbytes, tree)
+            selection = _selection(self.topk, self.momentum, choice.dense_above if selects else 0.0)
+            segment = grain.segment_nbytes(plan, nbytes, self.tree)
             # no wire: rounding a sum for sending would lose what error feedback must keep
-            planned.append(BucketLayout(dtype, members, op, plan, segment, None, selection, choice.dense, choice))
+            return BucketLayout(dtype, members, self.op, plan, segment, None, selection, choice.dense, choice)
+        halved = self.wire if dtype == "float32" else None
+        sent = nbytes // 2 if halved else nbytes
+        if self.algorithm != "auto" or self.times is None:
+            choice = planner.allreduce_plan(self.tree, self.algorithm, nbytes=sent)
         else:
-            halved = wire if dtype == "float32" else None
-            sent = nbytes // 2 if halved else nbytes
-            choice = planner.allreduce_plan(tree, algorithm, nbytes=sent)
-            segment = grain.segment_nbytes(choice.plan, sent, tree)
-            planned.append(BucketLayout(dtype, members, op, choice.plan, segment, halved, choice=choice))
-    return Layout(tuple(tensors), tuple(planned))
+            among = lane_prices.candidates(self.tree, sent)
+            choice = lane_prices.chosen(self.tree, name or among[0].name, sent, among)
+        if self.times is None:
+            segment = grain.segment_nbytes(choice.plan, sent, self.tree)
+        else:
+            segment = lane_prices.segment_of(self.tree, choice.algorithm, sent)
+        return BucketLayout(dtype, members, self.op, choice.plan, segment, halved, choice=choice)
+
+    def _sparse_choice(self, nbytes: int) -> Choice:
+        assert self.topk is not None
+        usual = density.schedule(self.topk).densities[-1]
+        entry_nbytes = lane_prices.entry_nbytes(WIRES[self.topk.wire])
+        return planner.sparse_plan(
+            self.tree, self.sparse_algorithm, nbytes, usual, entry_nbytes, height=self.topk.height
+        )
 
 
-def _divided(
-    tensors: Sequence[Tensor], places: Sequence[int], groups: Groups, bucket_nbytes: int, topk: TopK | None
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Divide the tensors that are sent into buckets; return each bucket's dtype and the places of its tensors."""
-    some = [tensors[place] for place in places]
-    if not some:
-        return []
+@dataclasses.dataclass(frozen=True)
+class _Wishes:
+    """The arguments of layout() that divide tensors into buckets."""
+
+    places: tuple[int, ...]
+    bucket_nbytes: int
+    groups: Groups
+    buckets: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Divided:
+    """The buckets of a bucketer: their tensors' places, their sizes, and whether they select."""
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+    nbytes: tuple[int, ...]
+    selects: tuple[bool, ...]
+
+
+def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
+    request = _request(step, wishes, selected)
+    if not wishes.places:
+        return Layout(step.tensors, ())
+    if step.times is None:
+        name = bucketers.choose(request) if wishes.buckets == "auto" else wishes.buckets
+        return _built(step, _divided(wishes, request, name, selected))
+    priced, found = _priced(step, wishes, request, selected)
+    outcomes = dict(found)
+    worth = _worth(priced)
+    if len(worth) > 1:
+        layouts = [_built(step, one) for _, one in worth]
+        lanes = [lane_of(step.tree, one, step.times) for one in layouts]
+        if max(lane.messages_of(one, step.tree) for one in lanes) <= PLAYED_MESSAGES:  # all are played, or none is
+            steps = [in_lane(step.tree, one, step.times).step_s for one in lanes]
+            worth = [(step_s, one) for step_s, (_, one) in zip(steps, worth, strict=True)]
+            for step_s, one in worth:
+                outcomes[one.name] = dataclasses.replace(outcomes[one.name], step_s=step_s)
+    _, best = min(_tied(worth), key=lambda pair: (len(pair[1].members), bucketers.SIMPLEST_FIRST.index(pair[1].name)))
+    listed = sorted(
+        outcomes.values(),
+        key=lambda one: (one.bucketer != best.name, one.step_s is None, one.step_s or 0.0, one.bucketer),
+    )
+    return dataclasses.replace(_built(step, best), outcomes=tuple(listed))
+
+
+_Priced = list[tuple[float, _Divided]]  # the step of each bucketer, seconds
+
+
+def _tied(priced: _Priced) -> _Priced:
+    least_s = min(step_s for step_s, _ in priced)
+    return [(step_s, one) for step_s, one in priced if step_s <= least_s * (1 + TIE)]
+
+
+def _worth(priced: _Priced) -> _Priced:
+    """The bucketers that may be the best when they are played."""
+    near = [(step_s, one) for step_s, one in priced if step_s <= priced[0][0] * WORTH_PLAYING]
+    if any(len(one.members) <= MOST_BUCKETS for _, one in _tied(near)):
+        near = [(step_s, one) for step_s, one in near if len(one.members) <= MOST_BUCKETS]
+    return near[:MOST_PLAYED]
+
+
+def _quickest(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> float:
+    """The shortest step of all bucketers by the prices of buckets, seconds."""
+    priced, _ = _priced(step, wishes, _request(step, wishes, selected), selected)
+    return priced[0][0]
+
+
+def _priced(
+    step: _Step, wishes: _Wishes, request: bucketers.Request, selected: frozenset[int]
+) -> tuple[_Priced, dict[str, Outcome]]:
+    """Predicts the step of each bucketer by the prices of buckets: those that apply, the shortest step first."""
+    if (selected, wishes.buckets) in step.known:
+        return step.known[selected, wishes.buckets]
+    assert step.times is not None
+    names: Sequence[str] = (wishes.buckets,)
+    if wishes.buckets == "auto":  # of those that do without times only the simplest
+        timeless, simplest = ("by_size", "by_groups", "apart"), bucketers.choose(request)
+        names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
+    priced: _Priced = []
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        reason = bucketers.supports(bucketers.get(name), request)
+        if reason is not None and wishes.buckets == "auto":
+            outcomes[name] = Outcome(name, None, reason=reason)
+            continue
+        one = _divided(wishes, request, name, selected)
+        parts = _parts(step, one)
+        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts, step.loads)
+        step_s = of_lane(step.times, begins_s, ends_s).step_s
+        outcomes[name] = Outcome(name, step_s, len(one.members))
+        priced.append((step_s, one))
+    step.known[selected, wishes.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
+    return step.known[selected, wishes.buckets]
+
+
+def _ready_s(step: _Step, divided: _Divided) -> list[float]:
+    return [max(step.ready_s[place] for place in group) for group in divided.members]
+
+
+def _parts(step: _Step, divided: _Divided) -> list[Parts]:
+    """The prices of buckets, class by class."""
+    kinds = [
+        (step.tensors[group[0]].dtype, selects) for group, selects in zip(divided.members, divided.selects, strict=True)
+    ]
+    found: dict[int, Parts] = {}
+    for kind in dict.fromkeys(kinds):
+        own = [number for number, other in enumerate(kinds) if other == kind]
+        hold_s, tail_s = step.price(kind).parts_s([divided.nbytes[number] for number in own])
+        found.update(zip(own, map(Parts, hold_s.tolist(), tail_s.tolist()), strict=True))
+    return [found[number] for number in range(len(kinds))]
+
+
+def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketers.Request:
+    number = {place: index for index, place in enumerate(wishes.places)}
+    groups = wishes.groups
     if groups is not None and not isinstance(groups, int):
-        number = {place: index for index, place in enumerate(places)}
         groups = [[number[place] for place in group if place in number] for group in groups]
-    selected = None
-    if topk is not None:
-        selected = [index for index, tensor in enumerate(some) if topk.takes(tensor.shape, tensor.dtype)]
-    found = buckets.plan(buckets.Request(some, bucket_nbytes, groups, selected))
-    return [(bucket.dtype, tuple(places[index] for index in bucket.tensors)) for bucket in found.buckets]
+    sparse = None if step.topk is None else frozenset(number[place] for place in selected)
+    ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
+    some = [step.tensors[place] for place in wishes.places]
+    price = None if step.times is None else step.price
+    loads = () if step.times is None else step.loads
+    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
 
 
-def _sparse_choice(tree: Tree, nbytes: int, topk: TopK, algorithm: str) -> Choice:
-    usual = density.schedule(topk).densities[-1]
-    entry_nbytes = DTYPES[WIRES[topk.wire]].nbytes + _INDEX_NBYTES
-    return planner.sparse_plan(tree, algorithm, nbytes, usual, entry_nbytes, height=topk.height)
+def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
+    found = bucketers.plan(request, name).buckets
+    members = tuple(tuple(wishes.places[index] for index in bucket.tensors) for bucket in found)
+    return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
+
+
+def _built(step: _Step, divided: _Divided) -> Layout:
+    names = _exchanged(step, divided)
+    built = [step.bucket(*one) for one in zip(divided.members, divided.nbytes, divided.selects, names, strict=True)]
+    return Layout(step.tensors, tuple(built), divided.name)
+
+
+def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
+    """The schedules of the buckets in the lane: the fastest ones, exchanged where the lane then ends earlier."""
+    names: list[str | None] = [None] * len(divided.members)
+    if step.times is None or step.algorithm != "auto" or len(names) > MOST_EXCHANGED:
+        return names
+    ready_s, parts = _ready_s(step, divided), _parts(step, divided)
+    options = {}
+    for number, (group, nbytes, selects) in enumerate(
+        zip(divided.members, divided.nbytes, divided.selects, strict=True)
+    ):
+        dtype = step.tensors[group[0]].dtype
+        if not selects and not step.corrected(dtype):
+            sent = nbytes // 2 if step.wire is not None and dtype == "float32" else nbytes
+            options[number] = lane_prices.candidates(step.tree, sent)
+            parts[number] = options[number][0].parts
+    latest_s = max(lane.recursion(ready_s, parts, step.loads)[1])
+    for number in sorted(options, reverse=True):
+        for other in options[number][1:]:
+            tried = [*parts[:number], other.parts, *parts[number + 1 :]]
+            tried_s = max(lane.recursion(ready_s, tried, step.loads)[1])
+            if tried_s < latest_s * (1 - WORTH_EXCHANGING):
+                parts, latest_s, names[number] = tried, tried_s, other.name
+    return names
 
 
 def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Selection:
@@ -255,4 +368,5 @@ def _selection(topk: TopK, momentum: Momentum | None, dense_above: float) -> Sel
         value_wire=None if wire == "float32" else wire,
         indices=INDICES.index(topk.indices),
         per_tensor=topk.per_tensor,
+        density=density.schedule(topk).densities[-1],
     )

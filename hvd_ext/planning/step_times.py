@@ -31,6 +31,8 @@ class StepTimes:
         ready_s: for each tensor the time at which its gradient is ready, seconds from the begin of the step.
         forward_s: the time of the forward pass, seconds.
         update_s: the time of the update of the weights, seconds; None if it is not known.
+        rows: what travels on its own beside the buckets, such as the rows of embeddings: for each the time at which it
+            is ready, seconds, and the bytes that all ranks together gather. A file does not have them.
 
     Raises:
         PlanError: the numbers of tensors and times differ, or a time is negative or not finite.
@@ -40,6 +42,7 @@ class StepTimes:
     ready_s: tuple[float, ...]
     forward_s: float = 0.0
     update_s: float | None = None
+    rows: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.tensors) != len(self.ready_s):
@@ -49,10 +52,11 @@ class StepTimes:
         for what, value in [
             ("forward_s", self.forward_s),
             ("update_s", self.update_s or 0.0),
+            *(("rows", value) for row in self.rows for value in row),
             *((f"tensor {one.name!r}", ready) for one, ready in zip(self.tensors, self.ready_s, strict=True)),
         ]:
             if not 0 <= value < math.inf:
-                raise PlanError(f"step times, {what} ({value}): must be a finite number of seconds, 0 or more")
+                raise PlanError(f"step times, {what} ({value}): must be a finite number, 0 or more")
 
     @cached_property
     def order(self) -> tuple[int, ...]:

@@ -64,6 +64,14 @@ class Node:
                 f"and {len(self.children)} children"
             )
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, because plans and prices are looked up by their tree, and a tree of thousands of ranks takes long."""
+        return hash((self.name, self.link, self.children, self.rank, self.port))
+
     @cached_property
     def ports(self) -> tuple[Link, ...]:
         """The port of each child to this node."""

@@ -44,6 +44,7 @@ class Request:
             the two kinds may share buckets.
         ready_s: the time at which each tensor is ready, seconds; None if it is not known.
         price: gives the price of the buckets of a class; None if it is not known.
+        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
     """
 
     tensors: Sequence[Tensor]
@@ -52,6 +53,7 @@ class Request:
     sparse: Collection[int] | None = None
     ready_s: Sequence[float] | None = None
     price: Callable[[Class], Price] | None = None
+    loads: Sequence[tuple[float, float]] = ()
 
     @property
     def order(self) -> tuple[int, ...]:

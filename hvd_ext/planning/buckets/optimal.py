@@ -7,8 +7,9 @@ buckets; which class the last of these buckets has follows from whose last tenso
 from states of one kind only, and all states whose last tensor is the t-th of the ready order are found together.
 
 A state keeps the least time at which the lane is free. That is enough without tails, where the lane is free when the
-last bucket is delivered. With tails, the search takes only buckets that are delivered before a limit D. D begins
-without limit and becomes the latest delivery of each solution, until there is none: the last solution is the best one.
+last bucket is delivered. With tails, the search takes only buckets that are delivered before a limit. The latest
+delivery of each solution becomes the limit, until there is no solution any more: the last one is the best one. Where
+that goes in small steps, bisection brings the limit near the end.
 
 Of one class and without tails it is E_j = min over i < j of max(E_i, r_j) + T(S_j - S_i), in O(n^2).
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,9 @@ card = Card(
 )
 
 MOST_CLASSES = 2
+# So often the latest delivery is the next limit at once; then the rest is halved down to this part of it.
+STRICT = 4
+NARROWED = 1e-5
 
 _Floats = NDArray[np.float64]
 
@@ -97,40 +102,74 @@ class Line:
     price: Price
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Something else that holds the lane: after how many tensors of the ready order, from when on, and for how long."""
+
+    place: int
+    ready_s: float
+    hold_s: float
+
+
+def loads_of(loads: Sequence[tuple[float, float]], ready_s: Sequence[float]) -> list[Load]:
+    """Puts loads into the ready order: each goes before the first tensor that is ready later.
+
+    Args:
+        loads: for each the time at which it is ready, and how long it holds the lane, seconds.
+        ready_s: the time at which each tensor is ready, seconds.
+
+    Returns:
+        The loads in their order.
+    """
+    return [Load(sum(ready <= since for ready in ready_s), since, hold_s) for since, hold_s in sorted(loads)]
+
+
 Cut = tuple[int, int, int]  # a bucket: the number of its line, its first tensor there, and the one after its last
 
 
-def best(lines: Sequence[Line]) -> list[Cut]:
+def best(lines: Sequence[Line], loads: Sequence[Load] = ()) -> list[Cut]:
     """Finds the buckets with which the last delivery is earliest.
 
     Args:
         lines: the tensors of one class or two, or none.
+        loads: what else uses the lane, in its order.
 
     Returns:
         The buckets in the order in which they start.
     """
     if not lines:
         return []
-    search = _Search(lines)
-    found, limit_s = search.before(np.inf), np.inf
+    search = _Search(lines, loads)
+    found = search.before(np.inf)
     assert found is not None
-    while True:
-        limit_s = latest_s(found, lines)
+    latest, least_s = latest_s(found, lines, loads), search.free_s  # no solution frees the lane before least_s
+    for tried in count():
+        far = tried >= STRICT and latest - least_s > NARROWED * latest
+        limit_s = (least_s + latest) / 2 if far else latest
         better = search.before(limit_s)
-        if better is None:
-            return found
-        found = better
+        if better is not None:
+            found, latest = better, latest_s(better, lines, loads)
+        elif far:
+            least_s = limit_s
+        else:
+            break
+    return found
 
 
-def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
+def latest_s(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = ()) -> float:
     """The time of the last delivery.
 
     Args:
         cuts: the buckets in the order in which they start.
         lines: the tensors.
+        loads: what else uses the lane, in its order.
     """
     free_s = last_s = 0.0
+    waiting = list(reversed(loads))
     for (number, _, end), hold_s, tail_s in zip(cuts, *_parts_s(cuts, lines), strict=True):
+        while waiting and waiting[-1].place <= lines[number].places[end - 1]:
+            load = waiting.pop()
+            free_s = max(free_s, load.ready_s) + load.hold_s
         free_s = max(free_s, float(lines[number].ready_s[end - 1])) + hold_s
         last_s = max(last_s, free_s + tail_s)
     return last_s
@@ -147,17 +186,18 @@ def _parts_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> tuple[list[float], l
     return hold_s.tolist(), tail_s.tolist()
 
 
-def joined(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Cut]:
+def joined(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = ()) -> list[Cut]:
     """Joins neighbours of a class as long as the last delivery does not become later.
 
     Args:
         cuts: the buckets in the order in which they start.
         lines: the tensors.
+        loads: what else uses the lane, in its order.
 
     Returns:
         The buckets that are left.
     """
-    kept, limit_s = list(cuts), latest_s(cuts, lines)
+    kept, limit_s = list(cuts), latest_s(cuts, lines, loads)
     place = 0
     while place < len(kept):
         number, begin, _ = kept[place]
@@ -165,7 +205,7 @@ def joined(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Cut]:
         if following is not None:
             tried = [*kept[:place], *kept[place + 1 : following], (number, begin, kept[following][2])]
             tried += kept[following + 1 :]
-            if latest_s(tried, lines) <= limit_s:
+            if latest_s(tried, lines, loads) <= limit_s:
                 kept = tried
                 continue
         place += 1
@@ -175,7 +215,8 @@ def joined(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Cut]:
 class _Search:
     """The least time at which the lane is free in each state, and the bucket that leads there."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[Line], loads: Sequence[Load]) -> None:
+        self._loads = loads
         nothing = np.zeros(0)
         self._lines = [*lines, Line(nothing.astype(np.int64), nothing, nothing, lines[0].price)][:2]
         counts = [len(line.places) for line in self._lines]
@@ -193,6 +234,7 @@ class _Search:
             prices = [line.price.parts_s(sums[end] - sums[:end]) for end in range(1, len(line.places) + 1)]
             self._parts.append([(hold_s[:, None], tail_s[:, None]) for hold_s, tail_s in prices])
         self._shape = (counts[0] + 1, counts[1] + 1)
+        self.free_s = 0.0  # the time at which the last solution frees the lane
 
     def before(self, limit_s: float) -> list[Cut] | None:
         """Finds buckets that are all delivered before a limit and free the lane as early as that allows.
@@ -206,7 +248,11 @@ class _Search:
         free_s = np.full(self._shape, np.inf)
         free_s[0, 0] = 0.0
         begins = np.zeros(self._shape, dtype=np.int64)
-        for number, end, others in self._steps:
+        waiting = list(reversed(self._loads))
+        for place, (number, end, others) in enumerate(self._steps):
+            while waiting and waiting[-1].place <= place:  # all states so far have their last tensor before it
+                load = waiting.pop()
+                free_s = np.maximum(free_s, load.ready_s) + load.hold_s
             line = self._lines[number]
             hold_s, tail_s = self._parts[number][end - 1]
             states, chosen = (free_s, begins) if number == 0 else (free_s.T, begins.T)
@@ -218,6 +264,7 @@ class _Search:
             states[end, : others + 1] = until_s[first, np.arange(others + 1)]
         if free_s[-1, -1] == np.inf:
             return None
+        self.free_s = float(free_s[-1, -1])
         return self._way(begins)
 
     def _way(self, begins: NDArray[np.int64]) -> list[Cut]:

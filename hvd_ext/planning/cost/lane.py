@@ -157,7 +157,8 @@ def parts_of(
     least_s = each * busiest.busiest_s_per_byte if busiest is not None else 0.0
     seconds = _Segments(program_of(plan, tree, sparsity), each, least_s, window)
     alone_s = seconds.first(segments)
-    hold_s = min((seconds.first(buckets * segments) - alone_s) / (buckets - 1), alone_s)
+    hold_s = (seconds.first(buckets * segments) - alone_s) / (buckets - 1)
+    hold_s = min(max(hold_s, segments * least_s), alone_s)  # while queues still grow, a lane seems faster than its port
     return Parts(hold_s, alone_s - hold_s)
 
 
@@ -187,16 +188,40 @@ class InLane:
         nbytes: the bytes of the bucket as sent.
         segment_nbytes: the grain of pipelining.
         ready_s: the time at which its last tensor is ready, seconds.
-        parts: its price.
+        price: gives its price, which is asked for where the lane is not played.
         sparsity: the sparsity of the step, for sparse plans.
+        is_bucket: whether it is a bucket, and not something else that travels beside them.
     """
 
     plan: LogicalPlan
     nbytes: int
     segment_nbytes: int
     ready_s: float
-    parts: Parts
+    price: Callable[[], Parts]
     sparsity: Sparsity = DENSE
+    is_bucket: bool = True
+
+    @property
+    def segments(self) -> int:
+        """The number of its segments."""
+        return -(-self.nbytes // self.segment_nbytes)
+
+
+def messages_of(buckets: Sequence[InLane], tree: Tree) -> float:
+    """Counts the messages that a play of a lane has; infinite in clusters of more than 16 ranks, which are not played.
+
+    Args:
+        buckets: the buckets.
+        tree: the cluster.
+    """
+    if tree.size > MOST_SIMULATED:
+        return float("inf")
+    counts: dict[tuple[int, Sparsity], int] = {}  # by the id() of the plan, whose hash takes long
+    for one in buckets:
+        key = (id(one.plan), one.sparsity)
+        if one.nbytes and key not in counts:
+            counts[key] = len(program_of(one.plan, tree, one.sparsity).messages)
+    return sum(one.segments * counts[id(one.plan), one.sparsity] for one in buckets if one.nbytes)
 
 
 def times_in_lane(
@@ -214,54 +239,44 @@ def times_in_lane(
     Returns:
         For each bucket the time at which it begins, and the time at which it has ended on all ranks, seconds.
     """
-    runs = _runs(buckets, tree, most_messages) if 1 < tree.size <= MOST_SIMULATED else None
-    if runs is None:
-        begins_s, ends_s = recursion([one.ready_s for one in buckets], [one.parts for one in buckets])
+    if messages_of(buckets, tree) > most_messages:
+        begins_s, ends_s = recursion([one.ready_s for one in buckets], [one.price() for one in buckets])
         return tuple(begins_s), tuple(ends_s)
-    begins, ends = Play(runs, window).seconds() if runs else ((), ())
-    begins_s, ends_s, before_s, played = [], [], 0.0, 0
+    sent = [one for one in buckets if one.nbytes]
+    programs = {(id(one.plan), one.sparsity): program_of(one.plan, tree, one.sparsity) for one in sent}
+    runs = [
+        Run(programs[id(one.plan), one.sparsity], one.nbytes / one.segments, one.segments, one.ready_s) for one in sent
+    ]
+    played = iter(zip(*Play(runs, window).seconds(), strict=True) if runs else ())
+    begins_s, ends_s, free_s = [], [], 0.0
     for one in buckets:
-        if one.nbytes:
-            before_s = begins[played]
-            ends_s.append(ends[played])
-            played += 1
-        else:
-            before_s = max(before_s, one.ready_s)
-            ends_s.append(before_s)
-        begins_s.append(before_s)
+        # an empty bucket has no segments, and ends when it may begin
+        free_s, end_s = next(played) if one.nbytes else (max(free_s, one.ready_s),) * 2
+        begins_s.append(free_s)
+        ends_s.append(end_s)
     return tuple(begins_s), tuple(ends_s)
 
 
-def _runs(buckets: Sequence[InLane], tree: Tree, most_messages: int) -> list[Run] | None:
-    """The runs of the buckets that are not empty; None if they have too many messages."""
-    runs, messages = [], 0
-    programs: dict[tuple[int, Sparsity], Program] = {}  # by the id() of the plan, whose hash takes long
-    for one in buckets:
-        if not one.nbytes:
-            continue
-        key = (id(one.plan), one.sparsity)
-        if key not in programs:
-            programs[key] = program_of(one.plan, tree, one.sparsity)
-        segments = max(-(-one.nbytes // one.segment_nbytes), 1)
-        messages += segments * len(programs[key].messages)
-        if messages > most_messages:
-            return None
-        runs.append(Run(programs[key], one.nbytes / segments, segments, one.ready_s))
-    return runs
-
-
-def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+def recursion(
+    ready_s: Sequence[float], parts: Sequence[Parts], loads: Sequence[tuple[float, float]] = ()
+) -> tuple[list[float], list[float]]:
     """The times of the buckets of a lane by their prices, as in the module's docstring.
 
     Args:
         ready_s: the time at which each bucket is ready, in the order in which they start.
         parts: the price of each bucket.
+        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
+            It goes before the first bucket that is ready later.
 
     Returns:
         The times at which the buckets begin, and those at which they are delivered, seconds.
     """
     begins_s, ends_s, free_s = [], [], 0.0
+    waiting = sorted(loads, reverse=True)
     for ready, one in zip(ready_s, parts, strict=True):
+        while waiting and waiting[-1][0] < ready:
+            load_s, hold_s = waiting.pop()
+            free_s = max(free_s, load_s) + hold_s
         begin_s = max(free_s, ready)
         free_s = begin_s + one.hold_s
         begins_s.append(begin_s)

@@ -42,6 +42,7 @@ from hvd_ext.options.gradients import GradientOptions
         ("clip", 0.0, "clip .*above 0, or None"),
         ("clip", float("inf"), "clip"),
         ("threshold", -0.5, "threshold .*from 0"),
+        ("where", "nowhere", "where .*must be one of everywhere, needed"),
         ("threshold", 0.5, "threshold .*selector 'threshold' needs one above 0, the others take none"),
     ],
 )

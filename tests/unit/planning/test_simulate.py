@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import MESSAGE_NBYTES, allreduce_bound_s, ring_bound_s, ring_s, simulate
+from hvd_ext.planning.cost import MESSAGE_NBYTES, allreduce_bound_s, profile, ring_bound_s, ring_s, simulate
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
 from hvd_ext.planning.planner import all_gather_plan, all_to_all_plan, broadcast_plan, reduce_scatter_plan
@@ -154,3 +156,30 @@ def test_every_collective_can_be_simulated(tree: Tree) -> None:
         found = simulate(plan, tree, 1 << 20, 1 << 20)
         assert (found.seconds > 0) == (tree.size > 1)
         assert simulate(plan, tree, 0, 64).seconds == 0
+
+
+def test_a_child_may_have_a_slower_port_of_its_own() -> None:
+    half = Link(SLOW.alpha_s, 2 * SLOW.beta_s_per_byte)
+    hosts = [Node(name, FREE, (leaf(rank),), port=port) for rank, (name, port) in enumerate([("a", None), ("b", half)])]
+    tree = Tree(Node("cluster", SLOW, tuple(hosts)))
+    plan = given(2, 1, (Call("broadcast", (0, 1), (Span(0, 1),), 0),))
+    assert whole(plan, tree) == pytest.approx(SLOW.alpha_s + NBYTES * half.beta_s_per_byte)
+    assert simulate(plan, tree, NBYTES, NBYTES).bottleneck_s == pytest.approx(NBYTES * half.beta_s_per_byte)
+    # each of the two sends its summand, and the slower port carries it
+    assert allreduce_bound_s(tree, NBYTES) == pytest.approx(NBYTES * half.beta_s_per_byte)
+    assert ring_bound_s(tree, NBYTES) == pytest.approx(NBYTES * half.beta_s_per_byte)
+
+
+@pytest.mark.parametrize("tree", [even_tree(2, 2), even_tree(2, 2, 3), uneven_hosts(7)], ids=Tree.describe)
+def test_messages_take_the_time_of_a_processor(tree: Tree) -> None:
+    busy = dataclasses.replace(tree, message_s=1e-3)
+    for name in registry.names():
+        if registry.supports(registry.get(name), tree) is None:
+            plan = registry.get(name).build(tree)
+            load, free = profile(plan, busy), profile(plan, tree)
+            assert load.messages_s > 0 == free.messages_s
+            assert load.latency_s >= free.latency_s + 2e-3
+            # so many small segments take the messages of the busiest rank, one after the other
+            found = simulate(plan, busy, 200 << 10, 1 << 10).seconds
+            assert found >= 200 * load.messages_s * 0.99, name
+            assert load.price_s(200 << 10, 1 << 10) >= 200 * load.messages_s * 0.99

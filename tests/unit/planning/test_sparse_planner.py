@@ -144,7 +144,7 @@ def test_a_schedule_that_does_not_apply_says_why(monkeypatch: pytest.MonkeyPatch
 
 def test_plans_that_keep_their_residuals_in_different_places_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def clear() -> None:
-        for cached in (sparse_planner._chosen, sparse_planner._dense):
+        for cached in (sparse_planner._chosen, sparse_planner.companion):
             cached.cache_clear()
 
     clear()

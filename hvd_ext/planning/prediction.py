@@ -1,0 +1,191 @@
+"""The predicted time of a step with a layout: its computation, and the buckets in their lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hvd_ext.errors import PlanError
+from hvd_ext.planning import lane_prices, planner, registry
+from hvd_ext.planning.bucket_layout import BucketLayout, Layout
+from hvd_ext.planning.cost import lane, profile
+from hvd_ext.planning.cost.lane import InLane, Parts
+from hvd_ext.planning.cost.levels import level_profile
+from hvd_ext.planning.cost.simulate import MOST_MESSAGES
+from hvd_ext.planning.limits import MOST_RANKS
+from hvd_ext.planning.sparse_planner import sparsity_on
+from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predicted times of a step, seconds; times of buckets count from the begin of the step.
+
+    Args:
+        step_s: the time of the step.
+        exposed_s: the time of communication that is not hidden behind computation.
+        begins_s: for each bucket, the time at which it begins.
+        ends_s: for each bucket, the time at which it has ended on all ranks.
+    """
+
+    step_s: float
+    exposed_s: float
+    begins_s: tuple[float, ...]
+    ends_s: tuple[float, ...]
+
+
+def predict(
+    tree: Tree,
+    layout: Layout,
+    times: StepTimes,
+    *,
+    density: float | None = None,
+    most_messages: int = MOST_MESSAGES,
+) -> Prediction:
+    """Predicts the time of a step.
+
+    Args:
+        tree: the cluster.
+        layout: the layout of the step.
+        times: the times of its tensors.
+        density: the density of the step, where top-k gradients are sent; None for that of an ordinary step.
+        most_messages: the largest number of messages that are played. Lanes with more, and clusters of more than 16
+            ranks, have the times that follow from the buckets' prices.
+
+    Returns:
+        The prediction. The update of the weights follows the last bucket and the backward pass.
+
+    Raises:
+        PlanError: the times are those of another model.
+    """
+    return in_lane(tree, lane_of(tree, layout, times, density), times, most_messages)
+
+
+def in_lane(
+    tree: Tree, travelling: Sequence[InLane], times: StepTimes, most_messages: int = MOST_MESSAGES
+) -> Prediction:
+    """Predicts the time of a step from what travels in its lane.
+
+    Args:
+        tree: the cluster.
+        travelling: the buckets, and what else travels, from lane_of().
+        times: the computation of the step.
+        most_messages: as for predict().
+    """
+    begins_s, ends_s = lane.times_in_lane(travelling, tree, most_messages=most_messages)
+    found = of_lane(times, begins_s, ends_s)
+    buckets = [number for number, one in enumerate(travelling) if one.is_bucket]
+    return replace(
+        found,
+        begins_s=tuple(begins_s[number] for number in buckets),
+        ends_s=tuple(ends_s[number] for number in buckets),
+    )
+
+
+def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None = None) -> list[InLane]:
+    """Describes the buckets of a layout in their lane, and the rows that travel beside them.
+
+    Args:
+        tree: the cluster.
+        layout: the layout of the step.
+        times: the times of its tensors.
+        density: as for predict().
+
+    Raises:
+        PlanError: the times are those of another model.
+    """
+    ready_s = ready_of(times, layout.tensors)
+    travelling = [
+        _in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
+        for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
+    ]
+    for since, nbytes in sorted(times.rows):
+        later = (number for number, one in enumerate(travelling) if one.ready_s > since)
+        gathered = planner.all_gather_plan(tree)
+        one = InLane(
+            gathered, nbytes, max(nbytes, 1), since, partial(lane_prices.gather_parts, tree, nbytes), is_bucket=False
+        )
+        travelling.insert(next(later, len(travelling)), one)
+    return travelling
+
+
+def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, float]]:
+    """What the rows that travel beside the buckets are for the lane.
+
+    Args:
+        tree: the cluster.
+        times: the times of the step.
+
+    Returns:
+        For each the time at which it is ready, and how long it holds the lane, seconds.
+    """
+    return [(since, lane_prices.gather_parts(tree, nbytes).hold_s) for since, nbytes in times.rows]
+
+
+def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
+    """Makes the prediction of a step from the times of its buckets.
+
+    Args:
+        times: the computation of the step.
+        begins_s: for each bucket, the time at which it begins.
+        ends_s: for each bucket, the time at which it has ended.
+    """
+    exposed_s = max(max(ends_s, default=0.0) - times.computed_s, 0.0)
+    step_s = times.computed_s + exposed_s + (times.update_s or 0.0)
+    return Prediction(step_s, exposed_s, tuple(begins_s), tuple(ends_s))
+
+
+def ready_of(times: StepTimes, tensors: Sequence[Tensor]) -> tuple[float, ...]:
+    """The times at which tensors are ready.
+
+    Args:
+        times: the times of a model. If its tensors are others, or in another order, they are found by name.
+        tensors: the tensors of the step.
+
+    Returns:
+        The time of each tensor, seconds.
+
+    Raises:
+        PlanError: the times do not have a tensor, or it has another number of elements there.
+    """
+    if len(tensors) == len(times.tensors) and all(
+        one.name == other.name for one, other in zip(tensors, times.tensors, strict=True)
+    ):
+        found = list(zip(times.tensors, times.ready_s, strict=True))
+    else:
+        by_name = {one.name: (one, ready_s) for one, ready_s in zip(times.tensors, times.ready_s, strict=True)}
+        missing = next((tensor.name for tensor in tensors if tensor.name not in by_name), None)
+        if missing is not None:
+            raise PlanError(f"step times: tensor {missing!r} is missing; the times are those of another model")
+        found = [by_name[tensor.name] for tensor in tensors]
+    for tensor, (one, _) in zip(tensors, found, strict=True):
+        if one.elements != tensor.elements:
+            raise PlanError(
+                f"step times: tensor {tensor.name!r} has {one.elements} elements there and {tensor.elements} here; the "
+                "times are those of another model"
+            )
+    return tuple(ready_s for _, ready_s in found)
+
+
+def _in_lane(tree: Tree, bucket: BucketLayout, nbytes: int, ready_s: float, density: float | None) -> InLane:
+    selection = bucket.selection
+    if selection is None or bucket.dense is None:
+        sent = nbytes // 2 if bucket.wire is not None else nbytes
+        price = partial(_dense_parts, tree, bucket, sent)
+        return InLane(bucket.plan, sent, bucket.segment_nbytes, ready_s, price)
+    density = selection.density if density is None else density
+    plan = bucket.dense if density >= selection.dense_above else bucket.plan
+    sparsity = sparsity_on(tree, density, lane_prices.entry_nbytes(selection.value_wire or "float32"))
+    price = partial(lane_prices.sparse_parts, plan, tree, nbytes, sparsity)
+    return InLane(plan, nbytes, max(bucket.segment_nbytes, nbytes), ready_s, price, sparsity)
+
+
+def _dense_parts(tree: Tree, bucket: BucketLayout, nbytes: int) -> Parts:
+    plan = bucket.plan
+    if plan.algorithm in registry.names():
+        return lane_prices.one_price(lane_prices.dense_table(tree, plan.algorithm), nbytes)
+    load = profile if tree.size <= MOST_RANKS else level_profile
+    return lane.parts_of(plan, tree, nbytes, bucket.segment_nbytes, lambda: load(plan, tree))
