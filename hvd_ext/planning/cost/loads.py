@@ -90,6 +90,26 @@ class Ports:
         return float(self.alpha_s[ports // 2].max() + nbytes * busy.max())
 
 
+def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
+    """The time that each message takes a processor of its sender, and one of its receiver.
+
+    Args:
+        tree: the cluster; with several hosts, only messages between them cost its message_s.
+        senders: the sender of each message [n].
+        receivers: the receiver of each message [n].
+
+    Returns:
+        float64 [n], seconds.
+    """
+    hosts = tree.hosts()
+    if len(hosts) == 1 or not tree.message_s:
+        return np.full(len(senders), tree.message_s)
+    host_of = np.empty(tree.size, dtype=np.int64)
+    for number, ranks in enumerate(hosts):
+        host_of[list(ranks)] = number
+    return np.where(host_of[senders] == host_of[receivers], 0.0, tree.message_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The load of a plan on a cluster, for any size of buffer.
@@ -172,7 +192,7 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
-    one = np.full(len(sent.rounds), tree.message_s)
+    one = messages_s(tree, sent.senders, sent.receivers)
     busy = _table(sent.rounds, sent.senders, one, work.shape) + _table(sent.rounds, sent.receivers, one, work.shape)
     return Profile(
         latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()) + tree.handover.alpha_s,

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from hvd_ext.planning.cost.levels import Traffic, bottleneck
-from hvd_ext.planning.cost.loads import Ports
+from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
 from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
@@ -98,8 +98,6 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
         sparsity: the sparsity of the step, for sparse plans.
     """
     ports = Ports(tree)
-    hosts = tree.hosts()
-    host_of, one_host = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}, len(hosts) == 1
     tables = [rows_of(plan, rank) for rank in range(plan.size)]
     # The n-th send from one rank to another matches the n-th receive there.
     receives: dict[tuple[int, int], list[tuple[int, bool]]] = {}
@@ -118,13 +116,13 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
         sends: list[list[int]] = [[] for _ in places]
         shares = sent_shares(table, plan.units, sparsity)
         sending = np.isin(table[:, OPCODE], SENDS)
+        busy_s = messages_s(tree, np.full(plan.size, rank), np.arange(plan.size))  # by the receiver
         for row, share in zip(table[sending].tolist(), shares[sending].tolist(), strict=True):
             way = _way(ports, rank, row[PEER])
             place, reduces = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
             sends[places[row[ROUND]]].append(len(messages))
-            message_s = tree.message_s if one_host or host_of[rank] != host_of[row[PEER]] else 0.0
-            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, message_s))
+            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
         numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
         work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))

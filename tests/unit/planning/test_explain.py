@@ -101,7 +101,7 @@ def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
 def test_the_links_that_prices_assume_are_told() -> None:
     between, inside = links(from_hosts("aabbb"))
     assert between == LinkKind("between hosts", (8 / ETHERNET.beta_s_per_byte,) * 2, (30e-6, 30e-6))
-    assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (5e-6, 5e-6))
+    assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (2e-6, 2e-6))
     assert links(one_host(1)) == ()
     uneven = parse("""
         link: {alpha_s: 1.0e-5, beta_s_per_byte: 0}
@@ -191,7 +191,7 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert "bound: no allreduce of whole buffers can take less than 6.711 ms" in text
     assert "does not apply: a torus is even" in text
     assert "level 0: reduce" in text
-    assert f"in hosts 16gbit each way and 2 us a message; from {tmp_path / 'c.yaml'}" in text
+    assert f"in hosts 16gbit each way and 5 us a message; from {tmp_path / 'c.yaml'}" in text
     written = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert written["winner"] == "flexreduce"
     assert len(written["algorithms"]) == len(registry.names())
