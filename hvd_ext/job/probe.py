@@ -32,7 +32,7 @@ from hvd_ext.planning import lower, patterns
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
-from hvd_ext.topology.fit import Curve, levelled, line, rounded, typical
+from hvd_ext.topology.fit import Curve, levelled, line_between, rounded, typical
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ QUICK = "messages at a time:"
 ROUNDS = 16  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 REPEATS = 5
-HOST_SIZES = (64 << 10, 512 << 10, 4 << 20)
+# Buffers that fit into caches and, unless a host has many ranks, buffers that do not: so many bytes on a host at most.
+HOST_SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
+HOST_NBYTES = 64 << 20
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
 SELECTED_NBYTES = 2 << 20
 DENSITY = 0.01
@@ -122,7 +124,7 @@ class Stand:
 
         channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of)
         buffer = np.ones(tensor.elements, np.float32)
-        reduce = self.engine.prepare(channel, [buffer], [buffer])
+        reduce = self.engine.prepare(channel, [buffer], [np.empty_like(buffer)])
 
         def step() -> None:
             if dense is not None:
@@ -197,9 +199,10 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
     if meetings:
         _time_meetings(stand, hosts, meetings, _of(seen, "look"))
         seen = stand.gathered()
-    handover = line([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (4, *HOST_SIZES)])
+    sizes = host_sizes(hosts)
+    handover = line_between([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)])
     most = max(len(ranks) for ranks in hosts)
-    inside = [_inside([seen[rank] for rank in ranks], len(ranks), most, handover) for ranks in hosts]
+    inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
     links = [one.link for one in inside if one is not None]
     betas = levelled([link.beta_s_per_byte for link in links])
     curves = []
@@ -237,8 +240,10 @@ def _with_port(node: Node, port: Link) -> Node:
 
 def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     size = stand.engine.size
-    for nbytes in (TINY_NBYTES, *HOST_SIZES):
-        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes)
+    sizes = host_sizes(hosts)
+    for nbytes in (TINY_NBYTES, *sizes):
+        samples = _samples(nbytes)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples)
     selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
     stand.time("selection", selecting, SELECTED_NBYTES, dense=dense)
     stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES)
@@ -248,10 +253,24 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
     for messages in (1, MANY):
         plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
         stand.time(f"in hosts, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
-    for nbytes in HOST_SIZES:
+    for nbytes in sizes:
         for kind in ("all_gather", "reduce_scatter"):
-            plan = patterns.rings(hosts, size, kind)
-            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, min(nbytes, largest * HOST_SEGMENT_NBYTES))
+            plan, segment = patterns.rings(hosts, size, kind), min(nbytes, largest * HOST_SEGMENT_NBYTES)
+            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
+
+
+def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The sizes of the buffers that are timed in hosts.
+
+    Args:
+        hosts: the ranks of each host.
+    """
+    most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
+    return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
+
+
+def _samples(nbytes: int) -> int:
+    return REPEATS if nbytes < HOST_SIZES[-1] else 3
 
 
 @dataclass(frozen=True)
@@ -262,11 +281,12 @@ class _Inside:
     points: tuple[tuple[float, float], ...]
 
 
-def _inside(seen: Sequence[Times], size: int, most: int, handover: Link) -> _Inside | None:
+def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, handover: Link) -> _Inside | None:
     """The link in a host from what its ranks have seen; None for a host of one rank.
 
     Args:
         seen: what each of its ranks has measured.
+        sizes: of the buffers.
         size: the number of its ranks.
         most: the number of ranks of the largest host.
         handover: what a step takes without messages.
@@ -280,14 +300,14 @@ def _inside(seen: Sequence[Times], size: int, most: int, handover: Link) -> _Ins
     alpha_s = max(one_s - 2 * message_s, 0.0)
     sent: list[tuple[float, float]] = []
     added: list[tuple[float, float]] = []
-    for nbytes in HOST_SIZES:
+    for nbytes in sizes:
         own_s = _of(seen, f"nothing {nbytes}")
         for kind, points in (("all_gather", sent), ("reduce_scatter", added)):
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
             points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
-    beta = line([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
-    gamma = max(line([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
+    beta = line_between([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
+    gamma = max(line_between([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
 
 

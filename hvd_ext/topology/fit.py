@@ -66,6 +66,22 @@ def line(points: Sequence[tuple[float, float]]) -> Link:
     return Link(0.0, alone(slopes))
 
 
+def line_between(points: Sequence[tuple[float, float]]) -> Link:
+    """Gives a line whose largest ratio to a time, either way, is least, for times that lie on no line.
+
+    Copies in a host do not: what fits into a cache is copied several times as fast as what does not.
+
+    Args:
+        points: sizes in bytes and times in seconds, above 0; at least two sizes, the smallest of a few bytes.
+
+    Returns:
+        The smallest size's time, and the geometric mean of the least and the largest time per byte of the others.
+    """
+    (_, alpha_s), *others = sorted(points)
+    slopes = [max(seconds - alpha_s, seconds / 4) / nbytes for nbytes, seconds in others]
+    return Link(alpha_s, float(np.sqrt(min(slopes) * max(slopes))))
+
+
 def levelled(betas: Sequence[float]) -> list[float]:
     """Gives equal times per byte to those that differ by no more than a measurement errs.
 
