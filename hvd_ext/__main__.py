@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | trace | cluster`."""
+"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | probe | trace | cluster`."""
 
 from __future__ import annotations
 
@@ -131,6 +131,12 @@ def plan(context: typer.Context) -> None:
 def simulate(context: typer.Context) -> None:
     """Predict the iteration time of a model on a cluster of any size, and what would shorten it: `simulate --help`."""
     importlib.import_module("hvd_ext.commands.simulate").app(args=context.args, prog_name="python -m hvd_ext simulate")
+
+
+@app.command(context_settings=FORWARD)
+def probe(context: typer.Context) -> None:
+    """Measure the links between the ranks of a job, and write its topology file: `probe --help`."""
+    importlib.import_module("hvd_ext.commands.probe").app(args=context.args, prog_name="python -m hvd_ext probe")
 
 
 @app.command(context_settings=FORWARD)

@@ -172,6 +172,15 @@ def _eager(tensor: Any, algorithm: str) -> Contestant:
     return Contestant(algorithm, "eager", call, prepared.algorithm, prepared.segment_nbytes)
 
 
+def _measured() -> str:
+    """Give the YAML text of the links that the ranks have measured; empty if they are assumed."""
+    from hvd_ext.job import network, runtime
+    from hvd_ext.topology import write
+
+    found = runtime.current().network
+    return "" if found is None or found.source == network.ASSUMED else write.text(found.tree)
+
+
 def main(text: str) -> None:
     """Serve the parent, which has written the task."""
     from hvd_ext.job import process
@@ -179,7 +188,7 @@ def main(text: str) -> None:
     task = Task.read(text)
     process.init()
     buffers = Buffers(task.hows)
-    serve(buffers.contestants, task, buffers.release, topology_text())
+    serve(buffers.contestants, task, buffers.release, topology_text() or _measured())
     process.shutdown()
 
 

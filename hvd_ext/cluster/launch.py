@@ -131,6 +131,8 @@ def environment(state: State) -> dict[str, str]:
     variables.update(
         state.environment,
         HVD_EXT_LAUNCHER=shlex.join(launcher),
+        # Another rehearsal calls its hosts the same and has other links.
+        HVD_EXT_CACHE=str(Path(state.folder) / "cache"),
         HVD_EXT_TOPOLOGY=variables.get("HVD_EXT_TOPOLOGY") or str(Path(state.folder) / "topology.yaml"),
         # In a user namespace every user is root.
         OMPI_ALLOW_RUN_AS_ROOT="1",

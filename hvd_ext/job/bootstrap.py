@@ -30,8 +30,6 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
     Raises:
         InvalidError, TopologyError, MismatchError, CommunicationError: see `hvd_ext.job.process.init`.
     """
-    from hvd_ext.topology import tree as trees
-
     tree: Tree | None = None
 
     def about() -> dict[str, Any]:
@@ -50,6 +48,7 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
                 "window": settings.window,
                 "transport": settings.transport,
                 "topology": "found by itself" if tree is None else repr(tree),
+                "probe": settings.probe,
                 "trace": "none" if settings.trace is None else "recorded",
             },
         }
@@ -57,7 +56,12 @@ def joined(running: engine.Engine, settings: options.Options, comm: Any) -> runt
     answers = consensus.exchange(running, "init", about)
     consensus.check_same("init", [answer["options"] for answer in answers])
     hosts = tuple(answer["host"] for answer in answers)
-    return runtime.Runtime(running, trees.from_hosts(hosts) if tree is None else tree, settings, hosts)
+    if tree is None:
+        from hvd_ext.job import network
+
+        found = network.of_job(running, hosts, settings)
+        return runtime.Runtime(running, found.tree, settings, hosts, found)
+    return runtime.Runtime(running, tree, settings, hosts)
 
 
 def _check_all_ranks(comm: Any, running: engine.Engine) -> None:

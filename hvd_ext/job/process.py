@@ -92,6 +92,8 @@ def init(
             recording.begin(job, settings.trace)
         runtime.set_current(job)
         banner.say(job, banner.job_line(job.hosts, job.engine.between))
+        if job.network is not None and job.network.line:
+            banner.say(job, f"links: {job.network.line}")
     except BaseException:
         # An error that all ranks share leaves nothing running, so that init() may be called again.
         _exit["failed"] = running.stop()

@@ -10,6 +10,7 @@ from hvd_ext.errors import NotInitializedError
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
+    from hvd_ext.job.network import Network
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.options import Options
     from hvd_ext.planning.layout import Layout
@@ -44,7 +45,9 @@ class Prepared:
 class Runtime:
     """The state from `init` to `shutdown`, or of one process set: engine, topology, options, hosts and plans."""
 
-    def __init__(self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self, engine: Engine, tree: Tree, options: Options, hosts: tuple[str, ...], network: Network | None = None
+    ) -> None:
         """Store what `hvd_ext.job.process.init` or `hvd_ext.job.process_sets` has found.
 
         Args:
@@ -52,7 +55,9 @@ class Runtime:
             tree: the topology, with one leaf per rank.
             options: the options of `init`.
             hosts: the host name of each rank.
+            network: where the links of the tree come from; None if the user has given them.
         """
+        self.network = network
         self.engine = engine
         self.tree = tree
         self.options = options

@@ -92,11 +92,13 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 
 TRANSPORTS = ("auto", "tcp", "mpi")
+PROBES = ("auto", "refresh", "off")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a job, equal on all ranks except for the two stall times, shared_memory, interfaces and quiet.
+    """The options of a job, equal on all ranks except for cache, the two stall times, shared_memory, interfaces and
+    quiet.
 
     Args:
         algorithm: "auto", or the name of an allreduce algorithm ("ring", "two_level", "flexreduce").
@@ -109,6 +111,10 @@ class Options:
         op: `Average` or `Sum`.
         compression: how float32 gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
         topology: None to detect the hosts, the path of a YAML file, or a `Tree`.
+        probe: without a topology, "auto" measures the links when a job of several ranks starts and something is left to
+            choose, unless a job on the same hosts has done so before; "refresh" measures in any case; "off" assumes the
+            links.
+        cache: the folder where rank 0 keeps what was measured; empty for `hvd_ext` in the user's cache folder.
         stall_warn_s: seconds after which a rank that stays away is named on stderr; 0 for never.
         stall_fatal_s: seconds after which waiting for a rank becomes a `CommunicationError`; 0 for never.
         window: how many segments of one bucket or call may be in flight at once.
@@ -132,6 +138,8 @@ class Options:
     op: ReduceOp = Average
     compression: Compression = Compression.none
     topology: str | Path | Tree | None = None
+    probe: str = "auto"
+    cache: str = ""
     stall_warn_s: float = 60.0
     stall_fatal_s: float = 0.0
     window: int = 4
@@ -158,6 +166,8 @@ class Options:
                 raise InvalidError(f"{field} ({seconds!r}): must be a number of seconds, 0 for never")
         if not _is_whole(self.window) or not 1 <= self.window <= 1024:
             raise InvalidError(f"window ({self.window!r}): must be a whole number from 1 to 1024")
+        if self.probe not in PROBES:
+            raise InvalidError(f"probe ({self.probe!r}): must be one of {', '.join(PROBES)}")
         if self.transport not in TRANSPORTS:
             raise InvalidError(f"transport ({self.transport!r}): must be one of {', '.join(TRANSPORTS)}")
         if not isinstance(self.interfaces, str) or " " in self.interfaces:
@@ -223,6 +233,20 @@ SETTINGS: tuple[Setting, ...] = (
         "steps after which buckets are planned anew from measured times, besides steps 20 and 200; 0: never",
     ),
     Setting("HVD_EXT_TOPOLOGY", "topology", str, "", "YAML file of the topology; empty: the hosts are detected"),
+    Setting(
+        "HVD_EXT_PROBE",
+        "probe",
+        str,
+        "auto",
+        "without a topology: auto measures the links once for each set of hosts; refresh: again; off: never",
+    ),
+    Setting(
+        "HVD_EXT_CACHE",
+        "cache",
+        str,
+        "",
+        "folder where rank 0 keeps the measured links; empty: hvd_ext in the user's cache folder",
+    ),
     Setting(
         "HVD_EXT_STALL_WARN_S", "stall_warn_s", float, "60", "seconds after which a missing rank is named; 0: never"
     ),

@@ -56,7 +56,7 @@ def segment_nbytes(plan: LogicalPlan, nbytes: int, tree: Tree) -> int:
     way = _way(plan, tree)
     if way is None:
         return _aligned(max(nbytes, 1))
-    message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else _message_nbytes(way.beta_s_per_byte)
+    message = HOST_MESSAGE_NBYTES if len(tree.hosts()) == 1 else message_nbytes(way.beta_s_per_byte)
     wanted = (message - _SLACK_NBYTES) / way.message_share
     filled = FILL_SHARE * nbytes / (WINDOW * way.fill) if way.fill else wanted
     wanted = min(wanted, max(filled, FINEST * wanted))
@@ -83,8 +83,12 @@ def coarser(segment_nbytes: int, nbytes: int, factor: int) -> int:
     return _aligned(max(-(-nbytes // segments), 1))
 
 
-def _message_nbytes(beta_s_per_byte: float) -> float:
-    """The best size of a message over a link between hosts with this rate."""
+def message_nbytes(beta_s_per_byte: float) -> float:
+    """The best size of a message over a link between hosts.
+
+    Args:
+        beta_s_per_byte: the link's seconds per byte.
+    """
     nbytes, at_s_per_byte = MESSAGE_AT_S_PER_BYTE
     if beta_s_per_byte == 0:
         return MESSAGE_NBYTES

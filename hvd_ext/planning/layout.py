@@ -139,8 +139,14 @@ class _Step:
         return tuple(loads_of(self.tree, self.times))
 
     def corrected(self, dtype: str) -> bool:
-        """Whether tensors that are not selected go through the momentum correction."""
-        return self.momentum is not None and self.topk is not None and dtype == "float32"
+        """Whether tensors that are not selected keep residuals or velocities all the same.
+
+        They go through the momentum correction; or they may be selected when the step is planned anew, and a traced
+        graph does not learn of it.
+        """
+        if self.topk is None or dtype != "float32":
+            return False
+        return self.momentum is not None or self.topk.where == "needed"
 
     def price(self, kind: bucketers.Class) -> Table:
         """The price of the buckets of a class, by their bytes in memory."""

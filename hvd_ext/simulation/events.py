@@ -30,6 +30,7 @@ class Message:
     receiver: int
     round: int
     reduces: bool
+    message_s: float = 0.0  # the time of the sender's processor for it, and of the receiver's
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class Program:
     beta_s_per_byte: tuple[float, ...]  # for each directed port
     gamma_s_per_byte: float
     part_nbytes: int  # the largest part of a message, unless it has MOST_PARTS parts
-    message_s: float = 0.0  # the time of a rank's processor for each message that it sends or receives
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ class Play:
         run = self._runs[self._run_of[segment]]
         program = run.program
         message = program.messages[which]
-        if program.message_s:
-            now_s = self._rank_free_s[rank] = max(now_s, self._rank_free_s[rank]) + program.message_s
+        if message.message_s:
+            now_s = self._rank_free_s[rank] = max(now_s, self._rank_free_s[rank]) + message.message_s
         nbytes, port = message.share * run.segment_nbytes, message.way[0]
         parts = 1
         if nbytes > program.part_nbytes:
@@ -209,7 +209,7 @@ class Play:
         program = run.program
         message = program.messages[which]
         rank = message.receiver
-        work_s = program.message_s
+        work_s = message.message_s
         if message.reduces:
             work_s += message.share * run.segment_nbytes * program.gamma_s_per_byte
         if work_s:

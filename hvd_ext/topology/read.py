@@ -2,8 +2,10 @@
 
 A node has a name, the link that joins its children, and one of three keys: `ranks` for a host, `children` for a rack or
 the cluster (of any depth, and as uneven as needed), or `rank` for a single rank beside branches, which has no link. A
-link has a latency and either `beta_s_per_byte` or `gbit_per_s`. The outermost node may have `gamma_s_per_byte`, the
-time in which a rank reduces a byte; without it reductions cost nothing. Two hosts with three and two ranks:
+link has a latency and either `beta_s_per_byte` or `gbit_per_s`. A child may have a `port` of its own, which replaces
+the link of the node above it. The outermost node may have what the processors need: `gamma_s_per_byte`, the time in
+which a rank reduces a byte, `message_s`, `selection_s_per_byte` and `handover`; without them it costs nothing, or what
+was measured elsewhere. Two hosts with three and two ranks:
 
     name: cluster
     link: {alpha_s: 30.0e-6, gbit_per_s: 10}
@@ -57,6 +59,9 @@ class _NodeSchema(BaseModel):
 
     name: str = Field(default="", description="used in messages; may be left out")
     link: _LinkSchema | None = Field(default=None, description="joins what is below the node; only `rank` has none")
+    port: _LinkSchema | None = Field(
+        default=None, description="the node's own port to the node above it, where it differs from that node's `link`"
+    )
     ranks: list[int] | None = Field(default=None, min_length=1, description="the node is a host with these ranks")
     children: list[_NodeSchema] | None = Field(
         default=None, min_length=1, description="the node is a rack, or the cluster: hosts, racks, single ranks"
@@ -77,10 +82,11 @@ class _NodeSchema(BaseModel):
         return self
 
     def node(self) -> Node:
+        port = self.port.link() if self.port else None
         if self.rank is not None:
-            return leaf(self.rank)
+            return leaf(self.rank, port)
         children = tuple(child.node() for child in self.children or ()) or tuple(leaf(r) for r in self.ranks or ())
-        return Node(self.name, self.link.link() if self.link else NO_LINK, children)
+        return Node(self.name, self.link.link() if self.link else NO_LINK, children, port=port)
 
 
 class _ClusterSchema(_NodeSchema):
@@ -90,6 +96,25 @@ class _ClusterSchema(_NodeSchema):
         allow_inf_nan=False,
         description="time of a rank to reduce a byte, in seconds; 0, the default, leaves it out of the prices",
     )
+    message_s: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="time of a rank's processor for each message to or from another host, in seconds; 0 by default",
+    )
+    selection_s_per_byte: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="time of a rank to select from a byte of a buffer, in seconds; measured on one core by default",
+    )
+    handover: _LinkSchema | None = Field(
+        default=None, description="time of a rank to hand a buffer to the engine and to get it back; none by default"
+    )
+
+    def tree(self) -> Tree:
+        handover = self.handover.link() if self.handover else NO_LINK
+        return Tree(self.node(), self.gamma_s_per_byte, self.message_s, self.selection_s_per_byte, handover)
 
 
 def table() -> list[tuple[str, str, str, str]]:
@@ -159,7 +184,7 @@ def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     where = f"topology file {source}"
     try:
         cluster = _ClusterSchema.model_validate(yaml.safe_load(text))
-        tree = Tree(cluster.node(), cluster.gamma_s_per_byte)
+        tree = cluster.tree()
     except yaml.YAMLError as error:
         raise TopologyError(f"{where}: it is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:

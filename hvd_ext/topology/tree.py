@@ -34,7 +34,7 @@ NO_LINK = Link(0.0, 0.0)
 
 # The assumed links of a job without a YAML file: shared memory at 2 GB/s per rank in a host, and 10 Gbit/s Ethernet
 # between hosts. For the choice of an algorithm only their ratio matters; a YAML file has the real values (read.py).
-SHARED_MEMORY = Link(alpha_s=5e-6, beta_s_per_byte=1 / 2e9)
+SHARED_MEMORY = Link(alpha_s=2e-6, beta_s_per_byte=1 / 2e9)
 ETHERNET = Link(alpha_s=30e-6, beta_s_per_byte=1 / 1.25e9)
 
 
@@ -104,16 +104,20 @@ class Tree:
         root: the root, whose leaves have the ranks 0 .. size - 1, each once, in any order.
         gamma_s_per_byte: the time in which a rank reduces a byte (the gamma of MG-WFBP's Table II); 0 leaves arithmetic
             out of the prices, as BlueConnect and FlexReduce do.
-        message_s: the time of a rank's processor for each message that it sends or receives, seconds, with all ranks of
-            a host at work.
+        message_s: the time of a rank's processor for each message that it sends to another host or receives from there,
+            seconds, with all ranks of a host at work; on one host for each message. With several hosts the messages
+            inside them, which cost far less, have theirs in the latency of the host's link.
         selection_s_per_byte: the time in which a rank selects from a byte of a buffer; None for a time that was
             measured on one core (planning/cost/sparse.py).
+        handover: the time of a rank to hand a buffer to the engine and to get the result back, a latency and a time per
+            byte, with all ranks of a host at work; NO_LINK leaves it out of the prices.
     """
 
     root: Node
     gamma_s_per_byte: float = 0.0
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
+    handover: Link = NO_LINK
 
     def __hash__(self) -> int:
         # The nodes of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.

@@ -93,6 +93,7 @@ def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -
     values["HVD_EXT_TEST_OUTPUT"] = str(folder)
     values["TF_CPP_MIN_LOG_LEVEL"] = "2"
     values["PYTHONUNBUFFERED"] = "1"
+    values["HVD_EXT_PROBE"] = "off"
     for name, text in (changes or {}).items():
         if text is None:
             values.pop(name, None)

@@ -16,7 +16,7 @@ from hvd_ext.commands.simulate import app as simulate
 from hvd_ext.commands.trace import app as trace
 
 APPS = {"": main, "bench": bench, "cluster": cluster, "plan": plan, "simulate": simulate, "trace": trace}
-FORWARDED = {"bench", "cluster", "plan", "simulate", "trace"}  # main hands their arguments on
+FORWARDED = {"bench", "cluster", "plan", "probe", "simulate", "trace"}  # main hands their arguments on
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.planning.cost.loads import Ports, Profile
+from hvd_ext.planning.cost.loads import Ports, Profile, messages_s as _messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity
 from hvd_ext.planning.cost.sparse_levels import (
     all_to_all_units,
@@ -83,12 +83,16 @@ def level_profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> 
         reduces = any(call.kind in ("reduce", "reduce_scatter", "exchange") for call in level.calls)
         reductions = np.bincount(receivers, shares, plan.size) * (tree.gamma_s_per_byte if reduces else 0.0)
         latency_s += message_rounds(level) * float(ports.alpha_s[used // 2].max())
-        messages_s += 2 * message_rounds(level) * tree.message_s  # one message each way in each round
+        listed_s = float(_messages_s(tree, senders, receivers).max(initial=0.0))
+        busy_s = tree.message_s if others.any() else listed_s
+        messages_s += 2 * message_rounds(level) * busy_s  # one message each way in each round
         chain = _longest_chain(level) / plan.units * float(ports.beta_s_per_byte[used // 2].max())
         levels_s_per_byte += max(float(loads.max()), chain) + float(reductions.max())
         port_s += loads
         rank_s += reductions
-    return Profile(latency_s + messages_s, levels_s_per_byte, float(max(port_s.max(), rank_s.max())), messages_s)
+    latency_s += messages_s + tree.handover.alpha_s
+    busiest = float(max(port_s.max(), rank_s.max()))
+    return Profile(latency_s, levels_s_per_byte, busiest, messages_s, tree.handover.beta_s_per_byte)
 
 
 def _longest_chain(level: Level) -> int:

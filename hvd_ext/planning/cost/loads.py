@@ -90,6 +90,26 @@ class Ports:
         return float(self.alpha_s[ports // 2].max() + nbytes * busy.max())
 
 
+def messages_s(tree: Tree, senders: _Ints, receivers: _Ints) -> _Floats:
+    """The time that each message takes a processor of its sender, and one of its receiver.
+
+    Args:
+        tree: the cluster; with several hosts, only messages between them cost its message_s.
+        senders: the sender of each message [n].
+        receivers: the receiver of each message [n].
+
+    Returns:
+        float64 [n], seconds.
+    """
+    hosts = tree.hosts()
+    if len(hosts) == 1 or not tree.message_s:
+        return np.full(len(senders), tree.message_s)
+    host_of = np.empty(tree.size, dtype=np.int64)
+    for number, ranks in enumerate(hosts):
+        host_of[list(ranks)] = number
+    return np.where(host_of[senders] == host_of[receivers], 0.0, tree.message_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The load of a plan on a cluster, for any size of buffer.
@@ -99,12 +119,14 @@ class Profile:
         rounds_s_per_byte: the sum over the rounds of the time of the busiest port and of the longest work on a rank.
         busiest_s_per_byte: the time of the port or the rank that is busiest over all rounds.
         messages_s: the processor time of all messages of a segment on the rank that has the most.
+        handover_s_per_byte: the time in which a rank hands the buffer over and gets it back.
     """
 
     latency_s: float
     rounds_s_per_byte: float
     busiest_s_per_byte: float
     messages_s: float = 0.0
+    handover_s_per_byte: float = 0.0
 
     def price_s(self, nbytes: int, segment_nbytes: int | None = None) -> float:
         """The price: the first segment goes through all rounds, the others follow at the rate of the busiest port.
@@ -117,7 +139,8 @@ class Profile:
             Seconds.
         """
         first = nbytes if segment_nbytes is None else min(segment_nbytes, nbytes)
-        return self.latency_s + first * self.rounds_s_per_byte + (nbytes - first) * self.pace_s_per_byte(first)
+        paced_s = (nbytes - first) * self.pace_s_per_byte(first)
+        return self.latency_s + first * self.rounds_s_per_byte + paced_s + nbytes * self.handover_s_per_byte
 
     def pace_s_per_byte(self, segment_nbytes: float) -> float:
         """The pace of a long buffer: that of the busiest port, or of the rank with the most messages.
@@ -169,13 +192,14 @@ def profile(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Profil
     seconds = sent.shares[messages] * ports.beta_s_per_byte[crossed // 2]
     loads = _table(sent.rounds[messages], crossed, seconds, (rounds + 1, 2 * len(ports.alpha_s)))
     work = _table(sent.work_rounds, sent.workers, sent.work_s_per_byte, (rounds + 1, plan.size))
-    one = np.full(len(sent.rounds), tree.message_s)
+    one = messages_s(tree, sent.senders, sent.receivers)
     busy = _table(sent.rounds, sent.senders, one, work.shape) + _table(sent.rounds, sent.receivers, one, work.shape)
     return Profile(
-        latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()),
+        latency_s=float(alpha_s.sum() + busy.max(axis=1).sum()) + tree.handover.alpha_s,
         rounds_s_per_byte=float(loads.max(axis=1).sum() + work.max(axis=1).sum()),
         busiest_s_per_byte=float(max(loads.sum(axis=0).max(), work.sum(axis=0).max())),
         messages_s=float(busy.sum(axis=0).max()),
+        handover_s_per_byte=tree.handover.beta_s_per_byte,
     )
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from hvd_ext.planning.cost.levels import Traffic, bottleneck
-from hvd_ext.planning.cost.loads import Ports
+from hvd_ext.planning.cost.loads import Ports, messages_s
 from hvd_ext.planning.cost.sparse import DENSE, Sparsity, local_s_per_byte, sent_shares
 from hvd_ext.planning.cost.terms import MESSAGE_NBYTES
 from hvd_ext.planning.ir import LOCAL_OPCODES, OPCODE, PEER, RECV_REDUCE, ROUND, SENDS
@@ -55,7 +55,8 @@ def simulate(
     """Simulates a plan on a cluster.
 
     Of a long buffer only the first segments are simulated, at least 24 windows; the rest is assumed to go on at the
-    pace of their second half. Ports, reductions and messages take time; processors keep up with everything else.
+    pace of their second half. Ports, reductions, messages and the hand-over take time; processors keep up with
+    everything else.
 
     Args:
         plan: a plan for tree.size ranks, a few dozen at most, because the rows of all ranks are made.
@@ -83,6 +84,7 @@ def simulate(
         pace_s = (seconds - first_s(half)) / (played - half)
         # While the queue before the busiest port still grows, the ranks seem faster than this port.
         seconds += (segments - played) * max(pace_s, each * busiest.busiest_s_per_byte)
+    seconds += tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte
     return Simulation(seconds, nbytes * busiest.bottleneck, nbytes * busiest.busiest_s_per_byte)
 
 
@@ -114,17 +116,18 @@ def program_of(plan: LogicalPlan, tree: Tree, sparsity: Sparsity = DENSE) -> Pro
         sends: list[list[int]] = [[] for _ in places]
         shares = sent_shares(table, plan.units, sparsity)
         sending = np.isin(table[:, OPCODE], SENDS)
+        busy_s = messages_s(tree, np.full(plan.size, rank), np.arange(plan.size))  # by the receiver
         for row, share in zip(table[sending].tolist(), shares[sending].tolist(), strict=True):
             way = _way(ports, rank, row[PEER])
             place, reduces = receives[rank, row[PEER]].pop(0)
             alpha_s = max(float(ports.alpha_s[port // 2]) for port in way)
             sends[places[row[ROUND]]].append(len(messages))
-            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces))
+            messages.append(Message(share, way, alpha_s, row[PEER], place, reduces, float(busy_s[row[PEER]])))
         numbers = np.array([places[number] for number in table[:, ROUND].tolist()], dtype=np.int64)
         work = np.bincount(numbers, local_s_per_byte(table, plan.units, sparsity), len(places)).tolist()
         rounds.append(tuple((tuple(sent), *rest) for sent, *rest in zip(sends, waits[rank], work, strict=True)))
     betas = np.repeat(ports.beta_s_per_byte, 2).tolist()
-    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES, tree.message_s)
+    return Program(tuple(messages), tuple(rounds), tuple(betas), tree.gamma_s_per_byte, MESSAGE_NBYTES)
 
 
 def _way(ports: Ports, sender: int, receiver: int) -> tuple[int, ...]:

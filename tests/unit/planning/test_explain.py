@@ -101,7 +101,7 @@ def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
 def test_the_links_that_prices_assume_are_told() -> None:
     between, inside = links(from_hosts("aabbb"))
     assert between == LinkKind("between hosts", (8 / ETHERNET.beta_s_per_byte,) * 2, (30e-6, 30e-6))
-    assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (5e-6, 5e-6))
+    assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (2e-6, 2e-6))
     assert links(one_host(1)) == ()
     uneven = parse("""
         link: {alpha_s: 1.0e-5, beta_s_per_byte: 0}
@@ -201,7 +201,7 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
 def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> None:
     status, text = command("--hosts", "2,2", "--rate", "100mbit")
     assert status == 0
-    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message"
+    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message"
     assert f"links: {rates}; the rate between hosts is that of --rate, all else is assumed" in text
     assert "bound: no allreduce of whole buffers can take less than 671.1 ms" in text
     tree = cluster_of(None, "2,2", "100mbit")
@@ -214,7 +214,7 @@ def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> No
 
 def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
     text = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output)
-    assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 5 us a message" in text
+    assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message" in text
     assert "--rate RATE with --hosts: of each host's link to the others, each way, such as 100mbit or 10gbit; " in text
     assert "links inside hosts stay as they are assumed" in text
 

@@ -293,7 +293,7 @@ def test_the_command_prices_sparse_algorithms_and_tells_where_the_time_goes(tmp_
     assert json.loads(file.read_text(encoding="utf-8"))["algorithm"] == "hitopk"
     assert "; it is flexreduce, as without TopK dense step: TopK takes it from density" in text
     assert "dense: no dearer from density" in text
-    assert "links: between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 5 us" in text
+    assert "links: between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us" in text
     alone = command("--hosts", "4", "--density", "0.1")[1]
     assert "dense: no dearer at every density; it is ring, as without TopK" in alone
     assert "dense step: TopK takes it at every density" in alone

@@ -66,16 +66,19 @@ def test_the_page_states_the_links_that_are_assumed() -> None:
     for link in ("10gbit each way and 30 us a message", "16gbit"):
         assert link in said
         assert link in " ".join(PAGE.split())
-    assert (SHARED_MEMORY.alpha_s, SHARED_MEMORY.beta_s_per_byte) == (5e-6, 1 / 2e9)
+    assert (SHARED_MEMORY.alpha_s, SHARED_MEMORY.beta_s_per_byte) == (2e-6, 1 / 2e9)
 
 
 def test_the_table_has_every_key_that_a_file_may_have() -> None:
     everything = """
         name: all
         gamma_s_per_byte: 0
+        message_s: 0
+        selection_s_per_byte: 0
+        handover: {alpha_s: 0, gbit_per_s: 1}
         link: {alpha_s: 0, gbit_per_s: 1}
         children:
-          - rank: 0
+          - {rank: 0, port: {alpha_s: 0, gbit_per_s: 1}}
           - {link: {alpha_s: 0, beta_s_per_byte: 0}, ranks: [1]}
     """
     assert reader.parse(everything).size == 2
@@ -83,6 +86,8 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
     assert rows.keys() == set(re.findall(r"(\w+):", everything))
     assert rows["children"] == ("a node", "a list of nodes, 1 or more")
     assert rows["gbit_per_s"] == ("a link", "a number above 0")
+    assert rows["port"] == ("a node", "a link")
+    assert rows["handover"] == ("the outermost node", "a link")
     assert rows["gamma_s_per_byte"] == ("the outermost node", "a number, 0 or more")
 
 

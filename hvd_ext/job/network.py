@@ -1,0 +1,147 @@
+"""The links of a job that was told no topology: kept from an earlier job, measured now, or assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.errors import HvdExtError
+from hvd_ext.job import consensus, log, probe_cache
+from hvd_ext.topology import read, write
+from hvd_ext.topology.fit import Curve, rounded
+from hvd_ext.topology.tree import Link, Tree, from_hosts
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+    from hvd_ext.options import Options
+
+ASSUMED, KEPT, MEASURED = "assumed", "kept", "measured"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a job, and where they come from.
+
+    Args:
+        tree: the cluster.
+        source: `ASSUMED`, `KEPT` or `MEASURED`.
+        line: the same in words, for the banner; empty if the links are assumed as they have been asked for.
+        seconds: how long it took to measure; 0 if nothing was measured.
+        curves: times over the size; empty unless they were measured now.
+    """
+
+    tree: Tree
+    source: str = ASSUMED
+    line: str = ""
+    seconds: float = 0.0
+    curves: tuple[Curve, ...] = ()
+
+
+def wanted(options: Options, size: int) -> bool:
+    """Whether a job measures its links: something is left to choose, no topology was given, and nobody forbids it.
+
+    Args:
+        options: the options of the job.
+        size: its number of ranks.
+    """
+    return options.topology is None and options.probe != "off" and options.algorithm == "auto" and size > 1
+
+
+def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
+    """Find the links of a job without a topology; all ranks call this function, and get the same answer.
+
+    A probe that fails costs a warning: the job goes on with the assumed links.
+
+    Args:
+        engine: the job's running engine.
+        hosts: the host name of each rank.
+        options: the options of the job.
+
+    Returns:
+        The links.
+    """
+    if not wanted(options, engine.size):
+        return Network(from_hosts(hosts))
+    key = probe_cache.key_of(hosts, options, engine.between)
+
+    def kept() -> Any:
+        # Only rank 0 looks, because hosts may have different files.
+        if engine.rank != 0 or options.probe == "refresh":
+            return None
+        found = probe_cache.find(key, probe_cache.folder(options))
+        return None if found is None else (write.text(found[0]), found[1])
+
+    answer = consensus.exchange(engine, "network", kept)[0]
+    if answer is not None:
+        text, day = answer
+        tree = read.parse(text, "of the cache", engine.size)
+        return Network(tree, KEPT, f"{describe(tree)}; measured on {day}, HVD_EXT_PROBE=refresh measures again")
+    return _measured(engine, hosts, options, key)
+
+
+def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[str, Any]) -> Network:
+    from hvd_ext.job import probe
+
+    error = ""
+    found: probe.Measured | None = None
+    try:
+        found = probe.measure(engine, hosts, options)
+    except HvdExtError as failed:
+        error = str(failed) or type(failed).__name__
+    except (OSError, ValueError, ArithmeticError, MemoryError) as failed:
+        error = f"{type(failed).__name__}: {failed}"
+    # Computers may round differently: all ranks read what rank 0 has written.
+    answers = consensus.exchange(
+        engine, "network", lambda: {"error": error, "text": write.text(found.tree) if found else ""}
+    )
+    failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
+    if failures or found is None:
+        if engine.rank == 0:
+            rank, words = failures[0]
+            log.logger.warning(
+                "the links could not be measured (rank %d: %s); the planner assumes them, HVD_EXT_PROBE=off measures "
+                "nothing",
+                rank,
+                words,
+            )
+        return Network(from_hosts(hosts))
+    tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
+    if engine.rank == 0:
+        probe_cache.keep(key, tree, probe_cache.folder(options))
+    line = f"{describe(tree)}; measured in {found.seconds:.2g} s"
+    return Network(tree, MEASURED, line, found.seconds, found.curves)
+
+
+def describe(tree: Tree) -> str:
+    """Describe the links of a cluster in one line.
+
+    Args:
+        tree: hosts, or one host.
+
+    Returns:
+        A line such as "between hosts 95.6 Mbit/s and 41 us (h3: 47.8 Mbit/s), in hosts 16.3 Gbit/s and 1.2 us".
+    """
+    one_host = len(tree.hosts()) == 1
+    parts = []
+    if not one_host:
+        slower = [f"{node.name}: {rate(node.port)}" for node in tree.root.children if node.port is not None]
+        named = ", ".join(slower[:4]) + (f" and {len(slower) - 4} more" if len(slower) > 4 else "")
+        parts.append(f"between hosts {words(tree.root.link)}" + (f" ({named})" if named else ""))
+    inside = [node.link for node in ([tree.root] if one_host else tree.root.children) if len(node.children) > 1]
+    if inside:
+        parts.append(f"in hosts {words(max(inside, key=lambda link: link.beta_s_per_byte))}")
+    return ", ".join(parts)
+
+
+def words(link: Link) -> str:
+    """Describe a link's rate and latency, as in "95.6 Mbit/s and 41 us"."""
+    return f"{rate(link)} and {link.alpha_s * 1e6:.2g} us"
+
+
+def rate(link: Link) -> str:
+    """Describe a link's rate, as in "95.6 Mbit/s"."""
+    if not link.beta_s_per_byte:
+        return "no limit"
+    bits = rounded(8 / link.beta_s_per_byte)
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"

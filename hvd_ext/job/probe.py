@@ -1,0 +1,378 @@
+"""The network probe: latencies, rates and costs of a job's links, measured by its ranks with the payload's own path.
+
+The probe runs small plans (planning/patterns.py) on an engine of its own, in the form in which buckets travel: channels
+over NumPy arrays, in segments, over shared memory and whatever the job has between its hosts. All ranks of all hosts
+take part in every measurement, because a host's ranks share its processors and its network card.
+
+    nothing            an empty plan                         what a rank needs to hand a buffer over and to get it back
+    rings in hosts     many rounds of 4 bytes                the latency of a message, the processor's time for it
+                       buffers that are sent, and added      the rate in hosts, and the cost of an addition
+    selections         a plan that selects, all ranks        the cost of a selection
+    pairs of hosts     many rounds of 4 bytes                the same as in hosts
+                       buffers each way                      the rate of each host's own port
+
+Hosts meet in the order of a round-robin tournament, and a host has the rate of its fastest meeting: the slower one of
+two hosts decides how long they take. One step follows the other, so that what a link sends faster after a pause (a
+token bucket) is used up in the first step, which does not count. The sizes follow from a first look at the rate, such
+that the time limit holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_ext.engine import engine as engines
+from hvd_ext.job import consensus
+from hvd_ext.planning import lower, patterns
+from hvd_ext.planning.grain import message_nbytes
+from hvd_ext.planning.layout import BucketLayout, Layout, Selection
+from hvd_ext.planning.tensors import Tensor
+from hvd_ext.topology.fit import Curve, levelled, line_between, rounded, typical
+from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
+
+if TYPE_CHECKING:
+    from hvd_ext.options import Options
+    from hvd_ext.planning.model import LogicalPlan
+
+TINY_NBYTES = 4
+QUICK = "messages at a time:"
+ROUNDS = 16  # of small messages, one after the other
+MANY = 8  # messages of a rank in a round
+REPEATS = 5
+# Buffers that fit into caches and, unless a host has many ranks, buffers that do not: so many bytes on a host at most.
+HOST_SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
+HOST_NBYTES = 64 << 20
+HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
+SELECTED_NBYTES = 2 << 20
+DENSITY = 0.01
+# Between hosts: the first look, and the time that the meetings of all rounds may take together.
+LOOK_NBYTES = 64 << 10
+MEETINGS_S = 0.6
+MOST_MEETINGS = 8
+MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
+PARTS = (4, 1)  # smaller sizes are for the curve
+SAMPLES, STEPS = 2, 4
+MEETING_NBYTES = 128 << 10, 8 << 20
+Times = dict[str, list[float]]  # the samples of each series
+
+# The ranks of a job that has begun are there. Who is not heard of for so long ends the probe, and not the job.
+PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the ranks have measured.
+
+    Args:
+        tree: the cluster with its links and costs.
+        curves: times over the size, in hosts and between hosts, with the fitted lines.
+        seconds: how long it took.
+    """
+
+    tree: Tree
+    curves: tuple[Curve, ...]
+    seconds: float
+
+
+@dataclass
+class Stand:
+    """Where plans are timed; all ranks use it alike.
+
+    Args:
+        engine: the engine of all ranks.
+        times: what this rank has measured, by the name of the series.
+    """
+
+    engine: engines.Engine
+    times: Times = field(default_factory=dict)
+
+    def time(
+        self,
+        name: str,
+        plan: LogicalPlan,
+        nbytes: int,
+        segment_nbytes: int = 1 << 30,
+        *,
+        samples: int = REPEATS,
+        steps: int = 1,
+        dense: LogicalPlan | None = None,
+    ) -> None:
+        """Time the steps of a plan, after a first one that is not counted.
+
+        Args:
+            name: of the series.
+            plan: the plan of all ranks.
+            nbytes: the size of the buffer.
+            segment_nbytes: the grain of pipelining.
+            samples: the number of samples.
+            steps: the number of steps of a sample, one after the other; the sample is their mean.
+            dense: the companion of a plan that selects; None for a dense plan.
+        """
+        tensor = Tensor("probe", (max(nbytes // 4, 1),), "float32")
+        selection = None if dense is None else Selection()
+        bucket = BucketLayout("float32", (0,), 0, plan, segment_nbytes, selection=selection, dense=dense)
+        handles: list[int] = []
+
+        def handle_of(one: LogicalPlan) -> int:
+            handles.append(self.engine.add_plan(lower.rows_of(one, self.engine.rank), one.units))
+            return handles[-1]
+
+        channel = self.engine.open_channel("probe", Layout((tensor,), (bucket,)), handle_of)
+        buffer = np.ones(tensor.elements, np.float32)
+        reduce = self.engine.prepare(channel, [buffer], [np.empty_like(buffer)])
+
+        def step() -> None:
+            if dense is not None:
+                self.engine.begin_topk_step(channel, DENSITY)
+            reduce()
+            if dense is not None:
+                self.engine.end_step(channel, True)
+
+        self.engine.exchange("probe", b"")
+        step()
+        found = []
+        for _ in range(samples):
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step()
+            found.append((time.perf_counter() - begin) / steps)
+        self.engine.close_channel(channel)
+        for handle in handles:
+            self.engine.remove_plan(handle)
+        self.times[name] = found
+
+    def gathered(self) -> list[Times]:
+        """Give what each rank has measured, the same on all ranks; new series may follow."""
+        mine = {name: [rounded(one) for one in seconds] for name, seconds in self.times.items()}
+        return consensus.exchange(self.engine, "probe", lambda: mine)
+
+
+def _of(seen: Sequence[Times], name: str) -> float:
+    """What a series takes these ranks, of which the slowest counts in each sample."""
+    slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
+    # A disturbance is longer than a round of small messages, so that only the least disturbed sample counts there.
+    return min(slowest) if QUICK in name else typical(slowest)
+
+
+def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
+    """Measure the links of a job; all ranks call this function, and get the same answer.
+
+    Args:
+        job: the job's running engine.
+        hosts: the host name of each rank.
+        options: the options of the job.
+
+    Returns:
+        The cluster with its links.
+
+    Raises:
+        HvdExtError: it failed on some rank; the job's engine goes on.
+    """
+    begin = time.perf_counter()
+    # What carries the job's data between hosts carries the probe's; nothing is looked for again.
+    options = options.replace(transport="tcp" if job.between == "TCP" else "mpi", stall_fatal_s=PATIENCE_S)
+    engine = engines.start_set(job, range(job.size), 0, options)
+    whole = False
+    try:
+        names: dict[str, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            names.setdefault(host, []).append(rank)
+        stand = Stand(engine)
+        found = _measured(stand, tuple(names), tuple(map(tuple, names.values())))
+        whole = True
+    finally:
+        engine.stop(together=whole)
+    return Measured(*found, time.perf_counter() - begin)
+
+
+def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...]]) -> tuple[Tree, tuple[Curve, ...]]:
+    _time_hosts(stand, hosts)
+    meetings = patterns.pairs_of(len(hosts), MOST_MEETINGS) if len(hosts) > 1 else []
+    if meetings:
+        _look_between(stand, hosts, meetings[0])
+    seen = stand.gathered()
+    if meetings:
+        _time_meetings(stand, hosts, meetings, _of(seen, "look"))
+        seen = stand.gathered()
+    sizes = host_sizes(hosts)
+    handover = line_between([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)])
+    most = max(len(ranks) for ranks in hosts)
+    inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
+    links = [one.link for one in inside if one is not None]
+    betas = levelled([link.beta_s_per_byte for link in links])
+    curves = []
+    shared = iter(Link(float(np.median([link.alpha_s for link in links])), beta) for beta in betas)
+    found = [SHARED_MEMORY if one is None else next(shared) for one in inside]
+    gamma = float(np.median([one.gamma_s_per_byte for one in inside if one is not None] or [0.0]))
+    message_s = float(np.median([one.message_s for one in inside if one is not None] or [0.0]))
+    if links:
+        slowest = max((one for one in inside if one is not None), key=lambda one: one.link.beta_s_per_byte)
+        curves.append(Curve("in hosts", slowest.points, slowest.link))
+    selected_s = _of(seen, "selection") - _of(seen, "no selection")
+    selection = max(selected_s, 0.0) / SELECTED_NBYTES or None
+    nodes = [
+        Node(name, link, tuple(leaf(rank) for rank in ranks))
+        for name, link, ranks in zip(names, found, hosts, strict=True)
+    ]
+    if not meetings:
+        return Tree(nodes[0], gamma, message_s, selection, handover), tuple(curves)
+    between, message_s, ports, points = _between(seen, hosts, meetings, handover)
+    curves.append(Curve("between hosts", points, between))
+    root = Node(
+        "cluster",
+        between,
+        tuple(
+            node if beta == between.beta_s_per_byte else _with_port(node, Link(between.alpha_s, beta))
+            for node, beta in zip(nodes, ports, strict=True)
+        ),
+    )
+    return Tree(root, gamma, message_s, selection, handover), tuple(curves)
+
+
+def _with_port(node: Node, port: Link) -> Node:
+    return Node(node.name, node.link, node.children, port=port)
+
+
+def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
+    size = stand.engine.size
+    sizes = host_sizes(hosts)
+    for nbytes in (TINY_NBYTES, *sizes):
+        samples = _samples(nbytes)
+        stand.time(f"nothing {nbytes}", patterns.nothing(size), nbytes, samples=samples)
+    selecting, dense = (patterns.selection(size, dense) for dense in (False, True))
+    stand.time("selection", selecting, SELECTED_NBYTES, dense=dense)
+    stand.time("no selection", patterns.nothing(size), SELECTED_NBYTES)
+    largest = max(len(ranks) for ranks in hosts)
+    if largest == 1:
+        return
+    for messages in (1, MANY):
+        plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
+        stand.time(f"in hosts, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+    for nbytes in sizes:
+        for kind in ("all_gather", "reduce_scatter"):
+            plan, segment = patterns.rings(hosts, size, kind), min(nbytes, largest * HOST_SEGMENT_NBYTES)
+            stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
+
+
+def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The sizes of the buffers that are timed in hosts.
+
+    Args:
+        hosts: the ranks of each host.
+    """
+    most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
+    return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
+
+
+def _samples(nbytes: int) -> int:
+    return REPEATS if nbytes < HOST_SIZES[-1] else 3
+
+
+@dataclass(frozen=True)
+class _Inside:
+    link: Link
+    message_s: float
+    gamma_s_per_byte: float
+    points: tuple[tuple[float, float], ...]
+
+
+def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, handover: Link) -> _Inside | None:
+    """The link in a host from what its ranks have seen; None for a host of one rank.
+
+    Args:
+        seen: what each of its ranks has measured.
+        sizes: of the buffers.
+        size: the number of its ranks.
+        most: the number of ranks of the largest host.
+        handover: what a step takes without messages.
+    """
+    if size == 1:
+        return None
+    # A ring of fewer ranks than the largest one has fewer rounds.
+    rounds = -(-ROUNDS // (most - 1)) * (size - 1)
+    one_s, many_s = ((_of(seen, f"in hosts, {QUICK} {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
+    message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
+    alpha_s = max(one_s - 2 * message_s, 0.0)
+    sent: list[tuple[float, float]] = []
+    added: list[tuple[float, float]] = []
+    for nbytes in sizes:
+        own_s = _of(seen, f"nothing {nbytes}")
+        for kind, points in (("all_gather", sent), ("reduce_scatter", added)):
+            whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
+            # What is left of noisy times is at least a part.
+            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
+    beta = line_between([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
+    gamma = max(line_between([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
+    return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
+
+
+def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]]) -> None:
+    size = stand.engine.size
+    for messages in (1, MANY):
+        plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
+        stand.time(f"between, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+    stand.time("look", *_exchange(hosts, pairs, size, LOOK_NBYTES, 8000), samples=2)
+
+
+def _exchange(
+    hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]], size: int, nbytes: int, message_nbytes: float
+) -> tuple[LogicalPlan, int, int]:
+    """The plan, the buffer and the segment of an exchange of so many bytes each way between hosts of the most ranks."""
+    plan = patterns.exchanges(hosts, pairs, size)
+    return plan, 2 * nbytes, int(message_nbytes) // 64 * 64 * plan.units
+
+
+def _time_meetings(
+    stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
+) -> None:
+    beta = look_s / LOOK_NBYTES
+    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * SAMPLES))
+    nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
+    message = message_nbytes(beta)
+    for number, pairs in enumerate(meetings):
+        for part in PARTS:
+            what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
+            stand.time(f"meeting {number} of 1/{part}", *what, samples=SAMPLES, steps=STEPS if part == 1 else 1)
+    stand.times["size"] = [float(nbytes)]
+
+
+def _between(
+    seen: Sequence[Times],
+    hosts: Sequence[tuple[int, ...]],
+    meetings: Sequence[Sequence[tuple[int, int]]],
+    handover: Link,
+) -> tuple[Link, float, list[float], tuple[tuple[float, float], ...]]:
+    """The link between hosts, the time of a message, the time per byte of each host's port, and a curve."""
+    nbytes = seen[0]["size"][0]
+
+    def of(name: str, pair: tuple[int, int]) -> float:
+        return _of([seen[rank] for host in pair for rank in hosts[host]], name)
+
+    ports = [float("inf")] * len(hosts)
+    rounds: dict[int, list[float]] = {1: [], MANY: []}
+    points: tuple[tuple[float, float], ...] = ()
+    for number, pairs in enumerate(meetings):
+        most = max(len(hosts[host]) for pair in pairs for host in pair)
+        for pair in pairs:
+            # A host sends as many units as the larger host of the pair has ranks.
+            share = max(len(hosts[host]) for host in pair) / most
+            met = [(share * nbytes / part, of(f"meeting {number} of 1/{part}", pair)) for part in PARTS]
+            beta = met[-1][1] / met[-1][0]
+            if beta < min(ports):
+                points = tuple(met)
+            for host in pair:
+                ports[host] = min(ports[host], beta)
+    for pair in meetings[0]:
+        for messages in rounds:
+            rounds[messages].append((of(f"between, {QUICK} {messages}", pair) - handover.alpha_s) / ROUNDS)
+    one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
+    message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
+    alpha_s = max(one_s - 2 * message_s, 0.0)
+    ports = levelled(ports)
+    common = sorted(ports)[(len(ports) - 1) // 2]
+    return Link(alpha_s, common), message_s, ports, ((float(TINY_NBYTES), one_s), *points)

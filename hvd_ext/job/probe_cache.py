@@ -1,0 +1,113 @@
+"""What the network probe has measured, kept in a file for each set of hosts, so that the next job need not measure.
+
+    <the user's cache folder>/hvd_ext/network-<digest>.json
+
+A file counts only if it is whole, of this version, and of exactly these hosts, ranks and transports; otherwise it is as
+if it were not there. It is written under another name and renamed, so that two jobs cannot mix their halves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.errors import TopologyError
+from hvd_ext.topology import read, write
+
+if TYPE_CHECKING:
+    from hvd_ext.options import Options
+    from hvd_ext.topology.tree import Tree
+
+VERSION = 1  # of the file and of the way in which is measured
+
+
+def folder(options: Options, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of the files: that of the options, else `hvd_ext` in the user's cache folder.
+
+    Args:
+        options: the options of the job.
+        environ: the environment; None for the process's own.
+    """
+    environ = os.environ if environ is None else environ
+    if options.cache:
+        return Path(options.cache)
+    cache = environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path(os.path.expanduser("~")) / ".cache") / "hvd_ext"
+
+
+def key_of(hosts: Sequence[str], options: Options, between: str) -> dict[str, Any]:
+    """What must be equal for a measurement to count.
+
+    Args:
+        hosts: the host name of each rank.
+        options: the options of the job.
+        between: what carries data between hosts.
+    """
+    return {
+        "hosts": list(hosts),
+        "between": between if len(set(hosts)) > 1 else "",
+        "shared_memory": options.shared_memory,
+        "window": options.window,
+        "interfaces": options.interfaces,
+    }
+
+
+def find(key: dict[str, Any], where: Path) -> tuple[Tree, str] | None:
+    """Look up a measurement.
+
+    Args:
+        key: of `key_of`.
+        where: the folder of the files.
+
+    Returns:
+        The cluster with its links, and the day of the measurement; None if no file counts.
+    """
+    try:
+        kept = json.loads(_path(key, where).read_text(encoding="utf-8"))
+        if kept["version"] != VERSION or kept["key"] != key or not isinstance(kept["topology"], str):
+            return None
+        return read.parse(kept["topology"], size=len(key["hosts"])), str(kept["day"])
+    except (OSError, ValueError, KeyError, TypeError, TopologyError):  # torn, or not ours
+        return None
+
+
+def keep(key: dict[str, Any], tree: Tree, where: Path) -> bool:
+    """Write a measurement.
+
+    Args:
+        key: of `key_of`.
+        tree: the cluster with its links.
+        where: the folder of the files, which is made.
+
+    Returns:
+        Whether it was written; a folder that cannot be written costs the next job its time to measure.
+    """
+    text = json.dumps(
+        {"version": VERSION, "key": key, "day": time.strftime("%Y-%m-%d"), "topology": write.text(tree)}, indent=1
+    )
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=where, prefix=".network-")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, _path(key, where))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        return False
+    return True
+
+
+def _path(key: dict[str, Any], where: Path) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return where / f"network-{digest}.json"

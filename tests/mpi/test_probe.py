@@ -1,0 +1,76 @@
+"""The network probe on a rehearsed cluster: a slow host is found, all ranks agree, and the command writes the file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hvd_ext.cluster.rehearsal import Cluster
+from hvd_ext.cluster.spec import Spec
+from hvd_ext.topology import read, write
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_S = 120
+LINKS = """
+import sys
+from pathlib import Path
+
+from hvd_ext.job import process, runtime
+from hvd_ext.topology import write
+
+process.init()
+job = runtime.current()
+(Path(sys.argv[1]) / f"{job.engine.rank}.yaml").write_text(f"# {job.network.source}\\n" + write.text(job.tree))
+process.shutdown()
+"""
+
+
+def test_a_slow_host_gets_a_port_of_its_own_and_the_next_job_measures_nothing(tmp_path: Path) -> None:
+    (tmp_path / "links.py").write_text(LINKS, encoding="utf-8")
+    variables = {"HVD_EXT_TOPOLOGY": "", "HVD_EXT_PROBE": "auto"}
+    with Cluster(Spec((2, 1, 1), rate="100mbit")) as cluster:
+        cluster.set_rate("h3", "25mbit")
+        for source in ("measured", "kept"):
+            command = [sys.executable, str(tmp_path / "links.py"), str(tmp_path)]
+            assert cluster.mpirun(command, variables=variables, timeout_s=LIMIT_S) == 0
+            texts = [(tmp_path / f"{rank}.yaml").read_text(encoding="utf-8") for rank in range(4)]
+            assert len(set(texts)) == 1
+            assert texts[0].startswith(f"# {source}\n")
+        tree = read.parse(texts[0])
+        assert tree.hosts() == ((0, 1), (2,), (3,))
+        first, second, slow = tree.root.ports
+        assert slow.beta_s_per_byte > 1.5 * max(first.beta_s_per_byte, second.beta_s_per_byte)
+        assert list((cluster.folder / "cache").iterdir())
+
+
+def test_the_command_prints_the_links_and_writes_the_file(tmp_path: Path) -> None:
+    path, plot = tmp_path / "links.yaml", tmp_path / "links.png"
+    command = [sys.executable, "-m", "hvd_ext", "probe", "--output", str(path)]
+    if find_spec("matplotlib") is not None:
+        command += ["--plot", str(plot)]
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    environment = {**os.environ, "HVD_EXT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [*mpirun, *command], capture_output=True, text=True, env=environment, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks on 1 host, measured in" in done.stdout
+    assert "price / measured" in done.stdout
+    tree = read.read(path, 2)
+    assert tree.handover.alpha_s > 0
+    assert read.parse(write.text(tree)) == tree
+    assert plot.exists() == ("--plot" in command)
+
+
+def test_the_command_needs_a_job() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_ext", "probe"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 1
+    assert "start it as mpirun -np 4 python -m hvd_ext probe" in done.stderr
