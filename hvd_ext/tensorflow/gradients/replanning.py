@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ext.errors import HvdExtError, PlanError
-from hvd_ext.job import banner, consensus
+from hvd_ext.job import banner, consensus, network
 from hvd_ext.planning.layout import Layout
 from hvd_ext.planning.prediction import predict
 from hvd_ext.planning.step_times import StepTimes
@@ -36,6 +36,9 @@ _LAYOUT, _UPDATES = "layout", "updates"
 FIRST_STEPS = (20, 200)
 WORTH_SWITCHING = 0.02  # the ranks switch if the predicted step gets shorter by this share,
 TOO_SLOW = 0.10  # or if steps took longer than predicted by this one
+# The network is measured again if that takes at most this share of the time since the last plan.
+WORTH_MEASURING = 0.05
+LONGEST_PROBE_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +202,10 @@ class Replanning:
             [step_times.Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]) for one in answers]
         )
         times = step_times.model(now.tensors, now.travelling, latest)
+        expected_s = self.reviews[-1].after_s if self.reviews else None
+        late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
+        if late and latest.step_s is not None:
+            self._measure_network((step - self.reviews[-1].step) * latest.step_s)
         planned: list[Review] = []
         kept: residuals.Arrays = {}
 
@@ -206,8 +213,6 @@ class Replanning:
             new = channel.lay_out(times)
             before_s = predict(job.tree, now, times).step_s
             after_s = predict(job.tree, new, times).step_s
-            expected_s = self.reviews[-1].after_s if self.reviews else None
-            late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
             worth = after_s < before_s if late else after_s <= before_s * (1 - WORTH_SWITCHING)
             switches = worth and new.digest != now.digest
             layout = new if switches else now
@@ -223,6 +228,17 @@ class Replanning:
         if review.switched:
             self._switch(review.layout, number, kept)
         return review
+
+    def _measure_network(self, since_s: float) -> None:
+        """Measure the network again, if it was measured before and `since_s` of training are worth the time."""
+        job = self._job
+        if job.network is None or job.network.source == network.ASSUMED:
+            return
+        if (job.network.seconds or LONGEST_PROBE_S) > WORTH_MEASURING * since_s:
+            return
+        job.network = network.of_job(job.engine, job.hosts, job.options.replace(probe="refresh"))
+        job.tree = job.network.tree
+        banner.say(job, f"{self._channel.name}: steps take longer than predicted; {job.network.line}")
 
     def _switch(self, layout: Layout, number: int, kept: residuals.Arrays) -> None:
         """Switch on all ranks; if that fails on one of them, its training ends, because the ranks no longer agree."""
