@@ -7,6 +7,7 @@ and therefore get equal bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,12 @@ def empty(shape: Sequence[int], dtype: tf.DType | str) -> tf.IndexedSlices:
     return tf.IndexedSlices(
         tf.zeros((0, *shape[1:]), dtype), tf.zeros(0, tf.int64), tf.constant(shape, tf.int64, shape=[len(shape)])
     )
+
+
+def most_nbytes(slices: tf.IndexedSlices) -> int:
+    """The bytes of a sparse gradient's rows and indices, if none repeats; 0 if a graph does not know how many."""
+    count, *width = slices.values.shape
+    return 0 if count is None else count * (math.prod(width) * slices.values.dtype.size + slices.indices.dtype.size)
 
 
 @ops.plain

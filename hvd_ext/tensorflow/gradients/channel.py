@@ -36,6 +36,7 @@ class Channel:
         layout: how the next step is reduced. Its buckets have the dense gradients; sparse gradients are reduced
             separately (`hvd_ext.tensorflow.collectives.sparse`).
         lay_out: plans a step with the times of its gradients, or without; the same on all ranks.
+        rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Channel:
         self.kinds = kinds
         self.layout = layout
         self.lay_out = lay_out
+        self.rows_nbytes: dict[int, int] = {}
         self._owner = owner
         self._handle: int | None = handle
         self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers

@@ -415,6 +415,7 @@ class Reducer:
                 results[place] = kinds.scaled(reduced, factor)
         for place, slot in slots.items():
             if slot.kind == kinds.SPARSE:
+                channel.rows_nbytes[place] = sparse.most_nbytes(results[place])
                 results[place] = sparse.reduce(
                     step.job,
                     f"{step.name}/{kinds.name(slot.variable)}#{place}",

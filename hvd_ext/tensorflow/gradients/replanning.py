@@ -193,8 +193,11 @@ class Replanning:
     def _review(self, step: int, number: int) -> Review | None:
         job, channel, now = self._job, self._channel, self._channel.layout
         own = step_times.measured(job.engine.times(channel.handle))
+        rows_nbytes = sum(channel.rows_nbytes.values())
         answers = consensus.exchange(
-            job.engine, f"{self._name}: times", lambda: None if own is None else dataclasses.asdict(own)
+            job.engine,
+            f"{self._name}: times",
+            lambda: None if own is None else {**dataclasses.asdict(own), "rows_nbytes": rows_nbytes},
         )
         if any(answer is None for answer in answers):
             return None  # too few steps
@@ -202,6 +205,9 @@ class Replanning:
             [step_times.Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]) for one in answers]
         )
         times = step_times.model(now.tensors, now.travelling, latest)
+        rows = sum(answer["rows_nbytes"] for answer in answers)
+        if rows:  # embeddings are the first layers, whose gradients come last
+            times = dataclasses.replace(times, rows=((times.computed_s, rows),))
         expected_s = self.reviews[-1].after_s if self.reviews else None
         late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
         if late and latest.step_s is not None:
