@@ -17,12 +17,15 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError, PlanError
+from hvd_ext.job import network, runtime
 from hvd_ext.options import Options
 from hvd_ext.planning.bucket_layout import Layout
 from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration, replanning
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.replanning import Replanning, Review, following
+from hvd_ext.topology.tree import Link, from_hosts
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, far_apart, hosts_of
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
@@ -210,9 +213,6 @@ def test_weights_are_the_same_bit_for_bit_where_sums_are_exact(
 
 
 def opened(names: dict[str, tuple[int, ...]], **options: Any) -> tuple[Channel, Replanning]:
-    from hvd_ext.job import runtime
-    from hvd_ext.planning.tensors import Tensor
-
     tensors = [Tensor(name, shape, "float32") for name, shape in names.items()]
     channel = registration.open("anew", tensors, runtime.current().options.replace(op=hvd.Sum, **options))
     return channel, Replanning(channel, runtime.current(), name="anew")
@@ -307,6 +307,35 @@ def test_ranks_that_plan_differently_keep_what_they_have_and_say_so(
             np.testing.assert_array_equal(got, np.full(70, sum(step + other for other in range(size)), np.float32))
     assert planning.reviews == []
     assert "the ranks came to different plans" in caplog.text
+    channel.close()
+
+
+@pytest.mark.parametrize("source", [network.MEASURED, network.ASSUMED])
+def test_a_network_that_was_measured_is_measured_again_where_steps_take_longer_than_predicted(
+    anew: Any, monkeypatch: pytest.MonkeyPatch, size: int, source: str
+) -> None:
+    if size == 1:
+        pytest.skip("one rank plans nothing")
+    anew(every=3)
+    monkeypatch.setattr(replanning, "TOO_SLOW", -1e9)
+    job = runtime.current()
+    job.network = network.Network(job.tree, source, seconds=1e-12)
+    slower = from_hosts(job.hosts, inside=Link(1e-3, 1e-6), between=Link(1e-3, 1e-6))
+    asked = []
+
+    def of_job(engine: Any, hosts: Any, options: Options) -> network.Network:
+        asked.append(options.probe)
+        return network.Network(slower, network.MEASURED, "slower now", 1e-12)
+
+    monkeypatch.setattr(network, "of_job", of_job)
+    channel, planning = opened({"a": (70,), "b": (9,)})
+    for _ in range(14):
+        channel.reduce([tf.ones(70), tf.ones(9)])
+    measured = source == network.MEASURED
+    assert asked == (["refresh", "refresh"] if measured else [])  # not before the first plan
+    assert (runtime.current().tree is slower) == measured
+    before, *after = planning.reviews
+    assert all((review.before_s > before.before_s + 1e-3) == measured for review in after)
     channel.close()
 
 
