@@ -67,6 +67,11 @@ void Channel::AtStep(int64_t step, std::function<void(int64_t step)> call) {
   call_ = std::move(call);
 }
 
+bool Channel::HasCallBeforeStep() const {
+  MutexLock lock(&mutex_);
+  return call_ != nullptr && next_step_ >= call_at_;
+}
+
 std::function<void(int64_t step)> Channel::TakeCallBeforeStep(int64_t* step) {
   MutexLock lock(&mutex_);
   *step = next_step_;

@@ -61,6 +61,7 @@ class Channel {
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
   // Calls `call` once, before step `step` or the first one after it begins, on the thread that begins it.
   void AtStep(int64_t step, std::function<void(int64_t step)> call) HVD_EXT_EXCLUDES(mutex_);
+  bool HasCallBeforeStep() const HVD_EXT_EXCLUDES(mutex_);
   // What is to be called before the next step; null: nothing. *step: the number of that step.
   std::function<void(int64_t step)> TakeCallBeforeStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
   // The newest complete steps, at most `most`, the oldest first.

@@ -125,6 +125,11 @@ Status Engine::AtStep(int64_t channel, int64_t step, std::function<void(int64_t 
   return Status::Ok();
 }
 
+bool Engine::HasCallBeforeStep(int64_t channel) {
+  std::shared_ptr<Channel> found;
+  return state_->registry.FindChannel(channel, &found).ok() && found->HasCallBeforeStep();
+}
+
 Status Engine::GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* times) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));

@@ -180,6 +180,8 @@ class Engine {
   Status SwitchLayout(int64_t channel, const ChannelSpec& spec);
   // See Channel::AtStep. `call` may use the engine, and may wait for other ranks that call alike.
   Status AtStep(int64_t channel, int64_t step, std::function<void(int64_t step)> call);
+  // Whether the next BeginStep makes such a call, which may take long.
+  bool HasCallBeforeStep(int64_t channel);
   Status GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* times);
 
   // Begins a step of the channel. Fails if some tensors of the step before were submitted and others were not: then the

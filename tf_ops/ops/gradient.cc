@@ -8,8 +8,10 @@
 // together: the buckets are the engine's, and a graph stays right when they change.
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -145,33 +147,49 @@ absl::Status ScalarInput(OpKernelContext* context, const char* name) {
   return ToTensorFlow(Invalid(std::string(name) + " must be a scalar, its shape is " + shape.DebugString()));
 }
 
-class BeginStepOp : public OpKernel {
+// Begins a step by `begin`. What is called before a step waits for other ranks, whose graphs may begin the steps of two
+// channels in another order, on one thread; so it gets a thread of its own.
+void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done, int64_t channel,
+           const std::function<Status(Engine*)>& begin) {
+  std::shared_ptr<Engine> engine;
+  OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(Engine::OfChannel(channel, &engine)), done);
+  if (!engine->HasCallBeforeStep(channel)) {
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(begin(engine.get())), done);
+    done();
+    return;
+  }
+  std::thread([=] {
+    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(begin(engine.get())), done);
+    done();
+  }).detach();
+}
+
+class BeginStepOp : public tensorflow::AsyncOpKernel {
  public:
-  explicit BeginStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit BeginStepOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginStep(channel_)));
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    Begin(context, std::move(done), channel_,
+          [channel = channel_](Engine* engine) { return engine->BeginStep(channel); });
   }
 
  private:
   int64_t channel_;
 };
 
-class BeginTopKStepOp : public OpKernel {
+class BeginTopKStepOp : public tensorflow::AsyncOpKernel {
  public:
-  explicit BeginTopKStepOp(OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit BeginTopKStepOp(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("channel", &channel_));
   }
 
-  void Compute(OpKernelContext* context) override {
-    std::shared_ptr<Engine> engine;
-    OP_REQUIRES_OK(context, ScalarInput(context, "density"));
-    OP_REQUIRES_OK(context, ToTensorFlow(Engine::OfChannel(channel_, &engine)));
-    OP_REQUIRES_OK(context, ToTensorFlow(engine->BeginTopKStep(channel_, context->input(0).scalar<double>()())));
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, "density"), done);
+    const double density = context->input(0).scalar<double>()();
+    Begin(context, std::move(done), channel_,
+          [channel = channel_, density](Engine* engine) { return engine->BeginTopKStep(channel, density); });
   }
 
  private:

@@ -1,6 +1,6 @@
 """Planning a step anew: at some steps the ranks exchange the times of their gradients, plan alike, and switch together.
 
-It happens in the beginning of a step, on the thread that begins it. So a traced graph, which knows channels and tensors
+It happens in the beginning of a step, in the op that begins it. So a traced graph, which knows channels and tensors
 and no buckets, stays as it is.
 """
 
