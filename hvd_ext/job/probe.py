@@ -32,7 +32,7 @@ from hvd_ext.planning import lower, patterns
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
-from hvd_ext.topology.fit import Curve, levelled, line_between, rounded, typical
+from hvd_ext.topology.fit import Curve, knee, levelled, line, middle, rounded, slopes, typical
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ MEETINGS_S = 0.6
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
-SAMPLES, STEPS = 2, 4
+LEAST_SAMPLES, MOST_SAMPLES, STEPS = 2, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
 Times = dict[str, list[float]]  # the samples of each series
 
@@ -141,6 +141,7 @@ class Stand:
             for _ in range(steps):
                 step()
             found.append((time.perf_counter() - begin) / steps)
+        step()  # nobody leaves while another rank still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
@@ -200,8 +201,16 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         _time_meetings(stand, hosts, meetings, _of(seen, "look"))
         seen = stand.gathered()
     sizes = host_sizes(hosts)
-    handover = line_between([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)])
+    handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
+    handover = Link(handed[0][1], 0.0)
     most = max(len(ranks) for ranks in hosts)
+    # Of the smallest size most of the time is latency.
+    whole = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
+    cached, factor = knee(slopes(whole)) if len(sizes) > 1 else (0, 1.0)
+    cached += 1
+    cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
+    sizes = sizes[:cached]
+    handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
     inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
     links = [one.link for one in inside if one is not None]
     betas = levelled([link.beta_s_per_byte for link in links])
@@ -220,7 +229,7 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         for name, link, ranks in zip(names, found, hosts, strict=True)
     ]
     if not meetings:
-        return Tree(nodes[0], gamma, message_s, selection, handover), tuple(curves)
+        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
     between, message_s, ports, points = _between(seen, hosts, meetings, handover)
     curves.append(Curve("between hosts", points, between))
     root = Node(
@@ -231,7 +240,7 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
             for node, beta in zip(nodes, ports, strict=True)
         ),
     )
-    return Tree(root, gamma, message_s, selection, handover), tuple(curves)
+    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
 
 
 def _with_port(node: Node, port: Link) -> Node:
@@ -267,6 +276,13 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
     return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
+
+
+def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
+    """The time of a ring's allreduce in hosts with its hand-over, which is all if every host has one rank."""
+    own_s = _of(seen, f"nothing {nbytes}")
+    kinds = [f"in hosts, {kind} {nbytes}" for kind in ("all_gather", "reduce_scatter")]
+    return own_s + sum(max(_of(seen, name) - own_s, 0.0) for name in kinds if name in seen[0])
 
 
 def _samples(nbytes: int) -> int:
@@ -306,8 +322,11 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
             points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
-    beta = line_between([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
-    gamma = max(line_between([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
+    # A round in which many bytes move may begin later than one of a few bytes, where ranks share processors.
+    moved, summed = line(sent), line(added)
+    alpha_s = max(alpha_s, moved.alpha_s - 2 * message_s)
+    beta = moved.beta_s_per_byte
+    gamma = max(summed.beta_s_per_byte - beta, 0.0)
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
 
 
@@ -331,13 +350,16 @@ def _time_meetings(
     stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
 ) -> None:
     beta = look_s / LOOK_NBYTES
-    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * SAMPLES))
+    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * LEAST_SAMPLES))
+    samples = min(int(MEETINGS_S / len(meetings) / (STEPS * wanted_s)), MOST_SAMPLES)
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
     message = message_nbytes(beta)
     for number, pairs in enumerate(meetings):
         for part in PARTS:
             what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            stand.time(f"meeting {number} of 1/{part}", *what, samples=SAMPLES, steps=STEPS if part == 1 else 1)
+            whole = part == 1
+            name = f"meeting {number} of 1/{part}"
+            stand.time(name, *what, samples=samples if whole else LEAST_SAMPLES, steps=STEPS if whole else 1)
     stand.times["size"] = [float(nbytes)]
 
 
