@@ -40,19 +40,20 @@ if TYPE_CHECKING:
     from hvd_ext.planning.model import LogicalPlan
 
 TINY_NBYTES = 4
-QUICK = "messages at a time:"
-ROUNDS = 16  # of small messages, one after the other
+SMALL = "at a time"  # what the names of the series of small messages end with
+ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 REPEATS = 5
-# Buffers that fit into caches and, unless a host has many ranks, buffers that do not: so many bytes on a host at most.
-HOST_SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
-HOST_NBYTES = 64 << 20
+# Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
+# slower than memory.
+HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 8 << 20)
+HOST_NBYTES = 32 << 20
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
-SELECTED_NBYTES = 2 << 20
+SELECTED_NBYTES = 1 << 20
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
-MEETINGS_S = 0.6
+MEETINGS_S = 0.5
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
@@ -157,7 +158,7 @@ def _of(seen: Sequence[Times], name: str) -> float:
     """What a series takes these ranks, of which the slowest counts in each sample."""
     slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
     # A disturbance is longer than a round of small messages, so that only the least disturbed sample counts there.
-    return min(slowest) if QUICK in name else typical(slowest)
+    return min(slowest) if name.endswith(SMALL) else typical(slowest)
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
@@ -261,7 +262,7 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         return
     for messages in (1, MANY):
         plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"in hosts, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+        stand.time(f"in hosts, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     for nbytes in sizes:
         for kind in ("all_gather", "reduce_scatter"):
             plan, segment = patterns.rings(hosts, size, kind), min(nbytes, largest * HOST_SEGMENT_NBYTES)
@@ -275,7 +276,8 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
         hosts: the ranks of each host.
     """
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
-    return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
+    sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-1]
+    return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
 
 
 def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
@@ -311,7 +313,7 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
         return None
     # A ring of fewer ranks than the largest one has fewer rounds.
     rounds = -(-ROUNDS // (most - 1)) * (size - 1)
-    one_s, many_s = ((_of(seen, f"in hosts, {QUICK} {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
+    one_s, many_s = ((_of(seen, f"in hosts, {messages} {SMALL}") - handover.alpha_s) / rounds for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)
     sent: list[tuple[float, float]] = []
@@ -334,7 +336,7 @@ def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequenc
     size = stand.engine.size
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"between, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+        stand.time(f"between, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     stand.time("look", *_exchange(hosts, pairs, size, LOOK_NBYTES, 8000), samples=2)
 
 
@@ -355,7 +357,7 @@ def _time_meetings(
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
     message = message_nbytes(beta)
     for number, pairs in enumerate(meetings):
-        for part in PARTS:
+        for part in PARTS if number == 0 else PARTS[-1:]:
             what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
             whole = part == 1
             name = f"meeting {number} of 1/{part}"
@@ -383,15 +385,16 @@ def _between(
         for pair in pairs:
             # A host sends as many units as the larger host of the pair has ranks.
             share = max(len(hosts[host]) for host in pair) / most
-            met = [(share * nbytes / part, of(f"meeting {number} of 1/{part}", pair)) for part in PARTS]
+            names = [(part, f"meeting {number} of 1/{part}") for part in PARTS]
+            met = [(share * nbytes / part, of(name, pair)) for part, name in names if name in seen[0]]
             beta = met[-1][1] / met[-1][0]
-            if beta < min(ports):
+            if len(met) == len(PARTS):
                 points = tuple(met)
             for host in pair:
                 ports[host] = min(ports[host], beta)
     for pair in meetings[0]:
         for messages in rounds:
-            rounds[messages].append((of(f"between, {QUICK} {messages}", pair) - handover.alpha_s) / ROUNDS)
+            rounds[messages].append((of(f"between, {messages} {SMALL}", pair) - handover.alpha_s) / ROUNDS)
     one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)
