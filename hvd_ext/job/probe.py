@@ -46,8 +46,8 @@ MANY = 8  # messages of a rank in a round
 REPEATS = 5
 # Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
 # slower than memory.
-HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 8 << 20)
-HOST_NBYTES = 32 << 20
+HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
+HOST_NBYTES = 64 << 20
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
 SELECTED_NBYTES = 1 << 20
 DENSITY = 0.01
@@ -157,8 +157,8 @@ class Stand:
 def _of(seen: Sequence[Times], name: str) -> float:
     """What a series takes these ranks, of which the slowest counts in each sample."""
     slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
-    # A disturbance is longer than a round of small messages, so that only the least disturbed sample counts there.
-    return min(slowest) if name.endswith(SMALL) else typical(slowest)
+    # A disturbance is longer than a round of small messages, or a selection, so that the least disturbed sample counts.
+    return min(slowest) if name.endswith((SMALL, "selection")) else typical(slowest)
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
@@ -264,8 +264,9 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
         stand.time(f"in hosts, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     for nbytes in sizes:
-        for kind in ("all_gather", "reduce_scatter"):
-            plan, segment = patterns.rings(hosts, size, kind), min(nbytes, largest * HOST_SEGMENT_NBYTES)
+        segment = min(nbytes, largest * HOST_SEGMENT_NBYTES)
+        plans = {kind: patterns.rings(hosts, size, kind) for kind in ("all_gather", "reduce_scatter")}
+        for kind, plan in (*plans.items(), ("both", patterns.both(hosts, size))):
             stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
 
 
@@ -276,15 +277,15 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
         hosts: the ranks of each host.
     """
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
-    sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-1]
+    sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-2]
     return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
 
 
 def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
     """The time of a ring's allreduce in hosts with its hand-over, which is all if every host has one rank."""
     own_s = _of(seen, f"nothing {nbytes}")
-    kinds = [f"in hosts, {kind} {nbytes}" for kind in ("all_gather", "reduce_scatter")]
-    return own_s + sum(max(_of(seen, name) - own_s, 0.0) for name in kinds if name in seen[0])
+    name = f"in hosts, both {nbytes}"
+    return max(own_s, _of(seen, name)) if name in seen[0] else own_s
 
 
 def _samples(nbytes: int) -> int:
@@ -318,18 +319,20 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     alpha_s = max(one_s - 2 * message_s, 0.0)
     sent: list[tuple[float, float]] = []
     added: list[tuple[float, float]] = []
+    both: list[tuple[float, float]] = []
     for nbytes in sizes:
         own_s = _of(seen, f"nothing {nbytes}")
-        for kind, points in (("all_gather", sent), ("reduce_scatter", added)):
+        for kind, points, times in (("all_gather", sent, 1), ("reduce_scatter", added, 1), ("both", both, 2)):
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
-            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
+            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (times * (size - 1))))
     # A round in which many bytes move may begin later than one of a few bytes, where ranks share processors.
-    moved, summed = line(sent), line(added)
-    alpha_s = max(alpha_s, moved.alpha_s - 2 * message_s)
-    beta = moved.beta_s_per_byte
-    gamma = max(summed.beta_s_per_byte - beta, 0.0)
-    return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
+    # What one rank has added or received the next one must fetch from another cache, so that both together count.
+    mean = line(both)
+    alpha_s = max(alpha_s, mean.alpha_s - 2 * message_s)
+    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), mean.beta_s_per_byte)
+    beta = mean.beta_s_per_byte - gamma / 2
+    return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
 def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]]) -> None:
