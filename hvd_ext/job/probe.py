@@ -330,8 +330,10 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
     # What one rank has added or received the next one must fetch from another cache, so that both together count.
     mean = line(both)
     alpha_s = max(alpha_s, mean.alpha_s - 2 * message_s)
-    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), mean.beta_s_per_byte)
-    beta = mean.beta_s_per_byte - gamma / 2
+    # Noise may hide the bytes of small sizes, but not most of those of the largest.
+    whole = max(mean.beta_s_per_byte, both[-1][1] / both[-1][0] / 2)
+    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), whole)
+    beta = whole - gamma / 2
     return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
