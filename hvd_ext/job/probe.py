@@ -32,7 +32,7 @@ from hvd_ext.planning import lower, patterns
 from hvd_ext.planning.grain import message_nbytes
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
 from hvd_ext.planning.tensors import Tensor
-from hvd_ext.topology.fit import Curve, levelled, line_between, rounded, typical
+from hvd_ext.topology.fit import Curve, knee, levelled, line, middle, rounded, slopes, typical
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree, leaf
 
 if TYPE_CHECKING:
@@ -40,23 +40,24 @@ if TYPE_CHECKING:
     from hvd_ext.planning.model import LogicalPlan
 
 TINY_NBYTES = 4
-QUICK = "messages at a time:"
-ROUNDS = 16  # of small messages, one after the other
+SMALL = "at a time"  # what the names of the series of small messages end with
+ROUNDS = 8  # of small messages, one after the other
 MANY = 8  # messages of a rank in a round
 REPEATS = 5
-# Buffers that fit into caches and, unless a host has many ranks, buffers that do not: so many bytes on a host at most.
-HOST_SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
+# Buffers that fit into caches and, on one host, buffers that do not: so many bytes in all. Between hosts the links are
+# slower than memory.
+HOST_SIZES = (64 << 10, 512 << 10, 2 << 20, 4 << 20, 16 << 20)
 HOST_NBYTES = 64 << 20
 HOST_SEGMENT_NBYTES = 512 << 10  # of each rank's messages, as grain.py has it for one host
-SELECTED_NBYTES = 2 << 20
+SELECTED_NBYTES = 1 << 20
 DENSITY = 0.01
 # Between hosts: the first look, and the time that the meetings of all rounds may take together.
 LOOK_NBYTES = 64 << 10
-MEETINGS_S = 0.6
+MEETINGS_S = 0.5
 MOST_MEETINGS = 8
 MEETING_S = 0.03  # of the larger size; a shorter one would be disturbed too easily
 PARTS = (4, 1)  # smaller sizes are for the curve
-SAMPLES, STEPS = 2, 4
+LEAST_SAMPLES, MOST_SAMPLES, STEPS = 2, 8, 2
 MEETING_NBYTES = 128 << 10, 8 << 20
 Times = dict[str, list[float]]  # the samples of each series
 
@@ -141,6 +142,7 @@ class Stand:
             for _ in range(steps):
                 step()
             found.append((time.perf_counter() - begin) / steps)
+        step()  # nobody leaves while another rank still measures
         self.engine.close_channel(channel)
         for handle in handles:
             self.engine.remove_plan(handle)
@@ -155,8 +157,8 @@ class Stand:
 def _of(seen: Sequence[Times], name: str) -> float:
     """What a series takes these ranks, of which the slowest counts in each sample."""
     slowest = [max(values) for values in zip(*(times[name] for times in seen), strict=True)]
-    # A disturbance is longer than a round of small messages, so that only the least disturbed sample counts there.
-    return min(slowest) if QUICK in name else typical(slowest)
+    # A disturbance is longer than a round of small messages, or a selection, so that the least disturbed sample counts.
+    return min(slowest) if name.endswith((SMALL, "selection")) else typical(slowest)
 
 
 def measure(job: engines.Engine, hosts: Sequence[str], options: Options) -> Measured:
@@ -200,8 +202,16 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         _time_meetings(stand, hosts, meetings, _of(seen, "look"))
         seen = stand.gathered()
     sizes = host_sizes(hosts)
-    handover = line_between([(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)])
+    handed = [(nbytes, _of(seen, f"nothing {nbytes}")) for nbytes in (TINY_NBYTES, *sizes)]
+    handover = Link(handed[0][1], 0.0)
     most = max(len(ranks) for ranks in hosts)
+    # Of the smallest size most of the time is latency.
+    whole = [(TINY_NBYTES, handover.alpha_s), *((nbytes, _whole_s(seen, nbytes)) for nbytes in sizes[1:])]
+    cached, factor = knee(slopes(whole)) if len(sizes) > 1 else (0, 1.0)
+    cached += 1
+    cache_nbytes = float(np.sqrt(sizes[cached - 1] * sizes[cached])) if cached < len(sizes) else 0.0
+    sizes = sizes[:cached]
+    handover = Link(handover.alpha_s, middle(slopes(handed[: 1 + cached])))
     inside = [_inside([seen[rank] for rank in ranks], sizes, len(ranks), most, handover) for ranks in hosts]
     links = [one.link for one in inside if one is not None]
     betas = levelled([link.beta_s_per_byte for link in links])
@@ -220,7 +230,7 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
         for name, link, ranks in zip(names, found, hosts, strict=True)
     ]
     if not meetings:
-        return Tree(nodes[0], gamma, message_s, selection, handover), tuple(curves)
+        return Tree(nodes[0], gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
     between, message_s, ports, points = _between(seen, hosts, meetings, handover)
     curves.append(Curve("between hosts", points, between))
     root = Node(
@@ -231,7 +241,7 @@ def _measured(stand: Stand, names: Sequence[str], hosts: Sequence[tuple[int, ...
             for node, beta in zip(nodes, ports, strict=True)
         ),
     )
-    return Tree(root, gamma, message_s, selection, handover), tuple(curves)
+    return Tree(root, gamma, message_s, selection, handover, cache_nbytes, factor), tuple(curves)
 
 
 def _with_port(node: Node, port: Link) -> Node:
@@ -252,10 +262,11 @@ def _time_hosts(stand: Stand, hosts: Sequence[tuple[int, ...]]) -> None:
         return
     for messages in (1, MANY):
         plan = patterns.rings(hosts, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"in hosts, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+        stand.time(f"in hosts, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     for nbytes in sizes:
-        for kind in ("all_gather", "reduce_scatter"):
-            plan, segment = patterns.rings(hosts, size, kind), min(nbytes, largest * HOST_SEGMENT_NBYTES)
+        segment = min(nbytes, largest * HOST_SEGMENT_NBYTES)
+        plans = {kind: patterns.rings(hosts, size, kind) for kind in ("all_gather", "reduce_scatter")}
+        for kind, plan in (*plans.items(), ("both", patterns.both(hosts, size))):
             stand.time(f"in hosts, {kind} {nbytes}", plan, nbytes, segment, samples=_samples(nbytes))
 
 
@@ -266,7 +277,15 @@ def host_sizes(hosts: Sequence[Sequence[int]]) -> tuple[int, ...]:
         hosts: the ranks of each host.
     """
     most = HOST_NBYTES // max(len(ranks) for ranks in hosts)
-    return tuple(nbytes for nbytes in HOST_SIZES if nbytes <= most) or HOST_SIZES[:1]
+    sizes = HOST_SIZES if len(hosts) == 1 else HOST_SIZES[:-2]
+    return tuple(nbytes for nbytes in sizes if nbytes <= most) or sizes[:1]
+
+
+def _whole_s(seen: Sequence[Times], nbytes: int) -> float:
+    """The time of a ring's allreduce in hosts with its hand-over, which is all if every host has one rank."""
+    own_s = _of(seen, f"nothing {nbytes}")
+    name = f"in hosts, both {nbytes}"
+    return max(own_s, _of(seen, name)) if name in seen[0] else own_s
 
 
 def _samples(nbytes: int) -> int:
@@ -295,27 +314,34 @@ def _inside(seen: Sequence[Times], sizes: Sequence[int], size: int, most: int, h
         return None
     # A ring of fewer ranks than the largest one has fewer rounds.
     rounds = -(-ROUNDS // (most - 1)) * (size - 1)
-    one_s, many_s = ((_of(seen, f"in hosts, {QUICK} {messages}") - handover.alpha_s) / rounds for messages in (1, MANY))
+    one_s, many_s = ((_of(seen, f"in hosts, {messages} {SMALL}") - handover.alpha_s) / rounds for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)
     sent: list[tuple[float, float]] = []
     added: list[tuple[float, float]] = []
+    both: list[tuple[float, float]] = []
     for nbytes in sizes:
         own_s = _of(seen, f"nothing {nbytes}")
-        for kind, points in (("all_gather", sent), ("reduce_scatter", added)):
+        for kind, points, times in (("all_gather", sent, 1), ("reduce_scatter", added, 1), ("both", both, 2)):
             whole_s = _of(seen, f"in hosts, {kind} {nbytes}")
             # What is left of noisy times is at least a part.
-            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (size - 1)))
-    beta = line_between([*sent, (TINY_NBYTES, one_s)]).beta_s_per_byte
-    gamma = max(line_between([*added, (TINY_NBYTES, one_s)]).beta_s_per_byte - beta, 0.0)
-    return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *sent))
+            points.append((nbytes / most, max(whole_s - own_s, whole_s / 4) / (times * (size - 1))))
+    # A round in which many bytes move may begin later than one of a few bytes, where ranks share processors.
+    # What one rank has added or received the next one must fetch from another cache, so that both together count.
+    mean = line(both)
+    alpha_s = max(alpha_s, mean.alpha_s - 2 * message_s)
+    # Noise may hide the bytes of small sizes, but not most of those of the largest.
+    whole = max(mean.beta_s_per_byte, both[-1][1] / both[-1][0] / 2)
+    gamma = min(max(line(added).beta_s_per_byte - line(sent).beta_s_per_byte, 0.0), whole)
+    beta = whole - gamma / 2
+    return _Inside(Link(alpha_s, beta), message_s, gamma, ((float(TINY_NBYTES), one_s), *both))
 
 
 def _look_between(stand: Stand, hosts: Sequence[tuple[int, ...]], pairs: Sequence[tuple[int, int]]) -> None:
     size = stand.engine.size
     for messages in (1, MANY):
         plan = patterns.exchanges(hosts, pairs, size, rounds=ROUNDS, messages=messages)
-        stand.time(f"between, {QUICK} {messages}", plan, TINY_NBYTES * plan.units, samples=2 * REPEATS)
+        stand.time(f"between, {messages} {SMALL}", plan, TINY_NBYTES * plan.units)
     stand.time("look", *_exchange(hosts, pairs, size, LOOK_NBYTES, 8000), samples=2)
 
 
@@ -331,13 +357,16 @@ def _time_meetings(
     stand: Stand, hosts: Sequence[tuple[int, ...]], meetings: Sequence[Sequence[tuple[int, int]]], look_s: float
 ) -> None:
     beta = look_s / LOOK_NBYTES
-    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * SAMPLES))
+    wanted_s = min(MEETING_S, MEETINGS_S / len(meetings) / (STEPS * LEAST_SAMPLES))
+    samples = min(int(MEETINGS_S / len(meetings) / (STEPS * wanted_s)), MOST_SAMPLES)
     nbytes = int(min(max(wanted_s / beta, MEETING_NBYTES[0]), MEETING_NBYTES[1])) // 4096 * 4096
     message = message_nbytes(beta)
     for number, pairs in enumerate(meetings):
-        for part in PARTS:
+        for part in PARTS if number == 0 else PARTS[-1:]:
             what = _exchange(hosts, pairs, stand.engine.size, nbytes // part, message)
-            stand.time(f"meeting {number} of 1/{part}", *what, samples=SAMPLES, steps=STEPS if part == 1 else 1)
+            whole = part == 1
+            name = f"meeting {number} of 1/{part}"
+            stand.time(name, *what, samples=samples if whole else LEAST_SAMPLES, steps=STEPS if whole else 1)
     stand.times["size"] = [float(nbytes)]
 
 
@@ -361,15 +390,16 @@ def _between(
         for pair in pairs:
             # A host sends as many units as the larger host of the pair has ranks.
             share = max(len(hosts[host]) for host in pair) / most
-            met = [(share * nbytes / part, of(f"meeting {number} of 1/{part}", pair)) for part in PARTS]
+            names = [(part, f"meeting {number} of 1/{part}") for part in PARTS]
+            met = [(share * nbytes / part, of(name, pair)) for part, name in names if name in seen[0]]
             beta = met[-1][1] / met[-1][0]
-            if beta < min(ports):
+            if len(met) == len(PARTS):
                 points = tuple(met)
             for host in pair:
                 ports[host] = min(ports[host], beta)
     for pair in meetings[0]:
         for messages in rounds:
-            rounds[messages].append((of(f"between, {QUICK} {messages}", pair) - handover.alpha_s) / ROUNDS)
+            rounds[messages].append((of(f"between, {messages} {SMALL}", pair) - handover.alpha_s) / ROUNDS)
     one_s, many_s = (float(np.median(rounds[messages])) for messages in (1, MANY))
     message_s = max(many_s - one_s, 0.0) / (2 * (MANY - 1))
     alpha_s = max(one_s - 2 * message_s, 0.0)

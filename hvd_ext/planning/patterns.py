@@ -58,6 +58,17 @@ def rings(groups: Hosts, size: int, kind: Kind = "all_gather", *, rounds: int = 
     return LogicalPlan("probe", "all_gather", size, most * messages, levels)
 
 
+def both(groups: Hosts, size: int) -> LogicalPlan:
+    """An allreduce in each group: a ring that adds, then a ring that sends the sums around.
+
+    Args:
+        groups: the groups, see rings().
+        size: the number of ranks of the job.
+    """
+    first, second = rings(groups, size, "reduce_scatter"), rings(groups, size, "all_gather")
+    return LogicalPlan("probe", "allreduce", size, first.units, first.levels + second.levels)
+
+
 def pairs_of(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
     """Who meets whom: in each round every host meets another one, and over hosts - 1 rounds it meets all.
 

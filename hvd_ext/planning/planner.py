@@ -157,7 +157,7 @@ def quick_price_s(tree: Tree, name: str, nbytes: int) -> float:
     Returns:
         Seconds.
     """
-    return profile_of(tree, name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
+    return profile_of(tree.at(nbytes), name).price_s(nbytes, segment_nbytes(_built(tree, name), nbytes, tree))
 
 
 @lru_cache(maxsize=64)

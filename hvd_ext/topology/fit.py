@@ -11,6 +11,7 @@ from hvd_ext.topology.tree import Link
 
 # Hosts whose times per byte differ by less than this have equal network cards, as far as a measurement can tell.
 ALIKE = 0.05
+SLOWER = 1.25  # memory that is slower than caches by less than this is left to one line
 DIGITS = 4  # of a number that was measured; it is not more exact
 
 
@@ -66,20 +67,49 @@ def line(points: Sequence[tuple[float, float]]) -> Link:
     return Link(0.0, alone(slopes))
 
 
-def line_between(points: Sequence[tuple[float, float]]) -> Link:
-    """Gives a line whose largest ratio to a time, either way, is least, for times that lie on no line.
-
-    Copies in a host do not: what fits into a cache is copied several times as fast as what does not.
+def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Gives the times per byte of sizes above the smallest one, whose time is the latency of all.
 
     Args:
-        points: sizes in bytes and times in seconds, above 0; at least two sizes, the smallest of a few bytes.
+        points: sizes in bytes and times in seconds, above 0; the smallest size is of a few bytes.
 
     Returns:
-        The smallest size's time, and the geometric mean of the least and the largest time per byte of the others.
+        Seconds per byte in the order of the sizes. A quarter of a time is at least for its bytes, whatever the noise.
     """
     (_, alpha_s), *others = sorted(points)
-    slopes = [max(seconds - alpha_s, seconds / 4) / nbytes for nbytes, seconds in others]
-    return Link(alpha_s, float(np.sqrt(min(slopes) * max(slopes))))
+    return [max(seconds - alpha_s, seconds / 4) / nbytes for nbytes, seconds in others]
+
+
+def middle(values: Sequence[float]) -> float:
+    """Gives the value whose largest ratio to the given ones, either way, is least.
+
+    Args:
+        values: numbers above 0, at least one.
+    """
+    return float(np.sqrt(min(values) * max(values)))
+
+
+def knee(values: Sequence[float]) -> tuple[int, float]:
+    """Finds the size from which on copies come from memory instead of caches.
+
+    Args:
+        values: seconds per byte of growing sizes, above 0; at least one.
+
+    Returns:
+        The number of sizes that fit into the caches, and how many times as long a byte takes above, split such that
+        both groups are as even as possible; all sizes and 1 if a byte takes about as long everywhere.
+    """
+
+    def width(group: Sequence[float]) -> float:
+        return float(np.log(max(group) / min(group)))
+
+    splits = range(1, len(values))
+    best = min(splits, key=lambda count: max(width(values[:count]), width(values[count:])), default=0)
+    if best:
+        factor = middle(values[best:]) / middle(values[:best])
+        if factor > SLOWER:
+            return best, factor
+    return len(values), 1.0
 
 
 def levelled(betas: Sequence[float]) -> list[float]:

@@ -112,9 +112,23 @@ class _ClusterSchema(_NodeSchema):
         default=None, description="time of a rank to hand a buffer to the engine and to get it back; none by default"
     )
 
+    cache_nbytes: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="size of the largest buffer that stays in the caches of the processors, in bytes",
+    )
+    memory_factor: float = Field(
+        default=1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="how many times as long a byte of a larger buffer takes in hosts; 1 by default",
+    )
+
     def tree(self) -> Tree:
         handover = self.handover.link() if self.handover else NO_LINK
-        return Tree(self.node(), self.gamma_s_per_byte, self.message_s, self.selection_s_per_byte, handover)
+        costs = (self.gamma_s_per_byte, self.message_s, self.selection_s_per_byte, handover)
+        return Tree(self.node(), *costs, self.cache_nbytes, self.memory_factor)
 
 
 def table() -> list[tuple[str, str, str, str]]:

@@ -111,6 +111,8 @@ class Tree:
             measured on one core (planning/cost/sparse.py).
         handover: the time of a rank to hand a buffer to the engine and to get the result back, a latency and a time per
             byte, with all ranks of a host at work; NO_LINK leaves it out of the prices.
+        cache_nbytes: the size of the largest buffer that stays in the processors' caches.
+        memory_factor: how many times as long a byte of a larger buffer takes to copy and to add, at least 1.
     """
 
     root: Node
@@ -118,6 +120,8 @@ class Tree:
     message_s: float = 0.0
     selection_s_per_byte: float | None = None
     handover: Link = NO_LINK
+    cache_nbytes: float = 0.0
+    memory_factor: float = 1.0
 
     def __hash__(self) -> int:
         # The nodes of 4,096 ranks take 20 ms to hash, at each look into a cache; equal hashes are compared in full.
@@ -129,6 +133,11 @@ class Tree:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise TopologyError(f"tree {self.root.name!r}: {name} must be finite and not negative, got {value}")
+        if not (0 <= self.cache_nbytes < float("inf") and 1 <= self.memory_factor < float("inf")):
+            raise TopologyError(
+                f"tree {self.root.name!r}: cache_nbytes must not be negative and memory_factor be at least 1, got "
+                f"{self.cache_nbytes} and {self.memory_factor}"
+            )
         if self.root.port is not None:
             raise TopologyError(f"tree {self.root.name!r}: the root has no parent, so that it must not have a port")
         ranks = self.root.ranks
@@ -154,6 +163,36 @@ class Tree:
     def depth(self) -> int:
         """The number of levels of branches on the longest way from the root to a leaf."""
         return self.root.height
+
+    def at(self, nbytes: float) -> Tree:
+        """The tree for buffers of a size: a larger one than the caches hold takes longer to copy and to add.
+
+        Args:
+            nbytes: the size of the buffer.
+
+        Returns:
+            This tree, or one whose memory_factor has gone into the links in hosts, the additions and the hand-over.
+        """
+        return self if nbytes <= self.cache_nbytes or self.memory_factor == 1 else self._from_memory
+
+    @cached_property
+    def _from_memory(self) -> Tree:
+        def slower(link: Link) -> Link:
+            return Link(link.alpha_s, link.beta_s_per_byte * self.memory_factor)
+
+        def changed(node: Node) -> Node:
+            if any(child.children for child in node.children):
+                return replace(node, children=tuple(changed(child) for child in node.children))
+            ranks = tuple(replace(one, port=slower(one.port)) if one.port else one for one in node.children)
+            return replace(node, link=slower(node.link), children=ranks)
+
+        return replace(
+            self,
+            root=changed(self.root),
+            gamma_s_per_byte=self.gamma_s_per_byte * self.memory_factor,
+            handover=slower(self.handover),
+            memory_factor=1.0,
+        )
 
     def levels(self) -> tuple[tuple[Node, ...], ...]:
         """The branches by their distance from the root, the deepest first (V_0 ... V_{L-1} of FlexReduce's Table I).

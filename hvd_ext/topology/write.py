@@ -24,6 +24,8 @@ def text(tree: Tree, remarks: str = "") -> str:
         value = getattr(tree, name)
         if value:
             values[name] = rounded(value)
+    if tree.memory_factor != 1:
+        values.update(cache_nbytes=rounded(tree.cache_nbytes), memory_factor=rounded(tree.memory_factor))
     comments = "".join(f"# {line}\n" for line in remarks.splitlines())
     return comments + yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
 

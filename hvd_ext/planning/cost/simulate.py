@@ -66,6 +66,7 @@ def simulate(
         window: the number of segments in flight.
         sparsity: the sparsity of the step, for sparse plans, which run as one segment.
     """
+    tree = tree.at(nbytes)
     program, busiest = program_of(plan, tree, sparsity), bottleneck(plan, tree, sparsity)
     if busiest is None:
         busiest = Traffic(0, 0.0, 0.0, 0.0, 0.0)

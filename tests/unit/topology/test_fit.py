@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_ext.topology.fit import levelled, line, line_between, rounded, typical
+from hvd_ext.topology.fit import levelled, line, middle, rounded, slopes, typical
 
 
 def test_a_line_is_found_again() -> None:
@@ -39,10 +39,10 @@ def test_a_latency_or_a_rate_is_never_negative(
     assert (found.alpha_s, found.beta_s_per_byte) == pytest.approx(expected)
 
 
-def test_a_line_between_fast_and_slow_copies_is_as_far_from_both() -> None:
-    found = line_between([(1 << 20, 1e-6 + (1 << 20) * 4e-10), (4, 1e-6), (1 << 16, 1e-6 + (1 << 16) * 1e-10)])
-    assert found.alpha_s == 1e-6
-    assert found.beta_s_per_byte == pytest.approx(2e-10)
+def test_each_size_has_its_time_per_byte_and_their_middle_is_as_far_from_both_ends() -> None:
+    found = slopes([(1 << 20, 1e-6 + (1 << 20) * 4e-10), (4, 1e-6), (1 << 16, 1e-6 + (1 << 16) * 1e-10)])
+    assert found == pytest.approx([1e-10, 4e-10])
+    assert middle(found) == pytest.approx(2e-10)
 
 
 def test_a_disturbed_sample_is_not_typical() -> None:

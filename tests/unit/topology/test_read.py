@@ -75,6 +75,8 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
         gamma_s_per_byte: 0
         message_s: 0
         selection_s_per_byte: 0
+        cache_nbytes: 0
+        memory_factor: 1
         handover: {alpha_s: 0, gbit_per_s: 1}
         link: {alpha_s: 0, gbit_per_s: 1}
         children:

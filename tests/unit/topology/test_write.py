@@ -19,7 +19,9 @@ TREES = [
     from_hosts(["a"]),
     from_hosts(["a", "b", "a"]),
     Tree(Node("c", BETWEEN, (host("a", 0, 2), host("b", 1, 3, port=SLOW)))),
-    Tree(Node("c", BETWEEN, (host("a", 0, 2), leaf(1, SLOW), leaf(3))), 1e-10, 2e-6, 5e-10, Link(5e-6, 1e-10)),
+    Tree(
+        Node("c", BETWEEN, (host("a", 0, 2), leaf(1, SLOW), leaf(3))), 1e-10, 2e-6, 5e-10, Link(5e-6, 1e-10), 1e6, 2.5
+    ),
     Tree(Node("c", SLOW, (Node("rack", BETWEEN, (host("a", 0), host("b", 1)), port=BETWEEN), host("d", 2)))),
     Tree(Node("h", IN_HOST, (leaf(0), leaf(1, SLOW)))),
 ]
