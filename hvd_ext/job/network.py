@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus, log, probe_cache
+from hvd_ext.options import is_file
 from hvd_ext.topology import read, write
 from hvd_ext.topology.fit import Curve, rounded
 from hvd_ext.topology.tree import Link, Tree, from_hosts
@@ -45,7 +46,8 @@ def wanted(options: Options, size: int) -> bool:
         options: the options of the job.
         size: its number of ranks.
     """
-    return options.topology is None and options.probe != "off" and options.algorithm == "auto" and size > 1
+    left = options.algorithm == "auto" or (options.replan_every > 0 and not is_file(options.buckets))
+    return options.topology is None and options.probe != "off" and left and size > 1
 
 
 def of_job(engine: Engine, hosts: Sequence[str], options: Options) -> Network:
@@ -93,7 +95,9 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
         error = f"{type(failed).__name__}: {failed}"
     # Computers may round differently: all ranks read what rank 0 has written.
     answers = consensus.exchange(
-        engine, "network", lambda: {"error": error, "text": write.text(found.tree) if found else ""}
+        engine,
+        "network",
+        lambda: {"error": error, "text": write.text(found.tree) if found else "", "s": found.seconds if found else 0.0},
     )
     failures = [(rank, answer["error"]) for rank, answer in enumerate(answers) if answer["error"]]
     if failures or found is None:
@@ -109,8 +113,8 @@ def _measured(engine: Engine, hosts: Sequence[str], options: Options, key: dict[
     tree = read.parse(answers[0]["text"], "of rank 0", engine.size)
     if engine.rank == 0:
         probe_cache.keep(key, tree, probe_cache.folder(options))
-    line = f"{describe(tree)}; measured in {found.seconds:.2g} s"
-    return Network(tree, MEASURED, line, found.seconds, found.curves)
+    seconds = float(answers[0]["s"])  # ranks that act on it must have the same
+    return Network(tree, MEASURED, f"{describe(tree)}; measured in {seconds:.2g} s", seconds, found.curves)
 
 
 def describe(tree: Tree) -> str:

@@ -166,7 +166,7 @@ def _taken() -> tuple[_Recording, records.Raw, list[dict[str, Any]]]:
     records.stop()
     times = []
     for handle, channel in recording.engine.open_channels().items():
-        medians = step_times.measured(recording.engine.times(handle))
+        medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
     return recording, records.read(CAPACITY), times

@@ -159,6 +159,18 @@ class Layout:
             for place in bucket.tensors
         )
 
+    @functools.cached_property
+    def forms(self) -> dict[int, tuple[str | None, Selection | None]]:
+        """The form of each tensor on the way, whatever its bucket: the wire, and the selection without its density."""
+        return {
+            place: (
+                bucket.wire,
+                bucket.selection and dataclasses.replace(bucket.selection, dense_above=0.0, density=0.0),
+            )
+            for bucket in self.buckets
+            for place in bucket.tensors
+        }
+
     def described(self) -> dict[str, Any]:
         """Return the values that must be the same on all ranks, bucket by bucket."""
         return {f"bucket {number}": bucket.described() for number, bucket in enumerate(self.buckets)}

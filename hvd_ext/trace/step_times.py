@@ -35,14 +35,15 @@ class Measured:
     update_s: float | None
 
 
-def measured(steps: RecentSteps) -> Measured | None:
+def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
     """Take the medians of one rank's steps.
 
-    The times of arrival are those of the newest 10 steps, and the other times those of all steps; the first 3 steps of
-    a channel do not count.
+    The times of arrival are those of the newest 10 steps, and the other times those of all steps in the layout of the
+    newest; the first 3 steps of a channel do not count.
 
     Args:
         steps: the newest steps of a channel.
+        first_step: the first step in the layout of the newest one.
 
     Returns:
         The medians; None if no step counts.
@@ -51,7 +52,7 @@ def measured(steps: RecentSteps) -> Measured | None:
     if not warm.any():
         return None
     numbers, begins_s, ends_s = steps.steps[warm], steps.begins_s[warm], steps.ends_s[warm]
-    following = np.flatnonzero(np.diff(numbers) == 1)
+    following = np.flatnonzero((np.diff(numbers) == 1) & (numbers[:-1] >= first_step))
     whole_s = (begins_s[following + 1] - begins_s[following]).tolist()
     updates_s = (begins_s[following + 1] - ends_s[following]).tolist()
     ready_s = np.median(steps.came_s[warm][-STEPS:], axis=0)

@@ -112,12 +112,14 @@ Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
 
 Status Registry::SwitchLayout(int64_t channel, const ChannelSpec& spec) {
   HVD_EXT_RETURN_IF_ERROR(Layout::Check(spec));
-  MutexLock lock(&mutex_);
-  HVD_EXT_RETURN_IF_ERROR(UsableNow());
   std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(ChannelOf(channel, &found));
   std::shared_ptr<const Layout> layout;
-  HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
+  {
+    MutexLock lock(&mutex_);
+    HVD_EXT_RETURN_IF_ERROR(UsableNow());
+    HVD_EXT_RETURN_IF_ERROR(ChannelOf(channel, &found));
+    HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
+  }
   try {
     return found->Switch(spec.tensor_names, std::move(layout));
   } catch (const std::bad_alloc&) {

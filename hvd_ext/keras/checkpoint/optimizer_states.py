@@ -106,7 +106,9 @@ def restore(
         if isinstance(one, MomentumTaken):
             one.end_momentum()
     # a tape claims its part at its first step
-    return tuple(owner for owner in left if owner not in states and not owner.startswith("top-k: tape"))
+    return tuple(
+        owner for owner in left if owner not in states and not owner.startswith(("top-k: tape", "buckets: tape"))
+    )
 
 
 def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:

@@ -36,6 +36,7 @@ class Channel:
         layout: how the next step is reduced. Its buckets have the dense gradients; sparse gradients are reduced
             separately (`hvd_ext.tensorflow.collectives.sparse`).
         lay_out: plans a step with the times of its gradients, or without; the same on all ranks.
+        settings: the options that the layout depends on, as text.
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
     """
 
@@ -47,12 +48,14 @@ class Channel:
         owner: runtime.Runtime,
         handle: int,
         lay_out: Callable[[StepTimes | None], Layout],
+        settings: str,
     ) -> None:
         """Use `registration.open`."""
         self.name = name
         self.kinds = kinds
         self.layout = layout
         self.lay_out = lay_out
+        self.settings = settings
         self.rows_nbytes: dict[int, int] = {}
         self._owner = owner
         self._handle: int | None = handle

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_ext.errors import InvalidError
+from hvd_ext.job import log
 from hvd_ext.planning.prediction import predict
 
 if TYPE_CHECKING:
@@ -51,6 +52,19 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
         except OSError as error:
             raise InvalidError(f"explain, file ({file}): it cannot be written: {error.strerror or error}") from error
     return "\n".join(texts)
+
+
+def say(job: Runtime, name: str, layout: Layout, review: Review | None) -> None:
+    """Print the table of a layout on rank 0, if `Options.explain` asks for it.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        name: the channel's name.
+        layout: the layout.
+        review: what the ranks found when they planned it; None if no times are known yet.
+    """
+    if job.options.explain and job.engine.rank == 0:
+        log.write(log.line(f"{name}: the buckets\n{of_layout(job, name, layout, review)}"))
 
 
 def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) -> str:

@@ -27,7 +27,7 @@ from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
+from hvd_ext.tensorflow.gradients import explanation, kinds as gradient_kinds
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
@@ -114,15 +114,14 @@ def open(
     places = [place for place, kind in enumerate(agreed) if kind == _DENSE]
 
     def lay_out(times: StepTimes | None) -> Layout:
-        if is_file(options.buckets):
-            return _forced(options.buckets, owner.tree, tensors, options.op, places, topk)
-        return layout(
+        forced = is_file(options.buckets)
+        made = layout(
             owner.tree,
             tensors,
             options.op,
             algorithm=options.algorithm,
             bucket_nbytes=options.bucket_nbytes,
-            buckets=options.buckets,
+            buckets="auto" if forced else options.buckets,
             times=times,
             wire=options.compression.value or None,
             groups=groups,
@@ -131,6 +130,7 @@ def open(
             sparse_algorithm=sparse_algorithm,
             momentum=momentum,
         )
+        return _forced(options.buckets, owner.tree, made, options.op) if forced else made
 
     def described() -> dict[str, Any]:
         made.append(lay_out(None))
@@ -138,7 +138,8 @@ def open(
 
     layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
-    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]), lay_out)
+    kept = [values[0]["options"], str(topk), sparse_algorithm, str(momentum)]
+    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]), lay_out, json.dumps(kept, sort_keys=True))
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -166,22 +167,22 @@ def joint(ranks: Sequence[str]) -> str:
     return "".join("d" if "d" in kinds else "s" if "s" in kinds else "-" for kinds in zip(*ranks, strict=True))
 
 
-def _forced(
-    path: str, tree: Tree, tensors: Sequence[Tensor], op: int, places: Sequence[int], topk: TopK | None
-) -> Layout:
-    """Read a layout from a file."""
+def _forced(path: str, tree: Tree, usual: Layout, op: int) -> Layout:
+    """Read a layout from a file; `usual` is the one that the options ask for otherwise."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidError(f"buckets ({path}): must be a layout's file: {error}") from error
-    forced = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=places, source=f"buckets ({path})")
-    wanted = {place for place in places if topk is not None and topk.takes(tensors[place].shape, tensors[place].dtype)}
-    if forced.selected != wanted:
-        raise InvalidError(
-            f"buckets ({path}): {len(forced.selected)} of its tensors may be sparsified, and {len(wanted)} with the "
-            "compression that was given; use the compression with which the file was written"
-        )
-    return forced
+    tensors, source = usual.tensors, f"buckets ({path})"
+    found = Layout.from_json(_renamed(values, tensors), tree, tensors, op, places=usual.travelling, source=source)
+    there, here = found.forms, usual.forms
+    for place in usual.travelling:
+        if there[place] != here[place]:
+            raise InvalidError(
+                f"{source}: {tensors[place].name!r} is sent in another form than the options ask for; give the "
+                "compression and the momentum_correction with which the file was written, or write it again"
+            )
+    return found
 
 
 def _renamed(values: Any, tensors: Sequence[Tensor]) -> Any:
@@ -417,6 +418,7 @@ class GradientSet:
         options = self._options.for_channel(self.job.options)
         if self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets):
             self._replan(channel)
+        explanation.say(self.job, channel.name, channel.layout, None)
         return channel
 
     def _replan(self, channel: Channel) -> None:

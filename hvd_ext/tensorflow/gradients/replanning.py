@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hvd_ext")
 
 # the names of what is saved
-_LAYOUT, _UPDATES = "layout", "updates"
+_LAYOUT, _UPDATES, _SETTINGS = "layout", "updates", "settings"
 
 FIRST_STEPS = (20, 200)
 WORTH_SWITCHING = 0.02  # the ranks switch if the predicted step gets shorter by this share,
@@ -134,10 +134,13 @@ class Replanning:
         return {
             _LAYOUT: np.frombuffer(json.dumps(values).encode(), np.uint8),
             _UPDATES: np.array(self.steps),
+            _SETTINGS: np.frombuffer(self._channel.settings.encode(), np.uint8),
         }
 
     def load(self, own: residuals.Arrays) -> None:
         """Go on with the layout and the number of steps that `save` returned; all ranks call it, between two steps.
+
+        A job with other options, or for which the layout does not fit, plans its own and goes on counting.
 
         Args:
             own: what this rank has saved in a job of as many ranks.
@@ -145,21 +148,23 @@ class Replanning:
         job, channel = self._job, self._channel
 
         def saved() -> list[object]:
-            return [own[_LAYOUT].tobytes().decode(), int(own[_UPDATES])]
+            settings, layout = (own[name].tobytes().decode() for name in (_SETTINGS, _LAYOUT))
+            return [settings == channel.settings, layout, int(own[_UPDATES])]
 
         answers = consensus.exchange(job.engine, f"{self._name}: saved layout", saved)
-        (text, updates), here, now = answers[0], self._steps_here, channel.layout
-        if any(answer != answers[0] for answer in answers):
-            return
+        same, text, updates = answers[0]
+        here, now, why = self._steps_here, channel.layout, ""
         try:
-            layout = Layout.from_json(
-                json.loads(text), job.tree, self._numbered, now.buckets[0].op, places=now.travelling
-            )
+            if any(answer != answers[0] for answer in answers):
+                why = "the ranks have saved different ones"
+            elif same:
+                op = now.buckets[0].op
+                layout = Layout.from_json(json.loads(text), job.tree, self._numbered, op, places=now.travelling)
+                channel.switch(dataclasses.replace(layout, tensors=now.tensors), here + 1)
         except PlanError as error:  # alike on all ranks
-            if job.engine.rank == 0:
-                _LOG.warning("%s: its saved buckets cannot be used, and are planned anew: %s", self._name, error)
-            return
-        channel.switch(dataclasses.replace(layout, tensors=now.tensors), here + 1)
+            why = str(error)
+        if why and job.engine.rank == 0:
+            _LOG.warning("%s: its saved buckets cannot be used, and are planned anew: %s", self._name, why)
         self._done = updates - here
         self._wait(updates)
 
@@ -182,9 +187,7 @@ class Replanning:
             if review is not None:
                 self.reviews.append(review)
                 banner.say(self._job, f"{self._channel.name}: {review}")
-                if self._job.options.explain:
-                    table = explanation.of_layout(self._job, self._channel.name, review.layout, review)
-                    banner.say(self._job, f"{self._channel.name}: the buckets\n{table}")
+                explanation.say(self._job, self._channel.name, review.layout, review)
         except Exception as error:
             _LOG.warning("%s: its buckets could not be planned anew after step %d: %s", self._name, step, error)
         if self._channel.is_open:
@@ -192,7 +195,8 @@ class Replanning:
 
     def _review(self, step: int, number: int) -> Review | None:
         job, channel, now = self._job, self._channel, self._channel.layout
-        own = step_times.measured(job.engine.times(channel.handle))
+        first_step = job.engine.open_channels()[channel.handle].layouts[-1][0]
+        own = step_times.measured(job.engine.times(channel.handle), first_step)
         rows_nbytes = sum(channel.rows_nbytes.values())
         answers = consensus.exchange(
             job.engine,
@@ -208,10 +212,11 @@ class Replanning:
         rows = sum(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
-        expected_s = self.reviews[-1].after_s if self.reviews else None
+        last = self.reviews[-1] if self.reviews else None
+        expected_s = None if last is None else last.after_s if last.switched else last.before_s
         late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
-        if late and latest.step_s is not None:
-            self._measure_network((step - self.reviews[-1].step) * latest.step_s)
+        if late and last is not None and latest.step_s is not None:
+            self._measure_network((step - last.step) * latest.step_s)
         planned: list[Review] = []
         kept: residuals.Arrays = {}
 
@@ -242,9 +247,10 @@ class Replanning:
             return
         if (job.network.seconds or LONGEST_PROBE_S) > WORTH_MEASURING * since_s:
             return
-        job.network = network.of_job(job.engine, job.hosts, job.options.replace(probe="refresh"))
-        job.tree = job.network.tree
-        banner.say(job, f"{self._channel.name}: steps take longer than predicted; {job.network.line}")
+        found = network.of_job(job.engine, job.hosts, job.options.replace(probe="refresh"))
+        if found.source == network.MEASURED:  # else rank 0 has said why not, and the old links are the better guess
+            job.network, job.tree = found, found.tree
+            banner.say(job, f"{self._channel.name}: steps take longer than predicted; {found.line}")
 
     def _switch(self, layout: Layout, number: int, kept: residuals.Arrays) -> None:
         """Switch on all ranks; if that fails on one of them, its training ends, because the ranks no longer agree."""

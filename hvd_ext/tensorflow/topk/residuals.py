@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.topology.tree import Tree
 
 Arrays = dict[str, np.ndarray]
 Where = tuple[str, int, int, int]  # which, tensor, offset, count
@@ -156,10 +157,11 @@ def parsed(key: str, array: np.ndarray) -> Piece:
 def redistributed(
     job: Runtime, name: str, own: Arrays, wanted: Sequence[Piece], process_set: ProcessSet | None = None
 ) -> Arrays:
-    """Send residuals and velocities to the ranks of the same host that keep their elements now; all ranks call it.
+    """Send residuals and velocities to the ranks that keep their elements now; all ranks call it.
 
-    No value changes: where this rank keeps an element before and after, it keeps its own value, and else that of the
-    lowest rank of the host that has one. What no rank of the host has is 0.
+    Each host keeps all elements once, and with `TopK(height=2)` each rack. As long as that stays so, no value changes:
+    an element comes from the rank itself if it had it, else from the nearest rank that had it. Otherwise the values of
+    all ranks are added up, and the first rank that keeps the element now gets the sum. What no rank had is 0.
 
     Args:
         job: the runtime of the ranks that take part.
@@ -176,18 +178,21 @@ def redistributed(
     """
     import tensorflow as tf
 
-    from hvd_ext.tensorflow.collectives import single
+    from hvd_ext.tensorflow.collectives import objects, single
 
     rank = job.engine.rank
     kept = {parsed(key, array).where: array for key, array in own.items()}
     answers = consensus.exchange(
         job.engine, name, lambda: {"kept": list(kept), "wanted": [piece.where for piece in wanted]}
     )
-    everyone = [[_where(one) for one in answer["kept"]] for answer in answers]
-    host = next(ranks for ranks in job.tree.hosts() if rank in ranks)
+    before, after = ([[_where(one) for one in answer[key]] for answer in answers] for key in ("kept", "wanted"))
+    copies, wishes = (_counts(pieces) for pieces in (before, after))
+    if any(copies.get(key, count) != count for key, count in wishes.items()):
+        states = objects.allgather_object(own, name=f"{name}, sums", process_set=process_set)
+        return regrouped(wanted, claims(after, rank), states, 1.0)
     given: list[list[np.ndarray]] = [[] for _ in answers]
-    for receiver in host:
-        for sender, where in sources(everyone, [_where(one) for one in answers[receiver]["wanted"]], receiver, host):
+    for receiver in range(job.engine.size):
+        for sender, where in sources(before, after[receiver], nearest(job.tree, receiver)):
             if sender == rank:
                 given[receiver].append(_slice(kept, where))
     flat = [array for arrays in given for array in arrays]
@@ -197,22 +202,37 @@ def redistributed(
         received = single.alltoall(joined, splits, name=f"{name}, values", process_set=process_set)[0].numpy()
     results = {piece.where: np.zeros(piece.count, np.float32) for piece in wanted}
     at = 0
-    for _, where in sources(everyone, list(results), rank, host):
+    for _, where in sources(before, list(results), nearest(job.tree, rank)):
         _slice(results, where)[:] = received[at : at + where[3]]
         at += where[3]
     return {piece.key: results[piece.where] for piece in wanted}
 
 
+def nearest(tree: Tree, rank: int) -> list[int]:
+    """Sort the ranks of a cluster by how far they are from one: itself, its host, its rack, the others.
+
+    Args:
+        tree: the cluster.
+        rank: the rank.
+    """
+    found, branches, node = [rank], [], tree.root
+    while node.children:
+        branches.append(node)
+        node = next(child for child in node.children if rank in child.ranks)
+    for branch in reversed(branches):
+        found += sorted(set(branch.ranks) - set(found))
+    return found
+
+
 def sources(
-    kept: Sequence[Sequence[Where]], wanted: Sequence[Where], rank: int, host: Sequence[int]
+    kept: Sequence[Sequence[Where]], wanted: Sequence[Where], candidates: Sequence[int]
 ) -> list[tuple[int, Where]]:
     """Find who has the elements that a rank needs.
 
     Args:
         kept: the pieces that each rank has.
         wanted: the pieces that the rank needs.
-        rank: the rank; what it has itself comes from itself.
-        host: the ranks of its host.
+        candidates: the ranks that may have them; the first one counts.
 
     Returns:
         Runs of elements and the rank that each comes from, by ascending ranks. No element is there twice.
@@ -221,7 +241,9 @@ def sources(
     missing: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for which, tensor, offset, count in wanted:
         missing.setdefault((which, tensor), []).append((offset, offset + count))
-    for sender in (rank, *sorted(set(host) - {rank})):
+    for sender in candidates:
+        if not any(missing.values()):
+            break
         for which, tensor, offset, count in kept[sender]:
             rest = []
             for low, high in missing.get((which, tensor), ()):
@@ -233,6 +255,14 @@ def sources(
                 rest += [run for run in ((low, begin), (end, high)) if run[0] < run[1]]
             missing[which, tensor] = rest
     return sorted(found, key=lambda pair: pair[0])
+
+
+def _counts(pieces: Sequence[Sequence[Where]]) -> dict[tuple[str, int], int]:
+    """How many elements of each tensor all ranks keep together, for residuals and velocities."""
+    counts: dict[tuple[str, int], int] = {}
+    for which, tensor, _, count in (piece for own in pieces for piece in own):
+        counts[which, tensor] = counts.get((which, tensor), 0) + count
+    return counts
 
 
 def _slice(arrays: dict[Where, np.ndarray], where: Where) -> np.ndarray:

@@ -15,6 +15,7 @@ from hvd_ext.planning.buckets import apart
 from hvd_ext.planning.layout import Selection
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.topk import residuals
+from hvd_ext.topology.tree import Link, Node, Tree, leaf
 
 SIZES = (10, 4, 7)
 
@@ -199,7 +200,7 @@ def test_each_element_comes_from_one_rank_of_the_host_and_from_the_rank_itself_i
     }
     got = []
     for rank, wanted in zip(host, after, strict=True):
-        found = residuals.sources(kept, wanted, rank, host)
+        found = residuals.sources(kept, wanted, [rank, *(other for other in host if other != rank)])
         assert [sender for sender, _ in found] == sorted(sender for sender, _ in found)
         mine = {(which, t, i) for which, t, low, count in wanted for i in range(low, low + count)}
         seen = [(which, t, i) for _, (which, t, low, count) in found for i in range(low, low + count)]
@@ -213,4 +214,22 @@ def test_each_element_comes_from_one_rank_of_the_host_and_from_the_rank_itself_i
 def test_what_no_rank_of_the_host_has_comes_from_nobody() -> None:
     kept = [[("residual", 0, 0, 3)], [("residual", 0, 0, 9)]]
     wanted = [("residual", 0, 1, 5), ("velocity", 0, 0, 2)]
-    assert residuals.sources(kept, wanted, 0, (0,)) == [(0, ("residual", 0, 1, 2))]
+    assert residuals.sources(kept, wanted, (0,)) == [(0, ("residual", 0, 1, 2))]
+
+
+def test_within_a_rack_elements_come_from_the_rack_and_nearer_ranks_go_first() -> None:
+    link = Link(1e-6, 1e-9)
+    racks = [
+        Node(
+            f"rack{r}", link, tuple(Node(f"host{h}", link, (leaf(2 * h), leaf(2 * h + 1))) for h in (2 * r, 2 * r + 1))
+        )
+        for r in range(2)
+    ]
+    tree = Tree(Node("cluster", link, tuple(racks)))
+    assert residuals.nearest(tree, 2) == [2, 3, 0, 1, 4, 5, 6, 7]
+    random = np.random.default_rng(3)
+    kept, wanted = [[*runs(random, 4), *runs(random, 4)] for _ in range(2)]  # each rack keeps all elements once
+    for rank in range(8):
+        found = residuals.sources(kept, wanted[rank], residuals.nearest(tree, rank))
+        assert sum(where[3] for _, where in found) == sum(where[3] for where in wanted[rank])
+        assert {sender // 4 for sender, _ in found} <= {rank // 4}

@@ -33,6 +33,14 @@ def test_the_first_steps_do_not_count_and_arrivals_are_the_medians_of_the_newest
     assert many.update_s == pytest.approx(0.25)
 
 
+def test_steps_in_an_earlier_layout_say_nothing_about_the_length_of_a_step() -> None:
+    before, after = recent(20, length=2.0), recent(10, first=21)
+    both = RecentSteps(*(np.concatenate(pair) for pair in zip(before, after, strict=True)))
+    found = step_times.measured(both, first_step=21)
+    assert found is not None
+    assert found.step_s == pytest.approx(1.0)
+
+
 def test_steps_that_do_not_follow_one_another_say_nothing_about_the_length_of_a_step() -> None:
     whole = recent(12)
     gaps = RecentSteps(*(column[::2] for column in whole))
