@@ -73,7 +73,8 @@ def layout(
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
         buckets: a bucketer's name, or "auto": with times the one with the shortest predicted step, without times the
-            simplest one that can do it.
+            simplest one that can do it. That one also stands in for a bucketer that needs times, as long as there are
+            none.
         times: the times at which the tensors are ready; None if they are not known.
 
     Raises:
@@ -220,7 +221,8 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
     if not wishes.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = bucketers.choose(request) if wishes.buckets == "auto" else wishes.buckets
+        name = _named(step, wishes, request)
+        name = bucketers.choose(request) if name == "auto" else name
         return _built(step, _divided(wishes, request, name, selected))
     priced, found = _priced(step, wishes, request, selected)
     outcomes = dict(found)
@@ -270,15 +272,16 @@ def _priced(
     if (selected, wishes.buckets) in step.known:
         return step.known[selected, wishes.buckets]
     assert step.times is not None
-    names: Sequence[str] = (wishes.buckets,)
-    if wishes.buckets == "auto":  # of those that do without times only the simplest
+    named = _named(step, wishes, request)
+    names: Sequence[str] = (named,)
+    if named == "auto":  # of those that do without times only the simplest
         timeless, simplest = ("by_size", "by_groups", "apart"), bucketers.choose(request)
         names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
     priced: _Priced = []
     outcomes: dict[str, Outcome] = {}
     for name in names:
         reason = bucketers.supports(bucketers.get(name), request)
-        if reason is not None and wishes.buckets == "auto":
+        if reason is not None and named == "auto":
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         one = _divided(wishes, request, name, selected)
@@ -319,6 +322,23 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     price = None if step.times is None else step.price
     loads = () if step.times is None else step.loads
     return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
+
+
+def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
+    """The bucketer that is asked for, or "auto"."""
+    named = wishes.buckets
+    if named == "auto":
+        return named
+    if wishes.groups is not None:  # they go before any name
+        return bucketers.choose(request)
+    if named == "by_size" and request.sparse is not None:
+        return "apart"
+    if step.times is None:
+        timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
+        reasons = [bucketers.supports(bucketers.get(named), one) for one in (request, timed)]
+        if reasons[0] is not None and reasons[1] is None:  # it only waits for times
+            return bucketers.choose(request)
+    return named
 
 
 def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
