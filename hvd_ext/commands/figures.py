@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
+# The colour and the mark of each bucketer, from the palette of Okabe and Ito.
+BUCKETERS = {
+    "wfbp": ("#E69F00", "v"),
+    "single": ("#CC79A7", "D"),
+    "by_size": ("#56B4E9", "s"),
+    "mgwfbp": ("#0072B2", "^"),
+    "optimal": ("#D55E00", "o"),
+    "auto": ("#009E73", "*"),
+}
 
 
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:

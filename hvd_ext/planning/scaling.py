@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
@@ -145,13 +145,17 @@ def on_line(
     Args:
         price: the price of a bucket, such as lane.line(a, b) for MG-WFBP's Eq. 9.
         times: the computation of the step.
-        bucketer: the name of a bucketer.
+        bucketer: the name of a bucketer, or "auto" for the one with the shortest step.
         ranks: the number of ranks, for the speed-up.
         bucket_nbytes: the size of the buckets of `by_size`.
 
     Raises:
         PlanError: there is no such bucketer.
     """
+    if bucketer == "auto":
+        each = [on_line(price, times, name, ranks, bucket_nbytes) for name in BUCKETERS]
+        best = min(each, key=lambda row: row.iteration_s)
+        return replace(best, bucketer="auto")
     request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=lambda _: price)
     found = buckets.plan(request, bucketer).buckets
     members = tuple(bucket.tensors for bucket in found)
