@@ -66,14 +66,15 @@ def layout(
         algorithm: a schedule's name or "auto", for buckets without a selection.
         bucket_nbytes: the size that a bucket should have.
         wire: the dtype in which float32 is sent in these buckets; None for float32.
-        groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`);
-            None for buckets of bucket_nbytes.
+        groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`),
+            whatever the bucketer; None for none.
         places: the places of the tensors that are sent; None for all.
         topk: how top-k gradients are selected; None to send all gradients whole.
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
         buckets: a bucketer's name, or "auto": with times the one with the shortest predicted step, without times the
-            simplest one that can do it.
+            simplest one that can do it. That is also taken in the place of one that needs times, as long as there are
+            none.
         times: the times at which the tensors are ready; None if they are not known.
 
     Raises:
@@ -220,8 +221,8 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
     if not wishes.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = bucketers.choose(request) if wishes.buckets == "auto" else wishes.buckets
-        return _built(step, _divided(wishes, request, name, selected))
+        name = _name(step, wishes, request)
+        return _built(step, _divided(wishes, request, bucketers.choose(request) if name == "auto" else name, selected))
     priced, found = _priced(step, wishes, request, selected)
     outcomes = dict(found)
     worth = _worth(priced)
@@ -270,15 +271,17 @@ def _priced(
     if (selected, wishes.buckets) in step.known:
         return step.known[selected, wishes.buckets]
     assert step.times is not None
-    names: Sequence[str] = (wishes.buckets,)
-    if wishes.buckets == "auto":  # of those that do without times only the simplest
-        timeless, simplest = ("by_size", "by_groups", "apart"), bucketers.choose(request)
-        names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
+    named = _name(step, wishes, request)
+    names: Sequence[str] = (named,)
+    if named == "auto":  # by_groups is for groups, and by_size for steps without them
+        names = [
+            name for name in bucketers.SIMPLEST_FIRST if name != ("by_groups" if wishes.groups is None else "by_size")
+        ]
     priced: _Priced = []
     outcomes: dict[str, Outcome] = {}
     for name in names:
         reason = bucketers.supports(bucketers.get(name), request)
-        if reason is not None and wishes.buckets == "auto":
+        if reason is not None and named == "auto":
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         one = _divided(wishes, request, name, selected)
@@ -313,7 +316,7 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     groups = wishes.groups
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
-    sparse = None if step.topk is None else frozenset(number[place] for place in selected)
+    sparse = frozenset(number[place] for place in selected)
     ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
     some = [step.tensors[place] for place in wishes.places]
     price = None if step.times is None else step.price
@@ -325,6 +328,23 @@ def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: f
     found = bucketers.plan(request, name).buckets
     members = tuple(tuple(wishes.places[index] for index in bucket.tensors) for bucket in found)
     return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
+
+
+def _name(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
+    """The bucketer, or "auto": groups go before a name, and one that only lacks times gets them later."""
+    named = wishes.buckets
+    if named == "auto":
+        return named
+    bucketer = bucketers.get(named)
+    if wishes.groups is not None:
+        return bucketers.choose(request)
+    if step.times is None and bucketers.supports(bucketer, request) is not None:
+        timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
+        reason = bucketers.supports(bucketer, timed)
+        if reason is not None:
+            raise bucketers.refusal(named, reason)
+        return bucketers.choose(request)
+    return named
 
 
 def _built(step: _Step, divided: _Divided) -> Layout:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Protocol, cast
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.apart import apart
 from hvd_ext.planning.buckets.by_groups import by_groups
 from hvd_ext.planning.buckets.by_size import by_size
 from hvd_ext.planning.buckets.model import (
@@ -31,19 +30,19 @@ __all__ = [
     "Class",
     "Price",
     "Request",
-    "apart",
     "by_groups",
     "by_size",
     "choose",
     "get",
     "names",
     "plan",
+    "refusal",
     "supports",
 ]
 
 
 # Without times "auto" takes the first that can meet a request; with times the best, and the first in a tie.
-SIMPLEST_FIRST = ("by_size", "by_groups", "apart", "single", "wfbp", "mgwfbp", "optimal")
+SIMPLEST_FIRST = ("by_size", "by_groups", "single", "wfbp", "mgwfbp", "optimal")
 
 
 class Bucketer(Protocol):
@@ -113,6 +112,16 @@ def supports(bucketer: Bucketer, request: Request) -> str | None:
     return None if asked is None else asked(request)
 
 
+def refusal(name: str, reason: str) -> PlanError:
+    """Makes the error of a bucketer that cannot meet a request.
+
+    Args:
+        name: the bucketer.
+        reason: what it lacks, from supports().
+    """
+    return PlanError(f"bucketer {name!r}: {reason}; choose another one, or 'auto'")
+
+
 def choose(request: Request) -> str:
     """Chooses the simplest bucketer that can meet a request, and returns its name.
 
@@ -138,5 +147,5 @@ def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
     name = choose(request) if bucketer == "auto" else bucketer
     reason = supports(get(name), request)
     if reason is not None:
-        raise PlanError(f"bucketer {name!r}: {reason}; choose another one, or 'auto'")
+        raise refusal(name, reason)
     return get(name).build(request)

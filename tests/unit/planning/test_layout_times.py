@@ -48,7 +48,7 @@ def test_auto_is_as_good_as_every_bucketer(seed: int, topk: TopK | None) -> None
     made = layout(tree, times.tensors, Sum, times=times, topk=topk)
     step_s = predict(tree, made, times).step_s
     for name in bucketers.names():
-        if name in ("by_groups", "by_size" if topk else "apart"):
+        if name == "by_groups":
             continue
         other = layout(tree, times.tensors, Sum, times=times, topk=topk, buckets=name)
         assert other.bucketer == name
@@ -76,10 +76,9 @@ def test_without_times_auto_is_what_it_was_and_times_may_be_asked_for() -> None:
     tree, times = cluster(), model(2)
     plain = layout(tree, times.tensors, Sum)
     assert (plain.bucketer, plain.outcomes, plain.reason) == ("by_size", (), "")
-    assert layout(tree, times.tensors, Sum, topk=TopK(0.01)).bucketer == "apart"
     assert len(layout(tree, times.tensors, Sum, buckets="wfbp").buckets) == len(times.tensors)
-    with pytest.raises(PlanError, match="bucketer 'optimal': it needs the times"):
-        layout(tree, times.tensors, Sum, buckets="optimal")
+    with pytest.raises(PlanError, match="bucketer 'by_groups': it needs groups"):
+        layout(tree, times.tensors, Sum, buckets="by_groups")
     with pytest.raises(PlanError, match="bucketer 'none': must be one of"):
         layout(tree, times.tensors, Sum, buckets="none", times=times)
 
@@ -90,8 +89,43 @@ def test_the_users_groups_go_first() -> None:
     assert made.bucketer == "by_groups"
     assert {frozenset(bucket.tensors) for bucket in made.buckets} >= {frozenset({0, 4}), frozenset({1, 2})}
     assert [one.reason for one in made.outcomes if one.bucketer == "optimal"] == ["it does not support groups"]
-    with pytest.raises(PlanError, match="bucketer 'single': it does not support groups"):
-        layout(cluster(), times.tensors, Sum, times=times, groups=2, buckets="single")
+
+
+@pytest.mark.parametrize("topk", [None, TopK(0.01)])
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("name", bucketers.names())
+def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: bool, topk: TopK | None) -> None:
+    times = model(3)
+    made = layout(
+        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [4]], buckets=name, topk=topk
+    )
+    assert made.bucketer == "by_groups"
+    assert {(0, 2), (4,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
+
+
+@pytest.mark.parametrize("topk", [None, TopK(0.01)])
+@pytest.mark.parametrize("name", ["mgwfbp", "optimal"])
+def test_a_bucketer_that_needs_times_is_by_size_until_there_are_some(name: str, topk: TopK | None) -> None:
+    tree, times = cluster(), model(3)
+    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk).bucketer == "by_size"
+    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk, times=times).bucketer == name
+    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk, groups=2).bucketer == "by_groups"
+
+
+def test_what_a_bucketer_lacks_beside_times_is_said_at_once() -> None:
+    tensors = tuple(Tensor(dtype, (5000,), dtype) for dtype in ("float32", "float16", "float64"))
+    with pytest.raises(PlanError, match="bucketer 'optimal': .* 2 classes"):
+        layout(cluster(), tensors, Sum, buckets="optimal")
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_by_size_keeps_what_may_be_sparsified_apart(timed: bool) -> None:
+    times, topk = model(3), TopK(0.01)
+    made = layout(cluster(), times.tensors, Sum, buckets="by_size", topk=topk, times=times if timed else None)
+    assert made.bucketer == "by_size"
+    for bucket in made.buckets:
+        some = [times.tensors[place] for place in bucket.tensors]
+        assert len({topk.takes(tensor.shape, tensor.dtype) for tensor in some}) == 1
 
 
 def test_three_classes_are_left_to_the_other_bucketers() -> None:
