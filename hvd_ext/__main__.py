@@ -1,4 +1,4 @@
-"""The commands: `python -m hvd_ext doctor | build | install-horovod | bench | plan | probe | trace | cluster`."""
+"""The commands of `python -m hvd_ext`: doctor, build, bench, plan, probe, simulate, trace, cluster and others."""
 
 from __future__ import annotations
 

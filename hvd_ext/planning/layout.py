@@ -73,7 +73,7 @@ def layout(
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
         momentum: the momentum correction that top-k gradients go through; with it all float32 gradients do.
         buckets: a bucketer's name, or "auto": with times the one with the shortest predicted step, without times the
-            simplest one that can do it. That is also taken in the place of one that needs times, as long as there are
+            simplest one that can do it. That one also stands in for a bucketer that needs times, as long as there are
             none.
         times: the times at which the tensors are ready; None if they are not known.
 
@@ -221,8 +221,9 @@ def _laid_out(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> Layout:
     if not wishes.places:
         return Layout(step.tensors, ())
     if step.times is None:
-        name = _name(step, wishes, request)
-        return _built(step, _divided(wishes, request, bucketers.choose(request) if name == "auto" else name, selected))
+        name = _named(step, wishes, request)
+        name = bucketers.choose(request) if name == "auto" else name
+        return _built(step, _divided(wishes, request, name, selected))
     priced, found = _priced(step, wishes, request, selected)
     outcomes = dict(found)
     worth = _worth(priced)
@@ -271,12 +272,11 @@ def _priced(
     if (selected, wishes.buckets) in step.known:
         return step.known[selected, wishes.buckets]
     assert step.times is not None
-    named = _name(step, wishes, request)
+    named = _named(step, wishes, request)
     names: Sequence[str] = (named,)
-    if named == "auto":  # by_groups is for groups, and by_size for steps without them
-        names = [
-            name for name in bucketers.SIMPLEST_FIRST if name != ("by_groups" if wishes.groups is None else "by_size")
-        ]
+    if named == "auto":  # of those that do without times only the simplest
+        timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
+        names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
     priced: _Priced = []
     outcomes: dict[str, Outcome] = {}
     for name in names:
@@ -324,27 +324,26 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
 
 
-def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
-    found = bucketers.plan(request, name).buckets
-    members = tuple(tuple(wishes.places[index] for index in bucket.tensors) for bucket in found)
-    return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
-
-
-def _name(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
-    """The bucketer, or "auto": groups go before a name, and one that only lacks times gets them later."""
+def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
+    """The bucketer that is asked for, or "auto"."""
     named = wishes.buckets
     if named == "auto":
         return named
     bucketer = bucketers.get(named)
-    if wishes.groups is not None:
+    if wishes.groups is not None:  # they go before any name
         return bucketers.choose(request)
-    if step.times is None and bucketers.supports(bucketer, request) is not None:
+    if step.times is None:
         timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
-        reason = bucketers.supports(bucketer, timed)
-        if reason is not None:
-            raise bucketers.refusal(named, reason)
-        return bucketers.choose(request)
+        reasons = [bucketers.supports(bucketer, one) for one in (request, timed)]
+        if reasons[0] is not None and reasons[1] is None:  # it only waits for times
+            return bucketers.choose(request)
     return named
+
+
+def _divided(wishes: _Wishes, request: bucketers.Request, name: str, selected: frozenset[int]) -> _Divided:
+    found = bucketers.plan(request, name).buckets
+    members = tuple(tuple(wishes.places[index] for index in bucket.tensors) for bucket in found)
+    return _Divided(name, members, tuple(bucket.nbytes for bucket in found), tuple(m[0] in selected for m in members))
 
 
 def _built(step: _Step, divided: _Divided) -> Layout:

@@ -36,7 +36,6 @@ __all__ = [
     "get",
     "names",
     "plan",
-    "refusal",
     "supports",
 ]
 
@@ -112,16 +111,6 @@ def supports(bucketer: Bucketer, request: Request) -> str | None:
     return None if asked is None else asked(request)
 
 
-def refusal(name: str, reason: str) -> PlanError:
-    """Makes the error of a bucketer that cannot meet a request.
-
-    Args:
-        name: the bucketer.
-        reason: what it lacks, from supports().
-    """
-    return PlanError(f"bucketer {name!r}: {reason}; choose another one, or 'auto'")
-
-
 def choose(request: Request) -> str:
     """Chooses the simplest bucketer that can meet a request, and returns its name.
 
@@ -147,5 +136,5 @@ def plan(request: Request, bucketer: str = "auto") -> BucketPlan:
     name = choose(request) if bucketer == "auto" else bucketer
     reason = supports(get(name), request)
     if reason is not None:
-        raise refusal(name, reason)
+        raise PlanError(f"bucketer {name!r}: {reason}; choose another one, or 'auto'")
     return get(name).build(request)

@@ -49,13 +49,10 @@ def supports(request: Request) -> str | None:
     Returns:
         None if it can, else the reason in words.
     """
-    reason = with_prices(request)
-    if reason is not None:
-        return reason
     found = len(request.classes)
     if found > MOST_CLASSES:
         return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {found}"
-    return None
+    return with_prices(request)
 
 
 def build(request: Request) -> BucketPlan:

@@ -149,7 +149,8 @@ def parts_of(
     each, buckets = nbytes / segments, max(window // segments, 1) + 1
     if tree.size > MOST_SIMULATED:
         found = load()
-        alone_s = found.price_s(nbytes, segment_nbytes)
+        handover_s = tree.handover.alpha_s + nbytes * tree.handover.beta_s_per_byte  # in no lane: it comes before
+        alone_s = found.price_s(nbytes, segment_nbytes) - handover_s
         waits_s = alone_s / window if segments < window else 0.0
         hold_s = min(max(nbytes * found.pace_s_per_byte(each), waits_s), alone_s)
         return Parts(hold_s, alone_s - hold_s)

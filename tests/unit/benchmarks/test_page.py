@@ -67,7 +67,9 @@ def test_the_kept_results_are_written_in_this_way() -> None:
     assert [name for name, text in kept.items() if text != results.text_of(json.loads(text))] == []
 
 
-@pytest.mark.parametrize("page", ["benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md"])
+@pytest.mark.parametrize(
+    "page", ["benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md", "docs/buckets.md"]
+)
 def test_the_pages_show_the_kept_results(page: str) -> None:
     text = (BENCHMARKS.parent / page).read_text()
     assert rewritten(text, BENCHMARKS / "results") == text, "run: make docs"

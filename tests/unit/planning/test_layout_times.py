@@ -13,7 +13,7 @@ from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.options import Sum
 from hvd_ext.planning import buckets as bucketers, needed
-from hvd_ext.planning.layout import TIE, layout
+from hvd_ext.planning.layout import TIE, Layout, layout
 from hvd_ext.planning.prediction import predict, ready_of
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import Tensor
@@ -103,15 +103,6 @@ def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: boo
     assert {(0, 2), (4,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
 
 
-@pytest.mark.parametrize("topk", [None, TopK(0.01)])
-@pytest.mark.parametrize("name", ["mgwfbp", "optimal"])
-def test_a_bucketer_that_needs_times_is_by_size_until_there_are_some(name: str, topk: TopK | None) -> None:
-    tree, times = cluster(), model(3)
-    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk).bucketer == "by_size"
-    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk, times=times).bucketer == name
-    assert layout(tree, times.tensors, Sum, buckets=name, topk=topk, groups=2).bucketer == "by_groups"
-
-
 def test_what_a_bucketer_lacks_beside_times_is_said_at_once() -> None:
     tensors = tuple(Tensor(dtype, (5000,), dtype) for dtype in ("float32", "float16", "float64"))
     with pytest.raises(PlanError, match="bucketer 'optimal': .* 2 classes"):
@@ -146,6 +137,16 @@ def test_times_are_found_by_name_and_those_of_another_model_are_refused() -> Non
         ready_of(times, [Tensor("0/kernel", (1,), "float32")])
 
 
+def selecting(made: Layout) -> set[int]:
+    """The tensors that are selected from."""
+    return {
+        place
+        for one in made.buckets
+        if one.selection is not None and one.selection.dense_above > 0
+        for place in one.tensors
+    }
+
+
 @pytest.mark.parametrize("momentum", [None, Momentum(0.9, False)])
 @pytest.mark.parametrize("computed_s", [0.02, 0.2, 2.0])
 def test_topk_where_needed_sparsifies_few_elements_and_stays_near(computed_s: float, momentum: Momentum | None) -> None:
@@ -163,12 +164,10 @@ def test_topk_where_needed_sparsifies_few_elements_and_stays_near(computed_s: fl
     assert few < everywhere
     assert step_s <= shortest_s * (needed.NEAR + TIE)
     assert (few == 0) == (computed_s == 2.0)
-    # without times all of them are
-    topk = TopK(0.01, where="needed")
-    assert (
-        layout(tree, times.tensors, Sum, topk=topk).selected
-        == layout(tree, times.tensors, Sum, topk=TopK(0.01)).selected
-    )
+    # without times all of them are; and all float32 tensors keep residuals, so that a traced graph stays right
+    all_of_them, always = (layout(tree, times.tensors, Sum, topk=TopK(0.01, where=w)) for w in ("needed", "everywhere"))
+    assert selecting(all_of_them) == selecting(always) == always.selected
+    assert all_of_them.selected == set(range(len(times.tensors)))
 
 
 def test_the_fewest_elements_are_those_that_the_lane_has_no_time_for() -> None:
@@ -205,3 +204,17 @@ def test_rows_of_embeddings_count_as_load() -> None:
     best = layout(tree, times.tensors, Sum, times=rows)
     without = layout(tree, times.tensors, Sum, times=times)
     assert predict(tree, best, rows).step_s <= predict(tree, without, rows).step_s * (1 + TIE)
+
+
+@pytest.mark.parametrize("name", [name for name in bucketers.names() if name != "by_groups"])
+def test_a_named_bucketer_waits_for_times_and_goes_behind_groups(name: str) -> None:
+    tensors = [Tensor(f"t{n}", (250 + n, 4), "float32") for n in range(6)]
+    times = StepTimes(tuple(tensors), tuple(0.01 * (6 - n) for n in range(6)), 0.01)
+    tree = cluster()
+    assert layout(tree, tensors, 0, buckets=name).bucketer in (name, "by_size")
+    assert layout(tree, tensors, 0, buckets=name, times=times).bucketer == name
+    for known in (None, times):
+        assert layout(tree, tensors, 0, buckets=name, groups=2, times=known).bucketer == "by_groups"
+    selecting = layout(tree, tensors, 0, buckets=name, topk=TopK(0.01, min_elements=1016), times=times)
+    assert selecting.bucketer == name
+    assert selecting.selected == {4, 5}

@@ -162,7 +162,7 @@ def test_it_says_what_it_lacks() -> None:
     tensors = [Tensor(dtype, (1,), dtype) for dtype in ("float32", "float16", "float64")]
     price = line(1.0, 1.0)
     with pytest.raises(PlanError, match="it needs the times at which tensors are ready"):
-        buckets.plan(Request(tensors), "optimal")
+        buckets.plan(Request(tensors[:2]), "optimal")
     with pytest.raises(PlanError, match="it takes tensors of 2 classes .* and here are 3"):
         buckets.plan(Request(tensors, ready_s=[0.0] * 3, price=lambda kind: price), "optimal")
     with pytest.raises(PlanError, match="it does not support groups"):
