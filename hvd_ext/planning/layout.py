@@ -134,8 +134,8 @@ class _Step:
         return ready_of(self.times, self.tensors)
 
     @functools.cached_property
-    def loads(self) -> tuple[tuple[float, float], ...]:
-        """What travels beside the buckets: when it is ready, and how long it holds the lane, seconds."""
+    def loads(self) -> tuple[tuple[float, Parts], ...]:
+        """What travels beside the buckets: when it is ready, seconds, and its price."""
         assert self.times is not None
         return tuple(loads_of(self.tree, self.times))
 
@@ -285,13 +285,17 @@ def _priced(
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         one = _divided(wishes, request, name, selected)
-        parts = _parts(step, one)
-        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts, step.loads)
-        step_s = of_lane(step.times, begins_s, ends_s).step_s
+        step_s = of_lane(step.times, *_by_price(step, _ready_s(step, one), _parts(step, one))).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
     step.known[selected, wishes.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
     return step.known[selected, wishes.buckets]
+
+
+def _by_price(step: _Step, ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+    """The times at which the buckets, and what travels beside them, begin and end by their prices."""
+    both = lane.in_turn(zip(ready_s, parts, strict=True), step.loads)
+    return lane.recursion([ready for ready, _ in both], [one for _, one in both])
 
 
 def _ready_s(step: _Step, divided: _Divided) -> list[float]:
@@ -320,8 +324,7 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
     some = [step.tensors[place] for place in wishes.places]
     price = None if step.times is None else step.price
-    loads = () if step.times is None else step.loads
-    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
+    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price)
 
 
 def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
@@ -367,11 +370,11 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
             sent = nbytes // 2 if step.wire is not None and dtype == "float32" else nbytes
             options[number] = lane_prices.candidates(step.tree, sent)
             parts[number] = options[number][0].parts
-    latest_s = max(lane.recursion(ready_s, parts, step.loads)[1])
+    latest_s = max(_by_price(step, ready_s, parts)[1])
     for number in sorted(options, reverse=True):
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
-            tried_s = max(lane.recursion(ready_s, tried, step.loads)[1])
+            tried_s = max(_by_price(step, ready_s, tried)[1])
             if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names

@@ -43,7 +43,6 @@ class Request:
         sparse: the indices of the tensors that may be sparsified, which share no bucket with the others.
         ready_s: the time at which each tensor is ready, seconds; None if it is not known.
         price: gives the price of the buckets of a class; None if it is not known.
-        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
     """
 
     tensors: Sequence[Tensor]
@@ -52,7 +51,6 @@ class Request:
     sparse: Collection[int] = ()
     ready_s: Sequence[float] | None = None
     price: Callable[[Class], Price] | None = None
-    loads: Sequence[tuple[float, float]] = ()
 
     @property
     def order(self) -> tuple[int, ...]:

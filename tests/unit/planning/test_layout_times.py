@@ -12,7 +12,7 @@ from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.options import Sum
-from hvd_ext.planning import buckets as bucketers, needed
+from hvd_ext.planning import buckets as bucketers, lane_prices, needed
 from hvd_ext.planning.layout import TIE, Layout, layout
 from hvd_ext.planning.prediction import predict, ready_of
 from hvd_ext.planning.step_times import StepTimes
@@ -204,6 +204,21 @@ def test_rows_of_embeddings_count_as_load() -> None:
     best = layout(tree, times.tensors, Sum, times=rows)
     without = layout(tree, times.tensors, Sum, times=times)
     assert predict(tree, best, rows).step_s <= predict(tree, without, rows).step_s * (1 + TIE)
+
+
+def test_every_price_of_a_step_has_the_rows_at_its_end() -> None:
+    tree, times = cluster(), model(7)
+    rows = replace(times, rows=((times.computed_s, 300_000),))
+    for name in TIMED:
+        made = layout(tree, times.tensors, Sum, times=rows, buckets=name)
+        (outcome,) = made.outcomes
+        assert outcome.step_s == pytest.approx(predict(tree, made, rows, most_messages=0).step_s, rel=0.03), name
+        assert outcome.step_s == pytest.approx(predict(tree, made, rows).step_s, rel=0.05), name
+    plain = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=times).outcomes}
+    loaded = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=rows).outcomes}
+    hold_s = lane_prices.gather_parts(tree, 300_000).hold_s
+    for name in TIMED:
+        assert (loaded[name] or 0.0) > (plain[name] or 0.0) + 0.5 * hold_s, name
 
 
 @pytest.mark.parametrize("name", [name for name in bucketers.names() if name != "by_groups"])
