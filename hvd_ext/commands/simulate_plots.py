@@ -116,7 +116,7 @@ def step(rows: Sequence[Row], path: Path) -> None:
         axis.barh(1, forward, color=_FORWARD, label="forward pass")
         axis.barh(1, computed - forward, left=forward, color=_BACKWARD, label="backward pass")
         colour = _style(row.bucketer)[0]
-        for begin, done in zip(row.begins_s, row.ends_s, strict=True):
+        for begin, done in zip(row.predicted.begins_s, row.predicted.ends_s, strict=True):
             # a white edge would hide the shortest
             edge = "white" if done - begin > 0.01 * end else colour
             axis.barh(0, done - begin, left=begin, color=colour, edgecolor=edge, linewidth=0.5)
