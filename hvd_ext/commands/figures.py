@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 DPI = 150
 
+# The colour and the mark of each bucketer, from the palette of Okabe and Ito, in the order in which most readers want
+# to compare them. Algorithms have theirs in hvd_ext/bench/plots.py.
+BUCKETERS = {
+    "auto": ("#D55E00", "*"),
+    "mgwfbp": ("#0072B2", "^"),
+    "wfbp": ("#009E73", "v"),
+    "single": ("#CC79A7", "D"),
+    "by_size": ("#56B4E9", "s"),
+    "optimal": ("#E69F00", "o"),
+}
+OTHER_BUCKETER = ("#555555", "p")
+
 
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
     """Make a figure.

@@ -6,23 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.commands.figures import finish, panels
+from hvd_ext.commands.figures import BUCKETERS, OTHER_BUCKETER, finish, panels
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.scaling import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The palette of Okabe and Ito, as for algorithms (hvd_ext/bench/plots.py).
-COLOURS = {
-    "wfbp": ("#E69F00", "v"),
-    "single": ("#CC79A7", "D"),
-    "by_size": ("#56B4E9", "s"),
-    "mgwfbp": ("#0072B2", "^"),
-    "optimal": ("#D55E00", "o"),
-    "auto": ("#009E73", "*"),
-}
-_OTHER = ("#555555", "p")
 _FORWARD, _BACKWARD = "#DDDDDD", "#999999"
 FILES = ("bars.png", "speedup.png", "step.png")
 
@@ -138,7 +128,7 @@ def _count(buckets: int) -> str:
 
 
 def _style(name: str) -> tuple[str, str]:
-    return COLOURS.get(name, _OTHER)
+    return BUCKETERS.get(name, OTHER_BUCKETER)
 
 
 def _labelled(axis: Axes, title: str, xlabel: str, ylabel: str) -> None:

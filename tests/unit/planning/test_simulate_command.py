@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app as main
 from hvd_ext.commands.simulate import app
-from hvd_ext.commands.simulate_plots import COLOURS, FILES
+from hvd_ext.commands.figures import BUCKETERS
+from hvd_ext.commands.simulate_plots import FILES
 from hvd_ext.planning import step_times
 from tests.unit.drawing import assert_colours_differ, assert_readable
 
@@ -96,7 +97,7 @@ def test_plots_are_drawn_of_all_bucketers(folder: Path, seen: list[Any]) -> None
     assert len(step.axes) == 5 and "8 ranks" in step.axes[0].get_title()
     for drawn in seen:
         assert_readable(drawn)
-    assert_colours_differ({"bucketers": [colour for colour, _ in COLOURS.values()]})
+    assert_colours_differ({"bucketers": [colour for colour, _ in BUCKETERS.values()]})
 
 
 def test_what_is_assumed_is_said(folder: Path) -> None:
