@@ -57,7 +57,7 @@ class Request:
     def __post_init__(self) -> None:
         from hvd_ext.planning import buckets, registry
 
-        free = [name for name in buckets.names() if name not in ("apart", "by_groups")]  # they follow a user's wishes
+        free = [name for name in buckets.names() if name != "by_groups"]  # it follows a user's wishes
         for name, values, valid in (
             ("bucketer", self.bucketers, (AUTO, *free)),
             ("algorithm", (self.algorithm,), (AUTO, *registry.names())),

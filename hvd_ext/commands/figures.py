@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +14,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-# The colour and the mark of each bucketer, from the palette of Okabe and Ito.
+
+# The colour and the mark of each bucketer, from the palette of Okabe and Ito, in the order in which most readers want
+# to compare them. Algorithms have theirs in hvd_ext/bench/plots.py.
 BUCKETERS = {
-    "wfbp": ("#E69F00", "v"),
+    "auto": ("#D55E00", "*"),
+    "mgwfbp": ("#0072B2", "^"),
+    "wfbp": ("#009E73", "v"),
     "single": ("#CC79A7", "D"),
     "by_size": ("#56B4E9", "s"),
-    "mgwfbp": ("#0072B2", "^"),
-    "optimal": ("#D55E00", "o"),
-    "auto": ("#009E73", "*"),
+    "optimal": ("#E69F00", "o"),
 }
+OTHER_BUCKETER = ("#555555", "p")
+
+
+def check() -> None:
+    """Check for matplotlib, before a command works for what it could not draw.
+
+    Raises:
+        InvalidError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib")
 
 
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
@@ -40,10 +54,9 @@ def panels(count: int, columns: int, width: float, height: float, margin: float)
     Raises:
         InvalidError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    check()
+    from matplotlib.figure import Figure
+
     columns = min(count, columns)
     lines = -(-count // columns)
     # without pyplot, which would look for a display and keep the figure open

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.commands.figures import BUCKETERS, finish, panels
+from hvd_ext.commands.figures import BUCKETERS, OTHER_BUCKETER, finish, panels
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.scaling import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_OTHER = ("#555555", "p")
 _FORWARD, _BACKWARD = "#DDDDDD", "#999999"
 FILES = ("bars.png", "speedup.png", "step.png")
 
@@ -107,7 +106,7 @@ def step(rows: Sequence[Row], path: Path) -> None:
         axis.barh(1, forward, color=_FORWARD, label="forward pass")
         axis.barh(1, computed - forward, left=forward, color=_BACKWARD, label="backward pass")
         colour = _style(row.bucketer)[0]
-        for begin, done in zip(row.begins_s, row.ends_s, strict=True):
+        for begin, done in zip(row.predicted.begins_s, row.predicted.ends_s, strict=True):
             # a white edge would hide the shortest
             edge = "white" if done - begin > 0.01 * end else colour
             axis.barh(0, done - begin, left=begin, color=colour, edgecolor=edge, linewidth=0.5)
@@ -129,7 +128,7 @@ def _count(buckets: int) -> str:
 
 
 def _style(name: str) -> tuple[str, str]:
-    return BUCKETERS.get(name, _OTHER)
+    return BUCKETERS.get(name, OTHER_BUCKETER)
 
 
 def _labelled(axis: Axes, title: str, xlabel: str, ylabel: str) -> None:

@@ -66,8 +66,8 @@ def layout(
         algorithm: a schedule's name or "auto", for buckets without a selection.
         bucket_nbytes: the size that a bucket should have.
         wire: the dtype in which float32 is sent in these buckets; None for float32.
-        groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`);
-            None for buckets of bucket_nbytes.
+        groups: a number of groups, or lists of places of tensors that share a bucket (`planning.buckets.by_groups`),
+            whatever the bucketer; None for none.
         places: the places of the tensors that are sent; None for all.
         topk: how top-k gradients are selected; None to send all gradients whole.
         sparse_algorithm: the algorithm of the buckets with top-k gradients.
@@ -134,8 +134,8 @@ class _Step:
         return ready_of(self.times, self.tensors)
 
     @functools.cached_property
-    def loads(self) -> tuple[tuple[float, float], ...]:
-        """What travels beside the buckets: when it is ready, and how long it holds the lane, seconds."""
+    def loads(self) -> tuple[tuple[float, Parts], ...]:
+        """What travels beside the buckets: when it is ready, seconds, and its price."""
         assert self.times is not None
         return tuple(loads_of(self.tree, self.times))
 
@@ -275,7 +275,7 @@ def _priced(
     named = _named(step, wishes, request)
     names: Sequence[str] = (named,)
     if named == "auto":  # of those that do without times only the simplest
-        timeless, simplest = ("by_size", "by_groups", "apart"), bucketers.choose(request)
+        timeless, simplest = ("by_size", "by_groups"), bucketers.choose(request)
         names = [name for name in bucketers.SIMPLEST_FIRST if name == simplest or name not in timeless]
     priced: _Priced = []
     outcomes: dict[str, Outcome] = {}
@@ -285,13 +285,17 @@ def _priced(
             outcomes[name] = Outcome(name, None, reason=reason)
             continue
         one = _divided(wishes, request, name, selected)
-        parts = _parts(step, one)
-        begins_s, ends_s = lane.recursion(_ready_s(step, one), parts, step.loads)
-        step_s = of_lane(step.times, begins_s, ends_s).step_s
+        step_s = of_lane(step.times, *_by_price(step, _ready_s(step, one), _parts(step, one))).step_s
         outcomes[name] = Outcome(name, step_s, len(one.members))
         priced.append((step_s, one))
     step.known[selected, wishes.buckets] = sorted(priced, key=lambda pair: pair[0]), outcomes
     return step.known[selected, wishes.buckets]
+
+
+def _by_price(step: _Step, ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
+    """The times at which the buckets, and what travels beside them, begin and end by their prices."""
+    both = lane.in_turn(zip(ready_s, parts, strict=True), step.loads)
+    return lane.recursion([ready for ready, _ in both], [one for _, one in both])
 
 
 def _ready_s(step: _Step, divided: _Divided) -> list[float]:
@@ -316,12 +320,11 @@ def _request(step: _Step, wishes: _Wishes, selected: frozenset[int]) -> bucketer
     groups = wishes.groups
     if groups is not None and not isinstance(groups, int):
         groups = [[number[place] for place in group if place in number] for group in groups]
-    sparse = None if step.topk is None else frozenset(number[place] for place in selected)
+    sparse = frozenset(number[place] for place in selected)
     ready_s = None if step.times is None else [step.ready_s[place] for place in wishes.places]
     some = [step.tensors[place] for place in wishes.places]
     price = None if step.times is None else step.price
-    loads = () if step.times is None else step.loads
-    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price, loads)
+    return bucketers.Request(some, wishes.bucket_nbytes, groups, sparse, ready_s, price)
 
 
 def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
@@ -329,13 +332,12 @@ def _named(step: _Step, wishes: _Wishes, request: bucketers.Request) -> str:
     named = wishes.buckets
     if named == "auto":
         return named
+    bucketer = bucketers.get(named)
     if wishes.groups is not None:  # they go before any name
         return bucketers.choose(request)
-    if named == "by_size" and request.sparse is not None:
-        return "apart"
     if step.times is None:
         timed = dataclasses.replace(request, ready_s=[0.0] * len(request.tensors), price=step.price)
-        reasons = [bucketers.supports(bucketers.get(named), one) for one in (request, timed)]
+        reasons = [bucketers.supports(bucketer, one) for one in (request, timed)]
         if reasons[0] is not None and reasons[1] is None:  # it only waits for times
             return bucketers.choose(request)
     return named
@@ -368,11 +370,11 @@ def _exchanged(step: _Step, divided: _Divided) -> list[str | None]:
             sent = nbytes // 2 if step.wire is not None and dtype == "float32" else nbytes
             options[number] = lane_prices.candidates(step.tree, sent)
             parts[number] = options[number][0].parts
-    latest_s = max(lane.recursion(ready_s, parts, step.loads)[1])
+    latest_s = max(_by_price(step, ready_s, parts)[1])
     for number in sorted(options, reverse=True):
         for other in options[number][1:]:
             tried = [*parts[:number], other.parts, *parts[number + 1 :]]
-            tried_s = max(lane.recursion(ready_s, tried, step.loads)[1])
+            tried_s = max(_by_price(step, ready_s, tried)[1])
             if tried_s < latest_s * (1 - WORTH_EXCHANGING):
                 parts, latest_s, names[number] = tried, tried_s, other.name
     return names

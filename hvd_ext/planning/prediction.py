@@ -102,36 +102,39 @@ def lane_of(tree: Tree, layout: Layout, times: StepTimes, density: float | None 
         _in_lane(tree, bucket, nbytes, max((ready_s[place] for place in bucket.tensors), default=0.0), density)
         for bucket, nbytes in zip(layout.buckets, layout.nbytes, strict=True)
     ]
-    for since, nbytes in sorted(times.rows):
-        later = (number for number, one in enumerate(travelling) if one.ready_s > since)
-        gathered = planner.all_gather_plan(tree)
-        one = InLane(
+    if not times.rows:
+        return travelling
+    gathered = planner.all_gather_plan(tree)
+    rows = [
+        InLane(
             gathered, nbytes, max(nbytes, 1), since, partial(lane_prices.gather_parts, tree, nbytes), is_bucket=False
         )
-        travelling.insert(next(later, len(travelling)), one)
-    return travelling
+        for since, nbytes in times.rows
+    ]
+    both = lane.in_turn([(one.ready_s, one) for one in travelling], [(one.ready_s, one) for one in rows])
+    return [one for _, one in both]
 
 
-def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, float]]:
-    """What the rows that travel beside the buckets are for the lane.
+def loads_of(tree: Tree, times: StepTimes) -> list[tuple[float, Parts]]:
+    """The prices of the rows that travel beside the buckets.
 
     Args:
         tree: the cluster.
         times: the times of the step.
 
     Returns:
-        For each the time at which it is ready, and how long it holds the lane, seconds.
+        For each the time at which it is ready, seconds, and its price.
     """
-    return [(since, lane_prices.gather_parts(tree, nbytes).hold_s) for since, nbytes in times.rows]
+    return [(since, lane_prices.gather_parts(tree, nbytes)) for since, nbytes in times.rows]
 
 
 def of_lane(times: StepTimes, begins_s: Sequence[float], ends_s: Sequence[float]) -> Prediction:
-    """Makes the prediction of a step from the times of its buckets.
+    """Makes the prediction of a step from the times of what travels in its lane.
 
     Args:
         times: the computation of the step.
-        begins_s: for each bucket, the time at which it begins.
-        ends_s: for each bucket, the time at which it has ended.
+        begins_s: for each bucket, and each of what else travels, the time at which it begins.
+        ends_s: the time at which each has ended.
     """
     exposed_s = max(max(ends_s, default=0.0) - times.computed_s, 0.0)
     step_s = times.computed_s + exposed_s + (times.update_s or 0.0)

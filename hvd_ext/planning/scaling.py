@@ -10,7 +10,7 @@ from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.layout import layout
-from hvd_ext.planning.prediction import predict
+from hvd_ext.planning.prediction import Prediction, of_lane, predict
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.scale import scaled
 from hvd_ext.topology.tree import Tree
@@ -32,8 +32,7 @@ class Row:
         times: the computation of the step.
         members: the places of the tensors of each bucket, the buckets in the order in which they start.
         ready_s: when each bucket is ready, seconds from the begin of the step.
-        begins_s: when each bucket begins.
-        ends_s: when each bucket has ended on all ranks.
+        predicted: when each bucket begins and ends, and the step.
     """
 
     ranks: int
@@ -43,18 +42,17 @@ class Row:
     times: StepTimes
     members: tuple[tuple[int, ...], ...]
     ready_s: tuple[float, ...]
-    begins_s: tuple[float, ...]
-    ends_s: tuple[float, ...]
+    predicted: Prediction
 
     @property
     def buckets(self) -> int:
         """The number of buckets."""
-        return len(self.begins_s)
+        return len(self.members)
 
     @property
     def exposed_s(self) -> float:
         """The communication after the end of the backward pass, t_c^no of MG-WFBP's Table I, seconds."""
-        return max([0.0, *(end - self.times.computed_s for end in self.ends_s)])
+        return self.predicted.exposed_s
 
     @property
     def alone_s(self) -> float:
@@ -64,7 +62,7 @@ class Row:
     @property
     def iteration_s(self) -> float:
         """The time of the step, seconds."""
-        return self.alone_s + self.exposed_s
+        return self.predicted.step_s
 
     @property
     def speedup(self) -> float:
@@ -130,7 +128,7 @@ def on_cluster(
     used = tuple(dict.fromkeys(bucket.plan.algorithm for bucket in found.buckets))
     members = tuple(bucket.tensors for bucket in found.buckets)
     ready = tuple(_ready_s(times, places) for places in members)
-    return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted.begins_s, predicted.ends_s)
+    return Row(tree.size, bucketer, algorithm, used, times, members, ready, predicted)
 
 
 def on_line(
@@ -152,18 +150,18 @@ def on_line(
     Raises:
         PlanError: there is no such bucketer.
     """
-    if bucketer == "auto":
-        each = [on_line(price, times, name, ranks, bucket_nbytes) for name in BUCKETERS]
-        best = min(each, key=lambda row: row.iteration_s)
-        return replace(best, bucketer="auto")
     request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=lambda _: price)
+    if bucketer == "auto":
+        able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
+        found_by = best([on_line(price, times, name, ranks, bucket_nbytes) for name in able])
+        return replace(found_by, bucketer=bucketer)
     found = buckets.plan(request, bucketer).buckets
     members = tuple(bucket.tensors for bucket in found)
     ready = tuple(_ready_s(times, places) for places in members)
     holds, tails = price.parts_s([bucket.nbytes for bucket in found])
     parts = [lane.Parts(float(hold), float(tail)) for hold, tail in zip(holds, tails, strict=True)]
-    begins, ends = lane.recursion(ready, parts)
-    return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, tuple(begins), tuple(ends))
+    predicted = of_lane(times, *lane.recursion(ready, parts))
+    return Row(ranks, bucketer, "T = A + B n", (), times, members, ready, predicted)
 
 
 def _ready_s(times: StepTimes, places: Sequence[int]) -> float:

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Protocol, cast
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.buckets.apart import apart
 from hvd_ext.planning.buckets.by_groups import by_groups
 from hvd_ext.planning.buckets.by_size import by_size
 from hvd_ext.planning.buckets.model import (
@@ -31,7 +30,6 @@ __all__ = [
     "Class",
     "Price",
     "Request",
-    "apart",
     "by_groups",
     "by_size",
     "choose",
@@ -43,7 +41,7 @@ __all__ = [
 
 
 # Without times "auto" takes the first that can meet a request; with times the best, and the first in a tie.
-SIMPLEST_FIRST = ("by_size", "by_groups", "apart", "single", "wfbp", "mgwfbp", "optimal")
+SIMPLEST_FIRST = ("by_size", "by_groups", "single", "wfbp", "mgwfbp", "optimal")
 
 
 class Bucketer(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.buckets.by_size import by_size
@@ -11,6 +11,7 @@ from hvd_ext.planning.buckets.model import (
     Bucket,
     BucketPlan,
     Card,
+    Class,
     Request,
     bucket_of,
     in_order,
@@ -19,7 +20,7 @@ from hvd_ext.planning.tensors import DTYPES, Tensor
 
 card = Card(
     name="by_groups",
-    idea="Each group of the user is a bucket, or one for each of its dtypes; what is in no group goes by size.",
+    idea="Each group of the user is a bucket, or one for each class of its tensors; what is in no group goes by size.",
     source="the option groups of Horovod's DistributedOptimizer",
 )
 
@@ -33,9 +34,7 @@ def supports(request: Request) -> str | None:
     Returns:
         None if it can, else the reason in words.
     """
-    if request.groups is None:
-        return "it needs groups"
-    return None if request.sparse is None else "it does not keep tensors that may be sparsified apart"
+    return "it needs groups" if request.groups is None else None
 
 
 def build(request: Request) -> BucketPlan:
@@ -48,7 +47,7 @@ def build(request: Request) -> BucketPlan:
         See `by_groups`.
     """
     assert request.groups is not None
-    return by_groups(request.tensors, request.groups, request.bucket_nbytes, request.order)
+    return by_groups(request.tensors, request.groups, request.bucket_nbytes, request.order, request.sparse)
 
 
 def by_groups(
@@ -56,8 +55,9 @@ def by_groups(
     groups: int | Sequence[Sequence[int]],
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
     order: Sequence[int] | None = None,
+    sparse: Collection[int] = (),
 ) -> BucketPlan:
-    """Makes one bucket of each group, or one for each of its dtypes.
+    """Makes one bucket of each group, or one for each class of its tensors.
 
     Args:
         tensors: the tensors in the order of the model's layers.
@@ -66,9 +66,10 @@ def by_groups(
             empty lists are ignored.
         bucket_nbytes: the size of the buckets of tensors that are in no group.
         order: the indices of the tensors in ready order; None for the reverse order of the layers.
+        sparse: the indices of the tensors that may be sparsified.
 
     Returns:
-        Buckets of one dtype each, in the order in which their last tensor is ready.
+        Buckets of one class each, in the order in which their last tensor is ready.
 
     Raises:
         PlanError: an index is out of range or occurs twice, the number of groups is below 1, or `by_size` refuses the
@@ -90,19 +91,19 @@ def by_groups(
     order = tuple(reversed(range(len(tensors)))) if order is None else order
     place = {index: number for number, index in enumerate(order)}
     buckets = [
-        bucket for group in groups for bucket in _by_dtype(tensors, sorted(group, key=lambda index: place[index]))
+        bucket
+        for group in groups
+        for bucket in _by_class(tensors, sorted(group, key=lambda index: place[index]), sparse)
     ]
     chosen = set(grouped)
     rest = [index for index in order if index not in chosen]
-    for bucket in by_size([tensors[index] for index in rest], bucket_nbytes, range(len(rest))).buckets:
-        buckets.append(bucket_of(tensors, [rest[index] for index in bucket.tensors]))
-    return in_order(buckets, order)
+    return in_order([*buckets, *by_size(tensors, bucket_nbytes, rest, sparse).buckets], order)
 
 
-def _by_dtype(tensors: Sequence[Tensor], group: Sequence[int]) -> list[Bucket]:
-    found: dict[str, list[int]] = {}
+def _by_class(tensors: Sequence[Tensor], group: Sequence[int], sparse: Collection[int]) -> list[Bucket]:
+    found: dict[Class, list[int]] = {}
     for index in group:
-        found.setdefault(tensors[index].dtype, []).append(index)
+        found.setdefault((tensors[index].dtype, index in sparse), []).append(index)
     return [bucket_of(tensors, indices) for indices in found.values()]
 
 

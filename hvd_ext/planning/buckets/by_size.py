@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning.buckets.model import (
@@ -10,9 +10,11 @@ from hvd_ext.planning.buckets.model import (
     Bucket,
     BucketPlan,
     Card,
+    Class,
     Request,
     bucket_of,
     in_order,
+    without_groups,
 )
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
@@ -23,18 +25,7 @@ card = Card(
 )
 
 
-def supports(request: Request) -> str | None:
-    """Checks whether this bucketer can meet a request.
-
-    Args:
-        request: the user's request.
-
-    Returns:
-        None if it can, else the reason in words.
-    """
-    if request.groups is not None:
-        return "it does not support groups"
-    return None if request.sparse is None else "it does not keep tensors that may be sparsified apart"
+supports = without_groups
 
 
 def build(request: Request) -> BucketPlan:
@@ -46,11 +37,14 @@ def build(request: Request) -> BucketPlan:
     Returns:
         See `by_size`.
     """
-    return by_size(request.tensors, request.bucket_nbytes, request.order)
+    return by_size(request.tensors, request.bucket_nbytes, request.order, request.sparse)
 
 
 def by_size(
-    tensors: Sequence[Tensor], bucket_nbytes: int = DEFAULT_BUCKET_NBYTES, order: Sequence[int] | None = None
+    tensors: Sequence[Tensor],
+    bucket_nbytes: int = DEFAULT_BUCKET_NBYTES,
+    order: Sequence[int] | None = None,
+    sparse: Collection[int] = (),
 ) -> BucketPlan:
     """Fills buckets of a fixed size with tensors in the order in which back-propagation makes gradients.
 
@@ -58,9 +52,10 @@ def by_size(
         tensors: the tensors in the order of the model's layers.
         bucket_nbytes: the size that no bucket exceeds, except that a larger tensor gets a bucket of its own.
         order: the indices of the tensors in ready order; None for the reverse order of the layers.
+        sparse: the indices of the tensors that may be sparsified.
 
     Returns:
-        Buckets of one dtype each, in the order in which their last tensor is ready.
+        Buckets of one class each, in the order in which their last tensor is ready.
 
     Raises:
         PlanError: bucket_nbytes is below 1, or a tensor has an unknown dtype or a negative number of elements.
@@ -69,8 +64,8 @@ def by_size(
         raise PlanError(f"bucket_nbytes ({bucket_nbytes}): must be at least 1")
     order = tuple(reversed(range(len(tensors)))) if order is None else order
     closed: list[Bucket] = []
-    filling: dict[str, list[int]] = {}
-    nbytes: dict[str, int] = {}
+    filling: dict[Class, list[int]] = {}
+    nbytes: dict[Class, int] = {}
     for index in order:
         tensor = tensors[index]
         if tensor.dtype not in DTYPES:
@@ -80,9 +75,10 @@ def by_size(
         if tensor.elements < 0:
             raise PlanError(f"tensor {tensor.name!r}: it must have 0 or more elements, got {tensor.elements}")
         size = tensor.elements * DTYPES[tensor.dtype].nbytes
-        if tensor.dtype in filling and nbytes[tensor.dtype] + size > bucket_nbytes:
-            closed.append(bucket_of(tensors, filling.pop(tensor.dtype)))
-            del nbytes[tensor.dtype]
-        filling.setdefault(tensor.dtype, []).append(index)
-        nbytes[tensor.dtype] = nbytes.get(tensor.dtype, 0) + size
+        kind = tensor.dtype, index in sparse
+        if kind in filling and nbytes[kind] + size > bucket_nbytes:
+            closed.append(bucket_of(tensors, filling.pop(kind)))
+            del nbytes[kind]
+        filling.setdefault(kind, []).append(index)
+        nbytes[kind] = nbytes.get(kind, 0) + size
     return in_order([*closed, *(bucket_of(tensors, indices) for indices in filling.values())], order)

@@ -40,20 +40,17 @@ class Request:
         tensors: the tensors in the order of the model's layers.
         bucket_nbytes: the size that a bucket should have.
         groups: the user's groups, as `by_groups` takes them; None for none.
-        sparse: the indices of the tensors that may be sparsified, which then share no bucket with the others; None if
-            the two kinds may share buckets.
+        sparse: the indices of the tensors that may be sparsified, which share no bucket with the others.
         ready_s: the time at which each tensor is ready, seconds; None if it is not known.
         price: gives the price of the buckets of a class; None if it is not known.
-        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
     """
 
     tensors: Sequence[Tensor]
     bucket_nbytes: int = DEFAULT_BUCKET_NBYTES
     groups: int | Sequence[Sequence[int]] | None = None
-    sparse: Collection[int] | None = None
+    sparse: Collection[int] = ()
     ready_s: Sequence[float] | None = None
     price: Callable[[Class], Price] | None = None
-    loads: Sequence[tuple[float, float]] = ()
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -65,7 +62,7 @@ class Request:
         """The indices of the tensors of each class in ready order, the classes in the order of their first tensors."""
         found: dict[Class, list[int]] = {}
         for index in self.order:
-            found.setdefault((self.tensors[index].dtype, index in (self.sparse or ())), []).append(index)
+            found.setdefault((self.tensors[index].dtype, index in self.sparse), []).append(index)
         return found
 
 

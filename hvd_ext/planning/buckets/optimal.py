@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ext.planning.buckets.model import BucketPlan, Card, Price, Request, bucket_of, in_order, with_prices
+from hvd_ext.planning.cost.lane import Parts, recursion
 
 card = Card(
     name="optimal",
@@ -49,13 +50,10 @@ def supports(request: Request) -> str | None:
     Returns:
         None if it can, else the reason in words.
     """
-    reason = with_prices(request)
-    if reason is not None:
-        return reason
     found = len(request.classes)
     if found > MOST_CLASSES:
         return f"it takes tensors of {MOST_CLASSES} classes (dtype; may be sparsified), and here are {found}"
-    return None
+    return with_prices(request)
 
 
 def build(request: Request) -> BucketPlan:
@@ -102,53 +100,30 @@ class Line:
     price: Price
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Something else that holds the lane: after how many tensors of the ready order, from when on, and for how long."""
-
-    place: int
-    ready_s: float
-    hold_s: float
-
-
-def loads_of(loads: Sequence[tuple[float, float]], ready_s: Sequence[float]) -> list[Load]:
-    """Puts loads into the ready order: each goes before the first tensor that is ready later.
-
-    Args:
-        loads: for each the time at which it is ready, and how long it holds the lane, seconds.
-        ready_s: the time at which each tensor is ready, seconds.
-
-    Returns:
-        The loads in their order.
-    """
-    return [Load(sum(ready <= since for ready in ready_s), since, hold_s) for since, hold_s in sorted(loads)]
-
-
 Cut = tuple[int, int, int]  # a bucket: the number of its line, its first tensor there, and the one after its last
 
 
-def best(lines: Sequence[Line], loads: Sequence[Load] = ()) -> list[Cut]:
+def best(lines: Sequence[Line]) -> list[Cut]:
     """Finds the buckets with which the last delivery is earliest.
 
     Args:
         lines: the tensors of one class or two, or none.
-        loads: what else uses the lane, in its order.
 
     Returns:
         The buckets in the order in which they start.
     """
     if not lines:
         return []
-    search = _Search(lines, loads)
+    search = _Search(lines)
     found = search.before(np.inf)
     assert found is not None
-    latest, least_s = latest_s(found, lines, loads), search.free_s  # no solution frees the lane before least_s
+    latest, least_s = latest_s(found, lines), search.free_s  # no solution frees the lane before least_s
     for tried in count():
         far = tried >= STRICT and latest - least_s > NARROWED * latest
         limit_s = (least_s + latest) / 2 if far else latest
         better = search.before(limit_s)
         if better is not None:
-            found, latest = better, latest_s(better, lines, loads)
+            found, latest = better, latest_s(better, lines)
         elif far:
             least_s = limit_s
         else:
@@ -156,26 +131,19 @@ def best(lines: Sequence[Line], loads: Sequence[Load] = ()) -> list[Cut]:
     return found
 
 
-def latest_s(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = ()) -> float:
+def latest_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> float:
     """The time of the last delivery.
 
     Args:
         cuts: the buckets in the order in which they start.
         lines: the tensors.
-        loads: what else uses the lane, in its order.
     """
-    free_s = last_s = 0.0
-    waiting = list(reversed(loads))
-    for (number, _, end), hold_s, tail_s in zip(cuts, *_parts_s(cuts, lines), strict=True):
-        while waiting and waiting[-1].place <= lines[number].places[end - 1]:
-            load = waiting.pop()
-            free_s = max(free_s, load.ready_s) + load.hold_s
-        free_s = max(free_s, float(lines[number].ready_s[end - 1])) + hold_s
-        last_s = max(last_s, free_s + tail_s)
-    return last_s
+    ready_s = [float(lines[number].ready_s[end - 1]) for number, _, end in cuts]
+    _, ends_s = recursion(ready_s, _parts(cuts, lines))
+    return max(ends_s, default=0.0)
 
 
-def _parts_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> tuple[list[float], list[float]]:
+def _parts(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Parts]:
     hold_s, tail_s = np.zeros(len(cuts)), np.zeros(len(cuts))
     for number, line in enumerate(lines):
         own = [place for place, cut in enumerate(cuts) if cut[0] == number]
@@ -183,21 +151,20 @@ def _parts_s(cuts: Sequence[Cut], lines: Sequence[Line]) -> tuple[list[float], l
         sizes = np.array([sums[cuts[place][2]] - sums[cuts[place][1]] for place in own])
         if own:
             hold_s[own], tail_s[own] = line.price.parts_s(sizes)
-    return hold_s.tolist(), tail_s.tolist()
+    return list(map(Parts, hold_s.tolist(), tail_s.tolist()))
 
 
-def joined(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = ()) -> list[Cut]:
+def joined(cuts: Sequence[Cut], lines: Sequence[Line]) -> list[Cut]:
     """Joins neighbours of a class as long as the last delivery does not become later.
 
     Args:
         cuts: the buckets in the order in which they start.
         lines: the tensors.
-        loads: what else uses the lane, in its order.
 
     Returns:
         The buckets that are left.
     """
-    kept, limit_s = list(cuts), latest_s(cuts, lines, loads)
+    kept, limit_s = list(cuts), latest_s(cuts, lines)
     place = 0
     while place < len(kept):
         number, begin, _ = kept[place]
@@ -205,7 +172,7 @@ def joined(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = (
         if following is not None:
             tried = [*kept[:place], *kept[place + 1 : following], (number, begin, kept[following][2])]
             tried += kept[following + 1 :]
-            if latest_s(tried, lines, loads) <= limit_s:
+            if latest_s(tried, lines) <= limit_s:
                 kept = tried
                 continue
         place += 1
@@ -215,8 +182,7 @@ def joined(cuts: Sequence[Cut], lines: Sequence[Line], loads: Sequence[Load] = (
 class _Search:
     """The least time at which the lane is free in each state, and the bucket that leads there."""
 
-    def __init__(self, lines: Sequence[Line], loads: Sequence[Load]) -> None:
-        self._loads = loads
+    def __init__(self, lines: Sequence[Line]) -> None:
         nothing = np.zeros(0)
         self._lines = [*lines, Line(nothing.astype(np.int64), nothing, nothing, lines[0].price)][:2]
         counts = [len(line.places) for line in self._lines]
@@ -248,11 +214,7 @@ class _Search:
         free_s = np.full(self._shape, np.inf)
         free_s[0, 0] = 0.0
         begins = np.zeros(self._shape, dtype=np.int64)
-        waiting = list(reversed(self._loads))
-        for place, (number, end, others) in enumerate(self._steps):
-            while waiting and waiting[-1].place <= place:  # all states so far have their last tensor before it
-                load = waiting.pop()
-                free_s = np.maximum(free_s, load.ready_s) + load.hold_s
+        for number, end, others in self._steps:
             line = self._lines[number]
             hold_s, tail_s = self._parts[number][end - 1]
             states, chosen = (free_s, begins) if number == 0 else (free_s.T, begins.T)

@@ -14,8 +14,9 @@ segments than the window): with T_m the time of m of them, hold = (T_m - T_1) / 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from hvd_ext.simulation.events import Play, Program, Run
 from hvd_ext.topology.tree import Tree
 
 _Floats = NDArray[np.float64]
+Travelling = TypeVar("Travelling")
 
 # Of a bucket, at most so many windows are played; the pace of their second half is taken for the rest. A price needs
 # less precision than `simulate` has, and a table needs many.
@@ -258,26 +260,37 @@ def times_in_lane(
     return tuple(begins_s), tuple(ends_s)
 
 
-def recursion(
-    ready_s: Sequence[float], parts: Sequence[Parts], loads: Sequence[tuple[float, float]] = ()
-) -> tuple[list[float], list[float]]:
+def in_turn(
+    buckets: Iterable[tuple[float, Travelling]], loads: Iterable[tuple[float, Travelling]]
+) -> list[tuple[float, Travelling]]:
+    """Puts what else uses a lane between its buckets: each load goes before the first bucket that is ready later.
+
+    Args:
+        buckets: the time at which each bucket is ready, in the order in which they start, and the bucket.
+        loads: the same of what is no bucket, in any order.
+
+    Returns:
+        Both in the order in which they start.
+    """
+    found = list(buckets)
+    for since, load in sorted(loads, key=lambda pair: pair[0]):
+        later = (number for number, (ready_s, _) in enumerate(found) if ready_s > since)
+        found.insert(next(later, len(found)), (since, load))
+    return found
+
+
+def recursion(ready_s: Sequence[float], parts: Sequence[Parts]) -> tuple[list[float], list[float]]:
     """The times of the buckets of a lane by their prices, as in the module's docstring.
 
     Args:
         ready_s: the time at which each bucket is ready, in the order in which they start.
         parts: the price of each bucket.
-        loads: what else uses the lane: for each the time at which it is ready, and how long it holds the lane, seconds.
-            It goes before the first bucket that is ready later.
 
     Returns:
         The times at which the buckets begin, and those at which they are delivered, seconds.
     """
     begins_s, ends_s, free_s = [], [], 0.0
-    waiting = sorted(loads, reverse=True)
     for ready, one in zip(ready_s, parts, strict=True):
-        while waiting and waiting[-1][0] < ready:
-            load_s, hold_s = waiting.pop()
-            free_s = max(free_s, load_s) + hold_s
         begin_s = max(free_s, ready)
         free_s = begin_s + one.hold_s
         begins_s.append(begin_s)

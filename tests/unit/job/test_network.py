@@ -16,7 +16,9 @@ from hvd_ext.topology.tree import Link, Node, Tree, from_hosts, leaf
         (Options(), 1, False),
         (Options(probe="off"), 2, False),
         (Options(probe="refresh"), 2, True),
-        (Options(algorithm="ring"), 2, False),
+        (Options(algorithm="ring"), 2, True),
+        (Options(algorithm="ring", replan_every=0), 2, False),
+        (Options(algorithm="ring", buckets=__file__), 2, False),
         (Options(topology="file.yaml"), 2, False),
     ],
 )

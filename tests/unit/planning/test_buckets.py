@@ -12,7 +12,7 @@ import pytest
 
 from hvd_ext.errors import PlanError
 from hvd_ext.planning import buckets
-from hvd_ext.planning.buckets import Bucket, Request, apart, by_groups, by_size
+from hvd_ext.planning.buckets import Bucket, Request, by_groups, by_size
 from hvd_ext.planning.cost.lane import line
 from hvd_ext.planning.tensors import DTYPES, Tensor
 
@@ -51,7 +51,7 @@ def random_request(rng: random.Random) -> Request:
     places = list(range(len(infos)))
     rng.shuffle(places)
     lists = [places[begin : begin + 3] for begin in range(0, len(places) // 2, 3)]
-    sparse = None if rng.randrange(2) else frozenset(rng.sample(range(len(infos)), rng.randint(0, len(infos))))
+    sparse = () if rng.randrange(2) else frozenset(rng.sample(range(len(infos)), rng.randint(0, len(infos))))
     groups = rng.choice([None, rng.randint(1, 70), lists])
     if rng.randrange(2):
         return Request(infos, rng.randint(1, 400), groups, sparse)
@@ -77,11 +77,10 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
     for bucket in plan.buckets:
         assert {infos[index].dtype for index in bucket.tensors} == {bucket.dtype}
         assert bucket.nbytes == sum(infos[index].elements * DTYPES[bucket.dtype].nbytes for index in bucket.tensors)
-        if request.groups is None and name in ("by_size", "apart"):
+        if request.groups is None and name == "by_size":
             full = bucket.nbytes <= request.bucket_nbytes
             assert full or len([index for index in bucket.tensors if infos[index].elements]) == 1
-        if request.sparse is not None:
-            assert len({index in request.sparse for index in bucket.tensors}) == 1
+        assert len({index in request.sparse for index in bucket.tensors}) == 1
         places = [request.order.index(index) for index in bucket.tensors]
         assert places == sorted(places)
     ready = [max(request.order.index(index) for index in bucket.tensors) for bucket in plan.buckets]
@@ -89,14 +88,12 @@ def test_every_bucketer_puts_each_tensor_into_one_bucket_of_its_dtype_or_says_wh
 
 
 @pytest.mark.parametrize("groups", [None, 2, [[0, 2]]])
-@pytest.mark.parametrize("sparse", [None, (), (1, 2)])
-def test_the_simplest_bucketer_that_meets_a_request_is_chosen(groups: Any, sparse: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize("sparse", [(), (1, 2)])
+def test_the_simplest_bucketer_that_meets_a_request_is_chosen(groups: Any, sparse: tuple[int, ...]) -> None:
     infos = tensors(1, 2, 3, 4)
     request = Request(infos, 16, groups, sparse)
-    expected = apart(infos, sparse or (), groups, 16)
-    if sparse is None:
-        expected = by_size(infos, 16) if groups is None else by_groups(infos, groups, 16)
-    assert buckets.choose(request) == ("apart" if sparse is not None else "by_size" if groups is None else "by_groups")
+    expected = by_groups(infos, groups or [], 16, sparse=sparse)
+    assert buckets.choose(request) == ("by_size" if groups is None else "by_groups")
     assert buckets.plan(request) == expected
 
 
@@ -122,14 +119,14 @@ def test_wrong_input_is_refused() -> None:
 
 
 def test_bucketers_are_found_by_name_and_every_card_is_complete() -> None:
-    assert buckets.names() == ("apart", "by_groups", "by_size", "mgwfbp", "optimal", "single", "wfbp")
+    assert buckets.names() == ("by_groups", "by_size", "mgwfbp", "optimal", "single", "wfbp")
     assert sorted(buckets.SIMPLEST_FIRST) == list(buckets.names())
     for name in buckets.names():
         card = buckets.get(name).card
         assert card.name == name
         assert card.idea.endswith(".")
         assert card.source
-    with pytest.raises(PlanError, match="bucketer 'wfbpp': must be one of apart, by_groups, by_size, mgwfbp"):
+    with pytest.raises(PlanError, match="bucketer 'wfbpp': must be one of by_groups, by_size, mgwfbp"):
         buckets.plan(Request(tensors(1)), "wfbpp")
 
 

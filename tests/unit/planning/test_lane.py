@@ -114,6 +114,12 @@ def test_the_candidates_of_a_bucket_begin_with_the_cheapest() -> None:
     assert lane_prices.candidates(from_hosts(["a"]), 1000)[0].parts == Parts(0.0, 0.0)
 
 
+def test_a_load_goes_before_the_first_bucket_that_is_ready_later_or_to_the_end() -> None:
+    buckets, loads = [(1.0, "a"), (2.0, "b"), (4.0, "c")], [(9.0, "z"), (2.0, "x"), (0.5, "w"), (9.0, "y")]
+    assert "".join(name for _, name in lane.in_turn(buckets, loads)) == "wabxczy"
+    assert lane.in_turn([], loads[:1]) == loads[:1]
+
+
 def test_the_recursion_is_that_of_the_docstring() -> None:
     begins, ends = recursion([1.0, 1.5, 9.0], [Parts(2.0, 0.5), Parts(3.0, 4.0), Parts(1.0, 0.0)])
     assert begins == [1.0, 3.0, 9.0]

@@ -12,7 +12,7 @@ from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import PlanError
 from hvd_ext.options import Sum
-from hvd_ext.planning import buckets as bucketers, needed
+from hvd_ext.planning import buckets as bucketers, lane_prices, needed
 from hvd_ext.planning.layout import TIE, Layout, layout
 from hvd_ext.planning.prediction import predict, ready_of
 from hvd_ext.planning.step_times import StepTimes
@@ -48,7 +48,7 @@ def test_auto_is_as_good_as_every_bucketer(seed: int, topk: TopK | None) -> None
     made = layout(tree, times.tensors, Sum, times=times, topk=topk)
     step_s = predict(tree, made, times).step_s
     for name in bucketers.names():
-        if name in ("by_groups", "by_size" if topk else "apart"):
+        if name == "by_groups":
             continue
         other = layout(tree, times.tensors, Sum, times=times, topk=topk, buckets=name)
         assert other.bucketer == name
@@ -76,8 +76,9 @@ def test_without_times_auto_is_what_it_was_and_times_may_be_asked_for() -> None:
     tree, times = cluster(), model(2)
     plain = layout(tree, times.tensors, Sum)
     assert (plain.bucketer, plain.outcomes, plain.reason) == ("by_size", (), "")
-    assert layout(tree, times.tensors, Sum, topk=TopK(0.01)).bucketer == "apart"
     assert len(layout(tree, times.tensors, Sum, buckets="wfbp").buckets) == len(times.tensors)
+    with pytest.raises(PlanError, match="bucketer 'by_groups': it needs groups"):
+        layout(tree, times.tensors, Sum, buckets="by_groups")
     with pytest.raises(PlanError, match="bucketer 'none': must be one of"):
         layout(tree, times.tensors, Sum, buckets="none", times=times)
 
@@ -88,6 +89,34 @@ def test_the_users_groups_go_first() -> None:
     assert made.bucketer == "by_groups"
     assert {frozenset(bucket.tensors) for bucket in made.buckets} >= {frozenset({0, 4}), frozenset({1, 2})}
     assert [one.reason for one in made.outcomes if one.bucketer == "optimal"] == ["it does not support groups"]
+
+
+@pytest.mark.parametrize("topk", [None, TopK(0.01)])
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("name", bucketers.names())
+def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: bool, topk: TopK | None) -> None:
+    times = model(3)
+    made = layout(
+        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [4]], buckets=name, topk=topk
+    )
+    assert made.bucketer == "by_groups"
+    assert {(0, 2), (4,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
+
+
+def test_what_a_bucketer_lacks_beside_times_is_said_at_once() -> None:
+    tensors = tuple(Tensor(dtype, (5000,), dtype) for dtype in ("float32", "float16", "float64"))
+    with pytest.raises(PlanError, match="bucketer 'optimal': .* 2 classes"):
+        layout(cluster(), tensors, Sum, buckets="optimal")
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_by_size_keeps_what_may_be_sparsified_apart(timed: bool) -> None:
+    times, topk = model(3), TopK(0.01)
+    made = layout(cluster(), times.tensors, Sum, buckets="by_size", topk=topk, times=times if timed else None)
+    assert made.bucketer == "by_size"
+    for bucket in made.buckets:
+        some = [times.tensors[place] for place in bucket.tensors]
+        assert len({topk.takes(tensor.shape, tensor.dtype) for tensor in some}) == 1
 
 
 def test_three_classes_are_left_to_the_other_bucketers() -> None:
@@ -177,7 +206,22 @@ def test_rows_of_embeddings_count_as_load() -> None:
     assert predict(tree, best, rows).step_s <= predict(tree, without, rows).step_s * (1 + TIE)
 
 
-@pytest.mark.parametrize("name", [name for name in bucketers.names() if name not in ("by_groups", "apart")])
+def test_every_price_of_a_step_has_the_rows_at_its_end() -> None:
+    tree, times = cluster(), model(7)
+    rows = replace(times, rows=((times.computed_s, 300_000),))
+    for name in TIMED:
+        made = layout(tree, times.tensors, Sum, times=rows, buckets=name)
+        (outcome,) = made.outcomes
+        assert outcome.step_s == pytest.approx(predict(tree, made, rows, most_messages=0).step_s, rel=0.03), name
+        assert outcome.step_s == pytest.approx(predict(tree, made, rows).step_s, rel=0.05), name
+    plain = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=times).outcomes}
+    loaded = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=rows).outcomes}
+    hold_s = lane_prices.gather_parts(tree, 300_000).hold_s
+    for name in TIMED:
+        assert (loaded[name] or 0.0) > (plain[name] or 0.0) + 0.5 * hold_s, name
+
+
+@pytest.mark.parametrize("name", [name for name in bucketers.names() if name != "by_groups"])
 def test_a_named_bucketer_waits_for_times_and_goes_behind_groups(name: str) -> None:
     tensors = [Tensor(f"t{n}", (250 + n, 4), "float32") for n in range(6)]
     times = StepTimes(tuple(tensors), tuple(0.01 * (6 - n) for n in range(6)), 0.01)
@@ -187,5 +231,5 @@ def test_a_named_bucketer_waits_for_times_and_goes_behind_groups(name: str) -> N
     for known in (None, times):
         assert layout(tree, tensors, 0, buckets=name, groups=2, times=known).bucketer == "by_groups"
     selecting = layout(tree, tensors, 0, buckets=name, topk=TopK(0.01, min_elements=1016), times=times)
-    assert selecting.bucketer == ("apart" if name == "by_size" else name)
+    assert selecting.bucketer == name
     assert selecting.selected == {4, 5}

@@ -25,9 +25,11 @@ def test_a_row_has_the_times_of_the_counterexample() -> None:
     assert ends["mgwfbp"].iteration_s == 9.0 and ends["optimal"].iteration_s == 8.0
     assert (ends["wfbp"].buckets, ends["single"].buckets) == (3, 1)
     row = ends["optimal"]
-    assert (row.ready_s, row.begins_s, row.ends_s) == ((1.0, 4.0), (1.0, 4.0), (4.0, 8.0))
+    assert (row.ready_s, row.predicted.begins_s, row.predicted.ends_s) == ((1.0, 4.0), (1.0, 4.0), (4.0, 8.0))
     assert (row.exposed_s, row.alone_s) == (4.0, 4.0)
     assert scaling.best(list(ends.values())) is row
+    auto = scaling.on_line(TWO_AND_ONE, COUNTEREXAMPLE, "auto")
+    assert (auto.bucketer, auto.predicted) == ("auto", row.predicted)
 
 
 def test_speed_up_and_efficiency_count_samples_per_second() -> None:
@@ -51,8 +53,8 @@ def test_rows_of_several_clusters_come_in_order() -> None:
     assert all(row.used == ("ring",) for row in found if row.algorithm == "ring")
     for row in found:
         assert row.iteration_s >= row.alone_s == SMALL.computed_s
-        assert len(row.ready_s) == len(row.begins_s) == len(row.ends_s) == row.buckets
-        assert all(begin >= ready for ready, begin in zip(row.ready_s, row.begins_s, strict=True))
+        assert len(row.ready_s) == len(row.predicted.begins_s) == len(row.predicted.ends_s) == row.buckets
+        assert all(begin >= ready for ready, begin in zip(row.ready_s, row.predicted.begins_s, strict=True))
 
 
 def test_one_bucket_takes_its_price_after_back_propagation() -> None:

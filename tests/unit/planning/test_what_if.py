@@ -84,5 +84,5 @@ def test_gathers_hide_behind_the_next_forward_pass() -> None:
     times = StepTimes(tuple(Tensor(name, (1,), "float32") for name in "ab"), (6.0, 4.0), 2.0)
     half = lane.line(1.0, 0.0)
     row = scaling.on_line(half, times, "wfbp")
-    assert row.ends_s == (5.0, 7.0)
+    assert row.predicted.ends_s == (5.0, 7.0)
     assert what_if.gathered_s(row, half) == pytest.approx(8.0)
