@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,16 @@ BUCKETERS = {
 OTHER_BUCKETER = ("#555555", "p")
 
 
+def check() -> None:
+    """Check for matplotlib, before a command works for what it could not draw.
+
+    Raises:
+        InvalidError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib")
+
+
 def panels(count: int, columns: int, width: float, height: float, margin: float) -> tuple[Figure, list[Axes]]:
     """Make a figure.
 
@@ -43,10 +54,9 @@ def panels(count: int, columns: int, width: float, height: float, margin: float)
     Raises:
         InvalidError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError("plot (matplotlib): it is not installed; python -m pip install matplotlib") from error
+    check()
+    from matplotlib.figure import Figure
+
     columns = min(count, columns)
     lines = -(-count // columns)
     # without pyplot, which would look for a display and keep the figure open

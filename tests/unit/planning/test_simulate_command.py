@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app as main
-from hvd_ext.commands.simulate import app
 from hvd_ext.commands.figures import BUCKETERS
+from hvd_ext.commands.simulate import app
 from hvd_ext.commands.simulate_plots import FILES
 from hvd_ext.planning import step_times
 from tests.unit.drawing import assert_colours_differ, assert_readable
