@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_ext.bench.plots import LINES, finish, panels, selected
 from hvd_ext.bench.results import cluster_name
-from hvd_ext.commands.figures import BUCKETERS, OTHER_BUCKETER
+from hvd_ext.commands.figures import BUCKETERS
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ORDER = ("auto", "mgwfbp", "wfbp", "single", "by_size", "optimal")  # in which most readers want to compare them
 BARS = LINES - 2  # computing and the prediction are in the legend too
 
 
@@ -25,7 +26,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
     Args:
         rows: of one result of bench schedule or of several; of rows measured again, the last counts.
         path: of the file.
-        only: at most four bucketers; empty: the first four of `figures.BUCKETERS`.
+        only: at most four bucketers; empty: the first four of `ORDER`.
 
     Raises:
         InvalidError: nothing to draw, an unknown bucketer, too many of them, or no matplotlib.
@@ -33,9 +34,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
     bars = {(row["model"], row["bytes"], cluster_name(row), row["ratio"], row["bucketer"]): row for row in rows}
     if not bars:
         raise InvalidError("plot (no rows): there is nothing to draw; name results of bench schedule")
-    present = list(
-        dict.fromkeys([*(name for name in BUCKETERS if any(key[-1] == name for key in bars)), *_others(bars)])
-    )
+    present = list(dict.fromkeys([*(name for name in ORDER if any(key[-1] == name for key in bars)), *_others(bars)]))
     names = selected(present, only, BARS)
     bars = {key: row for key, row in bars.items() if key[-1] in names}
     places = list(dict.fromkeys(key[:3] for key in bars))
@@ -46,7 +45,7 @@ def draw_schedule(rows: Sequence[Mapping[str, Any]], path: Path, only: Sequence[
 
 
 def _others(bars: Mapping[tuple[Any, ...], Any]) -> list[str]:
-    return sorted({key[-1] for key in bars} - set(BUCKETERS))
+    return sorted({key[-1] for key in bars} - set(ORDER))
 
 
 def _steps(axis: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -55,7 +54,7 @@ def _steps(axis: Axes, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     for number, name in enumerate(names):
         mine = [row for row in rows if row["bucketer"] == name]
         x = [ratios.index(row["ratio"]) + (number + 0.5) * width - 0.4 for row in mine]
-        colour, _ = BUCKETERS.get(name, OTHER_BUCKETER)
+        colour, _ = BUCKETERS.get(name, ("#999999", ""))
         axis.bar(x, [row["seconds_median"] for row in mine], width, color=colour, label=name)
         last = number == len(names) - 1
         computing = [row["compute_seconds"] for row in mine]

@@ -14,18 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-
-# The colour and the mark of each bucketer, from the palette of Okabe and Ito, in the order in which most readers want
-# to compare them. Algorithms have theirs in hvd_ext/bench/plots.py.
+# The colour and the mark of each bucketer, from the palette of Okabe and Ito.
 BUCKETERS = {
-    "auto": ("#D55E00", "*"),
-    "mgwfbp": ("#0072B2", "^"),
-    "wfbp": ("#009E73", "v"),
+    "wfbp": ("#E69F00", "v"),
     "single": ("#CC79A7", "D"),
     "by_size": ("#56B4E9", "s"),
-    "optimal": ("#E69F00", "o"),
+    "mgwfbp": ("#0072B2", "^"),
+    "optimal": ("#D55E00", "o"),
+    "auto": ("#009E73", "*"),
 }
-OTHER_BUCKETER = ("#555555", "p")
 
 
 def check() -> None:

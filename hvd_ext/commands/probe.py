@@ -7,13 +7,14 @@ import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 from rich.table import Table
 
 from hvd_ext import options
+from hvd_ext.commands import figures
 from hvd_ext.commands.app import App, table_console
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import consensus, log, network, process, runtime
@@ -21,6 +22,8 @@ from hvd_ext.topology import write
 from hvd_ext.topology.fit import Curve, line, typical
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from hvd_ext.job.runtime import Runtime
 
 # Whole allreduces: from the smallest size on, four times as large each, as long as a call takes less than this.
@@ -65,6 +68,8 @@ def probe(
     it.
     """
     try:
+        if plot is not None:
+            figures.check()
         settings = dataclasses.replace(
             options.from_environment(), topology=None, probe="refresh", algorithm="auto", quiet=True
         )
@@ -206,38 +211,32 @@ def draw(path: Path, times: Sequence[Allreduce], curves: Sequence[Curve], cluste
     Raises:
         InvalidError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidError(f"--plot needs matplotlib: python -m pip install matplotlib ({error})") from error
     points = tuple((float(one.nbytes), one.seconds) for one in times)
-    panels = [Curve("allreduce", points, line(points)), *curves]
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    shown = [Curve("allreduce", points, line(points)), *curves]
+    figure, axes = figures.panels(len(shown), 3, 4.6, 3.6, 1.6)
     figure.suptitle(cluster, fontsize=10)
-    for axes, curve in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-        _draw_panel(axes, curve, times if curve.name == "allreduce" else ())
+    for axis, curve in zip(axes, shown, strict=True):
+        _draw_panel(axis, curve, times if curve.name == "allreduce" else ())
     try:
-        figure.savefig(path, dpi=120)
+        figures.finish(figure, [], path)
     except OSError as error:
         raise InvalidError(f"{path}: it cannot be written: {error.strerror or error}") from error
 
 
-def _draw_panel(axes: Any, curve: Curve, priced: Sequence[Allreduce]) -> None:
+def _draw_panel(axes: Axes, curve: Curve, priced: Sequence[Allreduce]) -> None:
     sizes, seconds = (np.array(values) for values in zip(*curve.points, strict=True))
     ways = np.geomspace(sizes.min(), sizes.max(), 100)
     axes.loglog(sizes, seconds * 1e3, "o", color="#0072B2", label="measured")
-    label = f"{curve.link.alpha_s * 1e6:.3g} us + {curve.link.beta_s_per_byte * 1e9:.4g} ns a byte"
-    axes.loglog(ways, (curve.link.alpha_s + ways * curve.link.beta_s_per_byte) * 1e3, color="#D55E00", label=label)
+    along_s = curve.link.alpha_s + ways * curve.link.beta_s_per_byte
+    axes.loglog(ways, along_s * 1e3, color="#D55E00", label="the line of the title")
     if priced:
         prices = [one.price_s * 1e3 for one in priced]
         axes.loglog([one.nbytes for one in priced], prices, "x", color="#009E73", label="the planner's price")
-    axes.set_title(curve.name, fontsize=9)
+    fitted = f"{curve.link.alpha_s * 1e6:.3g} us + {curve.link.beta_s_per_byte * 1e9:.4g} ns a byte"
+    axes.set_title(f"{curve.name}: {fitted}", fontsize=9)
     axes.set_xlabel("bytes")
     axes.set_ylabel("ms")
     axes.grid(True, alpha=0.3)
-    axes.legend(fontsize=7)
 
 
 if __name__ == "__main__":

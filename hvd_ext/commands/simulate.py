@@ -121,11 +121,11 @@ def simulate(
         else:
             if topology is not None or hosts is not None or preset is not None:
                 raise InvalidError(f"--allreduce-cost {allreduce_cost}: it replaces the cluster; leave one of them out")
-            for option, value in (("--algorithms", algorithms), ("--rate", rate)):
-                if value not in (None, "auto"):
-                    raise InvalidError(
-                        f"{option} {value}: --allreduce-cost is the price already; leave one of them out"
-                    )
+            if rate is not None or algorithms != "auto":
+                raise InvalidError(
+                    f"--allreduce-cost {allreduce_cost}: it is the price of every allreduce; leave out --rate and "
+                    "--algorithms"
+                )
             price = _line(allreduce_cost)
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
@@ -285,8 +285,8 @@ def _names(text: str, option: str) -> list[str]:
 
 def _counts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidError(f"--ranks {text!r}: it lists numbers of ranks, each at least 1, as in 4,8,16")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InvalidError(f"--ranks {text!r}: it lists numbers of ranks from 1, as in 4,8,16")
     return list(dict.fromkeys(int(part) for part in parts))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.commands.figures import BUCKETERS, OTHER_BUCKETER, finish, panels
+from hvd_ext.commands.figures import BUCKETERS, finish, panels
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.scaling import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_OTHER = ("#555555", "p")
 _FORWARD, _BACKWARD = "#DDDDDD", "#999999"
 FILES = ("bars.png", "speedup.png", "step.png")
 
@@ -128,7 +129,7 @@ def _count(buckets: int) -> str:
 
 
 def _style(name: str) -> tuple[str, str]:
-    return BUCKETERS.get(name, OTHER_BUCKETER)
+    return BUCKETERS.get(name, _OTHER)
 
 
 def _labelled(axis: Axes, title: str, xlabel: str, ylabel: str) -> None:

@@ -153,8 +153,7 @@ def on_line(
     request = buckets.Request(times.tensors, bucket_nbytes, ready_s=times.ready_s, price=lambda _: price)
     if bucketer == "auto":
         able = [name for name in buckets.SIMPLEST_FIRST if buckets.supports(buckets.get(name), request) is None]
-        found_by = best([on_line(price, times, name, ranks, bucket_nbytes) for name in able])
-        return replace(found_by, bucketer=bucketer)
+        return replace(best([on_line(price, times, name, ranks, bucket_nbytes) for name in able]), bucketer=bucketer)
     found = buckets.plan(request, bucketer).buckets
     members = tuple(bucket.tensors for bucket in found)
     ready = tuple(_ready_s(times, places) for places in members)

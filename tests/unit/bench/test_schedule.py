@@ -17,10 +17,11 @@ from hvd_ext.bench.schedule import Request, beside, model_of
 from hvd_ext.bench.schedule_plot import draw_schedule
 from hvd_ext.bench.schedule_worker import Replay, sleep_precisely, sleep_until
 from hvd_ext.bench.table import schedule_faults, schedule_table
+from hvd_ext.commands.figures import BUCKETERS
 from hvd_ext.errors import InvalidError
 from hvd_ext.planning.step_times import StepTimes, write
 from hvd_ext.planning.tensors import Tensor
-from tests.unit.drawing import assert_readable
+from tests.unit.drawing import assert_colours_differ, assert_readable
 
 TIMES = StepTimes(
     tuple(Tensor(name, (elements,), "float32") for name, elements in (("a", 33), ("b", 1600), ("c", 1))),
@@ -128,6 +129,7 @@ def test_a_plot_has_a_panel_for_each_cluster_and_bars_with_their_prediction(tmp_
     rows = [*rows_of(0.5), *rows_of(1.0), *rows_of(1.0, (2, 2, 1))]
     draw_schedule(rows, tmp_path / "x.png")
     assert_readable(seen[0])
+    assert_colours_differ({"bucketers": [colour for colour, _ in BUCKETERS.values()]})
     first, second = seen[0].axes
     assert [tick.get_text() for tick in first.get_xticklabels()] == ["0.5", "1"]
     assert [tick.get_text() for tick in second.get_xticklabels()] == ["1"]

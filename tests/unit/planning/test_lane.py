@@ -76,6 +76,22 @@ def test_large_clusters_have_the_prices_of_their_profiles() -> None:
     assert price(plan, tree, 0) == Parts(0.0, 0.0)
 
 
+def test_the_price_of_a_ring_does_not_jump_where_plans_are_played_no_more() -> None:
+    """The handover, which is before the lane, is in neither price."""
+    for size in (16, 17):
+        tree = from_hosts(list(range(size)), between=SLOW)
+        plan = registry.get("ring").build(tree)
+        handing = replace(tree, handover=Link(0.1, 1e-7))
+        for nbytes in (10_000, 1 << 20, 1 << 24):
+            plain, found = price(plan, tree, nbytes), price(plan, handing, nbytes)
+            assert (found.hold_s, found.seconds) == (pytest.approx(plain.hold_s), pytest.approx(plain.seconds))
+            if size == 16:
+                continue
+            smaller = replace(from_hosts(list(range(16)), between=SLOW), handover=handing.handover)
+            before = price(registry.get("ring").build(smaller), smaller, nbytes)
+            assert found.seconds == pytest.approx(before.seconds, rel=0.15)
+
+
 def test_a_table_is_straight_between_its_points_and_goes_on_beyond_them() -> None:
     found = table([(10.0, Parts(1.0, 1.0)), (20.0, Parts(2.0, 1.0)), (30.0, Parts(4.0, 0.5))])
     hold_s, tail_s = found.parts_s([0, 5, 10, 15, 25, 40])

@@ -135,22 +135,9 @@ def test_a_model_of_a_paper_is_written_as_a_file_that_can_be_read(folder: Path) 
         (["--hosts", "2,2", "--trace", "model.csv", "--ranks", "5"], "have 4 or 6 ranks; name one of them"),
         (["--hosts", "4", "--trace", "model.csv", "--ranks", "8"], "says nothing of a link to others"),
         (["--hosts", "2,2", "--trace", "model.csv", "--ranks", "4;8"], "--ranks '4;8': it lists numbers of ranks"),
-        (
-            ["--hosts", "2,2", "--trace", "model.csv", "--ranks", "0"],
-            "--ranks '0': it lists numbers of ranks, each at ",
-        ),
-        (
-            ["--trace", "model.csv", "--allreduce-cost", "1,1", "--ranks", "0"],
-            "--ranks '0': it lists numbers of ranks, each at least 1",
-        ),
-        (
-            ["--trace", "model.csv", "--allreduce-cost", "1,1", "--algorithms", "nonsense"],
-            "--algorithms nonsense: --allreduce-cost is the price already",
-        ),
-        (
-            ["--trace", "model.csv", "--allreduce-cost", "1,1", "--rate", "1gbit"],
-            "--rate 1gbit: --allreduce-cost is the price already",
-        ),
+        (["--hosts", "2,2", "--trace", "model.csv", "--ranks", "0"], "--ranks '0': it lists numbers of ranks from 1"),
+        (["--trace", "model.csv", "--allreduce-cost", "1,1", "--algorithms", "nonsense"], "leave out --rate and"),
+        (["--trace", "model.csv", "--allreduce-cost", "1,1", "--rate", "1gbit"], "leave out --rate and"),
         (["--trace", "model.csv", "--allreduce-cost", "1"], "--allreduce-cost '1': must be the seconds of a start"),
         (["--trace", "model.csv", "--allreduce-cost", "1,-1"], "--allreduce-cost '1,-1': must be"),
         (["--trace", "model.csv", "--allreduce-cost", "1,1", "--hosts", "2"], "it replaces the cluster"),
