@@ -111,7 +111,6 @@ class _ClusterSchema(_NodeSchema):
     handover: _LinkSchema | None = Field(
         default=None, description="time of a rank to hand a buffer to the engine and to get it back; none by default"
     )
-
     cache_nbytes: float = Field(
         default=0.0,
         ge=0,

@@ -34,6 +34,11 @@ class Measured:
     step_s: float | None
     update_s: float | None
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Measured:
+        """Read what `dataclasses.asdict` has made of a value, after JSON; other keys are ignored."""
+        return cls(tuple(values["ready_s"]), values["step_s"], values["update_s"])
+
 
 def measured(steps: RecentSteps, first_step: int = 1) -> Measured | None:
     """Take the medians of one rank's steps.
@@ -149,6 +154,5 @@ def of_trace(ranks: Mapping[int, Mapping[str, Any]]) -> StepTimes:
     for rank, channels in noted.items():
         if number >= len(channels) or tensors_of(channels[number]) != tensors:
             raise InvalidError(f"the trace of rank {rank} has other tensors than that of rank {first}")
-        one = channels[number]
-        found.append(Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]))
+        found.append(Measured.from_json(channels[number]))
     return model(tensors, range(len(tensors)), latest(found))

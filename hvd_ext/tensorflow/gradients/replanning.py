@@ -205,9 +205,7 @@ class Replanning:
         )
         if any(answer is None for answer in answers):
             return None  # too few steps
-        latest = step_times.latest(
-            [step_times.Measured(tuple(one["ready_s"]), one["step_s"], one["update_s"]) for one in answers]
-        )
+        latest = step_times.latest([step_times.Measured.from_json(one) for one in answers])
         times = step_times.model(now.tensors, now.travelling, latest)
         rows = sum(answer["rows_nbytes"] for answer in answers)
         if rows:  # embeddings are the first layers, whose gradients come last
