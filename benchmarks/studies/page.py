@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies import prices
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
@@ -303,6 +304,9 @@ def _markdown_of(path: Path) -> str:
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
+    if kind == prices.BENCHMARK:
+        found = prices.load(path)
+        return f"{_facts(found)}\n\n{prices.markdown(found)}"
     written = {
         ALLREDUCE: allreduce_markdown,
         TRAINING: training_markdown,

@@ -1,16 +1,17 @@
 """Prices beside measured times, where the ranks have measured their links: one rank of a job that any launcher starts.
 
-    python -m hvd_ext cluster run --hosts 2,2 --rate 100mbit -- python -m benchmarks.studies.prices FILE.json
+    python -m hvd_ext cluster run --hosts 2,2 --rate 100mbit -- python -m benchmarks.studies.prices FILE.json "100 Mbit/s"
 
-The ranks measure their links anew. Then every algorithm that is priced within 1.5 of the best one sums buffers of each
-size, NumPy arrays in and out. A sample is the time of the slowest rank, of calls that follow each other for 5 ms.
+The ranks measure their links anew. Then `auto` and every algorithm that is priced within 1.5 of the best one (2.5 below
+1 MB) sum buffers of each size, NumPy arrays in and out, in turns. A sample is the time of the slowest rank, of calls that
+follow each other for 5 ms. Rows are added to the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -20,7 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.studies.markdown import table
 from hvd_ext import options
+from hvd_ext.bench import results
+from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus, network, process, runtime
 from hvd_ext.planning import planner, registry
@@ -28,71 +32,117 @@ from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology import write
 
+BENCHMARK = "prices of measured networks, float32, sum"
+HEADINGS = ("ranks", "links", "bytes", "algorithm", "price", "median", "price / median", "x best fixed")
 SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-NEAR = 1.5
+NEAR, NEAR_BELOW_1_MB = 1.5, 2.5
 SAMPLES, SAMPLE_S, PAUSE_S = 7, 0.005, 0.005
 
 
-def sampled(job: runtime.Runtime, name: str, nbytes: int) -> list[float]:
-    """Time an algorithm; all ranks get the same answer.
+def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str, list[float]]:
+    """Time algorithms in turns; all ranks get the same answer.
 
     Args:
         job: the job.
-        name: the algorithm.
+        names: the algorithms.
         nbytes: the size of the buffer.
 
     Returns:
-        The samples, in seconds.
+        The samples of each algorithm, in seconds.
     """
-    laid_out = layout(job.tree, [Tensor("buffer", (nbytes // 4,), "float32")], options.Sum, algorithm=name)
-    channel = job.open(f"prices of {name}", laid_out)
     buffer = np.ones(nbytes // 4, np.float32)
-    step = job.engine.prepare(channel, [buffer], [np.empty_like(buffer)])
-    step()
-    begin = time.perf_counter()
-    step()
-    took_s = max(time.perf_counter() - begin, 1e-6)
-    calls = max(consensus.exchange(job.engine, "calls", lambda: min(50, math.ceil(SAMPLE_S / took_s))))
-    samples = []
-    for _ in range(SAMPLES):
-        job.engine.exchange("prices", b"")
-        time.sleep(PAUSE_S)
+    result = np.empty_like(buffer)
+    channels, steps, calls = [], {}, {}
+    for name in names:
+        laid_out = layout(job.tree, [Tensor("buffer", (nbytes // 4,), "float32")], options.Sum, algorithm=name)
+        channels.append(job.open(f"prices of {name}", laid_out))
+        step = steps[name] = job.engine.prepare(channels[-1], [buffer], [result])
+        step()
         begin = time.perf_counter()
-        for _ in range(calls):
-            step()
-        samples.append((time.perf_counter() - begin) / calls)
-    job.engine.close_channel(channel)
+        step()
+        took_s = max(time.perf_counter() - begin, 1e-6)
+        calls[name] = max(consensus.exchange(job.engine, "calls", lambda took_s=took_s: min(50, math.ceil(SAMPLE_S / took_s))))
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(SAMPLES):
+        for name in names:
+            job.engine.exchange("prices", b"")
+            time.sleep(PAUSE_S)
+            begin = time.perf_counter()
+            for _ in range(calls[name]):
+                steps[name]()
+            samples[name].append((time.perf_counter() - begin) / calls[name])
+    for channel in channels:
+        job.engine.close_channel(channel)
     seen = consensus.exchange(job.engine, "samples", lambda: samples)
-    return [max(values) for values in zip(*seen, strict=True)]
+    return {name: [max(values) for values in zip(*(rank[name] for rank in seen), strict=True)] for name in names}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a file of prices; refuse any other."""
+    return results.load(path, BENCHMARK, "benchmarks.studies.prices")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Write the rows of a file as a table: of each cluster and size, "auto" first."""
+    lines = [
+        [
+            results.cluster_name(row),
+            row["links"],
+            f"{row['bytes']:,}",
+            row["algorithm"],
+            seconds(row["price_seconds"]),
+            seconds(row["seconds_median"]),
+            ratio(row["price_seconds"] / row["seconds_median"]),
+            ratio(row["x_best"]),
+        ]
+        for row in result["rows"]
+    ]
+    return table(HEADINGS, lines)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print a row for each size and algorithm, and write them to a file.
+    """Measure, print a row for each size and algorithm, and add them to a file.
 
     Args:
-        arguments: the file, and sizes in bytes if others than `SIZES` are wanted.
+        arguments: the file, words for the links, and sizes in bytes if others than `SIZES` are wanted.
     """
+    path, links, *texts = arguments
     settings = dataclasses.replace(options.from_environment(), topology=None, probe="refresh", algorithm="auto")
     process.init(settings)
     job = runtime.current()
-    if job.network is None or job.network.source != network.MEASURED:
+    if len(job.tree.hosts()) > 1 and (job.network is None or job.network.source != network.MEASURED):
         raise HvdExtError("prices: the links could not be measured")
+    run = results.begin_run(os.environ.get("HVD_EXT_LAUNCHER", "mpirun"), program="benchmarks.studies.prices")
+    if job.network is not None:
+        run |= {"probe_seconds": job.network.seconds, "topology": write.text(job.tree)}
     rows: list[dict[str, Any]] = []
-    for nbytes in [int(text) for text in arguments[1:]] or SIZES:
+    for nbytes in [int(text) for text in texts] or SIZES:
         names = [name for name in registry.names() if registry.supports(registry.get(name), job.tree) is None]
         prices = {name: planner.price(job.tree, name, nbytes).seconds for name in names}
-        for name in (name for name in names if prices[name] <= NEAR * min(prices.values())):
-            samples = sampled(job, name, nbytes)
-            median = statistics.median(samples)
-            rows.append(
-                {"bytes": nbytes, "algorithm": name, "price_s": prices[name], "median_s": median, "samples_s": samples}
-            )
+        near = NEAR_BELOW_1_MB if nbytes < 1 << 20 else NEAR
+        prices = {name: price for name, price in prices.items() if price <= near * min(prices.values())}
+        samples = sampled(job, ["auto", *prices], nbytes)
+        medians = {name: statistics.median(values) for name, values in samples.items()}
+        best = min(medians[name] for name in prices)
+        for name, price in {"auto": min(prices.values()), **prices}.items():
+            row = {
+                "ranks_per_host": [len(host) for host in job.tree.hosts()],
+                "links": links,
+                "bytes": nbytes,
+                "algorithm": name,
+                "price_seconds": price,
+                "seconds_median": medians[name],
+                "x_best": medians[name] / best,
+                "samples": samples[name],
+            }
+            rows.append(row)
             if job.engine.rank == 0:
-                words = f"price {prices[name] * 1e3:.3f} ms, median {median * 1e3:.3f} ms: {prices[name] / median:.2f}"
-                print(f"{nbytes:>10} {name:20} {words} (of the least {prices[name] / min(samples):.2f})", flush=True)
+                words = f"price {seconds(price)}, median {seconds(medians[name])}: {price / medians[name]:.2f}"
+                print(f"{nbytes:>10} {name:20} {words}; {row['x_best']:.2f} of the best fixed", flush=True)
     if job.engine.rank == 0:
-        found = {"hosts": job.hosts, "probe_s": job.network.seconds, "topology": write.text(job.tree), "rows": rows}
-        Path(arguments[0]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        file = Path(path)
+        result = results.result_of(run, rows, BENCHMARK)
+        results.save(file, results.joined(load(file), result) if file.exists() else result)
     process.shutdown()
 
 
