@@ -108,7 +108,13 @@ class Channels:
         # one for all calls and for good: it must not be freed while it runs
         self._before_step = native.AT_STEP(lambda channel, step: self._due.pop(channel)(step))
 
-    def open_channel(self, name: str, layout: Layout, handle_of: Callable[[LogicalPlan], int]) -> int:
+    def open_channel(
+        self,
+        name: str,
+        layout: Layout,
+        handle_of: Callable[[LogicalPlan], int],
+        partial: native.Partial | None = None,
+    ) -> int:
         """Open a channel; all ranks open their channels in the same order, with equal arguments.
 
         Args:
@@ -116,6 +122,7 @@ class Channels:
             layout: the layout of a step. The tensors that are in buckets become the channel's tensors 0, 1, ... in the
                 order of the layout.
             handle_of: returns the engine's handle of a plan, which `Engine.add_plan` made.
+            partial: what makes its rounds partial (`hvd_ext.engine.partial`); None if steps wait for all ranks.
 
         Returns:
             The channel's handle.
@@ -125,7 +132,8 @@ class Channels:
         """
         handle = ctypes.c_int64()
         described = _description(name, layout, handle_of)
-        _call("hvd_ext_channel_open", self.generation, *described, ctypes.byref(handle))
+        rounds = None if partial is None else ctypes.byref(partial)
+        _call("hvd_ext_channel_open", self.generation, *described, rounds, ctypes.byref(handle))
         self.channels[_lane(handle.value)] = self._open[handle.value] = OpenChannel(name, [(1, layout)])
         return handle.value
 

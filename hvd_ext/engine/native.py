@@ -13,7 +13,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 8  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 9  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -48,6 +48,22 @@ class Sparse(ctypes.Structure):
         ("value_wire", ctypes.c_int32),
         ("indices", ctypes.c_int32),
         ("per_tensor", ctypes.c_int32),
+    ]
+
+
+class Partial(ctypes.Structure):
+    """HvdExtPartial."""
+
+    _fields_ = [
+        ("sync", ctypes.c_int32),
+        ("holds_again", ctypes.c_int32),
+        ("quorum", ctypes.c_int64),
+        ("staleness", ctypes.c_int64),
+        ("before", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("plan", ctypes.c_int64),
+        ("segment_nbytes", ctypes.c_int64),
+        ("hosts", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 
@@ -92,7 +108,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_abort": (None, [_i32]),
     "hvd_ext_plan_add": (ctypes.c_int, [_i64, _i64s, _i64, _i64, _i64s]),
     "hvd_ext_plan_remove": (ctypes.c_int, [_i64]),
-    "hvd_ext_channel_open": (ctypes.c_int, [_i64, *_LAYOUT, _i64s]),
+    "hvd_ext_channel_open": (ctypes.c_int, [_i64, *_LAYOUT, ctypes.POINTER(Partial), _i64s]),
     "hvd_ext_channel_switch": (ctypes.c_int, [_i64, *_LAYOUT]),
     "hvd_ext_channel_at_step": (ctypes.c_int, [_i64, _i64, AT_STEP]),
     "hvd_ext_channel_times": (ctypes.c_int, [_i64, _i64, _i64, _i64s, _doubles, _doubles, _doubles, _i64s]),
@@ -107,6 +123,19 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_channel_reduce": (ctypes.c_int, [_i64, _i64, _memories, _memories, _i64s]),
     "hvd_ext_channel_submit": (ctypes.c_int, [_i64, _i64, _memory, _i64, _i64s]),
     "hvd_ext_channel_collect": (ctypes.c_int, [_i64, _i64, _i64, _memories, _i64s]),
+    "hvd_ext_channel_skip_step": (ctypes.c_int, [_i64, _i64s]),
+    "hvd_ext_channel_flush": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_leave": (ctypes.c_int, [_i64]),
+    "hvd_ext_channel_next_round": (ctypes.c_int, [_i64, _i32s]),
+    "hvd_ext_channel_behind": (ctypes.c_int, [_i64, _i64s]),
+    "hvd_ext_channel_set_quorum": (ctypes.c_int, [_i64, _i64]),
+    "hvd_ext_channel_set_flags": (ctypes.c_int, [_i64, _i64]),
+    "hvd_ext_channel_rounds": (
+        ctypes.c_int,
+        [_i64, _i64, _i64, _i64, _i64s, _doubles, _doubles, _doubles, _i64s, _i64s, _i64s],
+    ),
+    "hvd_ext_channel_held_read": (ctypes.c_int, [_i64, _i64, _memory, _i32s]),
+    "hvd_ext_channel_held_write": (ctypes.c_int, [_i64, _i64, _memory]),
     "hvd_ext_exchange": (
         ctypes.c_int,
         [_i64, _text, _text, _i64, ctypes.POINTER(_memory), ctypes.POINTER(_memory), ctypes.POINTER(_i64s)],

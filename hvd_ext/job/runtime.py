@@ -10,6 +10,7 @@ from hvd_ext.errors import NotInitializedError
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
+    from hvd_ext.engine.partial import Partial
     from hvd_ext.job.network import Network
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.options import Options
@@ -23,6 +24,9 @@ KIB = 1 << 10
 # one row for each class of sizes, and looks up its class when it runs. A class covers the sizes up to its limit and is
 # planned for that limit; one more class has no limit.
 SIZE_CLASSES: tuple[int, ...] = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
+
+
+TABLE_NBYTES = 8  # of a rank in the table of who takes part in a round (PartialSteps::TableElements)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +124,13 @@ class Runtime:
                 self.plans[handle] = plan
             return self._handles[digest]
 
-    def open(self, name: str, layout: Layout) -> int:
+    def open(self, name: str, layout: Layout, partial: Partial | None = None) -> int:
         """Open a channel of the engine; all ranks call it in the same order, with equal layouts.
 
         Args:
             name: the channel's name in messages.
             layout: the layout of a step; its plans are handed to the engine.
+            partial: what makes its rounds partial; None if steps wait for all ranks.
 
         Returns:
             The channel's handle.
@@ -134,7 +139,14 @@ class Runtime:
             PlanError: a plan does not compute its collective.
             InvalidError: the engine refused the layout.
         """
-        return self.engine.open_channel(name, layout, self.prepare)
+        if partial is None:
+            return self.engine.open_channel(name, layout, self.prepare)
+        hosts = {rank: host for host, ranks in enumerate(self.tree.hosts()) for rank in ranks}
+        table = self.allreduce(TABLE_NBYTES * self.engine.size)
+        described = partial.described(
+            [hosts[rank] for rank in range(self.engine.size)], table.plan, table.segment_nbytes
+        )
+        return self.engine.open_channel(name, layout, self.prepare, described)
 
     def allreduce(self, nbytes: int, algorithm: str | None = None) -> Prepared:
         """Prepare an allreduce.

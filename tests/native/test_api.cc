@@ -26,7 +26,7 @@ int Open(int64_t engine, int64_t plan, int64_t* channel) {
   int64_t elements[] = {2, 3, 4}, sizes[] = {1, 2}, tensors[] = {2, 1, 0}, plans[] = {plan, plan}, grains[] = {0, 8};
   int32_t dtypes[] = {0, 1}, wires[] = {2, -1}, ops[] = {0, 1};
   return hvd_ext_channel_open(engine, "Adam", 3, names, elements, 2, sizes, tensors, dtypes, wires, ops, plans, grains,
-                              nullptr, channel);
+                              nullptr, nullptr, channel);
 }
 
 TEST("api: every function says so when no engine runs") {
@@ -41,6 +41,18 @@ TEST("api: every function says so when no engine runs") {
   Fails(hvd_ext_channel_begin_step(1), Code::kStopped, words);
   Fails(hvd_ext_channel_submit(1, 0, nullptr, 0, &number), Code::kStopped, words);
   Fails(hvd_ext_channel_collect(1, 1, 0, nullptr, nullptr), Code::kStopped, words);
+  int32_t flag = 0;
+  Fails(hvd_ext_channel_skip_step(1, &number), Code::kStopped, words);
+  Fails(hvd_ext_channel_flush(1), Code::kStopped, words);
+  Fails(hvd_ext_channel_leave(1), Code::kStopped, words);
+  Fails(hvd_ext_channel_next_round(1, &flag), Code::kStopped, words);
+  Fails(hvd_ext_channel_behind(1, &number), Code::kStopped, words);
+  Fails(hvd_ext_channel_set_quorum(1, 1), Code::kStopped, words);
+  Fails(hvd_ext_channel_set_flags(1, 1), Code::kStopped, words);
+  Fails(hvd_ext_channel_rounds(1, 1, 0, 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &number),
+        Code::kStopped, words);
+  Fails(hvd_ext_channel_held_read(1, 0, nullptr, &flag), Code::kStopped, words);
+  Fails(hvd_ext_channel_held_write(1, 0, nullptr), Code::kStopped, words);
   Fails(hvd_ext_exchange(1, "x", "", 0, nullptr, nullptr, nullptr), Code::kStopped, words);
   Fails(hvd_ext_statistics(1, values), Code::kStopped, words);
   CHECK_EQ(hvd_ext_stop(number, 0, &alone), 0);

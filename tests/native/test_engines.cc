@@ -209,7 +209,7 @@ TEST("engines: a stop of the job ends what waits in its sets") {
   int32_t dtypes[] = {0}, wires[] = {-1}, ops[] = {0}, alone = 7;
   CHECK_EQ(hvd_ext_plan_add(set, nullptr, 0, 1, &plan), 0);
   CHECK_EQ(hvd_ext_channel_open(set, "Adam", 2, names, elements, 1, sizes, tensors, dtypes, wires, ops, &plan, grains,
-                                nullptr, &channel),
+                                nullptr, nullptr, &channel),
            0);
   std::thread caller([&] {
     float one = 1;

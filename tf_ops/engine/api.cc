@@ -78,6 +78,20 @@ ChannelSpec SpecOf(const char* name, int64_t n_tensors, const char* const* tenso
   return spec;
 }
 
+PartialSpec PartialOf(const HvdExtPartial& partial, int size) {
+  PartialSpec spec;
+  spec.rules.sync = static_cast<Sync>(partial.sync);
+  spec.rules.quorum = partial.quorum;
+  spec.rules.staleness = partial.staleness;
+  spec.rules.seed = partial.seed;
+  spec.rules.before = partial.before;
+  spec.hosts.assign(partial.hosts, partial.hosts + size);
+  spec.plan = partial.plan;
+  spec.segment_nbytes = partial.segment_nbytes;
+  spec.holds_again = partial.holds_again != 0;
+  return spec;
+}
+
 struct ExchangeResult {
   std::string data;
   std::vector<int64_t> offsets;
@@ -198,13 +212,14 @@ int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, co
                          const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
                          const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
-                         int64_t* channel) {
+                         const HvdExtPartial* partial, int64_t* channel) {
   std::shared_ptr<Engine> found;
   Status status = Engine::Find(engine, &found);
   if (!status.ok()) return Report(status);
-  return Report(found->OpenChannel(SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes,
-                                          bucket_tensors, dtypes, wires, ops, plans, segment_nbytes, sparse),
-                                   channel));
+  ChannelSpec spec = SpecOf(name, n_tensors, tensor_names, elements, n_buckets, bucket_sizes, bucket_tensors, dtypes,
+                            wires, ops, plans, segment_nbytes, sparse);
+  if (partial != nullptr) spec.partial = PartialOf(*partial, found->size());
+  return Report(found->OpenChannel(std::move(spec), channel));
 }
 
 int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
@@ -337,6 +352,97 @@ int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
                               statistics.head_nbytes, statistics.committed,    statistics.dropped};
   std::copy_n(counted, 6, values);
   return Report(status);
+}
+
+int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->SkipStep(channel, ticket) : status);
+}
+
+int hvd_ext_channel_flush(int64_t channel) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->Flush(channel) : status);
+}
+
+int hvd_ext_channel_leave(int64_t channel) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->Leave(channel) : status);
+}
+
+int hvd_ext_channel_next_round(int64_t channel, int32_t* more) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  if (!status.ok()) return Report(status);
+  auto waiting = std::make_shared<Waiting>(1);
+  auto found_more = std::make_shared<bool>(false);
+  found->AwaitRound(channel, [=](const Status& s, bool answer) {
+    *found_more = answer;
+    waiting->End(s);
+  });
+  status = waiting->Wait(nullptr);
+  *more = *found_more ? 1 : 0;
+  return Report(status);
+}
+
+int hvd_ext_channel_behind(int64_t channel, int64_t* rounds) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->RoundsBehind(channel, rounds) : status);
+}
+
+int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->SetQuorum(channel, quorum) : status);
+}
+
+int hvd_ext_channel_set_flags(int64_t channel, int64_t flags) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->SetFlags(channel, flags) : status);
+}
+
+int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
+                           double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
+                           int64_t* count) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  if (!status.ok()) return Report(status);
+  if (size != found->size()) {
+    return Report(Invalid("rounds of a channel: it has " + std::to_string(found->size()) + " ranks, not " +
+                          std::to_string(size)));
+  }
+  std::vector<RoundInfo> rounds;
+  status = found->GetRounds(channel, first, most, &rounds);
+  *count = 0;
+  for (const RoundInfo& round : rounds) {
+    numbers[*count] = round.round;
+    begins_s[*count] = round.begin_s;
+    overs_s[*count] = round.over_s;
+    waited_s[*count] = round.waited_s;
+    std::copy(round.arrived.begin(), round.arrived.end(), arrived + *count * size);
+    std::copy(round.flags.begin(), round.flags.end(), flags + *count * size);
+    ++*count;
+  }
+  return Report(status);
+}
+
+int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t* held) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  bool any = false;
+  if (status.ok()) status = found->ReadHeld(channel, tensor, to, &any);
+  *held = any ? 1 : 0;
+  return Report(status);
+}
+
+int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? found->WriteHeld(channel, tensor, from) : status);
 }
 
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 8
+#define HVD_EXT_ABI_VERSION 9
 
 typedef struct {
   double stall_warn_s;
@@ -36,6 +36,16 @@ typedef struct {
   int32_t per_tensor;
 } HvdExtSparse;
 
+// What makes a channel's rounds partial: see PartialSpec of engine.h and RoundRules of rounds.h.
+typedef struct {
+  int32_t sync;  // 0 all ranks, 1 the first, 2 a drawn one, 3 the first `quorum`
+  int32_t holds_again;
+  int64_t quorum, staleness, before;
+  uint64_t seed;
+  int64_t plan, segment_nbytes;
+  const int32_t* hosts;  // of each rank
+} HvdExtPartial;
+
 int64_t hvd_ext_abi_version(void);
 int64_t hvd_ext_plan_version(void);  // HVD_EXT_PLAN_VERSION of ir.def
 const char* hvd_ext_error(void);
@@ -58,12 +68,12 @@ int hvd_ext_plan_remove(int64_t plan);
 
 // `bucket_tensors` holds the tensors of all buckets, one bucket after the other; `bucket_sizes` says how many each has.
 // `wires` holds the dtype in which float32 travels, -1 for its own. `sparse` has an element for each bucket; null: none
-// is.
+// is. `partial` is null for a channel whose steps wait for all ranks.
 int hvd_ext_channel_open(int64_t engine, const char* name, int64_t n_tensors, const char* const* tensor_names,
                          const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
                          const int64_t* bucket_tensors, const int32_t* dtypes, const int32_t* wires, const int32_t* ops,
                          const int64_t* plans, const int64_t* segment_nbytes, const HvdExtSparse* sparse,
-                         int64_t* channel);
+                         const HvdExtPartial* partial, int64_t* channel);
 // The next step of the channel has other buckets; `channel` first, the rest as for open. See Engine::SwitchLayout.
 int hvd_ext_channel_switch(int64_t channel, const char* name, int64_t n_tensors, const char* const* tensor_names,
                            const int64_t* elements, int64_t n_buckets, const int64_t* bucket_sizes,
@@ -101,6 +111,22 @@ int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, f
 int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from);
 // Since it was opened: entries sent, bytes of values, of positions, of heads; steps committed, steps dropped.
 int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]);
+
+// Of partial channels: see SkipStep and what follows it in engine.h. `next` waits until a round is over that this rank
+// has not taken (*more is 1), or until all ranks have left (0). `rounds` gives for each round its number, its begin, its
+// end, how long this rank waited for it, and for each of `size` ranks the newest step in it and the flags.
+int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket);
+int hvd_ext_channel_flush(int64_t channel);
+int hvd_ext_channel_leave(int64_t channel);
+int hvd_ext_channel_next_round(int64_t channel, int32_t* more);
+int hvd_ext_channel_behind(int64_t channel, int64_t* rounds);
+int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum);
+int hvd_ext_channel_set_flags(int64_t channel, int64_t flags);
+int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
+                           double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
+                           int64_t* count);
+int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t* held);
+int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from);
 
 // Blocking; the caller's thread waits. The payloads are kept until hvd_ext_exchange_free: payload r is
 // [data + offsets[r], data + offsets[r + 1]).

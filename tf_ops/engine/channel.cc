@@ -13,13 +13,13 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
 }  // namespace
 
-void DeliverAll(const std::vector<Delivery>& ended) {
-  for (const Delivery& delivery : ended) delivery.deliver(delivery.status, delivery.data, delivery.memory);
-}
-
 Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout,
-                 int64_t lane, Trace* trace)
-    : name_(std::move(name)), tensor_names_(std::move(tensor_names)), lane_(lane), trace_(trace) {
+                 int64_t lane, Trace* trace, std::shared_ptr<PartialSteps> partial)
+    : name_(std::move(name)),
+      tensor_names_(std::move(tensor_names)),
+      lane_(lane),
+      trace_(trace),
+      partial_(std::move(partial)) {
   auto states = std::make_shared<BucketStates>(StatesOf(*layout));
   MutexLock lock(&mutex_);
   layout_ = std::move(layout);
@@ -352,6 +352,7 @@ void Channel::EndWaiting(ChannelStep* step, const Status& status, std::vector<De
 }
 
 void Channel::Fail(const Status& status, std::vector<Delivery>* ended) {
+  if (partial_ != nullptr) partial_->Fail(status, ended);
   MutexLock lock(&mutex_);
   FailNow(status, ended);
 }

@@ -13,9 +13,11 @@
 #include "base/mutex.h"
 #include "engine/arriving.h"
 #include "engine/buffer_pool.h"
+#include "engine/delivery.h"
 #include "engine/engine.h"
 #include "engine/error_feedback.h"
 #include "engine/layout.h"
+#include "engine/partial_steps.h"
 #include "engine/sparse_run.h"
 #include "engine/stall.h"
 #include "engine/trace.h"
@@ -24,16 +26,6 @@
 namespace hvd_ext {
 
 struct ChannelStep;
-
-// A collect that has come to its end: call `deliver(status, data, memory)`, then let go of `memory`.
-struct Delivery {
-  Deliver deliver;
-  Status status;
-  const void* data = nullptr;
-  Memory memory;
-};
-
-void DeliverAll(const std::vector<Delivery>& ended);
 
 class Channel {
  public:
@@ -47,10 +39,13 @@ class Channel {
 
   // Throws std::bad_alloc.
   Channel(std::string name, std::vector<std::string> tensor_names, std::shared_ptr<const Layout> layout, int64_t lane,
-          Trace* trace = nullptr);
+          Trace* trace = nullptr, std::shared_ptr<PartialSteps> partial = nullptr);
 
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
+  // Where rounds do not wait for all ranks: what stands between this rank's steps and the rounds, which are the steps of
+  // this channel then. Null for other channels.
+  const std::shared_ptr<PartialSteps>& partial() const { return partial_; }
   bool has_sparse() const HVD_EXT_EXCLUDES(mutex_);
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
@@ -140,6 +135,7 @@ class Channel {
   const std::vector<std::string> tensor_names_;
   const int64_t lane_;
   Trace* const trace_;
+  const std::shared_ptr<PartialSteps> partial_;
   const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
   // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither
   // submits nor the engine's thread wait for such a copy.

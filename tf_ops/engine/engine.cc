@@ -90,7 +90,25 @@ Status Engine::AddPlan(const int64_t* rows, int64_t n_rows, int64_t units, int64
 
 Status Engine::RemovePlan(int64_t plan) { return state_->registry.RemovePlan(plan); }
 
-Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) { return state_->registry.OpenChannel(spec, channel); }
+Status Engine::OpenChannel(ChannelSpec spec, int64_t* channel) {
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.OpenChannel(spec, channel));
+  if (!spec.partial) return Status::Ok();
+  std::shared_ptr<Channel> opened;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(*channel, &opened));
+  return state_->PostRounds(opened, [opened](PartialRounds* rounds, int64_t) {
+    AssertProgress();
+    rounds->Open(opened);
+  });
+}
+
+Status Engine::State::PostRounds(const std::shared_ptr<Channel>& channel,
+                                 std::function<void(PartialRounds*, int64_t lane)> work) {
+  bool posted = inbox.Post([this, lane = channel->lane(), work = std::move(work)] {
+    AssertProgress();
+    work(&rounds, lane);
+  });
+  return posted ? Status::Ok() : registry.Usable();
+}
 
 Status Engine::CloseChannel(int64_t channel) {
   std::shared_ptr<Channel> closed;
@@ -100,6 +118,7 @@ Status Engine::CloseChannel(int64_t channel) {
   closed->Fail(Stopped("channel '" + closed->name() + "' has been closed"), &ended);
   state_->PostDeliveries(std::move(ended), [state = state_.get(), lane = closed->lane()] {
     AssertProgress();
+    state->rounds.Close(lane);
     state->lanes.Close(lane);
   });
   return Status::Ok();
@@ -143,6 +162,10 @@ Status Engine::BeginTopKStep(int64_t channel, double density) { return Begin(cha
 Status Engine::Begin(int64_t channel, std::optional<double> density) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  if (found->partial() != nullptr) {
+    if (density) return Invalid("a step of '" + found->name() + "' has no density: its rounds are partial");
+    return found->partial()->BeginStep();
+  }
   int64_t step = 0;
   if (auto call = found->TakeCallBeforeStep(&step)) call(step);
   bool lost = false;
@@ -205,6 +228,13 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   std::shared_ptr<Arriving> arriving;
   char* to = nullptr;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  if (found->partial() != nullptr) {
+    bool whole = false;
+    HVD_EXT_RETURN_IF_ERROR(found->partial()->Reserve(tensor, nbytes, ticket, &to));
+    std::memcpy(to, data, static_cast<size_t>(nbytes));
+    HVD_EXT_RETURN_IF_ERROR(found->partial()->Arrive(*ticket, tensor, &whole));
+    return whole ? state_->PostArrival(found) : Status::Ok();
+  }
   try {
     HVD_EXT_RETURN_IF_ERROR(found->Reserve(tensor, nbytes, &state_->core.pool, &step, &to, &arriving));
   } catch (const std::bad_alloc&) {
@@ -244,10 +274,103 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
       state_->inbox.stopping() ? state_->registry.Usable() : state_->registry.FindChannel(channel, &found);
   if (!delivery.status.ok()) {
     delivery.deliver = std::move(deliver);
-  } else if (!found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
+  } else if (found->partial() != nullptr
+                 ? !found->partial()->Collect(tensor, ticket, std::move(deliver), &delivery)
+                 : !found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
     return;
   }
   delivery.deliver(delivery.status, delivery.data, delivery.memory);
+}
+
+Status Engine::State::PostArrival(const std::shared_ptr<Channel>& channel) {
+  return PostRounds(channel, [](PartialRounds* rounds, int64_t lane) {
+    AssertProgress();
+    rounds->Arrive(lane);
+  });
+}
+
+Status Engine::FindPartial(int64_t channel, std::shared_ptr<Channel>* found) const {
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, found));
+  if ((*found)->partial() != nullptr) return Status::Ok();
+  return Invalid("channel '" + (*found)->name() + "': its steps wait for all ranks; only partial rounds have that");
+}
+
+Status Engine::SkipStep(int64_t channel, int64_t* ticket) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  HVD_EXT_RETURN_IF_ERROR(found->partial()->SkipStep(ticket));
+  return state_->PostArrival(found);
+}
+
+Status Engine::Flush(int64_t channel) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  found->partial()->Flush();
+  return Status::Ok();
+}
+
+Status Engine::Leave(int64_t channel) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  return state_->PostRounds(found, [](PartialRounds* rounds, int64_t lane) {
+    AssertProgress();
+    rounds->Leave(lane);
+  });
+}
+
+void Engine::AwaitRound(int64_t channel, NextRound done) {
+  std::shared_ptr<Channel> found;
+  Status status = FindPartial(channel, &found);
+  if (!status.ok()) return done(status, false);
+  found->partial()->AwaitRound(std::move(done));
+}
+
+Status Engine::RoundsBehind(int64_t channel, int64_t* rounds) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  *rounds = found->partial()->behind();
+  return Status::Ok();
+}
+
+Status Engine::SetQuorum(int64_t channel, int64_t quorum) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  if (quorum < 1 || quorum > size()) {
+    return Invalid("quorum (" + std::to_string(quorum) + ") must be in [1, " + std::to_string(size()) + "]");
+  }
+  return state_->PostRounds(found, [quorum](PartialRounds* rounds, int64_t lane) {
+    AssertProgress();
+    rounds->SetQuorum(lane, quorum);
+  });
+}
+
+Status Engine::SetFlags(int64_t channel, int64_t flags) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  if (flags < 0 || flags > std::numeric_limits<int32_t>::max()) {
+    return Invalid("flags (" + std::to_string(flags) + ") must be in [0, 2^31)");
+  }
+  found->partial()->SetFlags(flags);
+  return Status::Ok();
+}
+
+Status Engine::GetRounds(int64_t channel, int64_t first, int64_t most, std::vector<RoundInfo>* rounds) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  *rounds = found->partial()->Rounds(first, most);
+  return Status::Ok();
+}
+
+Status Engine::ReadHeld(int64_t channel, int64_t tensor, void* to, bool* held) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  return found->partial()->ReadHeld(tensor, to, held);
+}
+
+Status Engine::WriteHeld(int64_t channel, int64_t tensor, const void* from) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
+  return found->partial()->WriteHeld(tensor, from);
 }
 
 Status Engine::State::Announce(const std::shared_ptr<OpenCall>& call) {

@@ -22,6 +22,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "engine/rounds.h"
 #include "engine/trace.h"
 #include "engine/transport.h"
 #include "kernels/reduce.h"
@@ -76,11 +77,22 @@ struct BucketSpec {
   std::optional<SparseSpec> sparse{};  // float32 only; segment_nbytes is not used
 };
 
+// What makes a channel's rounds partial: they do not wait for all ranks (rounds.h).
+struct PartialSpec {
+  RoundRules rules{};
+  std::vector<int> hosts{};    // of each rank, for the way of the word that a round is open
+  int64_t plan = 0;            // of the table of who takes part: int32, two elements for each rank
+  int64_t segment_nbytes = 0;  // the same
+  // A round whose sum is not finite is taken for one that never was: finite gradients in it are held again.
+  bool holds_again = false;
+};
+
 struct ChannelSpec {
   std::string name;                       // for messages: "Adam"
   std::vector<std::string> tensor_names;  // for messages
   std::vector<int64_t> elements;          // per tensor; 0 is allowed
   std::vector<BucketSpec> buckets;        // every tensor in exactly one
+  std::optional<PartialSpec> partial{};   // no bucket is sparse then
 };
 
 struct CallSpec {
@@ -141,9 +153,23 @@ struct StepTimes {
   std::vector<double> came_s;
 };
 
+// A round of a partial channel that is over, by NowSeconds().
+struct RoundInfo {
+  int64_t round = 0;
+  double begin_s = 0, over_s = 0;  // on this rank
+  double waited_s = 0;             // how long before its end this rank asked for its result; 0: after it
+  std::vector<int64_t> arrived;    // of each rank the newest step whose gradient is in this round or in one before it
+  std::vector<int64_t> flags;      // of each rank
+};
+
+// Ends a wait for the round of this rank's next step: false where all ranks have left, and there is no such round.
+using NextRound = std::function<void(const Status&, bool more)>;
+
 struct Statistics {
   int64_t buckets = 0, calls = 0, segments = 0, bytes_sent = 0, bytes_received = 0;
 };
+
+class Channel;
 
 class Engine {
  public:
@@ -208,6 +234,24 @@ class Engine {
   // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
 
+  // Of partial channels. A step without a gradient of this rank, whose round must be over; *ticket: for Collect.
+  Status SkipStep(int64_t channel, int64_t* ticket);
+  // The round of this rank's next gradient takes the gradients of all ranks.
+  Status Flush(int64_t channel);
+  // Until all ranks have left, this one gives no gradients, and no round waits for it. AwaitRound tells it of rounds.
+  Status Leave(int64_t channel);
+  void AwaitRound(int64_t channel, NextRound done);
+  // How many rounds are over whose steps this rank has not begun.
+  Status RoundsBehind(int64_t channel, int64_t* rounds);
+  Status SetQuorum(int64_t channel, int64_t quorum);  // on rank 0; of rounds that are not open yet
+  // Bits, below 2^31, that travel with this rank's part of each round that begins from now on.
+  Status SetFlags(int64_t channel, int64_t flags);
+  // The rounds that are over, from round `first` on, at most `most`; the newest 10,000 are kept.
+  Status GetRounds(int64_t channel, int64_t first, int64_t most, std::vector<RoundInfo>* rounds);
+  // What this rank holds of a tensor; *held: whether it holds anything. `to` may be null. Between steps only.
+  Status ReadHeld(int64_t channel, int64_t tensor, void* to, bool* held);
+  Status WriteHeld(int64_t channel, int64_t tensor, const void* from);
+
   // `input` stays valid until `done`.
   void Call(CallSpec spec, const void* input, Allocate allocate, Done done);
   void Exchange(std::string name, std::string payload, Exchanged done);
@@ -230,6 +274,7 @@ class Engine {
 
  private:
   Status Begin(int64_t channel, std::optional<double> density);
+  Status FindPartial(int64_t channel, std::shared_ptr<Channel>* found) const;
 
   Engine();
   class State;

@@ -17,6 +17,7 @@
 #include "engine/executor.h"
 #include "engine/inbox.h"
 #include "engine/lanes.h"
+#include "engine/partial_rounds.h"
 #include "engine/progress_loop.h"
 #include "engine/registry.h"
 #include "engine/stall_watch.h"
@@ -32,6 +33,10 @@ class Engine::State {
   // the deliveries are made on this one, and `then` is left out.
   void PostDeliveries(std::vector<Delivery> ended, std::function<void()> then);
   Status Announce(const std::shared_ptr<OpenCall>& call);
+  // Has the engine's thread do something with the rounds of a partial channel.
+  Status PostRounds(const std::shared_ptr<Channel>& channel, std::function<void(PartialRounds*, int64_t lane)> work);
+  // A gradient of a partial channel is there.
+  Status PostArrival(const std::shared_ptr<Channel>& channel);
   // A bucket of the channel has become full.
   bool PostFull(const std::shared_ptr<Channel>& channel);
 
@@ -42,8 +47,9 @@ class Engine::State {
   Executor executor{core.transport.get(), &core.pool, core.config.window, &core.trace};
   Calls calls{&core, &control, &executor};
   Lanes lanes{&core, &control, &registry, &executor};
+  PartialRounds rounds{&core, &control, &lanes};
   StallWatch stalls{&core, &control, &registry, &lanes, &executor};
-  ProgressLoop loop{&core, &inbox, &registry, &control, &executor, &calls, &lanes, &stalls};
+  ProgressLoop loop{&core, &inbox, &registry, &control, &executor, &calls, &lanes, &rounds, &stalls};
 
   Mutex thread_mutex;
   std::thread thread HVD_EXT_GUARDED_BY(thread_mutex);

@@ -99,6 +99,29 @@ struct LaneClosed {
   }
 };
 
+// Any rank to rank 0, of a partial channel: the sender's gradient of `step` is there, and its round waits for all ranks
+// where it is `full`; or the sender gives no more gradients until all ranks have left.
+struct RoundArrival {
+  int64_t lane = 0, step = 0;
+  bool full = false, left = false;
+
+  template <typename Self, typename Archive>
+  static bool Fields(Self& m, Archive& archive) {
+    return archive(m.lane, m.step, m.full, m.left);
+  }
+};
+
+// From rank 0 to all, along a tree: the rounds up to this one are open; all ranks have left where it is the `end`.
+struct RoundsOpen {
+  int64_t lane = 0, round = 0;
+  bool end = false;
+
+  template <typename Self, typename Archive>
+  static bool Fields(Self& m, Archive& archive) {
+    return archive(m.lane, m.round, m.end);
+  }
+};
+
 // Any rank to rank 0: the sender's run of this lane has made no progress for `waited_s`; who holds it up?
 struct StallQuestion {
   int64_t lane = 0, run = 0;
@@ -166,7 +189,7 @@ struct ShuttingDown {
 
 // The place of a struct in this list is its number in the bytes.
 using ControlMessage = std::variant<CallAnnouncement, CallStart, CallRefusal, CallKnown, LaneFailed, LaneClosed,
-                                    StallQuestion, StallProbe, StallReport, StallVerdict, EngineFailed, ShuttingDown>;
+                                    RoundArrival, RoundsOpen, StallQuestion, StallProbe, StallReport, StallVerdict, EngineFailed, ShuttingDown>;
 
 std::string Encode(const ControlMessage& message);
 

@@ -15,6 +15,7 @@
 #include "engine/executor.h"
 #include "engine/inbox.h"
 #include "engine/lanes.h"
+#include "engine/partial_rounds.h"
 #include "engine/message.h"
 #include "engine/registry.h"
 #include "engine/stall_watch.h"
@@ -38,7 +39,7 @@ class ProgressLock {
 class ProgressLoop {
  public:
   ProgressLoop(Core* core, Inbox* inbox, Registry* registry, Control* control, Executor* executor, Calls* calls,
-               Lanes* lanes, StallWatch* stalls);
+               Lanes* lanes, PartialRounds* rounds, StallWatch* stalls);
 
   // The engine's thread: until the inbox is stopped, and then to the end.
   void Run();
@@ -69,6 +70,8 @@ class ProgressLoop {
   void Take(int, CallStart& m) HVD_EXT_REQUIRES(progress_role) { calls_->Handle(m); }
   void Take(int, CallRefusal& m) HVD_EXT_REQUIRES(progress_role) { calls_->Handle(m); }
   void Take(int, CallKnown& m) HVD_EXT_REQUIRES(progress_role) { calls_->Handle(m); }
+  void Take(int peer, RoundArrival& m) HVD_EXT_REQUIRES(progress_role) { rounds_->Handle(peer, m); }
+  void Take(int, RoundsOpen& m) HVD_EXT_REQUIRES(progress_role) { rounds_->Handle(m); }
   void Take(int, LaneFailed& m) HVD_EXT_REQUIRES(progress_role) { lanes_->Handle(m); }
   void Take(int peer, LaneClosed& m) HVD_EXT_REQUIRES(progress_role) { lanes_->Handle(peer, m); }
   void Take(int peer, StallQuestion& m) HVD_EXT_REQUIRES(progress_role) { stalls_->Handle(peer, m); }
@@ -97,6 +100,7 @@ class ProgressLoop {
   Executor* const executor_;
   Calls* const calls_;
   Lanes* const lanes_;
+  PartialRounds* const rounds_;
   StallWatch* const stalls_;
   ProgressLock lock_;
   uint32_t looked_at_ HVD_EXT_GUARDED_BY(progress_role) = 0;  // the doorbell, before this pass

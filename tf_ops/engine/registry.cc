@@ -77,6 +77,41 @@ Status Registry::FindPlan(int64_t handle, std::shared_ptr<const Plan>* plan) con
   return PlanOf(handle, plan);
 }
 
+Status Registry::CheckPartial(const ChannelSpec& spec) const {
+  const PartialSpec& partial = *spec.partial;
+  const std::string where = "channel '" + spec.name + "': ";
+  if (static_cast<int>(partial.hosts.size()) != core_->size) {
+    return Invalid(where + "it must have a host for each of the " + std::to_string(core_->size) + " ranks, it has " +
+                   std::to_string(partial.hosts.size()));
+  }
+  const int sync = static_cast<int>(partial.rules.sync);
+  if (sync < 0 || sync > static_cast<int>(Sync::kQuorum)) {
+    return Invalid(where + "sync (" + std::to_string(sync) + ") must be in [0, 3]");
+  }
+  if (partial.rules.quorum < 1 || partial.rules.quorum > core_->size) {
+    return Invalid(where + "quorum (" + std::to_string(partial.rules.quorum) + ") must be in [1, " +
+                   std::to_string(core_->size) + "]");
+  }
+  if (partial.rules.staleness < 0) {
+    return Invalid(where + "staleness (" + std::to_string(partial.rules.staleness) + ") must not be negative");
+  }
+  for (const BucketSpec& bucket : spec.buckets) {
+    if (bucket.sparse) return Invalid(where + "a round that does not wait for all ranks can have no sparse bucket");
+  }
+  return Status::Ok();
+}
+
+std::shared_ptr<PartialSteps> Registry::PartialOf(const ChannelSpec& spec) const {
+  std::vector<PartialSteps::Tensor> tensors(spec.tensor_names.size());
+  for (const BucketSpec& bucket : spec.buckets) {
+    for (int64_t tensor : bucket.tensors) {
+      const size_t i = static_cast<size_t>(tensor);
+      tensors[i] = {spec.tensor_names[i], bucket.dtype, spec.elements[i]};
+    }
+  }
+  return std::make_shared<PartialSteps>(spec.name, std::move(tensors), *spec.partial, core_->rank, core_->size);
+}
+
 Status Registry::LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>* layout) const {
   std::vector<std::shared_ptr<const Plan>> plans(spec.buckets.size());
   std::vector<std::shared_ptr<const Plan>> dense_plans(plans.size());
@@ -88,8 +123,20 @@ Status Registry::LayoutOf(const ChannelSpec& spec, std::shared_ptr<const Layout>
   return Layout::Make(spec, std::move(plans), std::move(dense_plans), layout);
 }
 
-Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
-  HVD_EXT_RETURN_IF_ERROR(Layout::Check(spec));
+Status Registry::OpenChannel(const ChannelSpec& given, int64_t* handle) {
+  std::shared_ptr<PartialSteps> partial;
+  HVD_EXT_RETURN_IF_ERROR(Layout::Check(given));
+  ChannelSpec spec = given;
+  if (given.partial) {
+    HVD_EXT_RETURN_IF_ERROR(CheckPartial(given));
+    partial = PartialOf(given);
+    // the table of who takes part is one more tensor, in a bucket of its own
+    const PartialSpec& of = *given.partial;
+    const int64_t table = static_cast<int64_t>(spec.tensor_names.size());
+    spec.tensor_names.push_back("who takes part");
+    spec.elements.push_back(PartialSteps::TableElements(core_->size));
+    spec.buckets.push_back({DType::kInt32, ReduceOp::kSum, of.plan, of.segment_nbytes, {table}});
+  }
   MutexLock lock(&mutex_);
   HVD_EXT_RETURN_IF_ERROR(UsableNow());
   std::shared_ptr<const Layout> layout;
@@ -98,7 +145,8 @@ Status Registry::OpenChannel(const ChannelSpec& spec, int64_t* handle) {
   HVD_EXT_RETURN_IF_ERROR(CheckLane(lane, core_->config.window, core_->transport->largest_tag()));
   std::shared_ptr<Channel> opened;
   try {
-    opened = std::make_shared<Channel>(spec.name, spec.tensor_names, std::move(layout), lane, &core_->trace);
+    opened = std::make_shared<Channel>(spec.name, spec.tensor_names, std::move(layout), lane, &core_->trace,
+                                       std::move(partial));
   } catch (const std::bad_alloc&) {
     return Internal("open of a channel: no memory for the residuals of its sparse buckets");
   }
@@ -118,6 +166,10 @@ Status Registry::SwitchLayout(int64_t channel, const ChannelSpec& spec) {
     MutexLock lock(&mutex_);
     HVD_EXT_RETURN_IF_ERROR(UsableNow());
     HVD_EXT_RETURN_IF_ERROR(ChannelOf(channel, &found));
+    if (found->partial() != nullptr) {
+      return Invalid("another layout of '" + found->name() +
+                     "': its rounds begin when a whole gradient is there, and keep their layout");
+    }
     HVD_EXT_RETURN_IF_ERROR(LayoutOf(spec, &layout));
   }
   try {

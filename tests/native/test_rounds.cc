@@ -1,0 +1,172 @@
+// The rules of partial rounds without an engine: who opens a round, and who takes part when.
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/partial_rounds.h"
+#include "engine/rounds.h"
+#include "harness.h"
+
+namespace hvd_ext::test {
+namespace {
+
+RoundRules Rules(Sync sync, int64_t quorum = 1, int64_t staleness = 2, uint64_t seed = 7) {
+  RoundRules rules;
+  rules.sync = sync;
+  rules.quorum = quorum;
+  rules.staleness = staleness;
+  rules.seed = seed;
+  return rules;
+}
+
+TEST("rounds: ranks are drawn evenly, and the same for the same seed") {
+  for (int64_t candidates : {1, 2, 3, 7, 32}) {
+    std::vector<int64_t> drawn(static_cast<size_t>(candidates));
+    const int64_t rounds = 4000 * candidates;
+    for (int64_t round = 1; round <= rounds; ++round) {
+      const int64_t rank = DrawnFor(11, round, candidates);
+      CHECK(rank >= 0 && rank < candidates);
+      CHECK_EQ(rank, DrawnFor(11, round, candidates));
+      ++drawn[static_cast<size_t>(rank)];
+    }
+    for (int64_t count : drawn) CHECK(count > 3600 && count < 4400);  // 6 standard deviations
+  }
+  int same = 0;
+  for (int64_t round = 1; round <= 1000; ++round) same += DrawnFor(1, round, 4) == DrawnFor(2, round, 4) ? 1 : 0;
+  CHECK(same > 150 && same < 350);
+}
+
+TEST("rounds: a round opens at the first, the drawn, the Q-th or the last gradient") {
+  for (int64_t round = 1; round <= 50; ++round) {
+    for (int64_t quorum = 1; quorum <= 4; ++quorum) {
+      RoundOpener opener(Rules(Sync::kQuorum, quorum), 4);
+      for (int rank = 0; rank < 4; ++rank) {
+        opener.Arrive(rank, 1, false);
+        CHECK_EQ(opener.Opened(), rank + 1 >= quorum ? 1 : 0);
+      }
+    }
+    RoundRules rules = Rules(Sync::kMajority);
+    rules.before = round;
+    RoundOpener majority(rules, 4);
+    const int64_t drawn = DrawnFor(rules.seed, round + 1, 4);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank != drawn) majority.Arrive(rank, 1, false);
+    }
+    CHECK_EQ(majority.Opened(), 0);
+    majority.Arrive(static_cast<int>(drawn), 1, false);
+    CHECK_EQ(majority.Opened(), 1);
+  }
+  RoundOpener solo(Rules(Sync::kSolo), 3), full(Rules(Sync::kFull), 3), flushed(Rules(Sync::kSolo), 3);
+  solo.Arrive(2, 1, false);
+  CHECK_EQ(solo.Opened(), 1);
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK_EQ(full.Opened(), 0);
+    full.Arrive(rank, 1, false);
+    flushed.Arrive(rank, 1, rank == 0);  // the first says that all are to come
+    CHECK_EQ(flushed.Opened(), rank < 2 ? 0 : 1);
+  }
+  CHECK_EQ(full.Opened(), 1);
+  flushed.Arrive(1, 2, false);
+  CHECK_EQ(flushed.Opened(), 2);
+}
+
+TEST("rounds: nobody waits for a rank that has left, and all are back when all have left") {
+  for (Sync sync : {Sync::kFull, Sync::kSolo, Sync::kMajority, Sync::kQuorum}) {
+    RoundOpener opener(Rules(sync, 3), 3);
+    opener.Leave(0);
+    for (int64_t step = 1; step <= 20; ++step) {
+      opener.Arrive(1, step, false);
+      opener.Arrive(2, step, false);
+      CHECK_EQ(opener.Opened(), step);
+    }
+    opener.Leave(1);
+    opener.Arrive(2, 21, false);
+    CHECK_EQ(opener.Opened(), 21);
+    CHECK(!opener.TakeEnd());
+    opener.Leave(2);
+    CHECK(opener.TakeEnd());
+    CHECK(!opener.TakeEnd());
+    CHECK_EQ(opener.Opened(), 21);
+    for (int rank = 0; rank < 3; ++rank) opener.Arrive(rank, 22, false);
+    CHECK_EQ(opener.Opened(), 22);
+  }
+}
+
+TEST("rounds: a gradient that arrived before its rank left still gets its round") {
+  RoundOpener opener(Rules(Sync::kQuorum, 2), 2);
+  opener.Arrive(0, 1, false);
+  CHECK_EQ(opener.Opened(), 0);
+  opener.Leave(1);
+  CHECK_EQ(opener.Opened(), 1);
+}
+
+// Ranks as a list of what each may do next; what happens is drawn. Lemma 5.1: all ranks take part in each round once
+// and in one order (1, 2); what is given and held is what was computed (3); nothing is staler than the bound (4).
+TEST("rounds: whatever the order of events, no gradient is staler than the bound and none is lost") {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 400; ++trial) {
+    const int size = 1 + static_cast<int>(random() % 6);
+    const int64_t staleness = random() % 5;
+    const Sync sync = static_cast<Sync>(random() % 4);
+    const int64_t steps = 30;
+    RoundOpener opener(Rules(sync, 1 + static_cast<int64_t>(random() % size), staleness, random()), size);
+    std::vector<RoundGate> gates(static_cast<size_t>(size), RoundGate(staleness));
+    std::vector<int64_t> computed(static_cast<size_t>(size)), given(computed), heard(computed);
+    // a slow rank is drawn seldom
+    std::vector<int> weights;
+    for (int rank = 0; rank < size; ++rank) weights.push_back(1 + static_cast<int>(random() % 20));
+    std::discrete_distribution<int> drawn(weights.begin(), weights.end());
+    for (int events = 0; events < 200000; ++events) {
+      const int rank = drawn(random);
+      const size_t r = static_cast<size_t>(rank);
+      RoundGate& gate = gates[r];
+      int64_t slowest = steps;
+      for (const RoundGate& one : gates) slowest = std::min(slowest, one.begun());
+      if (random() % 2 == 0) {
+        // it computes its next step when its last one's round is over, which is when all have begun it
+        if (computed[r] < steps && slowest >= computed[r]) {
+          gate.Arrive(++computed[r]);
+          opener.Arrive(rank, computed[r], false);
+        }
+        continue;
+      }
+      heard[r] = std::max(heard[r], opener.Opened());
+      gate.Open(heard[r]);
+      int64_t round = 0;
+      bool on_time = false;
+      const int64_t before = gate.begun();
+      while (gate.Begin(&round, &on_time)) {
+        CHECK_EQ(round, gate.begun());
+        CHECK_EQ(on_time, computed[r] >= round);
+        for (int64_t step = given[r] + 1; step <= computed[r]; ++step) CHECK(round - step <= staleness);
+        CHECK(round - computed[r] <= staleness);  // a rank that is further behind is waited for
+        given[r] = computed[r];
+      }
+      CHECK(gate.begun() >= before);
+      if (slowest == steps) break;
+    }
+    for (int rank = 0; rank < size; ++rank) CHECK_EQ(gates[static_cast<size_t>(rank)].begun(), steps);
+  }
+}
+
+TEST("rounds: the word reaches every rank once, along the hosts") {
+  std::mt19937 random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    const int size = 1 + static_cast<int>(random() % 40);
+    std::vector<int> hosts;
+    for (int rank = 0; rank < size; ++rank) hosts.push_back(static_cast<int>(random() % 9));
+    std::vector<int> heard(static_cast<size_t>(size)), order{0};
+    heard[0] = 1;
+    for (size_t i = 0; i < order.size(); ++i) {
+      for (int peer : RelaysOf(hosts, order[i])) {
+        ++heard[static_cast<size_t>(peer)];
+        order.push_back(peer);
+      }
+    }
+    for (int count : heard) CHECK_EQ(count, 1);
+  }
+}
+
+}  // namespace
+}  // namespace hvd_ext::test

@@ -1,0 +1,172 @@
+#include "engine/partial_rounds.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd_ext {
+
+std::vector<int> RelaysOf(const std::vector<int>& hosts, int rank) {
+  std::vector<int> leaders;  // the first rank of each host, in the order of the ranks: rank 0 is the first
+  std::vector<int> seen;
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (std::find(seen.begin(), seen.end(), hosts[i]) != seen.end()) continue;
+    seen.push_back(hosts[i]);
+    leaders.push_back(static_cast<int>(i));
+  }
+  const auto mine = std::find(leaders.begin(), leaders.end(), rank);
+  if (mine == leaders.end()) return {};
+  std::vector<int> relays;
+  const size_t place = static_cast<size_t>(mine - leaders.begin());
+  size_t step = 1;
+  while (step <= place) step *= 2;
+  for (; place + step < leaders.size(); step *= 2) relays.push_back(leaders[place + step]);
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    if (static_cast<int>(i) != rank && hosts[i] == hosts[static_cast<size_t>(rank)]) {
+      relays.push_back(static_cast<int>(i));
+    }
+  }
+  return relays;
+}
+
+PartialRounds::Lane* PartialRounds::Find(int64_t lane) {
+  auto found = lanes_of_.find(lane);
+  return found == lanes_of_.end() ? nullptr : &found->second;
+}
+
+void PartialRounds::Open(const std::shared_ptr<Channel>& channel) {
+  const PartialSpec& spec = channel->partial()->spec();
+  Lane lane{channel, std::nullopt, 0, RelaysOf(spec.hosts, core_->rank)};
+  if (core_->rank == 0) lane.opener.emplace(spec.rules, core_->size);
+  const int64_t number = channel->lane();
+  lanes_of_.emplace(number, std::move(lane));
+  auto early = early_.find(number);
+  if (early == early_.end()) return;
+  const Early came = std::move(early->second);
+  early_.erase(early);
+  for (const auto& [peer, arrival] : came.arrivals) Handle(peer, arrival);
+  for (const RoundsOpen& open : came.opens) Handle(open);
+}
+
+void PartialRounds::Arrive(int64_t lane) {
+  Lane* found = Find(lane);
+  RoundArrival arrival;
+  if (found == nullptr) return;
+  if (found->channel->partial()->TakeArrival(&arrival.step, &arrival.full)) {
+    arrival.lane = lane;
+    control_->Send(0, arrival);
+  }
+  Start(found);  // the bound may have waited for it
+}
+
+void PartialRounds::Leave(int64_t lane) {
+  Lane* found = Find(lane);
+  if (found == nullptr) return;
+  found->channel->partial()->Leave();
+  RoundArrival arrival;
+  arrival.lane = lane;
+  arrival.left = true;
+  control_->Send(0, arrival);
+  Start(found);
+}
+
+void PartialRounds::SetQuorum(int64_t lane, int64_t quorum) {
+  Lane* found = Find(lane);
+  if (found == nullptr || !found->opener) return;
+  found->opener->SetQuorum(quorum);
+  TellOpened(lane, found);
+}
+
+void PartialRounds::Handle(int peer, const RoundArrival& arrival) {
+  Lane* found = Find(arrival.lane);
+  if (found == nullptr) {
+    early_[arrival.lane].arrivals.emplace_back(peer, arrival);
+    return;
+  }
+  if (!found->opener) return;
+  if (arrival.left) {
+    found->opener->Leave(peer);
+  } else {
+    found->opener->Arrive(peer, arrival.step, arrival.full);
+  }
+  TellOpened(arrival.lane, found);
+}
+
+void PartialRounds::TellOpened(int64_t number, Lane* lane) {
+  RoundsOpen open;
+  open.lane = number;
+  open.round = lane->opener->Opened();
+  open.end = lane->opener->TakeEnd();
+  if (open.round == lane->told && !open.end) return;
+  lane->told = open.round;
+  Handle(open);
+}
+
+void PartialRounds::Handle(const RoundsOpen& open) {
+  Lane* found = Find(open.lane);
+  if (found == nullptr) {
+    early_[open.lane].opens.push_back(open);
+    return;
+  }
+  for (int peer : found->relays) control_->Send(peer, open);
+  const std::shared_ptr<PartialSteps>& partial = found->channel->partial();
+  partial->Open(open.round);
+  if (open.end) {
+    std::vector<std::function<void()>> ended;
+    partial->End(open.round, &ended);
+    for (const auto& call : ended) call();
+  }
+  Start(found);
+}
+
+void PartialRounds::Start(Lane* lane) {
+  const std::shared_ptr<Channel> channel = lane->channel;
+  PartialSteps::Contribution given;
+  while (channel->partial()->BeginRound(&given)) {
+    Status status = StartRound(channel, given);
+    if (status.ok()) continue;
+    lanes_->Fail(channel->lane(), Communication(status.message), true);
+    return;
+  }
+}
+
+Status PartialRounds::StartRound(const std::shared_ptr<Channel>& channel, const PartialSteps::Contribution& given) {
+  const std::shared_ptr<PartialSteps> partial = channel->partial();
+  std::vector<Delivery> ended;
+  bool lost = false;
+  HVD_EXT_RETURN_IF_ERROR(channel->BeginStep(std::nullopt, &ended, &lost));
+  DeliverAll(ended);
+  const int64_t table = partial->tensors();
+  for (int64_t i = 0; i <= table; ++i) {
+    const int64_t nbytes =
+        i < table ? partial->tensor(i).nbytes()
+                  : PartialSteps::TableElements(core_->size) * static_cast<int64_t>(sizeof(int32_t));
+    std::shared_ptr<ChannelStep> step;
+    std::shared_ptr<Arriving> arriving;
+    char* to = nullptr;
+    HVD_EXT_RETURN_IF_ERROR(channel->Reserve(i, nbytes, &core_->pool, &step, &to, &arriving));
+    partial->Write(given, i, to);
+    int64_t full = 0;
+    if (arriving != nullptr) {
+      arriving->copied.fetch_add(nbytes, std::memory_order_release);
+      ++full;
+    }
+    int64_t more = 0;
+    HVD_EXT_RETURN_IF_ERROR(channel->Arrive(step, i, &more));
+    for (full += more; full > 0; --full) lanes_->StartBucket(channel);
+  }
+  for (int64_t i = 0; i <= table; ++i) {
+    Delivery delivery;
+    const auto deliver = [partial, i, round = given.round](const Status& status, const void* data,
+                                                           const Memory& memory) {
+      std::vector<std::function<void()>> calls;
+      partial->EndTensor(round, i, status, data, memory, &calls);
+      for (const auto& call : calls) call();
+    };
+    if (channel->Collect(i, given.round, deliver, &delivery)) {
+      delivery.deliver(delivery.status, delivery.data, delivery.memory);
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace hvd_ext

@@ -1,0 +1,89 @@
+// When the rounds of partial allreduces begin: pure logic, without messages, memory or a clock.
+//
+// A round is one allreduce of a whole step's gradients in which every rank takes part, also one that still computes its
+// own: that one gives what it holds from earlier steps, or zeros. Step s of every rank takes the result of round s.
+// Rank 0 hears which gradients are there and opens the rounds (RoundOpener); every rank decides for itself when it
+// takes part in an open round, which is what bounds the staleness (RoundGate).
+//
+// Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations"
+// (eager-SGD), sections 4 and 5. The bound of Lemma 5.1 (4) is enforced for all modes here, and the quorum may be any.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hvd_ext {
+
+// Whose gradients a round waits for.
+enum class Sync : int32_t {
+  kFull = 0,      // those of all ranks
+  kSolo = 1,      // the first that comes
+  kMajority = 2,  // that of a rank drawn for this round, so on average half of them
+  kQuorum = 3     // the first `quorum` of them
+};
+
+struct RoundRules {
+  Sync sync = Sync::kFull;
+  int64_t quorum = 1;
+  int64_t staleness = 0;  // no gradient enters a later round than its step's number plus this
+  uint64_t seed = 0;      // of the draws
+  int64_t before = 0;     // rounds that the training had before round 1 of this channel; they shift the draws
+};
+
+// The rank drawn for a round among `candidates` ranks, in [0, candidates): evenly, and the same for the same seed.
+int64_t DrawnFor(uint64_t seed, int64_t round, int64_t candidates);
+
+// On rank 0: which rounds are open.
+class RoundOpener {
+ public:
+  RoundOpener(const RoundRules& rules, int size);
+
+  // The gradient of the rank's step `step` is there. With `full` the round of this step waits for all ranks.
+  void Arrive(int rank, int64_t step, bool full);
+  // The rank gives no gradients until all ranks have left: no draw takes it, and no round waits for it.
+  void Leave(int rank);
+  void SetQuorum(int64_t quorum) { rules_.quorum = quorum; }
+
+  // The newest open round.
+  int64_t Opened();
+  // Whether all ranks have left, which is answered once; they are back afterwards.
+  bool TakeEnd();
+
+ private:
+  struct Rank {
+    int64_t arrived = 0;
+    bool left = false;
+  };
+  bool MayOpen(int64_t round) const;
+
+  RoundRules rules_;
+  std::vector<Rank> ranks_;
+  int64_t opened_ = 0;
+  int64_t full_ = 0;  // the newest round that waits for all ranks
+};
+
+// On every rank: which open rounds it takes part in now.
+class RoundGate {
+ public:
+  explicit RoundGate(int64_t staleness) : staleness_(staleness) {}
+
+  void Arrive(int64_t step) { arrived_ = step; }  // this rank's gradient of the step is there, or the step has none
+  void Open(int64_t round);                       // all rounds up to this one are open
+  void Leave() { left_ = true; }
+  void Return() { left_ = false; }
+
+  // Begins the next round, if it is open and the bound allows it. *on_time: the gradient of its step is there.
+  bool Begin(int64_t* round, bool* on_time);
+
+  int64_t arrived() const { return arrived_; }
+  int64_t begun() const { return begun_; }
+  // Whether an open round waits for this rank's gradient.
+  bool held_up() const { return begun_ < opened_ && !left_ && begun_ + 1 - arrived_ > staleness_; }
+
+ private:
+  const int64_t staleness_;
+  int64_t arrived_ = 0, opened_ = 0, begun_ = 0;
+  bool left_ = false;
+};
+
+}  // namespace hvd_ext
