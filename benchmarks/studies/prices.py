@@ -50,7 +50,7 @@ def laid_out(job: runtime.Runtime, name: str, nbytes: int) -> Layout:
         nbytes: the size of the buffer.
     """
     algorithm, _, density = name.partition("@")
-    tensors = [Tensor("buffer", (nbytes // 4,), "float32")]
+    tensors = [Tensor("buffer", (2, nbytes // 8), "float32")]  # what has one dimension is sent whole
     if density:
         return layout(job.tree, tensors, options.Sum, topk=TopK(float(density)), sparse_algorithm=algorithm)
     return layout(job.tree, tensors, options.Sum, algorithm=algorithm)
