@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -102,6 +102,27 @@ for part in $parts; do
                 --repetitions 3 --json "$folder/schedule_bert.json" --append
         done
         hvd_ext bench plot-schedule "$folder/schedule_bert.json" --output "$folder/schedule_bert.png"
+        ;;
+    prices)
+        # about 40 minutes
+        rm -f "$folder/prices.json"
+        for hosts in 2,2 3,2 3,3 4,3 4,4 3,3,3 4,3,3 4,4,3 4,4,4; do
+            rehearsed $hosts --rate 100mbit -- python -m benchmarks.studies.prices "$folder/prices.json" "100 Mbit/s"
+        done
+        for hosts in 2,2 4,4 4,3,3; do
+            rehearsed $hosts --rate 100mbit -- python -m benchmarks.studies.prices "$folder/prices.json" "100 Mbit/s" \
+                hitopk@0.01 hitopk@0.001 1048576 16777216 100000000
+        done
+        rehearsed 3,3,3,3 --racks 2 --rate 100mbit --rack-rate 50mbit -- \
+            python -m benchmarks.studies.prices "$folder/prices.json" "100 Mbit/s, racks 50, told" told 262144 1048576
+        rehearsed 2,2 --rate 1gbit -- python -m benchmarks.studies.prices "$folder/prices.json" "1 Gbit/s"
+        for ranks in 2 4; do
+            mpirun --oversubscribe -np $ranks python -m benchmarks.studies.prices "$folder/prices.json" "one host"
+        done
+        ;;
+    replan)
+        # about 8 minutes
+        python -m benchmarks.studies.replan "$folder/replan.json"
         ;;
     training_nine)
         rm -f "$folder/training_nine.json"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices
+from benchmarks.studies import prices, replan
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
@@ -304,9 +304,10 @@ def _markdown_of(path: Path) -> str:
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
-    if kind == prices.BENCHMARK:
-        found = prices.load(path)
-        return f"{_facts(found)}\n\n{prices.markdown(found)}"
+    for study in (prices, replan):
+        if kind == study.BENCHMARK:
+            found = study.load(path)
+            return f"{_facts(found)}\n\n{study.markdown(found)}"
     written = {
         ALLREDUCE: allreduce_markdown,
         TRAINING: training_markdown,
