@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices, replan
+from benchmarks.studies import prices, replan, skew
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
@@ -304,7 +304,7 @@ def _markdown_of(path: Path) -> str:
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
-    for study in (prices, replan):
+    for study in (prices, replan, skew):
         if kind == study.BENCHMARK:
             found = study.load(path)
             return f"{_facts(found)}\n\n{study.markdown(found)}"

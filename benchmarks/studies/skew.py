@@ -2,13 +2,14 @@
 
     mpirun --oversubscribe -np 12 python -m benchmarks.studies.skew FILE.json [ROUNDS]
 
-Before each call, which begins at one time on all ranks, rank r sleeps (r + 1) times 20 ms. A sample is the mean over the
-ranks of the time in the call: of MPI_Allreduce, and of a channel whose rounds wait for all ranks, for the first, or for
-a drawn one. No TensorFlow runs. Rows are added to the file.
+Before each call, which begins at one time on all ranks, rank r sleeps (r + 1) times 20 ms. A sample is the mean over
+the ranks of the time in the call: of MPI_Allreduce, and of a channel whose rounds wait for all ranks, for the first, or
+for a drawn one. No TensorFlow runs. Rows are added to the file.
 
 Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", sec. 6.1.
-With P ranks and a skew of d the means are at least d (P - 1) / 2 where all are waited for, and d (P^2 - 1) / (6 P) where
-a drawn one is: a ratio of 3 P / (P + 1).
+With P ranks and a skew of d, communication that takes no time gives means of d (P - 1) / 2 where all are waited for,
+and of d (P^2 - 1) / (6 P), over all draws, where a drawn one is: a ratio of 3 P / (P + 1). Then (P + 1) / 2 ranks are
+active.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
 BENCHMARK = "skewed ranks, float32, sum"
-HEADINGS = ("ranks", "bytes", "mode", "mean latency", "at least", "x solo", "active ranks")
+HEADINGS = ("ranks", "bytes", "mode", "mean latency", "closed form", "x solo", "active ranks")
 MODES = ("mpi", "full", "majority", "solo")
 SIZES = (4, 1024, 65536)
 SKEW_S = 0.020
@@ -53,8 +54,8 @@ def markdown(result: dict[str, Any]) -> str:
             results.cluster_name(row),
             f"{row['bytes']:,}",
             row["mode"],
-            seconds(row["seconds_median"]),
-            "" if row["bound_seconds"] is None else seconds(row["bound_seconds"]),
+            seconds(row["seconds_mean"]),
+            "" if row["closed_form_seconds"] is None else seconds(row["closed_form_seconds"]),
             ratio(row["x_solo"]),
             "" if row["active_ranks"] is None else f"{row['active_ranks']:.1f}",
         ]
@@ -63,8 +64,8 @@ def markdown(result: dict[str, Any]) -> str:
     return table(HEADINGS, lines)
 
 
-def bound_s(mode: str, ranks: int) -> float | None:
-    """The least mean latency of a mode, in seconds; None for solo, whose first rank waits for nobody."""
+def closed_form_s(mode: str, ranks: int) -> float | None:
+    """The mean latency that the skew alone makes, in seconds; None for solo, whose first rank waits for nobody."""
     if mode == "solo":
         return None
     return SKEW_S * ((ranks - 1) / 2 if mode in ("mpi", "full") else (ranks**2 - 1) / (6 * ranks))
@@ -107,8 +108,8 @@ def measured(job: runtime.Runtime, mode: str, nbytes: int, rounds: int) -> dict[
         "ranks_per_host": [len(host) for host in job.tree.hosts()],
         "bytes": nbytes,
         "mode": mode,
-        "seconds_median": statistics.median(samples),
-        "bound_seconds": bound_s(mode, job.engine.size),
+        "seconds_mean": statistics.fmean(samples),
+        "closed_form_seconds": closed_form_s(mode, job.engine.size),
         "x_solo": None,
         "active_ranks": active,
         "samples": samples,
@@ -129,10 +130,10 @@ def main(arguments: Sequence[str]) -> None:
     for nbytes in SIZES:
         found = {mode: measured(job, mode, nbytes, rounds) for mode in MODES}
         for row in found.values():
-            row["x_solo"] = row["seconds_median"] / found["solo"]["seconds_median"]
+            row["x_solo"] = row["seconds_mean"] / found["solo"]["seconds_mean"]
             rows.append(row)
             if job.engine.rank == 0:
-                words = f"{seconds(row['seconds_median'])}, x solo {row['x_solo']:.1f}, active {row['active_ranks']}"
+                words = f"{seconds(row['seconds_mean'])}, x solo {row['x_solo']:.1f}, active {row['active_ranks']}"
                 print(f"{job.engine.size} ranks, {nbytes} bytes, {row['mode']}: {words}", flush=True)
     if job.engine.rank == 0:
         file = Path(arguments[0])

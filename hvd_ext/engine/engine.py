@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ext.engine import native
-from hvd_ext.engine.partial import PartialChannels
 from hvd_ext.engine.channels import Channels, OpenChannel
 from hvd_ext.engine.native import call as _call
+from hvd_ext.engine.partial import PartialChannels
 from hvd_ext.engine.reports import Statistics
 from hvd_ext.options import Options
 

@@ -143,7 +143,8 @@ void CheckTraining(const RoundRules& rules, const std::vector<int>& steps, unsig
   const int size = static_cast<int>(steps.size());
   Engines engines(size);
   std::vector<Seen> seen(steps.size());
-  engines.Each([&](int rank, Engine* engine) { seen[static_cast<size_t>(rank)] = Trained(engine, rules, steps, seed); });
+  engines.Each(
+      [&](int rank, Engine* engine) { seen[static_cast<size_t>(rank)] = Trained(engine, rules, steps, seed); });
   const std::vector<RoundInfo>& rounds = seen[0].rounds;
   CHECK_EQ(rounds.size(), static_cast<size_t>(*std::max_element(steps.begin(), steps.end())));
   std::vector<int64_t> given(steps.size());
@@ -173,7 +174,8 @@ void CheckTraining(const RoundRules& rules, const std::vector<int>& steps, unsig
   }
 }
 
-TEST("partial rounds: results are what a replay gives, and what was not given is held, in every mode for 1 to 6 ranks") {
+TEST(
+    "partial rounds: results are what a replay gives, and what was not given is held, in every mode for 1 to 6 ranks") {
   unsigned seed = 1;
   for (Sync sync : {Sync::kFull, Sync::kSolo, Sync::kMajority, Sync::kQuorum}) {
     for (int size = 1; size <= 6; ++size) {
@@ -281,7 +283,8 @@ TEST("partial rounds: what cannot be is refused in words") {
   CHECK_FAILS(engine->SetQuorum(channel, 2), Code::kInvalid, "quorum");
   CHECK_FAILS(engine->SetFlags(channel, -1), Code::kInvalid, "flags");
   float value = 1;
-  CHECK_FAILS(engine->Submit(channel, 3, &value, 4, &ticket), Code::kInvalid, "before the first step");  // no step was begun
+  CHECK_FAILS(engine->Submit(channel, 3, &value, 4, &ticket), Code::kInvalid,
+              "before the first step");  // no step was begun
   CHECK_OK(engine->BeginStep(channel));
   CHECK_FAILS(engine->Submit(channel, 3, &value, 8, &ticket), Code::kInvalid, "bytes");
   CHECK_OK(engine->Submit(channel, 3, &value, 4, &ticket));

@@ -113,8 +113,8 @@ int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, 
 int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]);
 
 // Of partial channels: see SkipStep and what follows it in engine.h. `next` waits until a round is over that this rank
-// has not taken (*more is 1), or until all ranks have left (0). `rounds` gives for each round its number, its begin, its
-// end, how long this rank waited for it, and for each of `size` ranks the newest step in it and the flags.
+// has not taken (*more is 1), or until all ranks have left (0). `rounds` gives for each round its number, its begin,
+// its end, how long this rank waited for it, and for each of `size` ranks the newest step in it and the flags.
 int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket);
 int hvd_ext_channel_flush(int64_t channel);
 int hvd_ext_channel_leave(int64_t channel);

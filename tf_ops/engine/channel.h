@@ -43,8 +43,8 @@ class Channel {
 
   const std::string& name() const { return name_; }
   int64_t lane() const { return lane_; }
-  // Where rounds do not wait for all ranks: what stands between this rank's steps and the rounds, which are the steps of
-  // this channel then. Null for other channels.
+  // Where rounds do not wait for all ranks: what stands between this rank's steps and the rounds, which are the steps
+  // of this channel then. Null for other channels.
   const std::shared_ptr<PartialSteps>& partial() const { return partial_; }
   bool has_sparse() const HVD_EXT_EXCLUDES(mutex_);
   // Whether the layout of a step, or the one that the next step takes, uses the plan.

@@ -274,9 +274,8 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
       state_->inbox.stopping() ? state_->registry.Usable() : state_->registry.FindChannel(channel, &found);
   if (!delivery.status.ok()) {
     delivery.deliver = std::move(deliver);
-  } else if (found->partial() != nullptr
-                 ? !found->partial()->Collect(tensor, ticket, std::move(deliver), &delivery)
-                 : !found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
+  } else if (found->partial() != nullptr ? !found->partial()->Collect(tensor, ticket, std::move(deliver), &delivery)
+                                         : !found->Collect(tensor, ticket, std::move(deliver), &delivery)) {
     return;
   }
   delivery.deliver(delivery.status, delivery.data, delivery.memory);

@@ -188,8 +188,9 @@ struct ShuttingDown {
 };
 
 // The place of a struct in this list is its number in the bytes.
-using ControlMessage = std::variant<CallAnnouncement, CallStart, CallRefusal, CallKnown, LaneFailed, LaneClosed,
-                                    RoundArrival, RoundsOpen, StallQuestion, StallProbe, StallReport, StallVerdict, EngineFailed, ShuttingDown>;
+using ControlMessage =
+    std::variant<CallAnnouncement, CallStart, CallRefusal, CallKnown, LaneFailed, LaneClosed, RoundArrival, RoundsOpen,
+                 StallQuestion, StallProbe, StallReport, StallVerdict, EngineFailed, ShuttingDown>;
 
 std::string Encode(const ControlMessage& message);
 

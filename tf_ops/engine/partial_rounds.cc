@@ -137,9 +137,8 @@ Status PartialRounds::StartRound(const std::shared_ptr<Channel>& channel, const 
   DeliverAll(ended);
   const int64_t table = partial->tensors();
   for (int64_t i = 0; i <= table; ++i) {
-    const int64_t nbytes =
-        i < table ? partial->tensor(i).nbytes()
-                  : PartialSteps::TableElements(core_->size) * static_cast<int64_t>(sizeof(int32_t));
+    const int64_t nbytes = i < table ? partial->tensor(i).nbytes()
+                                     : PartialSteps::TableElements(core_->size) * static_cast<int64_t>(sizeof(int32_t));
     std::shared_ptr<ChannelStep> step;
     std::shared_ptr<Arriving> arriving;
     char* to = nullptr;

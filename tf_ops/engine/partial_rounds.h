@@ -1,5 +1,5 @@
-// The rounds of the channels that do not wait for all ranks: who tells whom that a gradient is there and that a round is
-// open, and the start of a round on the channel's lane.
+// The rounds of the channels that do not wait for all ranks: who tells whom that a gradient is there and that a round
+// is open, and the start of a round on the channel's lane.
 //
 // A rank tells rank 0 of each whole gradient. Rank 0 opens rounds by the channel's rules, and the word goes along a
 // tree: from rank 0 to the first ranks of the hosts, and from each of these to the others of its host.

@@ -90,8 +90,8 @@ Status PartialSteps::BeginStep() {
     if (static_cast<int64_t>(missing.size()) < tensors()) {
       std::fill(here_.begin(), here_.end(), false);
       copied_ = 0;
-      return Invalid("step " + std::to_string(step) + " of " + Quoted(name_) + " was left half-way: " +
-                     NameList(missing, static_cast<int64_t>(missing.size())) +
+      return Invalid("step " + std::to_string(step) + " of " + Quoted(name_) +
+                     " was left half-way: " + NameList(missing, static_cast<int64_t>(missing.size())) +
                      (missing.size() == 1 ? " was" : " were") + " not submitted; the next step starts afresh");
     }
   }
@@ -379,10 +379,9 @@ void PartialSteps::Fail(const Status& status, std::vector<Delivery>* ended) {
     }
   }
   if (awaiting_ != nullptr) {
-    ended->push_back({[done = std::exchange(awaiting_, nullptr)](const Status& s, const void*, const Memory&) {
-                        done(s, false);
-                      },
-                      failure_, nullptr, nullptr});
+    ended->push_back(
+        {[done = std::exchange(awaiting_, nullptr)](const Status& s, const void*, const Memory&) { done(s, false); },
+         failure_, nullptr, nullptr});
   }
 }
 

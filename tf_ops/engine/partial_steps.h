@@ -46,7 +46,8 @@ class PartialSteps {
   int64_t tensors() const { return static_cast<int64_t>(tensors_.size()); }
   const Tensor& tensor(int64_t i) const { return tensors_[static_cast<size_t>(i)]; }
 
-  // --- The steps of this rank. A submit is Reserve, the copy to `to`, then Arrive. *whole: the step's gradient is there.
+  // --- The steps of this rank. A submit is Reserve, the copy to `to`, then Arrive. *whole: the step's gradient is
+  // there.
   Status BeginStep() HVD_EXT_EXCLUDES(mutex_);
   Status Reserve(int64_t tensor, int64_t nbytes, int64_t* step, char** to) HVD_EXT_EXCLUDES(mutex_);
   Status Arrive(int64_t step, int64_t tensor, bool* whole) HVD_EXT_EXCLUDES(mutex_);
@@ -123,12 +124,12 @@ class PartialSteps {
 
   mutable Mutex mutex_;
   RoundGate gate_ HVD_EXT_GUARDED_BY(mutex_);
-  int64_t step_ HVD_EXT_GUARDED_BY(mutex_) = 0;                 // the step under way, or the last one
-  std::vector<bool> here_ HVD_EXT_GUARDED_BY(mutex_);           // the step's tensors that are reserved
-  int64_t whole_ HVD_EXT_GUARDED_BY(mutex_) = 0;                // the newest step whose gradient is there
-  int64_t copied_ HVD_EXT_GUARDED_BY(mutex_) = 0;               // the step's tensors that are there
-  Gradients staged_ HVD_EXT_GUARDED_BY(mutex_);                 // of the step under way, or waiting for its round
-  Gradients held_ HVD_EXT_GUARDED_BY(mutex_);                   // null: nothing
+  int64_t step_ HVD_EXT_GUARDED_BY(mutex_) = 0;        // the step under way, or the last one
+  std::vector<bool> here_ HVD_EXT_GUARDED_BY(mutex_);  // the step's tensors that are reserved
+  int64_t whole_ HVD_EXT_GUARDED_BY(mutex_) = 0;       // the newest step whose gradient is there
+  int64_t copied_ HVD_EXT_GUARDED_BY(mutex_) = 0;      // the step's tensors that are there
+  Gradients staged_ HVD_EXT_GUARDED_BY(mutex_);        // of the step under way, or waiting for its round
+  Gradients held_ HVD_EXT_GUARDED_BY(mutex_);          // null: nothing
   std::vector<Gradients> spare_ HVD_EXT_GUARDED_BY(mutex_);
   std::map<int64_t, Round> rounds_ HVD_EXT_GUARDED_BY(mutex_);  // not yet taken by their steps
   std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);
