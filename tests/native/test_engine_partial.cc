@@ -180,7 +180,7 @@ TEST(
   for (Sync sync : {Sync::kFull, Sync::kSolo, Sync::kMajority, Sync::kQuorum}) {
     for (int size = 1; size <= 6; ++size) {
       for (int64_t staleness : {0, 1, 4}) {
-        CheckTraining(Rules(sync, (size + 1) / 2, staleness), std::vector<int>(static_cast<size_t>(size), 25), ++seed);
+        CheckTraining(Rules(sync, (size + 1) / 2, staleness), std::vector<int>(static_cast<size_t>(size), 15), ++seed);
       }
     }
   }
