@@ -56,7 +56,7 @@ std::vector<std::vector<float>> Collected(Engine* engine, int64_t channel, int64
     Result result = Await(std::move(results[static_cast<size_t>(i)]), "tensor " + std::to_string(i));
     CHECK_OK(result.status);
     std::vector<float> values(static_cast<size_t>(kSizes[i]));
-    std::memcpy(values.data(), result.data.data(), result.data.size());
+    if (!values.empty()) std::memcpy(values.data(), result.data.data(), result.data.size());
     sums.push_back(std::move(values));
   }
   return sums;

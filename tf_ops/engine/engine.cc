@@ -231,7 +231,7 @@ Status Engine::Submit(int64_t channel, int64_t tensor, const void* data, int64_t
   if (found->partial() != nullptr) {
     bool whole = false;
     HVD_EXT_RETURN_IF_ERROR(found->partial()->Reserve(tensor, nbytes, ticket, &to));
-    std::memcpy(to, data, static_cast<size_t>(nbytes));
+    if (nbytes > 0) std::memcpy(to, data, static_cast<size_t>(nbytes));
     HVD_EXT_RETURN_IF_ERROR(found->partial()->Arrive(*ticket, tensor, &whole));
     return whole ? state_->PostArrival(found) : Status::Ok();
   }

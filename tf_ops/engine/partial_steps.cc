@@ -415,7 +415,8 @@ Status PartialSteps::WriteHeld(int64_t tensor, const void* from) {
     held_ = TakeMemory();
     std::fill(held_->begin(), held_->end(), 0);
   }
-  std::memcpy(PartOf(held_, tensor), from, static_cast<size_t>(this->tensor(tensor).nbytes()));
+  const size_t nbytes = static_cast<size_t>(this->tensor(tensor).nbytes());
+  if (nbytes > 0) std::memcpy(PartOf(held_, tensor), from, nbytes);
   return Status::Ok();
 }
 
