@@ -306,7 +306,7 @@ def _markdown_of(path: Path) -> str:
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
     for study in (prices, replan, skew):
         if kind == study.BENCHMARK:
-            found = study.load(path)
+            found = load(path, kind, study.__name__)
             return f"{_facts(found)}\n\n{study.markdown(found)}"
     written = {
         ALLREDUCE: allreduce_markdown,

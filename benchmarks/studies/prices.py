@@ -10,7 +10,6 @@ that follow each other for 5 ms. Rows are added to the file.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import statistics
@@ -24,7 +23,7 @@ import numpy as np
 
 from benchmarks.studies.markdown import table
 from hvd_ext import options
-from hvd_ext.bench import results
+from hvd_ext.bench import jobs, results
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import HvdExtError
@@ -103,7 +102,7 @@ def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str
         begin = time.perf_counter()
         step()
         own = min(50, math.ceil(SAMPLE_S / max(time.perf_counter() - begin, 1e-6)))
-        calls[name] = max(consensus.exchange(job.engine, "calls", functools.partial(int, own)))
+        calls[name] = max(consensus.exchange(job.engine, "calls", lambda own=own: own))
     samples: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(SAMPLES):
         for name in names:
@@ -117,11 +116,6 @@ def sampled(job: runtime.Runtime, names: Sequence[str], nbytes: int) -> dict[str
         job.engine.close_channel(channel)
     seen = consensus.exchange(job.engine, "samples", lambda: samples)
     return {name: [max(values) for values in zip(*(rank[name] for rank in seen), strict=True)] for name in names}
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a file of prices; refuse any other."""
-    return results.load(path, BENCHMARK, "benchmarks.studies.prices")
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -160,7 +154,10 @@ def main(arguments: Sequence[str]) -> None:
     job = runtime.current()
     if not told and len(job.tree.hosts()) > 1 and (job.network is None or job.network.source != network.MEASURED):
         raise HvdExtError("prices: the links could not be measured")
-    run = results.begin_run(os.environ.get("HVD_EXT_LAUNCHER", "mpirun"), program="benchmarks.studies.prices")
+    run = results.begin_run(
+        jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe(),
+        program="benchmarks.studies.prices",
+    )
     if job.network is not None:
         run |= {"probe_seconds": job.network.seconds, "topology": write.text(job.tree)}
     rows: list[dict[str, Any]] = []
@@ -191,9 +188,7 @@ def main(arguments: Sequence[str]) -> None:
                 words = f"price {seconds(price)}, median {seconds(medians[name])}: {price / medians[name]:.2f}"
                 print(f"{nbytes:>10} {name:20} {words}; {row['x_best']:.2f} of the best fixed", flush=True)
     if job.engine.rank == 0:
-        file = Path(path)
-        result = results.result_of(run, rows, BENCHMARK)
-        results.save(file, results.joined(load(file), result) if file.exists() else result)
+        results.add(Path(path), results.result_of(run, rows, BENCHMARK), "benchmarks.studies.prices")
     process.shutdown()
 
 

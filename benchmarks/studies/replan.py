@@ -35,11 +35,6 @@ EVERY = 60  # the plans are made after 20 steps, and after every 60
 HALVED_AT, STEPS, SHORT, TIMED = 70, 160, 60, 30
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a file of this study; refuse any other."""
-    return results.load(path, BENCHMARK, "benchmarks.studies.replan")
-
-
 def markdown(result: dict[str, Any]) -> str:
     """Write the rows of a file as a table."""
     lines = [

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.studies.markdown import table
 from hvd_ext import options
-from hvd_ext.bench import results
+from hvd_ext.bench import jobs, results
 from hvd_ext.bench.table import ratio, seconds
 from hvd_ext.engine.partial import Partial
 from hvd_ext.job import consensus, process, runtime
@@ -40,11 +40,6 @@ SIZES = (4, 1024, 65536)
 SKEW_S = 0.020
 ROUNDS = 64
 STALENESS = 1 << 30  # every round begins afresh on all ranks, so that none falls behind
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a file of this study; refuse any other."""
-    return results.load(path, BENCHMARK, "benchmarks.studies.skew")
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -124,7 +119,10 @@ def main(arguments: Sequence[str]) -> None:
     """
     process.init(options.from_environment())
     job = runtime.current()
-    run = results.begin_run(os.environ.get("HVD_EXT_LAUNCHER", "mpirun"), program="benchmarks.studies.skew")
+    run = results.begin_run(
+        jobs.Launcher(os.environ.get(jobs.VARIABLE, "mpirun")).describe(),
+        program="benchmarks.studies.skew",
+    )
     rounds = int(arguments[1]) if len(arguments) > 1 else ROUNDS
     rows = []
     for nbytes in SIZES:
@@ -136,9 +134,7 @@ def main(arguments: Sequence[str]) -> None:
                 words = f"{seconds(row['seconds_mean'])}, x solo {row['x_solo']:.1f}, active {row['active_ranks']}"
                 print(f"{job.engine.size} ranks, {nbytes} bytes, {row['mode']}: {words}", flush=True)
     if job.engine.rank == 0:
-        file = Path(arguments[0])
-        result = results.result_of(run, rows, BENCHMARK)
-        results.save(file, results.joined(load(file), result) if file.exists() else result)
+        results.add(Path(arguments[0]), results.result_of(run, rows, BENCHMARK), "benchmarks.studies.skew")
     process.shutdown()
 
 

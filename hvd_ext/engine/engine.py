@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ext.engine import native
-from hvd_ext.engine.channels import Channels, OpenChannel
+from hvd_ext.engine.channels import OpenChannel
 from hvd_ext.engine.native import call as _call
 from hvd_ext.engine.partial import PartialChannels
 from hvd_ext.engine.reports import Statistics
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TRANSPORTS = {"mpi": 0, "auto": 1, "tcp": 2}  # TcpOptions::Use of transport.h
 
 
-class Engine(Channels, PartialChannels):
+class Engine(PartialChannels):
     """A running engine; made by `start_mpi`, `start_local` or `start_set`."""
 
     def __init__(self, generation: int, rank: int, ranks: Sequence[int]) -> None:

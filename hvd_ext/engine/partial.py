@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_ext.engine import native
+from hvd_ext.engine.channels import Channels, check_array
 from hvd_ext.engine.native import call as _call
+from hvd_ext.errors import InvalidError
 
 MODES = ("full", "solo", "majority", "quorum")  # by their numbers in the engine (Sync of rounds.h)
 KEPT_ROUNDS = 10_000  # of which the engine keeps what is known (kRoundsKept of partial_steps.cc)
@@ -33,6 +35,9 @@ class Partial:
         before: rounds that the training had before this channel, so that it goes on with other draws.
         holds_again: a round whose sum is not finite is taken for one that never was; finite gradients in it are held
             again.
+
+    Raises:
+        InvalidError: there is no such mode.
     """
 
     mode: str
@@ -41,6 +46,10 @@ class Partial:
     seed: int = 0
     before: int = 0
     holds_again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidError(f"mode ({self.mode!r}): must be one of {', '.join(map(repr, MODES))}")
 
     def described(self, hosts: Sequence[int], plan: int, segment_nbytes: int) -> native.Partial:
         """Give the engine's form.
@@ -84,7 +93,7 @@ class Rounds(NamedTuple):
     flags: npt.NDArray[np.int64]
 
 
-class PartialChannels:
+class PartialChannels(Channels):
     """The part of `hvd_ext.engine.engine.Engine` that is about partial channels; each takes a handle of such a one."""
 
     size: int
@@ -167,7 +176,11 @@ class PartialChannels:
             channel: the channel.
             tensor: the tensor's number in the channel.
             out: a contiguous array of the tensor's size and dtype; zeros where nothing is held.
+
+        Raises:
+            InvalidError: there is no such tensor, or the array does not fit.
         """
+        self._check_held(channel, tensor, out)
         held = ctypes.c_int32()
         _call("hvd_ext_channel_held_read", channel, tensor, ctypes.c_void_p(out.ctypes.data), ctypes.byref(held))
 
@@ -178,5 +191,15 @@ class PartialChannels:
             channel: the channel.
             tensor: the tensor's number in the channel.
             values: a contiguous array of the tensor's size and dtype.
+
+        Raises:
+            InvalidError: there is no such tensor, or the array does not fit.
         """
+        self._check_held(channel, tensor, values)
         _call("hvd_ext_channel_held_write", channel, tensor, ctypes.c_void_p(values.ctypes.data))
+
+    def _check_held(self, channel: int, tensor: int, array: npt.NDArray[np.generic]) -> None:
+        opened = self.open_channels()[channel]
+        if not 0 <= tensor < len(opened.layout.travelling):
+            raise InvalidError(f"tensor ({tensor}) of {opened.name!r}: must be in [0, {len(opened.layout.travelling)})")
+        check_array(f"held of {opened.name!r}", opened.layout.tensors[opened.layout.travelling[tensor]], array)

@@ -137,4 +137,14 @@ def test_what_a_channel_cannot_do_is_refused(hvd) -> None:
         job.engine.flush(plain)
     with pytest.raises(InvalidError, match="quorum"):
         _opened("too many", Partial("quorum", hvd.size() + 1))
+    with pytest.raises(InvalidError, match="mode"):
+        Partial("sola")
+    _, partial = _opened("held", Partial("solo"))
+    with pytest.raises(InvalidError, match="elements"):
+        job.engine.read_held(partial, 0, np.empty(2, np.float32))
+    with pytest.raises(InvalidError, match="elements"):
+        job.engine.write_held(partial, 0, np.empty(3, np.float64))
+    with pytest.raises(InvalidError, match=r"\[0, 4\)"):
+        job.engine.write_held(partial, 4, np.empty(3, np.float32))
+    job.engine.close_channel(partial)
     job.engine.close_channel(plain)

@@ -92,6 +92,14 @@ PartialSpec PartialOf(const HvdExtPartial& partial, int size) {
   return spec;
 }
 
+// Reports what `work` gives on the engine of the channel.
+template <typename Work>
+int OnChannel(int64_t channel, const Work& work) {
+  std::shared_ptr<Engine> found;
+  Status status = Engine::OfChannel(channel, &found);
+  return Report(status.ok() ? work(found.get()) : status);
+}
+
 struct ExchangeResult {
   std::string data;
   std::vector<int64_t> offsets;
@@ -265,15 +273,11 @@ int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int6
 }
 
 int hvd_ext_channel_close(int64_t channel) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->CloseChannel(channel) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->CloseChannel(channel); });
 }
 
 int hvd_ext_channel_begin_step(int64_t channel) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->BeginStep(channel) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->BeginStep(channel); });
 }
 
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
@@ -293,9 +297,7 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
 }
 
 int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, int64_t nbytes, int64_t* ticket) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->Submit(channel, tensor, data, nbytes, ticket) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->Submit(channel, tensor, data, nbytes, ticket); });
 }
 
 int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
@@ -306,15 +308,11 @@ int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, 
 }
 
 int hvd_ext_channel_begin_topk_step(int64_t channel, double density) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->BeginTopKStep(channel, density) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->BeginTopKStep(channel, density); });
 }
 
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->EndStep(channel, commit != 0) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->EndStep(channel, commit != 0); });
 }
 
 int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
@@ -331,15 +329,15 @@ int hvd_ext_channel_state(int64_t channel, int64_t bucket, int64_t values[4]) {
 }
 
 int hvd_ext_channel_state_read(int64_t channel, int64_t bucket, int32_t which, float* to) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->ReadFeedback(channel, bucket, static_cast<FeedbackArray>(which), to) : status);
+  return OnChannel(channel, [&](Engine* engine) {
+    return engine->ReadFeedback(channel, bucket, static_cast<FeedbackArray>(which), to);
+  });
 }
 
 int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, const float* from) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->WriteFeedback(channel, bucket, static_cast<FeedbackArray>(which), from) : status);
+  return OnChannel(channel, [&](Engine* engine) {
+    return engine->WriteFeedback(channel, bucket, static_cast<FeedbackArray>(which), from);
+  });
 }
 
 int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
@@ -355,21 +353,15 @@ int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
 }
 
 int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->SkipStep(channel, ticket) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->SkipStep(channel, ticket); });
 }
 
 int hvd_ext_channel_flush(int64_t channel) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->Flush(channel) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->Flush(channel); });
 }
 
 int hvd_ext_channel_leave(int64_t channel) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->Leave(channel) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->Leave(channel); });
 }
 
 int hvd_ext_channel_next_round(int64_t channel, int32_t* more) {
@@ -388,21 +380,15 @@ int hvd_ext_channel_next_round(int64_t channel, int32_t* more) {
 }
 
 int hvd_ext_channel_behind(int64_t channel, int64_t* rounds) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->RoundsBehind(channel, rounds) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->RoundsBehind(channel, rounds); });
 }
 
 int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->SetQuorum(channel, quorum) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->SetQuorum(channel, quorum); });
 }
 
 int hvd_ext_channel_set_flags(int64_t channel, int64_t flags) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->SetFlags(channel, flags) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->SetFlags(channel, flags); });
 }
 
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
@@ -440,9 +426,7 @@ int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t
 }
 
 int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from) {
-  std::shared_ptr<Engine> found;
-  Status status = Engine::OfChannel(channel, &found);
-  return Report(status.ok() ? found->WriteHeld(channel, tensor, from) : status);
+  return OnChannel(channel, [&](Engine* engine) { return engine->WriteHeld(channel, tensor, from); });
 }
 
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {

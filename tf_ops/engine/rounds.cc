@@ -71,7 +71,8 @@ bool RoundOpener::MayOpen(int64_t round) const {
 void RoundGate::Open(int64_t round) { opened_ = std::max(opened_, round); }
 
 bool RoundGate::Begin(int64_t* round, bool* on_time) {
-  if (begun_ >= opened_ || held_up()) return false;
+  const bool waits = !left_ && begun_ + 1 - arrived_ > staleness_;  // for this rank's gradient
+  if (begun_ >= opened_ || waits) return false;
   *round = ++begun_;
   *on_time = arrived_ >= begun_;
   return true;

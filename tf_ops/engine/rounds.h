@@ -77,8 +77,6 @@ class RoundGate {
 
   int64_t arrived() const { return arrived_; }
   int64_t begun() const { return begun_; }
-  // Whether an open round waits for this rank's gradient.
-  bool held_up() const { return begun_ < opened_ && !left_ && begun_ + 1 - arrived_ > staleness_; }
 
  private:
   const int64_t staleness_;
