@@ -59,6 +59,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
     "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "explain", "flush"),
+    "hvd_ext.keras.optimizers.catching_up": ("catch_up",),
     "hvd_ext.keras.checkpoint.load_model": ("load_model",),
     "hvd_ext.keras.sync_batch_norm": ("SyncBatchNormalization",),
     "hvd_ext.keras.optimizers.learning_rate": ("scale_learning_rate",),
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
         verbose as verbose,
     )
     from hvd_ext.keras.checkpoint.load_model import load_model as load_model
+    from hvd_ext.keras.optimizers.catching_up import catch_up as catch_up
     from hvd_ext.keras.optimizers.learning_rate import scale_learning_rate as scale_learning_rate
     from hvd_ext.keras.optimizers.optimizer import (
         DistributedOptimizer as DistributedOptimizer,

@@ -254,6 +254,37 @@ class Channels:
 
         return step
 
+    def collect(self, channel: int, step: int, outputs: Sequence[npt.NDArray[np.generic]]) -> None:
+        """Wait for the results of a step, and take them; each is taken once.
+
+        Args:
+            channel: from `open_channel`.
+            step: the newest step, or the one before it.
+            outputs: one contiguous array per tensor, of its dtype and number of elements.
+
+        Raises:
+            InvalidError: an array does not match its tensor, or the results are gone.
+            CommunicationError: the step has failed on some rank.
+        """
+        self._check_arrays(channel, outputs, outputs)
+        memories = (ctypes.c_void_p * len(outputs))(*[array.ctypes.data for array in outputs])
+        nbytes = native.int64s([array.nbytes for array in outputs])
+        _call("hvd_ext_channel_collect", channel, step, len(outputs), memories, nbytes)
+
+    def give_result(self, channel: int, tensor: int, values: npt.NDArray[np.generic]) -> None:
+        """Set what the next collect of a tensor takes, whatever its step.
+
+        Args:
+            channel: from `open_channel`; its rounds are not partial.
+            tensor: the tensor's number in the channel.
+            values: a contiguous array; its bytes are copied.
+
+        Raises:
+            InvalidError: there is no such tensor, or the array has not its size.
+        """
+        memory = ctypes.c_void_p(values.ctypes.data)
+        _call("hvd_ext_channel_give_result", channel, tensor, memory, values.nbytes)
+
     def in_parts(
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> Parts:

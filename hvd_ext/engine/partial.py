@@ -83,6 +83,8 @@ class Rounds(NamedTuple):
         arrived: for each rank the newest step whose gradient is in the round, or in one before it, int64 [rounds,
             ranks]. A rank gave its gradient in time where this is the round's number.
         flags: what each rank sent along (`PartialChannels.set_flags`), int64 [rounds, ranks].
+        came_s: on rank 0 when the word came that the gradient of this step is there, by the same clock; 0: not yet, and
+            on other ranks [rounds, ranks].
     """
 
     numbers: npt.NDArray[np.int64]
@@ -91,6 +93,24 @@ class Rounds(NamedTuple):
     waited_s: npt.NDArray[np.float64]
     arrived: npt.NDArray[np.int64]
     flags: npt.NDArray[np.int64]
+    came_s: npt.NDArray[np.float64]
+
+
+class Progress(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        step: the newest step that this rank has begun.
+        over: the newest round that is over.
+    """
+
+    step: int
+    over: int
+
+    @property
+    def behind(self) -> int:
+        """How many rounds are over whose steps this rank has not begun."""
+        return max(0, self.over - self.step)
 
 
 class PartialChannels(Channels):
@@ -108,9 +128,9 @@ class PartialChannels(Channels):
         _call("hvd_ext_channel_skip_step", channel, ctypes.byref(ticket))
         return ticket.value
 
-    def flush(self, channel: int) -> None:
-        """Make the round of this rank's next gradient wait for the gradients of all ranks."""
-        _call("hvd_ext_channel_flush", channel)
+    def flush(self, channel: int, ahead: int = 1) -> None:
+        """Make the round of this rank's gradient after the next `ahead` - 1 ones wait for those of all ranks."""
+        _call("hvd_ext_channel_flush", channel, ahead)
 
     def leave(self, channel: int) -> None:
         """Give no gradients until all ranks have left: no round waits for this rank. Go on with `next_round`."""
@@ -127,11 +147,11 @@ class PartialChannels(Channels):
         _call("hvd_ext_channel_next_round", channel, ctypes.byref(more))
         return bool(more.value)
 
-    def behind(self, channel: int) -> int:
-        """Return how many rounds are over whose steps this rank has not begun."""
-        rounds = ctypes.c_int64()
-        _call("hvd_ext_channel_behind", channel, ctypes.byref(rounds))
-        return rounds.value
+    def progress(self, channel: int) -> Progress:
+        """Return how far this rank and the rounds are."""
+        step, over = ctypes.c_int64(), ctypes.c_int64()
+        _call("hvd_ext_channel_progress", channel, ctypes.byref(step), ctypes.byref(over))
+        return Progress(step.value, over.value)
 
     def set_quorum(self, channel: int, quorum: int) -> None:
         """Change the quorum of the rounds that are not open yet; it takes effect on rank 0.
@@ -156,12 +176,14 @@ class PartialChannels(Channels):
         numbers, count = np.zeros(most, np.int64), ctypes.c_int64()
         begins_s, overs_s, waited_s = np.zeros(most), np.zeros(most), np.zeros(most)
         arrived, flags = np.zeros((most, self.size), np.int64), np.zeros((most, self.size), np.int64)
-        seconds = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, overs_s, waited_s)]
+        came_s = np.zeros((most, self.size))
+        times = (begins_s, overs_s, waited_s, came_s)
+        *seconds, came = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in times]
         ranks = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for array in (numbers, arrived, flags)]
-        arguments = (ranks[0], *seconds, ranks[1], ranks[2], ctypes.byref(count))
+        arguments = (ranks[0], *seconds, ranks[1], ranks[2], came, ctypes.byref(count))
         _call("hvd_ext_channel_rounds", channel, first, most, self.size, *arguments)
         kept = slice(count.value)
-        return Rounds(numbers[kept], begins_s[kept], overs_s[kept], waited_s[kept], arrived[kept], flags[kept])
+        return Rounds(*(array[kept] for array in (numbers, begins_s, overs_s, waited_s, arrived, flags, came_s)))
 
     def holds(self, channel: int) -> bool:
         """Whether this rank holds gradients that were in no round yet."""

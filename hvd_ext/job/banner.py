@@ -12,8 +12,8 @@ from hvd_ext.job import log
 from hvd_ext.job.log import logger
 
 if TYPE_CHECKING:
-    from hvd_ext.compression.topk import TopK
     from hvd_ext.job.runtime import Runtime
+    from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.planning.layout import Layout
 
 MOST_HOSTS = 4
@@ -38,16 +38,17 @@ def job_line(hosts: Sequence[str], between: str = "") -> str:
     )
 
 
-def optimizer_line(name: str, layout: Layout, topk: TopK | None) -> str:
+def optimizer_line(name: str, layout: Layout, options: GradientOptions) -> str:
     """Describe how the gradients of an optimizer travel, and why.
 
     Args:
         name: the optimizer's channel.
         layout: the layout of the optimizer's steps.
-        topk: how the gradients are selected; None where whole gradients travel.
+        options: how the gradients are reduced.
 
     Returns:
-        A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, and TopK.
+        A line with the number of buckets, the algorithms, why the largest bucket has its algorithm, TopK, and what
+        steps wait for.
     """
     if layout.largest is None:
         return f"{name}: no rank has a gradient to reduce"
@@ -56,10 +57,14 @@ def optimizer_line(name: str, layout: Layout, topk: TopK | None) -> str:
     if layout.largest.choice is not None:
         names = [one if len(counts) == 1 else f"{one} ({count})" for one, count in counts.most_common()]
         text += f"; algorithm {', '.join(names)}: {layout.largest.choice.why}"
+    topk = options.topk
     if topk is not None:
         selecting = sum(one.selection is not None and one.selection.dense_above > 0 for one in layout.buckets)
         text += f"; TopK(density={topk.density!r}) in {_many(selecting, 'bucket')}"
-    return text
+    if options.partial:
+        quorum = "" if options.quorum is None else f" of {options.quorum}"
+        text += f"; steps do not wait for all ranks: {options.sync}{quorum}, staleness {options.staleness}"
+    return text + ("; results come one step late" if options.delay else "")
 
 
 def say(job: Runtime, line: str) -> None:

@@ -12,6 +12,7 @@ from hvd_ext.job import process_sets, runtime
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.options import Sum
 from hvd_ext.tensorflow.collectives.single import allreduce
+from hvd_ext.tensorflow.gradients import kinds
 
 
 @keras.saving.register_keras_serializable("hvd_ext")
@@ -50,6 +51,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(axis=axis, **options)
         self.process_set = process_set
+
+    def build(self, input_shape: Any) -> None:
+        """Make the variables."""
+        super().build(input_shape)
+        for variable in self.trainable_variables:
+            kinds.mark_meeting(variable)
 
     def get_config(self) -> dict[str, Any]:
         """Give the configuration: that of the plain layer where all ranks take part, else also the set's ranks."""

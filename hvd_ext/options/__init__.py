@@ -7,7 +7,7 @@ import enum
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import environment
@@ -31,6 +31,9 @@ Algorithm = Literal[
     "two_level",
 ]
 SparseAlgorithm = Literal["gtopk", "hitopk", "naive_allgather"]
+# Whose gradients a step waits for (docs/stragglers.md); "auto" is a quorum that the job chooses.
+Sync = Literal["full", "solo", "majority", "quorum", "auto"]
+SYNCS: tuple[str, ...] = get_args(Sync)
 
 
 class ReduceOp(enum.IntEnum):

@@ -29,6 +29,9 @@ FEATURES: dict[str, str] = {
     "Keras 2": "an optimizer of tf_keras",
     "tape": "`DistributedGradientTape` and a plain optimizer",
     "two optimizers": "two in one program, as in a GAN",
+    "partial rounds": '`sync=` other than "full"',
+    "delay": "`delay=1`",
+    "SyncBatchNormalization": "the layer",
 }
 
 XLA = (
@@ -55,6 +58,29 @@ REFUSED: dict[frozenset[str], str] = {
     frozenset({"backward_passes_per_step", "tape"}): "must be 1, because a tape does not accumulate gradients",
     frozenset({"accumulation", "Keras 2"}): "gradient_accumulation_steps",  # tf_keras' own words: it lacks this
     frozenset({"clipping", "global_clipnorm"}): "Only one of `clipnorm`, `clipvalue`",  # Keras' own words
+    frozenset({"top-k", "partial rounds"}): (
+        "sync: with compression=hvd_ext.TopK(...) it must be 'full', because a rank selects from its residual and its "
+        "gradient of the same step; leave one of the two out"
+    ),
+    frozenset({"top-k", "delay"}): (
+        "delay (1): with compression=hvd_ext.TopK(...) it must be 0, because a step that is skipped must leave the "
+        "residuals as they were before it, and the next step has used them already"
+    ),
+    frozenset({"partial rounds", "delay"}): (
+        "delay (1): only with sync='full'; other steps return at once where a rank is late, and need no delay"
+    ),
+    frozenset({"partial rounds", "Keras 2"}): (
+        "sync and delay: only optimizers of Keras 3 and tapes have them; use keras.optimizers, or a "
+        "hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
+    ),
+    frozenset({"delay", "Keras 2"}): (
+        "sync and delay: only optimizers of Keras 3 and tapes have them; use keras.optimizers, or a "
+        "hvd_ext.DistributedGradientTape with the plain optimizer of tf_keras"
+    ),
+    frozenset({"partial rounds", "SyncBatchNormalization"}): (
+        "sync: the model has a hvd_ext.SyncBatchNormalization, which waits for all ranks in each forward pass, so that "
+        "steps would wait for all ranks too; use keras.layers.BatchNormalization, or sync='full'"
+    ),
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
 
@@ -76,6 +102,7 @@ REMARKS = (
 # The places of a step at which features act. The code of two features that act at one place meets, so a test covers
 # each such pair.
 PLACES: dict[str, str] = {
+    "forward": "the forward pass, before there are gradients",
     "passes": "which applies are reduced, and how the others are added up or left out",
     "form": "which gradients are dense, which are slices, and which stay on their rank",
     "factor": "the factors by which a gradient is multiplied or divided",
@@ -106,6 +133,9 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "Keras 2": ("passes", "form", "factor", "update"),
     "tape": ("passes", "form", "factor"),
     "two optimizers": ("memory",),
+    "partial rounds": ("passes", "form", "factor", "memory"),
+    "delay": ("passes", "memory", "update"),
+    "SyncBatchNormalization": ("forward",),
 }
 
 _TESTS = "tests/ranks/test_pairs.py"

@@ -11,12 +11,13 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from hvd_ext.compression import topk
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import (
+    SYNCS,
     Algorithm,
     Average,
     Compression,
@@ -25,6 +26,7 @@ from hvd_ext.options import (
     SetOfRanks,
     SparseAlgorithm,
     Sum,
+    Sync,
     check_compression,
     compatibility,
 )
@@ -59,6 +61,12 @@ class GradientOptions:
             optimizers do this.
         check_start: the ranks compare a checksum of their weights once, before the first update. A tape compares them
             after its first step, so that a program may broadcast its variables during that step.
+        sync: whose gradients a step waits for: "full", those of all ranks; "solo", the first; "majority", those of a
+            rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that the job chooses.
+        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks; else None.
+        staleness: unless sync is "full", the largest number of steps by which a gradient may come late.
+        delay: 1: a step returns the result of the step before it, so that computation hides communication; only with
+            sync="full". The first step returns nothing.
 
     Raises:
         InvalidError: a value breaks its rule, or two values exclude each other; the message says what to do.
@@ -79,6 +87,10 @@ class GradientOptions:
     scale_local_gradients: bool = True
     check_every: int = 0
     check_start: bool = True
+    sync: Sync = "full"
+    quorum: int | None = None
+    staleness: int = 4
+    delay: int = 0
 
     def __post_init__(self) -> None:
         if self.compression is not None and not isinstance(self.compression, TopK):
@@ -94,10 +106,11 @@ class GradientOptions:
         if factor != 1 and self.op == Sum:
             raise InvalidError(compatibility.words("predivide", "op=Sum"))
         passes = self.backward_passes_per_step
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        if not _is_whole(passes) or passes < 1:
             raise InvalidError(f"backward_passes_per_step ({passes!r}): must be a whole number from 1")
-        if isinstance(self.check_every, bool) or not isinstance(self.check_every, int) or self.check_every < 0:
+        if not _is_whole(self.check_every) or self.check_every < 0:
             raise InvalidError(f"check_every ({self.check_every!r}): must be a whole number of steps, 0 for never")
+        _check_sync(self)
         object.__setattr__(self, "groups", _checked_groups(self.groups))
         object.__setattr__(self, "process_set", _checked_set(self.process_set))
 
@@ -192,12 +205,32 @@ class GradientOptions:
             "scale_local_gradients",
             "check_every",
             "check_start",
+            "sync",
+            "quorum",
+            "staleness",
+            "delay",
         )
         values = {name: getattr(self, name) for name in names}
         if self.topk is not None:
             values["sparse algorithm"] = self.sparse_algorithm
             values |= {f"TopK's {name}": value for name, value in self.topk.described().items()}
         return values
+
+    @property
+    def partial(self) -> bool:
+        """Whether steps do not wait for all ranks."""
+        return self.sync != "full"
+
+    @property
+    def carries_over(self) -> str:
+        """What of a step's gradients may be applied in a later step, whose loss scale may be another; "": nothing.
+
+        Checkpoints have it under this name: "top-k", the residuals; "held", gradients that came late; "delayed", the
+        result of the last step.
+        """
+        if self.topk is not None:
+            return "top-k"
+        return "held" if self.partial else "delayed" if self.delay else ""
 
     @property
     def sparse_algorithm(self) -> str:
@@ -248,6 +281,32 @@ def _check_algorithm(algorithm: str | None, sparse: TopK | None) -> None:
         )
     elif algorithm not in (None, "auto"):
         registry.get(algorithm)
+
+
+def _check_sync(options: GradientOptions) -> None:
+    sync, quorum, staleness, delay = options.sync, options.quorum, options.staleness, options.delay
+    if sync not in SYNCS:
+        raise InvalidError(f"sync ({sync!r}): must be one of {', '.join(map(repr, SYNCS))}")
+    if sync == "quorum" and (not _is_whole(quorum) or quorum < 1):
+        raise InvalidError(
+            f"quorum ({quorum!r}): with sync='quorum' it must be a number of ranks, from 1 to the number of all"
+        )
+    if sync != "quorum" and quorum is not None:
+        raise InvalidError(f"quorum ({quorum!r}): only sync='quorum' has one; sync is {sync!r}")
+    if not _is_whole(staleness) or staleness < 0:
+        raise InvalidError(f"staleness ({staleness!r}): must be a whole number of steps from 0")
+    if delay not in (0, 1) or isinstance(delay, bool):
+        raise InvalidError(f"delay ({delay!r}): must be 0 or 1")
+    if delay and sync != "full":
+        raise InvalidError(compatibility.words("partial rounds", "delay"))
+    if options.topk is not None and sync != "full":
+        raise InvalidError(compatibility.words("top-k", "partial rounds"))
+    if options.topk is not None and delay:
+        raise InvalidError(compatibility.words("top-k", "delay"))
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _checked_groups(groups: Any) -> int | tuple[tuple[Any, ...], ...] | None:

@@ -43,13 +43,14 @@ TEST("api: every function says so when no engine runs") {
   Fails(hvd_ext_channel_collect(1, 1, 0, nullptr, nullptr), Code::kStopped, words);
   int32_t flag = 0;
   Fails(hvd_ext_channel_skip_step(1, &number), Code::kStopped, words);
-  Fails(hvd_ext_channel_flush(1), Code::kStopped, words);
+  Fails(hvd_ext_channel_give_result(1, 0, nullptr, 0), Code::kStopped, words);
+  Fails(hvd_ext_channel_flush(1, 1), Code::kStopped, words);
   Fails(hvd_ext_channel_leave(1), Code::kStopped, words);
   Fails(hvd_ext_channel_next_round(1, &flag), Code::kStopped, words);
-  Fails(hvd_ext_channel_behind(1, &number), Code::kStopped, words);
+  Fails(hvd_ext_channel_progress(1, &number, &number), Code::kStopped, words);
   Fails(hvd_ext_channel_set_quorum(1, 1), Code::kStopped, words);
   Fails(hvd_ext_channel_set_flags(1, 1), Code::kStopped, words);
-  Fails(hvd_ext_channel_rounds(1, 1, 0, 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &number),
+  Fails(hvd_ext_channel_rounds(1, 1, 0, 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &number),
         Code::kStopped, words);
   Fails(hvd_ext_channel_held_read(1, 0, nullptr, &flag), Code::kStopped, words);
   Fails(hvd_ext_channel_held_write(1, 0, nullptr), Code::kStopped, words);

@@ -201,7 +201,7 @@ TEST("partial rounds: a flushed round takes all gradients, and leaves nothing he
     CHECK_OK(engine->OpenChannel(PartialOfAll(engine, Rules(Sync::kSolo, 1, 4)), &channel));
     for (int step = 1; step <= 20; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(rank));
-      if (step % 5 == 0) CHECK_OK(engine->Flush(channel));
+      if (step % 5 == 0) CHECK_OK(engine->Flush(channel, 1));
       Collected(engine, channel, Given(engine, channel, step));
       std::vector<RoundInfo> rounds;
       CHECK_OK(engine->GetRounds(channel, step, 1, &rounds));
@@ -226,9 +226,10 @@ TEST("partial rounds: a rank that falls behind the bound is waited for, one with
       while (fast < 3) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       CHECK_EQ(fast.load(), 3);
-      int64_t behind = 0;
-      CHECK_OK(engine->RoundsBehind(channel, &behind));
-      CHECK_EQ(behind, 3);
+      int64_t step = -1, over = -1;
+      CHECK_OK(engine->Progress(channel, &step, &over));
+      CHECK_EQ(step, 0);
+      CHECK_EQ(over, 3);
     }
     for (int step = 1; step <= 4; ++step) {
       Collected(engine, channel, Given(engine, channel, step));
@@ -294,7 +295,7 @@ TEST("partial rounds: what cannot be is refused in words") {
   spec.partial.reset();
   CHECK_OK(engine->OpenChannel(spec, &plain));
   CHECK_FAILS(engine->SkipStep(plain, &ticket), Code::kInvalid, "wait for all ranks");
-  CHECK_FAILS(engine->Flush(plain), Code::kInvalid, "wait for all ranks");
+  CHECK_FAILS(engine->Flush(plain, 1), Code::kInvalid, "wait for all ranks");
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ SAME_ON_ANY_NUMBER = (
     "test_registration_keras.py",
     "test_session.py",
     "test_same_start.py",
+    "test_stragglers_page.py",
+    "test_stragglers_state.py",
     "test_topk_state.py",
     "test_topk_kept.py",
     "test_topk_momentum.py",
@@ -55,7 +57,7 @@ SAME_ON_ANY_NUMBER = (
 
 # Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
 # more the sums are those of the other files, and test_optimizer_sets.py trains.
-UP_TO_THREE = ("test_training.py", "test_refusals_tape.py", "test_topk.py")
+UP_TO_THREE = ("test_training.py", "test_refusals_tape.py", "test_stragglers.py", "test_topk.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,6 +22,8 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "backward_passes_per_step": {"backward_passes_per_step": 2},
     "groups": {"groups": 2},
     "sparse_as_dense": {"sparse_as_dense": True},
+    "partial rounds": {"sync": "majority", "staleness": 0},
+    "delay": {"delay": 1},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -84,6 +86,10 @@ class Case:
             found = [tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()]
         else:
             found = [keras.Variable(np.zeros(shape), dtype="float32", name=name) for name, shape in SHAPES.items()]
+        if "SyncBatchNormalization" in self.features:
+            layer = hvd.SyncBatchNormalization()
+            layer.build((None, *SHAPES["own"]))
+            found[2] = layer.gamma
         fill(found)
         return found
 
@@ -111,6 +117,10 @@ class Case:
         found = [tf.add_n(list(parts)) / size for parts in zip(*every, strict=True)]
         if "local variables" in self.features:
             found[2] = self.gradients(hvd.rank(), step)[2] / (1 if self.alone else len(self.members))
+        if self.features >= {"partial rounds", "mixed_float16"} and step == 2:  # the finite ones are held again
+            good = [self.gradients(rank, 1) for rank in self.members if rank != hvd.size() - 1]
+            for again in good:
+                found = [one + tf.convert_to_tensor(part) / size for one, part in zip(found, again, strict=True)]
         return found
 
     def plainly(self) -> list[np.ndarray]:
@@ -141,7 +151,9 @@ class Case:
             if "local variables" in self.features:
                 for optimizer, variables in zip(optimizers, lists, strict=True):
                     optimizer.register_local_var(variables[2])
-        for step in range(self.steps):
+        # with a delay the last results are applied with the first pass of one more update
+        more = self.passes if "delay" in self.features else 0
+        for step in [*range(self.steps), *([0] * more)]:
             for optimizer, variables in zip(optimizers, lists, strict=True):
                 given = [scaled(optimizer, part, self.keras2) for part in self.gradients(hvd.rank(), step)]
                 given = self.from_tape(given, variables) if taped else given

@@ -16,7 +16,16 @@ from hvd_ext.options.compatibility import FEATURES, Pair, pairs
 from tests.ranks.pairing import Case
 
 # for training without ours
-CHANGE_NOTHING = {"compression", "top-k", "predivide", "groups", "tape", "two optimizers"}
+CHANGE_NOTHING = {
+    "compression",
+    "top-k",
+    "predivide",
+    "groups",
+    "tape",
+    "two optimizers",
+    "delay",
+    "SyncBatchNormalization",
+}
 HAS_KERAS2 = importlib.util.find_spec("tf_keras") is not None
 
 

@@ -96,7 +96,7 @@ def test_ranks_with_unequal_numbers_of_steps_end_together(hvd) -> None:
         job.engine.skip_step(channel)
         taken += 1
     assert taken == 3 + 5 * (hvd.size() - 1)
-    assert job.engine.behind(channel) == 0
+    assert job.engine.progress(channel).behind == 0
     assert len(job.engine.rounds(channel).numbers) == taken
     job.engine.close_channel(channel)
 

@@ -352,12 +352,16 @@ int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]) {
   return Report(status);
 }
 
+int hvd_ext_channel_give_result(int64_t channel, int64_t tensor, const void* data, int64_t nbytes) {
+  return OnChannel(channel, [&](Engine* engine) { return engine->GiveResult(channel, tensor, data, nbytes); });
+}
+
 int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket) {
   return OnChannel(channel, [&](Engine* engine) { return engine->SkipStep(channel, ticket); });
 }
 
-int hvd_ext_channel_flush(int64_t channel) {
-  return OnChannel(channel, [&](Engine* engine) { return engine->Flush(channel); });
+int hvd_ext_channel_flush(int64_t channel, int64_t ahead) {
+  return OnChannel(channel, [&](Engine* engine) { return engine->Flush(channel, ahead); });
 }
 
 int hvd_ext_channel_leave(int64_t channel) {
@@ -379,8 +383,8 @@ int hvd_ext_channel_next_round(int64_t channel, int32_t* more) {
   return Report(status);
 }
 
-int hvd_ext_channel_behind(int64_t channel, int64_t* rounds) {
-  return OnChannel(channel, [&](Engine* engine) { return engine->RoundsBehind(channel, rounds); });
+int hvd_ext_channel_progress(int64_t channel, int64_t* step, int64_t* over) {
+  return OnChannel(channel, [&](Engine* engine) { return engine->Progress(channel, step, over); });
 }
 
 int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum) {
@@ -393,7 +397,7 @@ int hvd_ext_channel_set_flags(int64_t channel, int64_t flags) {
 
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
                            double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
-                           int64_t* count) {
+                           double* came_s, int64_t* count) {
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
@@ -411,6 +415,8 @@ int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t
     waited_s[*count] = round.waited_s;
     std::copy(round.arrived.begin(), round.arrived.end(), arrived + *count * size);
     std::copy(round.flags.begin(), round.flags.end(), flags + *count * size);
+    std::fill_n(came_s + *count * size, size, 0.0);
+    std::copy(round.came_s.begin(), round.came_s.end(), came_s + *count * size);
     ++*count;
   }
   return Report(status);

@@ -112,19 +112,23 @@ int hvd_ext_channel_state_write(int64_t channel, int64_t bucket, int32_t which, 
 // Since it was opened: entries sent, bytes of values, of positions, of heads; steps committed, steps dropped.
 int hvd_ext_channel_topk_statistics(int64_t channel, int64_t values[6]);
 
+// The next collect of the tensor takes this value, whatever its ticket.
+int hvd_ext_channel_give_result(int64_t channel, int64_t tensor, const void* data, int64_t nbytes);
+
 // Of partial channels: see SkipStep and what follows it in engine.h. `next` waits until a round is over that this rank
 // has not taken (*more is 1), or until all ranks have left (0). `rounds` gives for each round its number, its begin,
-// its end, how long this rank waited for it, and for each of `size` ranks the newest step in it and the flags.
+// its end, how long this rank waited for it, and for each of `size` ranks the newest step in it, the flags, and on rank
+// 0 when the word of its gradient came (else 0).
 int hvd_ext_channel_skip_step(int64_t channel, int64_t* ticket);
-int hvd_ext_channel_flush(int64_t channel);
+int hvd_ext_channel_flush(int64_t channel, int64_t ahead);
 int hvd_ext_channel_leave(int64_t channel);
 int hvd_ext_channel_next_round(int64_t channel, int32_t* more);
-int hvd_ext_channel_behind(int64_t channel, int64_t* rounds);
+int hvd_ext_channel_progress(int64_t channel, int64_t* step, int64_t* over);
 int hvd_ext_channel_set_quorum(int64_t channel, int64_t quorum);
 int hvd_ext_channel_set_flags(int64_t channel, int64_t flags);
 int hvd_ext_channel_rounds(int64_t channel, int64_t first, int64_t most, int64_t size, int64_t* numbers,
                            double* begins_s, double* overs_s, double* waited_s, int64_t* arrived, int64_t* flags,
-                           int64_t* count);
+                           double* came_s, int64_t* count);
 int hvd_ext_channel_held_read(int64_t channel, int64_t tensor, void* to, int32_t* held);
 int hvd_ext_channel_held_write(int64_t channel, int64_t tensor, const void* from);
 

@@ -273,6 +273,11 @@ ChannelStep* Channel::Find(int64_t ticket) const {
 bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) {
   MutexLock lock(&mutex_);
   delivery->status = CheckTensor(tensor);
+  if (auto given = given_.find(tensor); given != given_.end()) {
+    *delivery = {std::move(deliver), Status::Ok(), given->second->data(), given->second};
+    given_.erase(given);
+    return true;
+  }
   ChannelStep* step = delivery->status.ok() ? Find(ticket) : nullptr;
   if (delivery->status.ok() && step == nullptr) {
     delivery->status = !failure_.ok() ? failure_
@@ -299,6 +304,19 @@ bool Channel::Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery*
   }
   EndOne(step, tensor, std::move(deliver), delivery);
   return true;
+}
+
+Status Channel::GiveResult(int64_t tensor, const void* data, int64_t nbytes) {
+  MutexLock lock(&mutex_);
+  HVD_EXT_RETURN_IF_ERROR(CheckTensor(tensor));
+  const int64_t wanted = layout_->place(tensor).nbytes;
+  if (nbytes != wanted) {
+    return Invalid("result of " + Quoted(NameOf(tensor)) + " of " + Quoted(name_) + " must have " +
+                   std::to_string(wanted) + " bytes, it has " + std::to_string(nbytes));
+  }
+  const char* bytes = static_cast<const char*>(data);
+  given_[tensor] = std::make_shared<std::vector<char>>(bytes, bytes + nbytes);
+  return Status::Ok();
 }
 
 void Channel::EndOne(ChannelStep* step, int64_t tensor, Deliver deliver, Delivery* delivery) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,6 +80,8 @@ class Channel {
 
   // Fills `delivery` and returns true where the collect ends at once; else it ends when its bucket does.
   bool Collect(int64_t tensor, int64_t ticket, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
+  // See Engine.
+  Status GiveResult(int64_t tensor, const void* data, int64_t nbytes) HVD_EXT_EXCLUDES(mutex_);
   void EndBucket(ChannelStep* step, int64_t bucket, const Status& status, std::vector<Delivery>* ended)
       HVD_EXT_EXCLUDES(mutex_);
 
@@ -147,6 +150,7 @@ class Channel {
   std::deque<std::shared_ptr<ChannelStep>> steps_ HVD_EXT_GUARDED_BY(mutex_);  // the last is the current one
   std::deque<FullBucket> full_ HVD_EXT_GUARDED_BY(mutex_);                     // that nobody has taken yet
   int64_t next_step_ HVD_EXT_GUARDED_BY(mutex_) = 1;
+  std::map<int64_t, std::shared_ptr<std::vector<char>>> given_ HVD_EXT_GUARDED_BY(mutex_);  // by GiveResult, by tensor
   int64_t queued_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // buckets so far, over all steps
   Status failure_ HVD_EXT_GUARDED_BY(mutex_);
   bool topk_step_ HVD_EXT_GUARDED_BY(mutex_) = false;  // begun and not ended

@@ -162,12 +162,12 @@ Status Engine::BeginTopKStep(int64_t channel, double density) { return Begin(cha
 Status Engine::Begin(int64_t channel, std::optional<double> density) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  int64_t step = 0;
+  if (auto call = found->TakeCallBeforeStep(&step)) call(step);
   if (found->partial() != nullptr) {
     if (density) return Invalid("a step of '" + found->name() + "' has no density: its rounds are partial");
     return found->partial()->BeginStep();
   }
-  int64_t step = 0;
-  if (auto call = found->TakeCallBeforeStep(&step)) call(step);
   bool lost = false;
   std::vector<Delivery> ended;
   Status status = found->BeginStep(density, &ended, &lost);
@@ -281,6 +281,13 @@ void Engine::Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver de
   delivery.deliver(delivery.status, delivery.data, delivery.memory);
 }
 
+Status Engine::GiveResult(int64_t channel, int64_t tensor, const void* data, int64_t nbytes) {
+  std::shared_ptr<Channel> found;
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  if (found->partial() != nullptr) return Invalid("'" + found->name() + "': partial rounds have no delay");
+  return found->GiveResult(tensor, data, nbytes);
+}
+
 Status Engine::State::PostArrival(const std::shared_ptr<Channel>& channel) {
   return PostRounds(channel, [](PartialRounds* rounds, int64_t lane) {
     AssertProgress();
@@ -301,10 +308,11 @@ Status Engine::SkipStep(int64_t channel, int64_t* ticket) {
   return state_->PostArrival(found);
 }
 
-Status Engine::Flush(int64_t channel) {
+Status Engine::Flush(int64_t channel, int64_t ahead) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  found->partial()->Flush();
+  if (ahead < 1) return Invalid("flush: ahead (" + std::to_string(ahead) + ") must be at least 1");
+  found->partial()->Flush(ahead);
   return Status::Ok();
 }
 
@@ -324,10 +332,10 @@ void Engine::AwaitRound(int64_t channel, NextRound done) {
   found->partial()->AwaitRound(std::move(done));
 }
 
-Status Engine::RoundsBehind(int64_t channel, int64_t* rounds) {
+Status Engine::Progress(int64_t channel, int64_t* step, int64_t* over) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  *rounds = found->partial()->behind();
+  found->partial()->Progress(step, over);
   return Status::Ok();
 }
 

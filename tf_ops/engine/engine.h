@@ -160,6 +160,8 @@ struct RoundInfo {
   double waited_s = 0;             // how long before its end this rank asked for its result; 0: after it
   std::vector<int64_t> arrived;    // of each rank the newest step whose gradient is in this round or in one before it
   std::vector<int64_t> flags;      // of each rank
+  // On rank 0: when the word came that the gradient of this step is there, of each rank; 0: not yet. Elsewhere empty.
+  std::vector<double> came_s;
 };
 
 // Ends a wait for the round of this rank's next step: false where all ranks have left, and there is no such round.
@@ -234,15 +236,19 @@ class Engine {
   // dropped.
   void Collect(int64_t channel, int64_t tensor, int64_t ticket, Deliver deliver);
 
+  // The next collect of the tensor takes this value, whatever its step: of a channel whose user takes each result one
+  // step late, the result that an earlier job has not taken. Not of partial channels.
+  Status GiveResult(int64_t channel, int64_t tensor, const void* data, int64_t nbytes);
+
   // Of partial channels. A step without a gradient of this rank, whose round must be over; *ticket: for Collect.
   Status SkipStep(int64_t channel, int64_t* ticket);
-  // The round of this rank's next gradient takes the gradients of all ranks.
-  Status Flush(int64_t channel);
+  // The round of this rank's gradient after the next `ahead` - 1 ones takes the gradients of all ranks.
+  Status Flush(int64_t channel, int64_t ahead);
   // Until all ranks have left, this one gives no gradients, and no round waits for it. AwaitRound tells it of rounds.
   Status Leave(int64_t channel);
   void AwaitRound(int64_t channel, NextRound done);
-  // How many rounds are over whose steps this rank has not begun.
-  Status RoundsBehind(int64_t channel, int64_t* rounds);
+  // The newest step that this rank has begun, and the newest round that is over.
+  Status Progress(int64_t channel, int64_t* step, int64_t* over);
   Status SetQuorum(int64_t channel, int64_t quorum);  // on rank 0; of rounds that are not open yet
   // Bits, below 2^31, that travel with this rank's part of each round that begins from now on.
   Status SetFlags(int64_t channel, int64_t flags);

@@ -87,6 +87,7 @@ void PartialRounds::Handle(int peer, const RoundArrival& arrival) {
     found->opener->Leave(peer);
   } else {
     found->opener->Arrive(peer, arrival.step, arrival.full);
+    found->channel->partial()->Came(peer, arrival.step);
   }
   TellOpened(arrival.lane, found);
 }

@@ -138,7 +138,10 @@ Status PartialSteps::Arrive(int64_t step, int64_t tensor, bool* whole) {
   if (++copied_ < tensors()) return Status::Ok();
   *whole = true;
   whole_ = step;
-  if (std::exchange(flush_, false)) full_ = step;
+  if (flush_ > 0 && step >= flush_) {
+    full_ = step;
+    flush_ = 0;
+  }
   if (gate_.begun() >= step) Hold(std::exchange(held_, nullptr), std::exchange(staged_, nullptr));
   gate_.Arrive(step);
   return Status::Ok();
@@ -169,9 +172,9 @@ Status PartialSteps::SkipStep(int64_t* step) {
   return Status::Ok();
 }
 
-void PartialSteps::Flush() {
+void PartialSteps::Flush(int64_t ahead) {
   MutexLock lock(&mutex_);
-  flush_ = true;
+  flush_ = step_ + ahead;
 }
 
 void PartialSteps::SetFlags(int64_t flags) {
@@ -254,9 +257,10 @@ void PartialSteps::AwaitRound(NextRound done) {
   if (answered != nullptr) answered(failure, more);
 }
 
-int64_t PartialSteps::behind() const {
+void PartialSteps::Progress(int64_t* step, int64_t* over) const {
   MutexLock lock(&mutex_);
-  return std::max<int64_t>(0, over_ - step_);
+  *step = step_;
+  *over = over_;
 }
 
 bool PartialSteps::TakeArrival(int64_t* step, bool* full) {
@@ -270,6 +274,19 @@ bool PartialSteps::TakeArrival(int64_t* step, bool* full) {
 void PartialSteps::Open(int64_t round) {
   MutexLock lock(&mutex_);
   gate_.Open(round);
+}
+
+void PartialSteps::Came(int rank, int64_t step) {
+  MutexLock lock(&mutex_);
+  std::vector<double>* came = nullptr;
+  if (step > over_) {
+    came = &came_[step];
+  } else if (!infos_.empty() && step >= infos_.front().round) {
+    came = &infos_[static_cast<size_t>(step - infos_.front().round)].came_s;
+  }
+  if (came == nullptr) return;
+  came->resize(static_cast<size_t>(size_));
+  (*came)[static_cast<size_t>(rank)] = NowSeconds();
 }
 
 void PartialSteps::Leave() {
@@ -349,7 +366,8 @@ void PartialSteps::EndRound(int64_t number, Round* round) {
   if (infos_.size() == kRoundsKept) infos_.pop_front();
   infos_.push_back({number, round->begin_s, now_s, round->wait_s < 0 ? 0 : now_s - round->wait_s,
                     std::vector<int64_t>(table, table + size_),
-                    std::vector<int64_t>(table + size_, table + TableElements(size_))});
+                    std::vector<int64_t>(table + size_, table + TableElements(size_)), std::move(came_[number])});
+  came_.erase(number);
   round->memory[tensors_.size()] = nullptr;
   if (given == nullptr) return;
   if (spec_.holds_again && !IsFinite(round->data)) {

@@ -55,20 +55,22 @@ class PartialSteps {
   Status SkipStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
   // As Channel::Collect.
   bool Collect(int64_t tensor, int64_t step, Deliver deliver, Delivery* delivery) HVD_EXT_EXCLUDES(mutex_);
-  // The round of the next whole gradient takes all ranks.
-  void Flush() HVD_EXT_EXCLUDES(mutex_);
+  // The round of the step after the next `ahead` - 1 ones takes all ranks.
+  void Flush(int64_t ahead) HVD_EXT_EXCLUDES(mutex_);
   // Small bits that travel with this rank's contributions, until they are set anew.
   void SetFlags(int64_t flags) HVD_EXT_EXCLUDES(mutex_);
   // Calls `done(true)` when the round of this rank's next step is over, `done(false)` when all ranks have left and this
   // one has taken all rounds.
   void AwaitRound(NextRound done) HVD_EXT_EXCLUDES(mutex_);
-  // Rounds that are over and whose step this rank has not begun.
-  int64_t behind() const HVD_EXT_EXCLUDES(mutex_);
+  // The newest step that has begun, and the newest round that is over.
+  void Progress(int64_t* step, int64_t* over) const HVD_EXT_EXCLUDES(mutex_);
 
   // --- The rounds; whoever has the progress lock.
   // What is told to rank 0 of a gradient that is there: false, where nothing is new.
   bool TakeArrival(int64_t* step, bool* full) HVD_EXT_EXCLUDES(mutex_);
   void Open(int64_t round) HVD_EXT_EXCLUDES(mutex_);
+  // On rank 0: the word has come that a rank's gradient of a step is there.
+  void Came(int rank, int64_t step) HVD_EXT_EXCLUDES(mutex_);
   void Leave() HVD_EXT_EXCLUDES(mutex_);
   // All ranks have left, and `last` was their last round.
   void End(int64_t last, std::vector<std::function<void()>>* ended) HVD_EXT_EXCLUDES(mutex_);
@@ -133,9 +135,10 @@ class PartialSteps {
   std::vector<Gradients> spare_ HVD_EXT_GUARDED_BY(mutex_);
   std::map<int64_t, Round> rounds_ HVD_EXT_GUARDED_BY(mutex_);  // not yet taken by their steps
   std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);
+  std::map<int64_t, std::vector<double>> came_ HVD_EXT_GUARDED_BY(mutex_);  // of steps whose round is not over
   int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0, told_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;  // after the end: the last round
-  bool flush_ HVD_EXT_GUARDED_BY(mutex_) = false;
+  int64_t flush_ HVD_EXT_GUARDED_BY(mutex_) = 0;  // the step whose round is to take all ranks; 0: none
   int64_t full_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t flags_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   NextRound awaiting_ HVD_EXT_GUARDED_BY(mutex_);

@@ -8,6 +8,7 @@ from __future__ import annotations
 from hvd_ext.keras.callbacks.best import BestModelCheckpoint
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.callback_list import synchronized
+from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metrics
 from hvd_ext.keras.callbacks.progress import verbose
@@ -18,6 +19,7 @@ __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "Checkpoint",
+    "EndTogether",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

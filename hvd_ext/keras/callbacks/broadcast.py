@@ -13,6 +13,7 @@ from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.gradients.words import partial_reducer
 
 _NAME = "BroadcastGlobalVariablesCallback"
 
@@ -71,7 +72,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         optimizers = models.optimizers(self.model)
         self._announce(not self._done)
         weights = self._weights()
-        steps = self.params.get("steps") if base.trains_together(self.model) else None
+        even = base.trains_together(self.model) and partial_reducer(optimizers) is None
+        steps = self.params.get("steps") if even else None
         built = [(base.is_built(optimizer), len(self._slots(optimizer))) for optimizer in optimizers]
         ranks = allgather_object((len(weights), built, steps), name=_NAME)
         check_steps([steps for _, _, steps in ranks])

@@ -11,6 +11,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
@@ -41,6 +42,8 @@ def synchronized(
     - Each epoch's metrics become those of all ranks' data, so that callbacks decide alike (early stopping, learning
       rates).
     - Callbacks that write files stay on rank 0 only, and only rank 0 has a progress bar.
+    - Where steps do not wait for all ranks (sync=), the ranks end each epoch together, also with unequal numbers of
+      batches, and the last step of `fit` waits for all.
     - When a callback of one rank stops training, all ranks stop after the same step.
     - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it.
 
@@ -63,6 +66,7 @@ def synchronized(
     """
     given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
     start = _taken(given, BroadcastGlobalVariablesCallback) or BroadcastGlobalVariablesCallback(root_rank)
+    end = _taken(given, EndTogether) or EndTogether()
     average = _taken(given, MetricAverageCallback) or MetricAverageCallback(exact=True)
     restoring = [callback for callback in given if _is(callback, ("BackupAndRestore",))]
     if restoring and start.root_rank != 0:
@@ -88,7 +92,7 @@ def synchronized(
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
     # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
     last = [callback for callback in own if isinstance(callback, Checkpoint)]
-    return [*first, start, average, *(callback for callback in own if callback not in last), stop, *last]
+    return [end, *first, start, average, *(callback for callback in own if callback not in last), stop, *last]
 
 
 class _RestoreFirst(base.Callback):

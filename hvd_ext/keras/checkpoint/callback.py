@@ -21,8 +21,10 @@ from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.skipping import Skipping
 from hvd_ext.keras.checkpoint.store import Store
+from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
+from hvd_ext.tensorflow.gradients.words import SIGNAL_BIT, Word, partial_reducer
 
 __all__ = ["Checkpoint", "newest"]
 
@@ -55,7 +57,8 @@ class Checkpoint(keras.callbacks.Callback):
         keep: the number of checkpoints that stay.
         resume: "auto" goes on from a checkpoint if there is one; True must find one; False begins afresh.
         signals: names of signals that stop training. When one rank gets one while `fit` runs, all ranks save after the
-            same batch and stop: within a quarter of a second, or one batch.
+            same batch and stop: within a quarter of a second, or one batch; with sync= and unequal numbers of batches,
+            at the end of the epoch.
         on_signal: "stop" ends `fit`, so that the script goes on (`stopped_by` tells why); "exit" ends the program with
             the status 128 + the signal's number.
 
@@ -108,6 +111,10 @@ class Checkpoint(keras.callbacks.Callback):
         # ask for signals after so many more batches; so many lay between the last two times; and when the last one was
         self._next_ask = self._interval = 1
         self._asked_s = 0.0
+        # with partial rounds: how signals travel; None: the ranks have unequal numbers of batches, and exchange signals
+        # at the ends of epochs
+        self._word: Word | None = None
+        self._partial = False
 
     @property
     def exit_status(self) -> int:
@@ -171,6 +178,7 @@ class Checkpoint(keras.callbacks.Callback):
         if (self._epoch, self._first_step) != (0, 0):
             # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
             self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
+        self._agree_on_signals()
         if not self._watch.start():
             _LOG.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
 
@@ -203,7 +211,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._name_unclaimed()
         self._unsaved += done
         self._next_ask -= 1
-        asked = self._ask() if self.signals and self._next_ask <= 0 else None
+        asked = self._ask() if self.signals and (self._partial or self._next_ask <= 0) else None
         if asked or (self.every_steps and self._unsaved >= self.every_steps):
             self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
 
@@ -214,8 +222,11 @@ class Checkpoint(keras.callbacks.Callback):
             self._skipping = None
         if self._store is not None:
             self._store.forget()  # or the next epoch would begin with the checkpoint's state
-        if self.stopped_by is None and self.every and (epoch + 1) % self.every == 0:
-            self.save(epoch + 1, 0, "end of epoch")
+        if self.stopped_by is not None:
+            return
+        asked = self._exchange_signals()[0] if self._partial and self._word is None and self.signals else None
+        if asked or (self.every and (epoch + 1) % self.every == 0):
+            self.save(epoch + 1, 0, asked or "end of epoch")
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give signals their former handlers back."""
@@ -243,14 +254,46 @@ class Checkpoint(keras.callbacks.Callback):
         return stopped
 
     def _ask(self) -> str | None:
-        """Exchange with all ranks whether a signal has come, and agree on when to ask again."""
+        """Learn whether a signal has come on some rank, and agree on when to ask again."""
+        if self._word is not None:
+            self._word.say(0 if self._watch.seen is None else 1 + self.signals.index(self._watch.seen))
+            heard = self._word.heard()
+            return self.signals[heard - 1] if heard else None
+        if self._partial:
+            return None
         now_s = time.monotonic()
         pace_s = (now_s - self._asked_s) / self._interval
         self._asked_s = now_s
+        seen, pace_s = self._exchange_signals(pace_s)
+        self._next_ask = self._interval = max(1, int(_ASK_S / max(pace_s, 1e-6)))
+        return seen
+
+    def _exchange_signals(self, pace_s: float = 0.0) -> tuple[str | None, float]:
+        """Exchange the signals of all ranks; return the first one, and the `pace_s` of rank 0."""
         engine = runtime.current().engine
         answers = consensus.exchange(engine, "Checkpoint: signals", lambda: [self._watch.seen, pace_s])
-        self._next_ask = self._interval = max(1, int(_ASK_S / max(answers[0][1], 1e-6)))
-        return next((seen for seen, _ in answers if seen), None)
+        return next((seen for seen, _ in answers if seen), None), answers[0][1]
+
+    def _agree_on_signals(self) -> None:
+        """Have signals travel with the gradients, where steps do not wait for all ranks and ranks have equal steps."""
+        from hvd_ext.keras.callbacks import base
+
+        reducer = partial_reducer(optimizers(self.model))
+        self._partial, self._word = reducer is not None and base.trains_together(self.model), None
+        if reducer is None or not self._partial:
+            return
+        engine, own = runtime.current().engine, self.params.get("steps")
+        steps = consensus.exchange(engine, "Checkpoint: steps of an epoch", lambda: own)
+        if steps[0] is not None and all(one == steps[0] for one in steps):
+            self._word = Word(reducer, SIGNAL_BIT, 5)
+            self._word.say(0)
+        elif self.every_steps:
+            raise InvalidError(
+                f"Checkpoint, every_steps ({self.every_steps}): with sync={reducer.options.sync!r} all ranks must have "
+                f"the same number of batches, which Keras must know, to save in the middle of an epoch; they are "
+                f"{', '.join(map(str, steps))}; hvd_ext.shard(data, batch_size) divides data evenly, and "
+                "steps_per_epoch cuts uneven data"
+            )
 
     def _stop(self, name: str) -> None:
         self.stopped_by = name

@@ -18,7 +18,7 @@ from hvd_ext.errors import CheckpointError, InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers.optimizer import wrap
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.state.manifest import described
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
@@ -55,6 +55,10 @@ def load_model(
     buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
+    sync: Sync = "full",
+    quorum: int | None = None,
+    staleness: int = 4,
+    delay: int = 0,
     num_groups: int = 0,
     device_dense: str = "",
     device_sparse: str = "",
@@ -113,6 +117,10 @@ def load_model(
         buckets=buckets,
         check_every=check_every,
         check_start=check_start,
+        sync=sync,
+        quorum=quorum,
+        staleness=staleness,
+        delay=delay,
     )
     where = f"load_model ({os.fspath(filepath)})"
     objects = {**(custom_objects or {}), **{cls.__name__: cls for cls in custom_optimizers or ()}}

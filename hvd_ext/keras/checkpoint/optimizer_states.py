@@ -1,4 +1,4 @@
-"""How a model's optimizers reduce, and with `TopK` their residuals and velocities, as arrays for a checkpoint."""
+"""How a model's optimizers reduce, and what they carry over to the next step, as arrays for a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from hvd_ext.tensorflow.topk import feedback, residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone
 
 _LOG = logging.getLogger("hvd_ext")
-_NAME = re.compile(r"top-k: optimizer (\d+), variables (\d+)")
+_NAME = re.compile(r"(top-k|held|delayed): optimizer (\d+), variables (\d+)")
+_OF_TAPES = re.compile(r"(top-k|held|delayed|buckets): tape")
 _LAYOUT_NAME = re.compile(r"buckets: optimizer (\d+), variables (\d+)")
 
 
 def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
-    """Copy the buckets of the optimizers, and the residuals and velocities of this rank.
+    """Copy the buckets of the optimizers, and what this rank carries over to the next step: residuals, held gradients.
 
     Returns:
         Arrays by owner and name, like those of `hvd_ext.state.collect`. An owner is a list of variables that one of the
@@ -40,20 +41,22 @@ def collect(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
     for index, reducer in _reducers(model):
         for number, layout in reducer.save_layouts().items():
             found[f"buckets: optimizer {index}, variables {number}"] = layout
-        if reducer.options.topk is None:
+        what = reducer.options.carries_over
+        if not what:
             continue
         for number, one in enumerate(reducer.sets):
             saved = one.save()
             if saved:
-                found[f"top-k: optimizer {index}, variables {number}"] = saved
+                found[f"{what}: optimizer {index}, variables {number}"] = saved
         for number, (own, _) in reducer.pending.items():
             if own is not None:
-                found[f"top-k: optimizer {index}, variables {number}"] = dict(own)
+                found[f"{what}: optimizer {index}, variables {number}"] = dict(own)
             elif runtime.current().engine.rank == 0:
                 _LOG.warning(
-                    "%s: saved before its first step on another number of ranks: the residuals and velocities are "
+                    "%s: saved before its first step on another number of ranks: what the ranks carry over (%s) is "
                     "not in this checkpoint, but in the one that was restored",
                     reducer.label,
+                    what,
                 )
     return found
 
@@ -63,8 +66,8 @@ def restore(
 ) -> tuple[str, ...]:
     """Give the optimizers, and all owners of `hvd_ext.state`, their part of a checkpoint; all ranks call it.
 
-    An optimizer gets its residuals and velocities now, or at its first step. If only one of the two jobs has `TopK` or
-    its momentum correction, rank 0 warns of what is lost.
+    An optimizer gets its residuals, held gradients or late result now, or at its first step. If only one of the two
+    jobs has them, rank 0 warns of what is lost.
 
     Args:
         model: has the weights and slots of the checkpoint already.
@@ -87,28 +90,28 @@ def restore(
         )
     ]
     by_optimizer: dict[int, dict[int, tuple[Arrays | None, Everyone]]] = {}
-    reducers = {index: one for index, one in _reducers(model) if one.options.topk is not None}
+    reducers = dict(_reducers(model))
     for owner in sorted(saved):
         match = _NAME.fullmatch(owner)
         if match is None:
             continue
-        index, number = int(match[1]), int(match[2])
-        by_optimizer.setdefault(index, {})[number] = states.get(owner), saved[owner]
-        if index not in reducers:
-            left.append(owner)
+        what, index, number = match[1], int(match[2]), int(match[3])
+        if index in reducers and reducers[index].options.carries_over == what:
+            by_optimizer.setdefault(index, {})[number] = states.get(owner), saved[owner]
+            continue
+        left.append(owner)
+        if what == "top-k" and index < len(optimizers(model)):
+            _tell_of_dropped(optimizers(model)[index], states.get(owner), saved[owner])
+        elif runtime.current().engine.rank == 0:
+            _LOG.warning("Checkpoint: it was saved with other options, and is dropped: %s", owner)
     for index, optimizer in enumerate(optimizers(model)):
-        restored, reducer = by_optimizer.get(index, {}), reducers.get(index)
-        if restored and reducer is not None:
-            reducer.restore(restored)
-        elif restored:
-            _tell_of_dropped(optimizer, restored.values())
+        if index in by_optimizer:
+            reducers[index].restore(by_optimizer[index])
         one = getattr(optimizer, "inner_optimizer", optimizer)
         if isinstance(one, MomentumTaken):
             one.end_momentum()
     # a tape claims its part at its first step
-    return tuple(
-        owner for owner in left if owner not in states and not owner.startswith(("top-k: tape", "buckets: tape"))
-    )
+    return tuple(owner for owner in left if owner not in states and not _OF_TAPES.match(owner))
 
 
 def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:
@@ -120,14 +123,13 @@ def _restore_layouts(model: keras.Model, states: Mapping[str, Arrays]) -> None:
             reducer.restore_layouts(layouts)
 
 
-def _tell_of_dropped(optimizer: Any, restored: Iterable[tuple[Arrays | None, Everyone]]) -> None:
+def _tell_of_dropped(optimizer: Any, own: Arrays | None, everyone: Everyone) -> None:
     """Warn of the residuals and velocities of an optimizer that has no `TopK` now."""
     if runtime.current().engine.rank != 0:
         return
     found: list[Arrays] = []
-    for own, everyone in restored:
-        with contextlib.suppress(HvdExtError, OSError, StopIteration):  # the owner is named as dropped
-            found.append(next(iter(everyone())) if own is None else own)
+    with contextlib.suppress(HvdExtError, OSError, StopIteration):  # the owner is named as dropped
+        found.append(next(iter(everyone())) if own is None else own)
     label = getattr(getattr(optimizer, "_hvd_ext_reducer", None), "label", optimizer.name)
     if any(key.startswith(residuals.RESIDUAL) and np.any(array) for one in found for key, array in one.items()):
         _LOG.warning(

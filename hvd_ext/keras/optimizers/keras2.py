@@ -56,6 +56,8 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     _check(optimizer)
     if options.topk is not None:
         raise InvalidError(f"optimizer {label!r}: {features.words('top-k', 'Keras 2')}")
+    if options.partial or options.delay:
+        raise InvalidError(f"optimizer {label!r}: {features.words('partial rounds', 'Keras 2')}")
     if options.check_every:
         raise InvalidError(f"check_every ({options.check_every}): is not supported for optimizers of tf_keras")
     model_class = sys.modules["tf_keras"].Model

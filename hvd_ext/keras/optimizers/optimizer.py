@@ -20,7 +20,7 @@ from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front, refuse_global_norm, updates
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
 from hvd_ext.tensorflow.gradients import explanation
@@ -51,6 +51,10 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
     buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
+    sync: Sync = "full",
+    quorum: int | None = None,
+    staleness: int = 4,
+    delay: int = 0,
     num_groups: int = 0,
     device_dense: str = "",
     device_sparse: str = "",
@@ -89,6 +93,13 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
             that of `init`.
         check_every: the number of steps after which the ranks compare a checksum of their weights again; 0: never.
         check_start: compare the ranks' weights before the first update (docs/training.md).
+        sync: whose gradients a step waits for (docs/stragglers.md): "full", those of all ranks; "solo", the first;
+            "majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that
+            the job chooses. Gradients that come late enter a later step.
+        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.
+        staleness: the largest number of steps by which a gradient may come late.
+        delay: 1: a step applies the gradients of the step before it, so that computation hides communication;
+            only with sync="full".
         num_groups: Horovod's older name for groups.
         device_dense: accepted for Horovod's sake, like device_sparse and use_locking; changes nothing.
         device_sparse: see device_dense.
@@ -117,6 +128,10 @@ def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
         buckets=buckets,
         check_every=check_every,
         check_start=check_start,
+        sync=sync,
+        quorum=quorum,
+        staleness=staleness,
+        delay=delay,
     )
     return wrap(optimizer, name, options)
 
@@ -140,6 +155,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
     buckets: str | Path | None = None,
     check_every: int = 0,
     check_start: bool = True,
+    sync: Sync = "full",
+    quorum: int | None = None,
+    staleness: int = 4,
+    delay: int = 0,
     num_groups: int = 0,
     device_dense: str = "",
     device_sparse: str = "",
@@ -177,6 +196,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - the name that users of Horovod 
         buckets=buckets,
         check_every=check_every,
         check_start=check_start,
+        sync=sync,
+        quorum=quorum,
+        staleness=staleness,
+        delay=delay,
     )
     return wrap(optimizer, name, options, _layers(local_layers))
 
@@ -224,27 +247,31 @@ def channels(optimizer: Any) -> tuple[Channel, ...]:
 
 
 def flush(optimizer: Any) -> None:
-    """Make the next step dense, so that it also sends the residuals that `TopK` has kept; all ranks call it.
+    """Make the next step send what the ranks have kept: residuals of `TopK`, or gradients that came late.
 
     For a file of the model alone: flush, train one more step, save. After that step no gradient is missing from the
-    weights. A momentum that `momentum_correction` has taken over stays with the ranks; only
-    `hvd_ext.callbacks.Checkpoint` saves it. If the next step is skipped because a gradient is not finite, everything
-    stays as it was, and the step after it is dense.
+    weights. With `TopK` the next step is dense, and all ranks call it; a momentum that `momentum_correction` has taken
+    over stays with the ranks, and only `hvd_ext.callbacks.Checkpoint` saves it; if the next step is skipped because a
+    gradient is not finite, everything stays as it was, and the step after it is dense. With sync= the next step waits
+    for the gradients of all ranks; one rank that calls it is enough.
 
     Args:
-        optimizer: from `hvd_ext.DistributedOptimizer` with compression=hvd_ext.TopK(...). A tape cannot be flushed: no
-            object of the user's lasts from step to step.
+        optimizer: from `hvd_ext.DistributedOptimizer` with compression=hvd_ext.TopK(...) or sync=. A tape cannot be
+            flushed: no object of the user's lasts from step to step.
 
     Raises:
-        InvalidError: the optimizer is not wrapped, or has no `TopK`.
+        InvalidError: the optimizer is not wrapped, or keeps nothing.
         CommunicationError: another rank has ended, or does not call it in time.
     """
     reducer = getattr(optimizer, "_hvd_ext_reducer", None)
-    if not isinstance(reducer, Reducer) or reducer.options.topk is None:
+    if not isinstance(reducer, Reducer) or reducer.options.carries_over not in ("top-k", "held"):
         raise InvalidError(
             f"flush ({optimizer!r}): must be an optimizer from hvd_ext.DistributedOptimizer with "
-            "compression=hvd_ext.TopK(...); other optimizers have no residuals"
+            "compression=hvd_ext.TopK(...) or sync=; other optimizers keep no gradients back"
         )
+    if reducer.options.partial:
+        reducer.flush()
+        return
     job = process_sets.runtime_of(reducer.options.process_set)
     if job is not None:
         # ranks with different densities would run different plans
@@ -296,7 +323,9 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
             "count each pass as a step of momentum, warm-up and flush; use mixed_bfloat16, or leave "
             "accumulation out"
         )
-    reducer = Reducer(label, options, momentum, functools.partial(_steps_of, weakref.ref(updating)))
+    steps = functools.partial(_steps_of, weakref.ref(updating))
+    # with a loss scale a round that is not finite is skipped
+    reducer = Reducer(label, options, momentum, steps, holds_again=scaling)
     fronts: list[type] = [Wrapper]
     if momentum is not None and scaling:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)

@@ -5,12 +5,12 @@ wrapper reduces the gradients at one of two places:
 
 - Most optimizers reduce in `_clip_gradients`. Passes that only accumulate do not communicate, and a global norm is that
   of the reduced gradient.
-- A loss-scale optimizer, and an optimizer with `TopK` that does not accumulate, reduce in front of Keras' `apply`: all
-  ranks must take or skip the step together, and a skipped step must leave no trace. A value that is not finite on one
-  rank is not finite in the reduced gradient, so all ranks see the same and decide alike.
+- A loss-scale optimizer, and an optimizer with `TopK` or a delay that does not accumulate, reduce in front of Keras'
+  `apply`: all ranks must take or skip the step together, and a skipped step must leave no trace. A value that is not
+  finite on one rank is not finite in the reduced gradient, so all ranks see the same and decide alike.
 
-With `TopK` and gradient accumulation the reduction is in `_clip_gradients`, and what is skipped there is the update:
-the accumulated passes are dropped, and counted.
+With gradient accumulation the reduction is in `_clip_gradients`, and what is skipped there is the update: the
+accumulated passes are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -75,12 +75,13 @@ if TYPE_CHECKING:
 class Wrapper(Distributed):
     """An optimizer of Keras 3 that reduces its gradients, whole or with `TopK`, with or without a loss scale."""
 
-    _hvd_ext_finite: Any = True  # whether the reduced gradients of an update step with accumulation are finite
+    _hvd_ext_applies: Any = True  # whether an update step with accumulation applies its reduced gradients
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce one step's gradients over the ranks and apply them; see `keras.optimizers.Optimizer.apply`.
 
-        With `TopK` or a loss scale all ranks skip a step in which a gradient of any rank is not finite.
+        With `TopK` or a loss scale all ranks skip a step in which a gradient of any rank is not finite; with a delay,
+        the first step.
         """
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
@@ -89,7 +90,7 @@ class Wrapper(Distributed):
             plain(grads, trainable_variables)  # Keras does nothing, or says what is wrong
             return
         scaling, first, reducer = _scales_loss(self), _reduces_first(self), self._hvd_ext_reducer
-        if not self.built and first and reducer.options.topk is not None:
+        if not self.built and first and reducer.options.carries_over:
             with tf.init_scope():
                 self.build(variables)
         elif self.built and not scaling:
@@ -105,10 +106,10 @@ class Wrapper(Distributed):
             if first:
                 reduced, scale = _reduced_first(self, ready)
                 update = lambda: plain([_multiplied(one, scale) for one in reduced], variables)  # noqa: E731 - used twice
-                if scaling:  # Keras looks whether the gradients are finite
+                if reducer.options.delay or not scaling:
+                    only_if(reducer.applies, update)
+                else:  # Keras looks whether the gradients are finite
                     update()
-                else:
-                    only_if(reducer.finite, update)
             else:
                 plain(ready, variables)
                 # with accumulation, an eager apply that is no update step rightly reduces nothing
@@ -127,8 +128,8 @@ class Wrapper(Distributed):
             return super()._clip_gradients(grads)
         reducer = self._hvd_ext_reducer
         reduced = reducer.reduce_step(grads, self._iterations.value)
-        if reducer.options.topk is not None:
-            object.__setattr__(self, "_hvd_ext_finite", reducer.finite)
+        if reducer.may_skip:
+            object.__setattr__(self, "_hvd_ext_applies", reducer.applies)
         return super()._clip_gradients([kinds.scaled(gradient, _factor(reducer)) for gradient in reduced])
 
     def _apply_weight_decay(self, variables: Any) -> None:
@@ -221,8 +222,8 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    topk = optimizer._hvd_ext_reducer.options.topk
-    return _scales_loss(optimizer) or (topk is not None and not optimizer.gradient_accumulation_steps)
+    skips = optimizer._hvd_ext_reducer.may_skip
+    return _scales_loss(optimizer) or (skips and not optimizer.gradient_accumulation_steps)
 
 
 def _is_update_step(optimizer: Any) -> bool:
@@ -239,8 +240,8 @@ def _factor(reducer: Reducer) -> int:
 def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any]:
     """Reduce the gradients of the step under way in front of Keras' `apply`.
 
-    With `TopK` they are divided by the loss scale first: residual and velocity are in the gradients' own unit, whatever
-    the scale will be in the step that sends them.
+    Where something of them may be applied later, they are divided by the loss scale first: residuals and what is held
+    are in the gradients' own unit, whatever the scale will be in that step.
 
     Returns:
         The reduced gradients, and the scale that they must be multiplied by again, or None.
@@ -248,7 +249,7 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     reducer = optimizer._hvd_ext_reducer
     present = [gradient for gradient in ready if gradient is not None]
     scale: Any = None
-    if reducer.options.topk is not None:
+    if reducer.options.carries_over:
         scaling = _scales_loss(optimizer)
         scale = tf.convert_to_tensor(optimizer.dynamic_scale) if scaling else optimizer.loss_scale_factor
         present = [_divided(gradient, scale) for gradient in present]
@@ -284,8 +285,8 @@ def _told(gradients: Sequence[tf.Tensor], local: Sequence[bool]) -> list[tf.Tens
 
 
 def _unless_skipped(optimizer: Any, work: Callable[[], None]) -> None:
-    """Do a part of an update step; with `TopK` and accumulation only if the reduced gradients are finite."""
-    if optimizer._hvd_ext_reducer.options.topk is not None and optimizer.gradient_accumulation_steps:
-        only_if(optimizer._hvd_ext_finite, work)
+    """Do a part of an update step; with accumulation, in a step that may be skipped, only if it applies."""
+    if optimizer._hvd_ext_reducer.may_skip and optimizer.gradient_accumulation_steps:
+        only_if(optimizer._hvd_ext_applies, work)
     else:
         work()

@@ -17,8 +17,10 @@ from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds as gradient_kinds
 
 if TYPE_CHECKING:
+    from hvd_ext.engine.partial import Partial
     from hvd_ext.planning.layout import Layout
     from hvd_ext.planning.step_times import StepTimes
+    from hvd_ext.planning.tensors import Tensor
 
 # A gradient of this size is handed over alone, as soon as it is there. Smaller ones of a bucket are handed over in one
 # op, because the op would cost more than the copy.
@@ -37,6 +39,9 @@ class Channel:
             separately (`hvd_ext.tensorflow.collectives.sparse`).
         lay_out: plans a step with the times of its gradients, or without; the same on all ranks.
         settings: the options that the layout depends on, as text.
+        partial: what makes its rounds partial; None if steps wait for all ranks.
+        delay: how many steps before its own a step's results are of; `carried.Delayed` gives those of the first steps.
+        flags: the bits that this rank sends along with partial rounds (`words.Word`).
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
     """
 
@@ -49,13 +54,18 @@ class Channel:
         handle: int,
         lay_out: Callable[[StepTimes | None], Layout],
         settings: str,
+        partial: Partial | None = None,
+        delay: int = 0,
     ) -> None:
         """Use `registration.open`."""
+        self.partial = partial
+        self.delay = delay
         self.name = name
         self.kinds = kinds
         self.layout = layout
         self.lay_out = lay_out
         self.settings = settings
+        self.flags = 0
         self.rows_nbytes: dict[int, int] = {}
         self._owner = owner
         self._handle: int | None = handle
@@ -70,19 +80,27 @@ class Channel:
         return self._handle is not None and _runs(self._owner)
 
     @property
+    def travelling(self) -> list[Tensor]:
+        """The tensors of the engine's channel, by their numbers there."""
+        return [self.layout.tensors[place] for place in self.layout.travelling]
+
+    @property
     def selects(self) -> bool:
         """Whether some of its gradients have error feedback; each step must then end with `end_step`."""
         return bool(self.layout.selected)
 
     @ops.plain
-    def reduce(self, gradients: Sequence[tf.Tensor | None], density: tf.Tensor | None = None) -> list[tf.Tensor | None]:
+    def reduce(
+        self, gradients: Sequence[tf.Tensor | None] | None, density: tf.Tensor | None = None
+    ) -> list[tf.Tensor | None]:
         """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
 
         Every rank calls it once per step. A gradient that is None here but present on another rank counts as zeros. The
         results are constants to a gradient tape; use `hvd_ext.allreduce` for a differentiable reduction.
 
         Args:
-            gradients: one dense tensor or None for each of the layout's tensors, of its shape and dtype.
+            gradients: one dense tensor or None for each of the layout's tensors, of its shape and dtype. None: this
+                step has no gradient of this rank; eager only, with partial rounds, where the step's round is over.
             density: a float64 scalar, the same on all ranks: the fraction of elements that is sent. Required if the
                 channel `selects`.
 
@@ -96,6 +114,8 @@ class Channel:
             CommunicationError: a peer is gone or stayed away; a running `tf.function` raises `tf.errors.UnknownError`.
         """
         handle, tensors = self.handle, self.layout.tensors
+        if gradients is None:
+            return self._collected_only()
         if len(gradients) != len(tensors):
             raise InvalidError(
                 f"channel {self.name!r}: reduce takes one gradient or None for each of its {len(tensors)} tensors; "
@@ -119,11 +139,8 @@ class Channel:
                 tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
             last.clear()
             for places, given in zip(self._collected, tickets, strict=True):
-                shapes, dtype = [tensors[place].shape for place in places], tensors[places[0]].dtype
-                results = ops.collect(given, dtype, shapes, channel=handle, tensors=self._numbers(places))
-                for place, result in zip(places, results, strict=True):
-                    reduced[place] = result
-                last.append(results[0])
+                late = [ticket - self.delay for ticket in given] if self.delay else given
+                last.append(self._collect(late, places, reduced))
         return reduced
 
     @ops.plain
@@ -184,6 +201,25 @@ class Channel:
                 f"channel {self.name!r}: hvd_ext was shut down after it was opened; open it again after init()"
             )
         return self._handle
+
+    def _collected_only(self) -> list[tf.Tensor | None]:
+        reduced: list[tf.Tensor | None] = [None] * len(self.layout.tensors)
+        with ops.translated():
+            ticket = tf.constant(self._owner.engine.skip_step(self.handle), tf.int64)
+            for places in self._collected:
+                self._collect([ticket], places, reduced)
+        return reduced
+
+    def _collect(
+        self, tickets: Sequence[tf.Tensor], places: Sequence[int], reduced: list[tf.Tensor | None]
+    ) -> tf.Tensor:
+        """Write the results of a bucket to `reduced`, and return one of them."""
+        tensors = [self.layout.tensors[place] for place in places]
+        shapes = [tensor.shape for tensor in tensors]
+        results = ops.collect(tickets, tensors[0].dtype, shapes, channel=self.handle, tensors=self._numbers(places))
+        for place, result in zip(places, results, strict=True):
+            reduced[place] = result
+        return results[0]
 
     def _submit(self, ready: Sequence[tf.Tensor | None], places: Sequence[int]) -> tf.Tensor:
         return ops.submit([ready[place] for place in places], channel=self.handle, tensors=self._numbers(places))

@@ -170,6 +170,25 @@ def refuse(label: str, gradient: Any, variable: Any) -> None:
         )
 
 
+def mark_meeting(variable: Any) -> None:
+    """Mark a variable of a layer whose forward pass waits for all ranks."""
+    variable._hvd_ext_meeting = True
+
+
+def refuse_meeting(label: str, variable: Any) -> None:
+    """Refuse a variable that `mark_meeting` has marked: with partial rounds no pass may wait for all ranks.
+
+    Args:
+        label: the optimizer or tape, for messages.
+        variable: the variable.
+
+    Raises:
+        InvalidError: it is marked.
+    """
+    if getattr(variable, "_hvd_ext_meeting", False):
+        raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")
+
+
 def refuse_xla(label: str) -> None:
     """Refuse a function that XLA will compile, while the function is traced.
 

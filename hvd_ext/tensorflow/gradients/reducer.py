@@ -22,7 +22,8 @@ from hvd_ext.job.runtime import Runtime
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.collectives import sparse
-from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients import carried, kinds
+from hvd_ext.tensorflow.gradients.carried import Delayed
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
@@ -59,22 +60,24 @@ class Step:
         job: the runtime of the ranks that take part; None if this rank does not take part.
         channel: the channel of the dense gradients; None if this rank does not take part.
         feedback: the error feedback with `TopK`, else None.
+        delayed: with a delay, the result of the step before.
         name: the prefix of the calls that reduce sparse gradients.
 
     Attributes:
         reduced: whether the gradients were reduced.
         compared: in a graph, the comparison of the weights that must run before the reduction; None if there is none.
-        finite: whether all reduced gradients are finite; None without `TopK`.
+        applies: whether the reduced gradients are to be applied; None: they are.
     """
 
     slots: list[Slot]
     job: Runtime | None = None
     channel: Channel | None = None
     feedback: Feedback | None = None
+    delayed: Delayed | None = None
     name: str = ""
     reduced: bool = False
     compared: tf.Operation | None = None
-    finite: tf.Tensor | None = None
+    applies: tf.Tensor | None = None
 
     @property
     def present(self) -> list[Slot]:
@@ -97,6 +100,7 @@ class Reducer:
         momentum: the optimizer's momentum, if the options ask for momentum correction.
         first_step: returns the number of update steps before the first step of this object.
         after_first: whether the weights may be broadcast after the first step, as a loop with a tape does.
+        holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
 
     Attributes:
         broadcast_follows: whether a callback will broadcast the weights after the next batch.
@@ -110,8 +114,10 @@ class Reducer:
         first_step: Callable[[], int] = lambda: 0,
         *,
         after_first: bool = False,
+        holds_again: bool = False,
     ) -> None:
         self.broadcast_follows = False
+        self._holds_again = holds_again
         self._after_first = after_first
         self.label = label
         self.options = options
@@ -119,7 +125,8 @@ class Reducer:
         self._first_step = first_step
         self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
         self._layouts: dict[int, Arrays] = {}  # from restore_layouts, of lists that have had no step yet
-        self._flushing = False
+        self._flushing = 0  # see `flush`, before there is a list
+        self._without_gradient = False
         self._local: list[Callable[[], Iterable[Any]]] = []
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._under_way: Step | None = None
@@ -133,6 +140,10 @@ class Reducer:
     def sets(self) -> tuple[GradientSet, ...]:
         """One set for each list of variables reduced so far, in the order of their first steps."""
         return tuple(self._sets.values())
+
+    def keys_of(self, one: GradientSet) -> tuple[Any, ...]:
+        """Return the keys of the variables of one of `sets`, in their order."""
+        return next(keys for keys, every in self._sets.items() if every is one)
 
     def restore(self, states: dict[int, tuple[Arrays | None, Everyone]]) -> None:
         """Restore what each list of variables has saved, by its place in `sets`; all ranks call it alike.
@@ -178,12 +189,16 @@ class Reducer:
         """Restore what `save_first` returned; see `GradientSet.load`."""
         self.restore({0: (own, everyone)})
 
-    def flush(self) -> None:
-        """Make the next step of each list dense; all ranks call it alike."""
-        self._flushing = not self._sets
+    def flush(self, ahead: int = 1) -> None:
+        """Make a step of each list send what the ranks have kept: a dense one with `TopK`, where all call it, or a full
+        one with partial rounds.
+
+        Args:
+            ahead: with partial rounds: the next step is 1, the one after it 2, and so on.
+        """
+        self._flushing = 0 if self._sets else ahead
         for one in self.sets:
-            if one.feedback is not None:
-                one.feedback.flush()
+            one.flush(ahead)
 
     def scale_momentum(self, factor: float) -> None:
         """Multiply the velocities of momentum correction, between two steps; all ranks call it alike."""
@@ -270,7 +285,7 @@ class Reducer:
             pairs = zip(variables, gradients, strict=True)
             begun = Step([Slot(variable, kinds.OUTSIDE, gradient, None) for variable, gradient in pairs])
         else:
-            dense = dense or self.options.sparse_as_dense
+            dense = dense or self.options.sparse_as_dense or self.options.partial or self.options.delay > 0
             begun = self._begun(job, gradients, variables, facts, dense, communicates, weights)
         outer, self._under_way = self._under_way, begun
         try:
@@ -291,10 +306,18 @@ class Reducer:
         return [] if step is None else [slot.kind == kinds.LOCAL for slot in step.present]
 
     @property
-    def finite(self) -> tf.Tensor:
-        """Whether all reduced gradients of the step under way are finite, equal on all ranks; True without `TopK`."""
+    def may_skip(self) -> bool:
+        """Whether a step's reduced gradients may have to be left out (`applies`)."""
+        return self.options.topk is not None or self.options.delay > 0
+
+    @property
+    def applies(self) -> tf.Tensor:
+        """Whether the step under way has reduced gradients to apply, equal on all ranks.
+
+        False with `TopK` if they are not finite, and with a delay in the first step.
+        """
         step = self._under_way
-        return tf.constant(True) if step is None or step.finite is None else step.finite
+        return tf.constant(True) if step is None or step.applies is None else step.applies
 
     @property
     def through_momentum(self) -> frozenset[Any]:
@@ -338,6 +361,15 @@ class Reducer:
                 after.assign_add(tf.zeros((), after.dtype), read_value=False)
         return list(tf.nest.pack_sequence_as(reduced, together, expand_composites=True))
 
+    @contextlib.contextmanager
+    def without_gradient(self) -> Iterator[None]:
+        """Make eager steps take a result that is there already, and give no gradient of this rank."""
+        self._without_gradient = True
+        try:
+            yield
+        finally:
+            self._without_gradient = False
+
     def close(self) -> None:
         """Free the channels' buffers. A second call does nothing."""
         sets, self._sets = self._sets, {}
@@ -363,6 +395,8 @@ class Reducer:
         def checked() -> dict[str, Any]:
             for index in shared:
                 kinds.refuse(self.label, gradients[index], variables[index])
+                if self.options.partial:
+                    kinds.refuse_meeting(self.label, variables[index])
             return {**self.options.described(), **({} if facts is None else facts())}
 
         own = "".join(kinds.kind(gradients[index], dense) for index in shared)
@@ -382,10 +416,11 @@ class Reducer:
             place = place_of.get(index)
             kind = kinds.LOCAL if place is None else joint[place]
             slots.append(Slot(variable, kind, kinds.ready(self.label, gradient, variable, kind, divisor), place))
-        if self._flushing and every.feedback is not None:
-            every.feedback.flush()
-        self._flushing = False
-        return Step(slots, job, channel, every.feedback, every.name, compared=compared)
+        if self._flushing:
+            every.flush(self._flushing)
+        self._flushing = 0
+        delayed = every.carried if isinstance(every.carried, Delayed) else None
+        return Step(slots, job, channel, every.feedback, delayed, every.name, compared=compared)
 
     def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
         """Reduce the step's gradients; for momentum correction they are first multiplied by the learning rate."""
@@ -410,7 +445,13 @@ class Reducer:
         ]
         scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
         density = None if step.feedback is None else step.feedback.density(channel)
-        for place, (own, reduced) in enumerate(zip(dense, channel.reduce(scaled, density), strict=True)):
+        if step.delayed is not None:
+            step.applies = step.delayed.next_step(gives=not self._without_gradient)
+        if not self._without_gradient:
+            found = channel.reduce(scaled, density)
+        else:
+            found = channel.reduce(None) if step.delayed is None else step.delayed.take()
+        for place, (own, reduced) in enumerate(zip(dense, found, strict=True)):
             if own is not None:
                 results[place] = kinds.scaled(reduced, factor)
         for place, slot in slots.items():
@@ -426,7 +467,7 @@ class Reducer:
                 )
         if step.feedback is not None:
             each = [rates.get(place, 1.0) for place in results]
-            ended, step.finite = step.feedback.ended(channel, list(results.values()), each)
+            ended, step.applies = step.feedback.ended(channel, list(results.values()), each)
             results = dict(zip(results, ended, strict=True))
         return [
             gradient if slot.place is None else results[slot.place]
@@ -437,7 +478,7 @@ class Reducer:
         """Restore a list's layout and state, once the list has a channel."""
         if number in self._layouts:
             every.load_layout(self._layouts.pop(number))
-        if number in self._restored and every.feedback is not None:
+        if number in self._restored and every.keeps:
             every.load(*self._restored.pop(number))
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
@@ -450,9 +491,27 @@ class Reducer:
                     self.label,
                 )
             start = self._start(job)
-            every = GradientSet(self.label, self.options, job, variables, self.momentum, self._first_step, start)
+            number = list(self._sets).index(keys) if keys in self._sets else len(self._sets)
+            every = GradientSet(
+                self.label,
+                self.options,
+                job,
+                variables,
+                self.momentum,
+                functools.partial(self._steps_before, number),
+                start,
+                holds_again=self._holds_again,
+            )
             self._sets[keys] = every
         return list(self._sets).index(keys), every
+
+    def _steps_before(self, number: int) -> int:
+        """Give the number of steps before the first one of a list, by its place in `sets`."""
+        if self.options.partial and number in self._restored:  # the optimizer does not count steps that it skips
+            before = carried.rounds(*self._restored[number])
+            if before is not None:
+                return before
+        return self._first_step()
 
     def _start(self, job: Runtime) -> SameStart | None:
         if not self.options.check_start or job.engine.size == 1:

@@ -3,6 +3,8 @@
 `open` opens a channel on all ranks together. The ranks compare names, shapes, dtypes, options and plans at that moment.
 A difference raises the same `MismatchError` on all ranks and leaves nothing behind.
 
+With partial rounds no rank may wait for the others, so the gradients are those of the first step for good.
+
 A `GradientSet` is one list of variables with its channels. Ranks may have different gradients: a variable that a rank's
 loss does not use has no gradient on that rank. In eager mode the ranks tell each other at every step which gradients
 they have. A traced function has the same gradients at every step, so its ranks exchange their patterns only when they
@@ -19,6 +21,7 @@ from typing import Any
 
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.compression.topk import TopK
+from hvd_ext.engine.partial import Partial
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import banner, consensus, runtime
 from hvd_ext.options import Options, is_file
@@ -28,7 +31,9 @@ from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import explanation, kinds as gradient_kinds
+from hvd_ext.tensorflow.gradients.carried import Delayed, Held
 from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
 from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.topk import residuals
@@ -58,6 +63,8 @@ def open(
     facts: Callable[[], dict[str, Any]] | None = None,
     start: SameStart | None = None,
     weights: Weights | None = None,
+    partial: Partial | None = None,
+    delay: int = 0,
 ) -> Channel:
     """Open a channel; all ranks call it, with equal arguments except for `kinds`.
 
@@ -77,6 +84,8 @@ def open(
             ranks.
         start: compares the weights before the first update; None to skip this comparison.
         weights: the weights that `start` compares.
+        partial: what makes its rounds partial; None if steps wait for all ranks.
+        delay: how many steps before its own a step's results are of.
 
     Returns:
         The open channel.
@@ -139,7 +148,8 @@ def open(
     layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
     kept = [values[0]["options"], str(topk), sparse_algorithm, str(momentum)]
-    return Channel(name, agreed, made[0], owner, owner.open(name, made[0]), lay_out, json.dumps(kept, sort_keys=True))
+    handle = owner.open(name, made[0], partial)
+    return Channel(name, agreed, made[0], owner, handle, lay_out, json.dumps(kept, sort_keys=True), partial, delay)
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -229,6 +239,7 @@ class GradientSet:
         replannings: what plans the buckets of each channel anew; none on one rank.
         name: the same on all ranks; unique in the job once the first channel is open.
         feedback: the error feedback; None before the first step, and without `TopK`.
+        carried: with partial rounds or a delay, what is carried over to the next step; None before the first step.
         start: the comparison of the weights before the first update; None if there is none.
 
     Args:
@@ -239,6 +250,7 @@ class GradientSet:
         momentum: the momentum correction that gradients go through before the selection; None for none.
         first_step: returns the number of update steps before the first; the value of rank 0 counts.
         start: compares the weights before the first update; None to skip this comparison.
+        holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
     """
 
     def __init__(
@@ -250,13 +262,17 @@ class GradientSet:
         momentum: Momentum | None = None,
         first_step: Callable[[], int] = lambda: 0,
         start: SameStart | None = None,
+        *,
+        holds_again: bool = False,
     ) -> None:
         self.start = start
+        self._holds_again = holds_again
         self.job = job
         self.channels: list[Channel] = []
         self.replannings: dict[Channel, Replanning] = {}
         self.name = label
         self.feedback: Feedback | None = None
+        self.carried: Held | Delayed | None = None
         self._label = label
         self._options = options
         self._momentum = momentum
@@ -307,10 +323,12 @@ class GradientSet:
             # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
             self._number = self.job.count("gradient set")
             self.name = f"{self._label}.{self._number}"
-            banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options.topk))
+            banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options))
             if self.start is not None:
                 self.start.name = self.name
             found = channel.kinds
+        elif self._options.partial:
+            return self.channels[0], self._agreed_for_good(own)
         elif traced:
             found = self._traced.get(own) or self._exchanged(own, checked)
         else:
@@ -327,8 +345,15 @@ class GradientSet:
         channel = self._channel(found)
         return channel, self._with_waiting(found, channel)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it has something that `save` copies, and `load` restores."""
+        return self.feedback is not None or self.carried is not None
+
     def save(self) -> Arrays:
-        """Copy the residuals and velocities of this rank; an empty dict before the first step."""
+        """Copy what this rank keeps between two steps; an empty dict before the first one."""
+        if self.carried is not None:
+            return self.carried.save() if self.is_open else {}
         if self.feedback is None:
             return {}
         return self.feedback.save([channel for channel in reversed(self.channels) if channel.is_open])
@@ -337,9 +362,12 @@ class GradientSet:
         """Restore what `save` returned, after the first channel was opened; all ranks call it alike.
 
         Args:
-            own: see `Feedback.load`.
-            everyone: see `Feedback.load`.
+            own: what this rank has saved; None if the earlier job had no such rank.
+            everyone: returns what each rank of the earlier job has saved.
         """
+        if self.carried is not None:
+            self.carried.load(own, everyone)
+            return
         assert self.feedback is not None
         for channel in self.channels[:-1]:
             self.feedback.clear(channel)
@@ -356,6 +384,13 @@ class GradientSet:
         if newest is not None:
             newest.load(own)
 
+    def flush(self, ahead: int) -> None:
+        """Make a step send what the ranks have kept; see `Reducer.flush`."""
+        if self.feedback is not None:
+            self.feedback.flush()
+        elif self._options.partial and self.channels and self.is_open:
+            self.job.engine.flush(self.channels[0].handle, ahead)
+
     def scale_momentum(self, factor: float) -> None:
         """Multiply this rank's velocities, between two steps; all ranks call it alike."""
         for channel in self.channels:
@@ -371,6 +406,18 @@ class GradientSet:
         """Mark top-k gradients that no rank has now as dense zeros, so that their residuals are still sent."""
         selected = channel.layout.selected
         return "".join(_DENSE if place in selected else kind for place, kind in enumerate(found))
+
+    def _agreed_for_good(self, own: str) -> str:
+        """Check this rank's kinds against those of the first step."""
+        agreed = self.channels[0].kinds
+        new = [place for place, kind in enumerate(own) if kind != gradient_kinds.NONE and agreed[place] != kind]
+        if new:
+            raise InvalidError(
+                f"{self._label}: no rank had a gradient of {self._tensors[new[0]].name!r} in the first step; with "
+                f"sync={self._options.sync!r} the ranks agree on their gradients once, because later steps do not wait "
+                "for each other"
+            )
+        return agreed
 
     def _exchanged(self, own: str, checked: Callable[[], dict[str, Any]]) -> str:
         def mine() -> dict[str, Any]:
@@ -410,16 +457,37 @@ class GradientSet:
             facts=facts,
             start=start,
             weights=weights,
+            partial=self._partial() if self._options.partial else None,
+            delay=self._options.delay,
         )
+        if channel.partial is not None:
+            auto = AutoQuorum(channel, self.job) if self._options.sync == "auto" and self.job.engine.rank == 0 else None
+            self.carried = Held(channel, self._options, self.job, auto)
+        elif channel.delay:
+            self.carried = Delayed(channel, self.job)
         if topk is not None:
             self._feed(channel)
             self._tell_of_one_host(channel.layout)
         self.channels.append(channel)
         options = self._options.for_channel(self.job.options)
-        if self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets):
+        planned = self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets)
+        if planned and not self._options.partial:  # partial rounds begin when all their gradients are there
             self._replan(channel)
         explanation.say(self.job, channel.name, channel.layout, None)
         return channel
+
+    def _partial(self) -> Partial:
+        """Say what makes the rounds of the first channel partial; all ranks call it."""
+        options = self._options
+        steps = consensus.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
+        auto = options.sync == "auto"  # begins with all ranks
+        return Partial(
+            "quorum" if auto else options.sync,
+            quorum=self.job.engine.size if auto else options.quorum or 1,
+            staleness=options.staleness,
+            before=steps[0],
+            holds_again=self._holds_again,
+        )
 
     def _replan(self, channel: Channel) -> None:
         """Plan the buckets of a new channel anew at some steps; the channel goes on counting the steps of the last."""

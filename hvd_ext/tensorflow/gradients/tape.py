@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_ext.compression.topk import TopK
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm
+from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
@@ -36,6 +36,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     bucket_nbytes: int | None = None,
     buckets: str | Path | None = None,
     check_start: bool = True,
+    sync: Sync = "full",
+    quorum: int | None = None,
+    staleness: int = 4,
+    delay: int = 0,
     num_groups: int = 0,
     device_dense: str = "",
     device_sparse: str = "",
@@ -67,6 +71,13 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         buckets: "auto", a way to divide gradients into buckets, or a file of `hvd_ext.explain` (docs/buckets.md); None
             for that of `init`.
         check_start: compare the ranks' weights before the second step (docs/training.md).
+        sync: whose gradients a step waits for (docs/stragglers.md): "full", those of all ranks; "solo", the first;
+            "majority", those of a rank drawn for each step; "quorum", the first `quorum` of them; "auto", a quorum that
+            the job chooses. Gradients that come late enter a later step.
+        quorum: with sync="quorum", how many gradients a step waits for, from 1 to the number of ranks.
+        staleness: the largest number of steps by which a gradient may come late.
+        delay: 1: a step returns the gradients of the step before it, so that computation hides communication;
+            only with sync="full".
         num_groups: Horovod's older name for groups.
         device_dense: accepted for Horovod's sake, like device_sparse; changes nothing.
         device_sparse: see device_dense.
@@ -94,6 +105,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         bucket_nbytes=bucket_nbytes,
         buckets=buckets,
         check_start=check_start,
+        sync=sync,
+        quorum=quorum,
+        staleness=staleness,
+        delay=delay,
     )
     return _wrapped(LABEL, gradtape, (), options)
 
@@ -113,6 +128,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     bucket_nbytes: int | None = None,
     buckets: str | Path | None = None,
     check_start: bool = True,
+    sync: Sync = "full",
+    quorum: int | None = None,
+    staleness: int = 4,
+    delay: int = 0,
     num_groups: int = 0,
     device_dense: str = "",
     device_sparse: str = "",
@@ -151,6 +170,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         bucket_nbytes=bucket_nbytes,
         buckets=buckets,
         check_start=check_start,
+        sync=sync,
+        quorum=quorum,
+        staleness=staleness,
+        delay=delay,
     )
     return _wrapped("PartialDistributedGradientTape", gradtape, layers, options)
 

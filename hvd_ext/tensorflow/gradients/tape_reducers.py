@@ -116,7 +116,7 @@ def reducer_for(
 
 
 def _register(reducer: Reducer) -> None:
-    """Add layout and residuals to checkpoints, under the number of the tape in the order of the first steps."""
+    """Add layout and what is carried over to checkpoints, by the number of the tape in the order of the first steps."""
     job = process_sets.runtime_of(reducer.options.process_set)
     if job is None:
         return
@@ -124,8 +124,9 @@ def _register(reducer: Reducer) -> None:
     owner = f"buckets: tape {job.count('tape')}{ranks}"
     state.unregister(owner)  # an earlier init may have registered this owner
     state.register(owner, reducer.save_first_layout, reducer.load_first_layout)
-    if reducer.options.topk is not None:
-        owner = f"top-k: tape {job.count('tape with top-k')}{ranks}"
+    what = reducer.options.carries_over
+    if what:
+        owner = f"{what}: tape {job.count(f'tape with {what}')}{ranks}"
         state.unregister(owner)
         state.register(owner, reducer.save_first, load_all=reducer.load_first)
 

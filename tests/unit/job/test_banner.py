@@ -13,6 +13,7 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.job import banner, log
 from hvd_ext.options import Options
+from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import planner
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.layout import BucketLayout, Layout, Selection
@@ -59,18 +60,30 @@ def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
 
 
 def test_the_optimizers_line_has_buckets_algorithms_the_reason_and_topk() -> None:
-    line = banner.optimizer_line("Adam", laid_out([("ring", "cheapest")], [4_000_000]), None)
+    line = banner.optimizer_line("Adam", laid_out([("ring", "cheapest")], [4_000_000]), GradientOptions())
     assert line == "Adam: 1 bucket, 4 MB of gradients; algorithm ring: cheapest"
     two = [("tree", "it is small"), ("hitopk", "cheapest at 0.02"), ("hitopk", "cheapest at 0.02")]
     selecting, whole = Selection(dense_above=0.3), Selection(dense_above=0.0)
     line = banner.optimizer_line(
-        "Adam", laid_out(two, [10, 500_000, 400_000], [None, selecting, whole]), hvd.TopK(0.02)
+        "Adam",
+        laid_out(two, [10, 500_000, 400_000], [None, selecting, whole]),
+        GradientOptions(compression=hvd.TopK(0.02)),
     )
     assert line == (
         "Adam: 3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; "
         "TopK(density=0.02) in 1 bucket"
     )
-    assert banner.optimizer_line("Adam", laid_out([], []), None) == "Adam: no rank has a gradient to reduce"
+    assert (
+        banner.optimizer_line("Adam", laid_out([], []), GradientOptions()) == "Adam: no rank has a gradient to reduce"
+    )
+
+
+def test_the_optimizers_line_says_what_steps_wait_for() -> None:
+    one = laid_out([("ring", "cheapest")], [4_000_000])
+    line = banner.optimizer_line("Adam", one, GradientOptions(sync="quorum", quorum=3))
+    assert line.endswith("cheapest; steps do not wait for all ranks: quorum of 3, staleness 4")
+    line = banner.optimizer_line("Adam", one, GradientOptions(delay=1))
+    assert line.endswith("cheapest; results come one step late")
 
 
 def test_the_first_of_several_ranks_says_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:

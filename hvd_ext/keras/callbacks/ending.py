@@ -1,0 +1,68 @@
+"""The ends of epochs and of `fit` where steps do not wait for all ranks, or return their results one step late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.catching_up import accumulated, catch_up, end_together
+from hvd_ext.keras.optimizers.wrapper import Distributed
+
+
+class EndTogether(base.Callback):
+    """Brings the ranks together at the end of each epoch, and applies what is left at the end of `fit`.
+
+    Where steps do not wait for all ranks, a rank that has no more batches applies the rounds of the others until they
+    have none either, so that ranks may have unequal numbers of batches. The last step of `fit` waits for all ranks, so
+    that no gradient is left over; this needs a number of steps that Keras knows. With delay=1, the last result is
+    applied at the end.
+
+    It must be the first of the callbacks. Where steps wait for all ranks, it does nothing.
+    """
+
+    works_on_batches = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way = self._last = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note whether it is the last epoch."""
+        self._under_way = True
+        self._last = epoch + 1 == self.params.get("epochs")
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Make the last update of `fit` wait for all ranks."""
+        steps = self.params.get("steps")
+        if not self._last or steps is None:
+            return
+        left = steps - batch
+        now = min(left, getattr(self.model, "steps_per_execution", 1))
+        for optimizer in _optimizers(self.model, "partial"):
+            passes, done = accumulated(optimizer)
+            if 0 < (done + now) // passes == (done + left) // passes:
+                optimizer._hvd_ext_reducer.flush((done + now) // passes)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """End the epoch before its validation."""
+        self._end()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """End the epoch."""
+        self._end()
+
+    def _end(self) -> None:
+        if not self._under_way:
+            return
+        self._under_way = False
+        for optimizer in _optimizers(self.model, "partial"):
+            end_together(optimizer)
+        for optimizer in _optimizers(self.model, "delay") if self._last else ():
+            catch_up(optimizer)
+
+
+def _optimizers(model: Any, option: str) -> list[Distributed]:
+    """List the wrapped optimizers of a model that have an option."""
+    found = [one for outer in models.optimizers(model) for one in models.wrapped(outer)]
+    return [one for one in found if getattr(one._hvd_ext_reducer.options, option)]

@@ -1,0 +1,229 @@
+"""What a channel carries over from one step to the next: held gradients of partial rounds, or a result that is late.
+
+Both are saved with a checkpoint, like the residuals of `TopK` (`hvd_ext.tensorflow.topk.feedback`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import HvdExtError
+from hvd_ext.options import Sum
+from hvd_ext.tensorflow.collectives.objects import broadcast_object
+
+if TYPE_CHECKING:
+    from hvd_ext.job.runtime import Runtime
+    from hvd_ext.options.gradients import GradientOptions
+    from hvd_ext.planning.tensors import Tensor
+    from hvd_ext.tensorflow.gradients.channel import Channel
+    from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
+
+_LOG = logging.getLogger("hvd_ext")
+
+Arrays = dict[str, np.ndarray]
+Everyone = Callable[[], Iterable[Arrays]]
+
+# the names of what is saved beside the tensors, whose names have a slash
+_RANKS, _ROUNDS, _QUORUM = "ranks", "rounds", "quorum"
+
+
+class Held:
+    """The gradients that this rank holds because they came after their partial round.
+
+    Args:
+        channel: the channel, whose rounds are partial.
+        options: how the gradients are reduced.
+        job: the runtime of the ranks that take part.
+        auto: on rank 0 with sync="auto", what chooses the quorum, which is saved too.
+    """
+
+    def __init__(
+        self, channel: Channel, options: GradientOptions, job: Runtime, auto: AutoQuorum | None = None
+    ) -> None:
+        self._channel, self._options, self._job, self._auto = channel, options, job, auto
+
+    def save(self) -> Arrays:
+        """Copy what this rank holds, and the number of rounds so far, between two steps."""
+        handle, engine, partial = self._channel.handle, self._job.engine, self._channel.partial
+        assert partial is not None
+        found: Arrays = {
+            _RANKS: np.array(engine.size),
+            _ROUNDS: np.array(partial.before + engine.progress(handle).step),
+        }
+        if self._auto is not None:
+            found[_QUORUM] = np.array(self._auto.quorum)
+        if engine.holds(handle):
+            for number, tensor in enumerate(self._channel.travelling):
+                array = _empty(tensor)
+                engine.read_held(handle, number, array)
+                found[_key(number, tensor)] = _plain(array)
+        return found
+
+    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+        """Hold again what `save` returned in an earlier job, between two steps.
+
+        With another number of ranks, rank 0 holds the sum over the ranks; with op=Average times the ratio of the new
+        number to the old one, so that the pending update stays the same.
+
+        Args:
+            own: what this rank has saved; None if the earlier job had no such rank.
+            everyone: returns what each rank of the earlier job has saved.
+        """
+        engine = self._job.engine
+        if own is not None and int(own[_RANKS]) == engine.size:
+            self._write(_by_number(self._channel, own))
+            if self._auto is not None and _QUORUM in own:
+                self._auto.set(int(own[_QUORUM]))
+        elif engine.rank == 0:
+            try:
+                self._write(self._sums(everyone()))
+            except (HvdExtError, OSError, KeyError) as error:
+                _LOG.warning(
+                    "%s: it was saved by a job of another number of ranks, and rank 0 cannot read the files of all of "
+                    "them, so the gradients that were held are dropped: %s: %s; save to a disk that all ranks share",
+                    self._channel.name,
+                    type(error).__name__,
+                    error,
+                )
+
+    def _sums(self, states: Iterable[Arrays]) -> dict[int, np.ndarray]:
+        totals: dict[int, np.ndarray] = {}
+        scale = 1.0
+        for state in states:
+            if self._options.op != Sum:
+                scale = self._job.engine.size / int(state[_RANKS])
+            for number, values in _by_number(self._channel, state).items():
+                totals[number] = totals.get(number, 0) + values.astype(np.float64)
+        tensors = self._channel.travelling
+        return {number: (total * scale).astype(_dtype(tensors[number])) for number, total in totals.items()}
+
+    def _write(self, arrays: dict[int, np.ndarray]) -> None:
+        for number, array in arrays.items():
+            self._job.engine.write_held(self._channel.handle, number, array)
+
+
+class Delayed:
+    """The result that a channel with a delay has not given yet.
+
+    Args:
+        channel: the channel, whose steps return the results of the steps before them.
+        job: the runtime of the ranks that take part.
+    """
+
+    def __init__(self, channel: Channel, job: Runtime) -> None:
+        self._channel, self._job = channel, job
+        self._there: tf.Variable | None = None
+        if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._there = tf.Variable(False, trainable=False, name="hvd_ext_delayed")
+        self._give([np.zeros(tensor.shape, _dtype(tensor)) for tensor in channel.travelling])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a result, outside of functions."""
+        return self._there is not None and bool(self._there.numpy())
+
+    def next_step(self, gives: bool) -> tf.Tensor:
+        """Say whether the step that begins now returns a result; eager, or while a function is traced.
+
+        Args:
+            gives: whether the step has a gradient itself, so that the next one returns a result.
+        """
+        if self._there is None:
+            return tf.constant(True)
+        with tf.device("CPU:0"):
+            there = tf.identity(self._there.read_value())
+            with tf.control_dependencies([there] if not tf.executing_eagerly() else []):
+                self._there.assign(gives, read_value=False)
+        return there
+
+    def save(self) -> Arrays:
+        """Copy the result, between two steps; an empty dict if there is none."""
+        if not self.is_there:
+            return {}
+        arrays = self._taken()
+        self._give(arrays)
+        saved = {_key(n, tensor): _plain(arrays[n]) for n, tensor in enumerate(self._channel.travelling)}
+        return {_RANKS: np.array(self._job.engine.size), **saved}
+
+    def load(self, own: Arrays | None, everyone: Everyone) -> None:
+        """Return what `save` returned in an earlier job in the next step; all ranks call it alike.
+
+        Args:
+            own: what this rank has saved; None if the earlier job had no such rank.
+            everyone: returns what each rank of the earlier job has saved; all have saved the same.
+        """
+        arrays = own
+        if own is None or int(own.get(_RANKS, 0)) != self._job.engine.size:
+            found = None
+            if self._job.engine.rank == 0:
+                try:
+                    found = next(iter(everyone()), None)
+                except (HvdExtError, OSError) as error:
+                    _LOG.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
+            arrays = broadcast_object(found, 0)
+        if arrays and self._there is not None:
+            self._give(_by_number(self._channel, arrays).values())
+            self._there.assign(True)
+
+    def take(self) -> list[tf.Tensor | None]:
+        """Take the result, in place of a step: one tensor or None for each of the layout's tensors."""
+        arrays = self._taken()
+        self._give([np.zeros_like(array) for array in arrays])
+        found: list[tf.Tensor | None] = [None] * len(self._channel.layout.tensors)
+        for place, array in zip(self._channel.layout.travelling, arrays, strict=True):
+            found[place] = tf.constant(array)
+        return found
+
+    def _taken(self) -> list[np.ndarray]:
+        arrays = [_empty(tensor) for tensor in self._channel.travelling]
+        newest = self._job.engine.times(self._channel.handle, 1).steps
+        self._job.engine.collect(self._channel.handle, int(newest[-1]) if len(newest) else 0, arrays)
+        return arrays
+
+    def _give(self, arrays: Iterable[np.ndarray]) -> None:
+        for number, array in enumerate(arrays):
+            self._job.engine.give_result(self._channel.handle, number, array)
+
+
+def rounds(own: Arrays | None, everyone: Everyone) -> int | None:
+    """Give the number of rounds before a checkpoint, from what `Held.save` returned; None if it is not known."""
+    saved = own
+    if saved is None:
+        try:
+            saved = next(iter(everyone()), None)
+        except (HvdExtError, OSError):
+            saved = None
+    return int(saved[_ROUNDS]) if saved and _ROUNDS in saved else None
+
+
+def _key(number: int, tensor: Tensor) -> str:
+    return f"{number}/{tensor.name}"
+
+
+def _dtype(tensor: Tensor) -> Any:
+    return tf.as_dtype(tensor.dtype).as_numpy_dtype
+
+
+def _empty(tensor: Tensor) -> np.ndarray:
+    return np.empty(tensor.shape, _dtype(tensor))
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Give an array in a dtype that NumPy itself has: bfloat16 as its bits."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _by_number(channel: Channel, arrays: Arrays) -> dict[int, np.ndarray]:
+    """Give the saved arrays of a channel's tensors by their numbers; names may have changed since (`dense_20`)."""
+    saved = {int(key.split("/", 1)[0]): array for key, array in arrays.items() if "/" in key}
+    tensors = channel.travelling
+    return {
+        number: np.ascontiguousarray(saved[number]).view(_dtype(tensors[number])).reshape(tensors[number].shape)
+        for number in sorted(saved)
+    }

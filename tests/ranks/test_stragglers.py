@@ -1,0 +1,327 @@
+"""Optimizers and tapes whose steps do not wait for all ranks, or return their results one step late."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.job import runtime
+from hvd_ext.keras.optimizers.optimizer import channels
+from tests.ranks.conftest import LAUNCHED_SIZE
+
+several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
+
+
+def digest(values: list[Any]) -> str:
+    return hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in values)).hexdigest()
+
+
+def gradient(rank: int, step: int, size: int = 3) -> tf.Tensor:
+    """Whole numbers, so that sums are exact."""
+    return tf.constant([float((rank + 1) * (step + 3 * one) % 17) for one in range(size)])
+
+
+def equal_on_all_ranks(value: Any) -> bool:
+    return len(set(hvd.allgather_object(value))) == 1
+
+
+def over(optimizer: Any, round_number: int) -> None:
+    """Wait until a round is over, whose step this rank has not begun."""
+    engine, handle = runtime.current().engine, channels(optimizer)[0].handle
+    while engine.progress(handle).over < round_number:
+        time.sleep(0.001)
+
+
+def opened(sync: str, **options: Any) -> tuple[Any, keras.Variable]:
+    """An optimizer that subtracts what it is given, after its first step, which is zero and waits for nobody else."""
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, sync=sync, **options)
+    optimizer.apply([tf.zeros(3)], [variable])
+    hvd.barrier()
+    return optimizer, variable
+
+
+@several
+def test_a_late_gradient_enters_a_later_step_and_nothing_is_lost() -> None:
+    optimizer, variable = opened("solo", staleness=3)
+    for step in range(1, 7):
+        if hvd.rank() == 0:
+            optimizer.apply([gradient(0, step)], [variable])
+            continue
+        over(optimizer, 1 + min(6, step + step % 3))  # rank 0 goes ahead, by three steps at most
+        optimizer.apply([gradient(hvd.rank(), step)], [variable])
+    assert equal_on_all_ranks(digest([variable]))
+    hvd.flush(optimizer)
+    optimizer.apply([tf.zeros(3)], [variable])
+    assert equal_on_all_ranks(digest([variable]))
+    every = sum(gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(1, 7))
+    np.testing.assert_array_equal(variable.numpy(), -every)
+    assert not runtime.current().engine.holds(channels(optimizer)[0].handle)
+
+
+@several
+def test_a_rank_catches_up_without_gradients() -> None:
+    optimizer, variable = opened("solo", staleness=4)
+    if hvd.rank() == 0:
+        for step in range(1, 4):
+            optimizer.apply([gradient(0, step)], [variable])
+    else:
+        over(optimizer, 4)
+        assert hvd.catch_up(optimizer) == 3
+        assert hvd.catch_up(optimizer) == 0
+    hvd.barrier()
+    np.testing.assert_array_equal(variable.numpy(), -sum(gradient(0, step).numpy() for step in range(1, 4)))
+    assert int(optimizer.iterations) == 4
+    optimizer.apply([gradient(hvd.rank(), 4)], [variable])
+    hvd.flush(optimizer)
+    optimizer.apply([tf.zeros(3)], [variable])
+    given = [gradient(0, step).numpy() for step in range(1, 4)] + [
+        gradient(rank, 4).numpy() for rank in range(hvd.size())
+    ]
+    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+
+
+@several
+def test_what_was_accumulated_is_the_gradient_of_a_step_that_is_caught_up() -> None:
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    plain = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, sync="solo", staleness=4)
+    for _ in range(2):
+        optimizer.apply([tf.zeros(3)], [variable])
+    hvd.barrier()
+    if hvd.rank() == 0:
+        for step in range(1, 5):
+            optimizer.apply([gradient(0, step)], [variable])
+    else:
+        optimizer.apply([gradient(hvd.rank(), 1)], [variable])
+        over(optimizer, 3)
+        assert hvd.catch_up(optimizer) == 2
+    hvd.barrier()
+    hvd.flush(optimizer)
+    for _ in range(2):
+        optimizer.apply([tf.zeros(3)], [variable])
+    given = [gradient(0, step).numpy() / 2 for step in range(1, 5)]
+    given += [gradient(rank, 1).numpy() / 2 for rank in range(1, hvd.size())]
+    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+
+
+@pytest.mark.parametrize(
+    ("make", "sync"), [("SGD", "solo"), ("Adam", "majority"), ("AdamW", "quorum"), ("Lamb", "solo")]
+)
+def test_weights_have_the_same_bits_on_all_ranks_after_every_round(make: str, sync: str) -> None:
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [keras.layers.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+    )
+    settings = {"momentum": 0.9} if make == "SGD" else {}
+    plain = getattr(keras.optimizers, make)(0.01, **settings)
+    quorum = (hvd.size() + 1) // 2 if sync == "quorum" else None
+    model.compile(hvd.DistributedOptimizer(plain, sync=sync, quorum=quorum, staleness=2), loss="mse")
+    random = np.random.default_rng(hvd.rank())
+    digests: list[str] = []
+
+    class Late(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            time.sleep(random.uniform(0, 0.004))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            digests.append(digest(self.model.get_weights()))
+
+    x = random.normal(size=(96, 6))
+    model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=hvd.callbacks.synchronized([Late()]))
+    assert len(digests) == 24
+    assert equal_on_all_ranks(tuple(digests))
+    assert not runtime.current().engine.holds(channels(model.optimizer)[0].handle)
+
+
+@pytest.mark.parametrize("sync", ["solo", "majority"])
+def test_staleness_0_has_the_bits_of_full(sync: str) -> None:
+    def trained(**options: Any) -> str:
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), **options), loss="mse")
+        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
+        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=hvd.callbacks.synchronized())
+        return digest(model.get_weights())
+
+    assert trained(sync=sync, staleness=0) == trained(sync="full")
+
+
+@several
+@pytest.mark.parametrize("known", [True, False])
+def test_ranks_with_unequal_numbers_of_batches_end_an_epoch_together(known: bool) -> None:
+    variable_size = 4
+    model = keras.Sequential([keras.layers.Input((variable_size,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), sync="solo", staleness=2), loss="mse")
+    batches = 4 + 3 * hvd.rank()
+    x = np.random.default_rng(hvd.rank()).normal(size=(batches * 8, variable_size)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).batch(8)
+    if not known:
+        data = data.filter(lambda *_: True)  # of unknown length
+    digests: list[str] = []
+
+    class Ends(keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            digests.append(digest(self.model.get_weights()))
+
+    model.fit(
+        data, epochs=3, verbose=0, validation_data=(x[:8], x[:8].sum(1)), callbacks=hvd.callbacks.synchronized([Ends()])
+    )
+    assert len(digests) == 3
+    assert equal_on_all_ranks(tuple(digests))
+    assert equal_on_all_ranks(int(model.optimizer.iterations))
+
+
+@several
+def test_all_ranks_stop_after_the_same_round_without_a_meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), sync="solo"), loss="mse")
+    x = np.ones((800, 4), np.float32)
+    if hvd.rank() == hvd.size() - 1:
+        x[40:] = np.nan
+    seen: list[int] = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+
+    stopping = [keras.callbacks.TerminateOnNaN(), Counts()]
+    prepared = hvd.callbacks.synchronized(stopping)
+    model.fit(x, x.sum(1), batch_size=8, verbose=0, shuffle=False, callbacks=prepared)
+    assert equal_on_all_ranks(len(seen))
+    assert 5 < len(seen) < 100
+
+
+@several
+def test_a_round_that_is_not_finite_changes_nothing_and_finite_gradients_are_held_again() -> None:
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, sync="quorum", quorum=hvd.size())
+    optimizer.apply([tf.zeros(3)], [variable])
+    bad = hvd.rank() == hvd.size() - 1
+    optimizer.apply([gradient(hvd.rank(), 1) * (float("inf") if bad else 8.0)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), np.zeros(3))
+    assert float(optimizer.dynamic_scale) == 4.0
+    optimizer.apply([gradient(hvd.rank(), 2) * 4.0], [variable])
+    given = [gradient(rank, 2).numpy() for rank in range(hvd.size())]
+    given += [gradient(rank, 1).numpy() for rank in range(hvd.size() - 1)]
+    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+
+
+def test_a_delay_applies_each_result_one_step_late() -> None:
+    optimizer, variable = opened("full", delay=1)
+    assert int(optimizer.iterations) == 0
+    before = np.zeros(3)
+    for step in range(1, 5):
+        optimizer.apply([gradient(hvd.rank(), step)], [variable])
+        np.testing.assert_array_equal(variable.numpy(), before)
+        before = before - sum(gradient(rank, step).numpy() for rank in range(hvd.size()))
+    assert hvd.catch_up(optimizer) == 1
+    np.testing.assert_array_equal(variable.numpy(), before)
+    assert hvd.catch_up(optimizer) == 0
+    optimizer.apply([gradient(hvd.rank(), 5)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), before)
+
+
+def test_fit_with_a_delay_applies_the_last_result_too() -> None:
+    def trained(delay: int) -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), delay=delay), loss="mse")
+        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
+        # gradients at one place: with a learning rate of 0 in the steps, only their number counts
+        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=hvd.callbacks.synchronized())
+        return [np.asarray(model.optimizer.iterations)]
+
+    assert trained(1) == trained(0)
+
+
+@pytest.mark.parametrize("options", [{"sync": "solo"}, {"sync": "majority"}, {"delay": 1}])
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_tape_reduces_so_too(options: dict[str, Any], graph: bool) -> None:
+    variable = tf.Variable([1.0, 2.0])
+    plain = keras.optimizers.SGD(0.1)
+
+    def step(scale: tf.Tensor) -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape(), staleness=0, **options) as tape:
+            loss = scale * tf.reduce_sum(variable * variable)
+        plain.apply([tape.gradient(loss, variable)], [variable])
+
+    wrapped: Callable[..., Any] = tf.function(step) if graph else step
+    with tf.init_scope():
+        plain.build([variable])
+    for number in range(3):
+        wrapped(tf.constant(float(hvd.rank() + number + 1)))
+    assert equal_on_all_ranks(digest([variable]))
+    expected, mean = np.array([1.0, 2.0], np.float32), (hvd.size() + 1) / 2
+    late = np.zeros(2)
+    for number in range(3):
+        own = 2 * (mean + number) * expected
+        late, own = (own, late) if "delay" in options else (late, own)
+        expected = expected - 0.1 * own
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5)
+
+
+def test_embeddings_travel_dense() -> None:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(7, 2), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(1))
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), sync="majority"), loss="mse")
+    x = np.random.default_rng(hvd.rank()).integers(0, 7, (32, 3))
+    model.fit(x, x.sum(1), batch_size=8, verbose=0, callbacks=hvd.callbacks.synchronized())
+    assert channels(model.optimizer)[0].kinds == "ddd"
+    assert equal_on_all_ranks(digest(model.get_weights()))
+
+
+def test_a_gradient_that_was_not_there_in_the_first_step_is_refused() -> None:
+    first, second = (keras.Variable(np.zeros(2), dtype="float32", name=name) for name in ("first", "second"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", staleness=0)
+    optimizer.apply([tf.ones(2), None], [first, second])
+    with pytest.raises(InvalidError, match="no rank had a gradient of 'second' in the first step"):
+        optimizer.apply([tf.ones(2), tf.ones(2)], [first, second])
+    optimizer.apply([tf.ones(2), None], [first, second])
+    assert equal_on_all_ranks(digest([first, second]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sync": "some"}, r"sync \('some'\): must be one of 'full', 'solo', 'majority', 'quorum', 'auto'"),
+        ({"sync": "quorum"}, r"quorum \(None\): with sync='quorum' it must be a number of ranks"),
+        ({"sync": "solo", "quorum": 2}, r"quorum \(2\): only sync='quorum' has one"),
+        ({"sync": "solo", "staleness": -1}, r"staleness \(-1\): must be a whole number of steps from 0"),
+        ({"delay": 2}, r"delay \(2\): must be 0 or 1"),
+        ({"sync": "solo", "delay": 1}, r"delay \(1\): only with sync='full'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(), **options)
+    with pytest.raises(InvalidError, match=words):
+        hvd.DistributedGradientTape(tf.GradientTape(), **options)
+
+
+def test_a_quorum_of_more_ranks_than_there_are_is_refused() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(), sync="quorum", quorum=hvd.size() + 1)
+    with pytest.raises(HvdExtError, match=rf"quorum \({hvd.size() + 1}\) must be in \[1, {hvd.size()}\]"):
+        optimizer.apply([tf.ones(2)], [keras.Variable(np.zeros(2))])
+
+
+def test_catch_up_and_flush_say_what_they_are_for() -> None:
+    plain = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    with pytest.raises(InvalidError, match="catch_up .*must be an optimizer .* with sync= or delay=1"):
+        hvd.catch_up(plain)
+    with pytest.raises(InvalidError, match="flush .*must be an optimizer .* or sync="):
+        hvd.flush(plain)
+    late = hvd.DistributedOptimizer(keras.optimizers.SGD(), sync="solo")
+    assert hvd.catch_up(late) == 0
+    with pytest.raises(InvalidError, match="outside of a tf.function"):
+        tf.function(lambda: hvd.catch_up(late))()
