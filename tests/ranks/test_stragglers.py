@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +143,30 @@ def test_weights_have_the_same_bits_on_all_ranks_after_every_round(make: str, sy
     assert len(digests) == 24
     assert equal_on_all_ranks(tuple(digests))
     assert not runtime.current().engine.holds(channels(model.optimizer)[0].handle)
+
+
+@several
+def test_auto_chooses_a_quorum_from_the_times_of_100_rounds_and_says_why_on_rank_0(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "hvd_ext")
+    optimizer, variable = opened("auto")
+    for step in range(105):
+        if step % hvd.size() == hvd.rank():  # each in turn is slow: full steps have the time of all delays
+            time.sleep(0.01)
+        optimizer.apply([gradient(hvd.rank(), step)], [variable])
+    said = [record.getMessage() for record in caplog.records if "gradients, " in record.getMessage()]
+    if hvd.rank() == 0:
+        assert len(said) == 1
+        quorum = re.search(rf"after round 100: a step waits for (\d) of {hvd.size()} gradients, ", said[0])
+        assert quorum and int(quorum[1]) < hvd.size()
+    else:
+        assert said == []
+    hvd.flush(optimizer)
+    optimizer.apply([tf.zeros(3)], [variable])
+    assert equal_on_all_ranks(digest([variable]))
+    given = sum(gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(105))
+    np.testing.assert_array_equal(variable.numpy(), -given)
 
 
 @pytest.mark.parametrize("sync", ["solo", "majority"])
