@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_ext.engine.partial import Rounds
-from hvd_ext.trace import rounds
+from hvd_ext.trace import events, rounds
 
 # rank 1 gives its gradients of steps 1 and 2 to round 3, and that of step 4 to round 4
 ARRIVED = np.array([[1, 0], [2, 0], [3, 2], [4, 4]])
@@ -75,3 +75,26 @@ def test_the_events_of_all_ranks_have_the_summary_of_the_rounds_that_all_have_re
 
 def test_ranks_that_share_no_round_have_no_summary() -> None:
     assert rounds.of_trace([event(0, 1, 1), event(1, 2, 2), {"ph": "M", "pid": 0}]) == {}
+
+
+def test_each_round_of_a_rank_is_an_event() -> None:
+    book = events.Book(1, "mill", 500_000_000, {2: events.Channel("Adam", ())}, {})
+    title, order, *spans = rounds.events_of(known(), book, 2, since_ns=2_000_000_000)
+    assert (title["name"], title["args"]) == ("thread_name", {"name": "Adam: partial rounds"})
+    assert (order["name"], {one["tid"] for one in (title, order, *spans)}) == ("thread_sort_index", {2_000_001})
+    assert [(one["name"], one["ts"], one["dur"]) for one in spans] == [
+        ("round 2, late", 2.5e6, 1e6),
+        ("round 3, late", 4.5e6, 1e6),
+        ("round 4", 6.5e6, 1e6),
+    ]
+    about = [[one["args"][key] for key in ("arrived", "on_time", "staleness", "waited_us")] for one in spans]
+    assert about == [[0, False, None, 5e5], [2, False, 2, 0.0], [4, True, 1, 2.5e5]]
+    assert rounds.events_of(known(), book, 2, since_ns=9_000_000_000) == []
+
+
+def test_events_of_all_ranks_are_summed_up_as_the_engines_rounds() -> None:
+    made = []
+    for rank in range(2):
+        book = events.Book(rank, "mill", 0, {2: events.Channel("Adam", ())}, {})
+        made += rounds.events_of(known(), book, 2)
+    assert rounds.of_trace(made)["Adam"] == rounds.summed(known().numbers, ARRIVED, np.array([1.25, 1.25]), range(2))
