@@ -33,7 +33,7 @@ def trace(
         typer.Option(metavar="FILE", help="write when each gradient was ready, for the command `simulate`"),
     ] = None,
     summarize: Annotated[
-        bool, typer.Option("--summary", help="print communication per step, and who was on time")
+        bool, typer.Option("--summary", help="print communication per step, and which ranks were late")
     ] = False,
     shown: Annotated[
         int, typer.Option("--steps", metavar="N", help="so many steps in the table, the last", min=0)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_ext.simulation import replay
-from hvd_ext.trace.events import Event
+from hvd_ext.trace.events import Book, Event
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,6 +132,46 @@ def of_engine(known: Rounds, rank: int, ranks: Iterable[int]) -> Summary | None:
         waited_s = np.where(known.came_s > 0, waits_s, 0.0).sum(0)
     waited_s[rank] = known.waited_s.sum()
     return summed(known.numbers, known.arrived, waited_s, ranks)
+
+
+def events_of(known: Rounds, book: Book, lane: int, since_ns: int = 0) -> list[Event]:
+    """Make the events of one rank's partial rounds, on a track of their own.
+
+    Args:
+        known: the rounds of one channel that are over.
+        book: names the channel and the rank.
+        lane: the channel's lane.
+        since_ns: rounds that began before this time of this host's steady clock are left out.
+
+    Returns:
+        A span for each round, from its begin on this rank to its end; the name of the track comes first.
+    """
+    name, tid = book.channels[lane].name, lane * 1_000_000 + 1  # beside the track of the steps
+    arrived = known.arrived[:, book.rank]
+    before = np.concatenate((known.numbers[:1] - 1, arrived[:-1]))
+    spans: list[Event] = []
+    for row, number in enumerate(known.numbers.tolist()):
+        if known.begins_s[row] * 1e9 < since_ns:
+            continue
+        begin_us, over_us = ((times[row] * 1e9 - book.zero_ns) / 1e3 for times in (known.begins_s, known.overs_s))
+        on_time = bool(arrived[row] >= number)
+        about = {
+            "channel": name,
+            "lane": lane,
+            "round": number,
+            "arrived": int(arrived[row]),
+            "on_time": on_time,
+            "staleness": number - int(before[row]) - 1 if arrived[row] > before[row] else None,
+            "waited_us": round(float(known.waited_s[row]) * 1e6, 3),
+        }
+        shape = {"name": f"round {number}" + (", late" if not on_time else ""), "cat": "round", "ph": "X"}
+        span = {**shape, "ts": round(begin_us, 3), "dur": round(over_us - begin_us, 3)}
+        spans.append({**span, "pid": book.rank, "tid": tid, "args": about})
+    if not spans:
+        return []
+    track = {"ph": "M", "ts": 0, "pid": book.rank, "tid": tid}
+    names = {"thread_name": {"name": f"{name}: partial rounds"}, "thread_sort_index": {"sort_index": tid}}
+    return [*({"name": kind, **track, "args": about} for kind, about in names.items()), *spans]
 
 
 def of_trace(events: Iterable[Event]) -> dict[str, Summary]:
