@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ext.engine.channels import lane
+from hvd_ext.engine.channels import lane_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
 from hvd_ext.options import unsupported
@@ -179,11 +179,12 @@ def _taken() -> _Taken:
     times = []
     partial = {}
     for handle, channel in recording.engine.open_channels().items():
+        if channel.is_partial:  # its gradients are ready together, when a round begins
+            partial[lane_of(handle)] = recording.engine.rounds(handle)
+            continue
         medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
-        if channel.is_partial:
-            partial[lane(handle)] = recording.engine.rounds(handle)
     return _Taken(recording, records.read(CAPACITY), times, partial)
 
 
