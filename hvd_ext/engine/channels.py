@@ -431,6 +431,11 @@ def check_array(where: str, tensor: Tensor, array: npt.NDArray[np.generic]) -> N
 
 
 def lane_of(channel: int) -> int:
+    """Return the engine's lane of a channel, by which traces name it.
+
+    Args:
+        channel: from `Channels.open_channel`.
+    """
     return 1 + (channel & 0xFFFFFFFF)
 
 
