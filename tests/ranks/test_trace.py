@@ -186,10 +186,10 @@ def test_partial_rounds_are_events_and_are_summed_up(folder: Path, rank: int, ca
         about = [event["args"] for event in events_of(merged, other, "round")]
         assert [one["round"] for one in about] == [1, 2, 3, 4, 5]
         assert len(events_of(merged, other, "step")) == 5
-        if other != 0:
-            assert [one["on_time"] for one in about[:4]] == [True, False, False, False]
+        # in the first and the last round any rank may be the first
+        assert [one["on_time"] for one in about[1:4]] == [other == 0] * 3
     (found,) = rounds.of_trace(merged.events).values()
-    assert found.on_time[0] == 5 and all(late >= 3 for late in found.late[1:])
+    assert found.on_time[0] >= 3 and all(late >= 3 for late in found.late[1:])
     capsys.readouterr()
     text = hvd.explain(optimizer)
     assert "5 partial rounds" in text and "ranks on time in the mean" in text
