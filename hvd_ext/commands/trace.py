@@ -14,7 +14,7 @@ from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.recording import write
 from hvd_ext.planning import step_times as planning_times
-from hvd_ext.trace import merge, step_times, summary
+from hvd_ext.trace import merge, rounds, step_times, summary
 
 app = App()
 
@@ -32,7 +32,9 @@ def trace(
         Path | None,
         typer.Option(metavar="FILE", help="write when each gradient was ready, for the command `simulate`"),
     ] = None,
-    summarize: Annotated[bool, typer.Option("--summary", help="print communication per step")] = False,
+    summarize: Annotated[
+        bool, typer.Option("--summary", help="print communication per step, and which ranks were late")
+    ] = False,
     shown: Annotated[
         int, typer.Option("--steps", metavar="N", help="so many steps in the table, the last", min=0)
     ] = 20,
@@ -66,6 +68,9 @@ def trace(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif summarize:
         console.print("the trace has no complete step of a channel: was it recorded during training?")
+    if summarize:
+        for name, partial in rounds.of_trace(merged.events).items():
+            console.print(partial.table(name))
     console.print(
         f"{path}: {len(merged.events)} events of {len(merged.ranks)} ranks, for https://ui.perfetto.dev",
         markup=False,

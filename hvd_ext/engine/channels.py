@@ -25,10 +25,11 @@ RESIDUAL, VELOCITY = 0, 1  # the values that a sparse bucket keeps between steps
 
 
 class OpenChannel(NamedTuple):
-    """The name of a channel, and each layout that it has had with the number of its first step."""
+    """A channel: its name, each layout that it has had with the number of its first step, and what its rounds are."""
 
     name: str
     layouts: list[tuple[int, Layout]]
+    is_partial: bool
 
     @property
     def layout(self) -> Layout:
@@ -135,7 +136,8 @@ class Channels:
         described = _description(name, layout, handle_of)
         rounds = None if partial is None else ctypes.byref(partial)
         _call("hvd_ext_channel_open", self.generation, *described, rounds, ctypes.byref(handle))
-        self.channels[_lane(handle.value)] = self._open[handle.value] = OpenChannel(name, [(1, layout)])
+        opened = OpenChannel(name, [(1, layout)], partial is not None)
+        self.channels[lane_of(handle.value)] = self._open[handle.value] = opened
         return handle.value
 
     def switch(self, channel: int, layout: Layout, handle_of: Callable[[LogicalPlan], int], first_step: int) -> None:
@@ -153,7 +155,7 @@ class Channels:
             InvalidError: the layout breaks a rule of the engine or has other tensors, a top-k step is under way, or
                 only one of the two layouts has buckets with a selection.
         """
-        opened = self.channels[_lane(channel)]
+        opened = self.channels[lane_of(channel)]
         _call("hvd_ext_channel_switch", channel, *_description(opened.name, layout, handle_of))
         opened.layouts.append((first_step, layout))
 
@@ -180,7 +182,7 @@ class Channels:
             channel: from `open_channel`.
             most: the largest number of steps, `KEPT_STEPS` or less.
         """
-        tensors = len(self.channels[_lane(channel)].layout.travelling)
+        tensors = len(self.channels[lane_of(channel)].layout.travelling)
         steps, count = np.zeros(most, np.int64), ctypes.c_int64()
         begins_s, ends_s, came_s = np.zeros(most), np.zeros(most), np.zeros((most, tensors))
         seconds = [array.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for array in (begins_s, ends_s, came_s)]
@@ -307,7 +309,7 @@ class Channels:
     def _check_arrays(
         self, channel: int, inputs: Sequence[npt.NDArray[np.generic]], outputs: Sequence[npt.NDArray[np.generic]]
     ) -> None:
-        opened = self.channels[_lane(channel)]
+        opened = self.channels[lane_of(channel)]
         name, layout = opened.name, opened.layout
         tensors = [layout.tensors[place] for place in layout.travelling]
         if not len(inputs) == len(outputs) == len(tensors):
@@ -428,7 +430,12 @@ def check_array(where: str, tensor: Tensor, array: npt.NDArray[np.generic]) -> N
         )
 
 
-def _lane(channel: int) -> int:
+def lane_of(channel: int) -> int:
+    """Return the engine's lane of a channel, by which traces name it.
+
+    Args:
+        channel: from `Channels.open_channel`.
+    """
     return 1 + (channel & 0xFFFFFFFF)
 
 

@@ -18,6 +18,7 @@ from hvd_ext.job import (
     bootstrap,
     launch,
     log,
+    partial_rounds,
     process_sets as sets,
     rank_lists,
     recording,
@@ -112,6 +113,7 @@ def shutdown() -> None:
     if job is None:
         return
     runtime.set_current(None)
+    partial_rounds.say(job)
     write_trace = recording.end(job)
     failed = _exit["failed"]
     if failed:  # the other ranks may soon end this process

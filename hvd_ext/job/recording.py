@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hvd_ext.engine.channels import lane_of
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import clock, consensus, runtime
 from hvd_ext.options import unsupported
-from hvd_ext.trace import events, records, step_times
+from hvd_ext.trace import events, records, rounds, step_times
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
+    from hvd_ext.engine.partial import Rounds
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.planning.layout import Layout
 
@@ -71,7 +73,7 @@ def stop_trace() -> Path:
             "stop_trace: no trace is being recorded; call start_trace(folder) or set HVD_EXT_TRACE first"
         )
     owner = runtime.current()
-    return _written(owner, *_taken())
+    return _written(owner, _taken())
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -147,34 +149,49 @@ def end(owner: Runtime) -> Callable[[], None]:
     """
     if _recording is None or _recording.engine is not owner.engine:
         return lambda: None
-    recording, raw, times = _taken()
+    taken = _taken()
 
     def finish() -> None:
         try:
-            _written(owner, recording, raw, times)
+            _written(owner, taken)
         except Exception as error:  # no error may keep the rank from ending
             print(f"hvd_ext: the trace of rank {owner.engine.rank} was not written: {error!r}", file=sys.stderr)
 
     return finish
 
 
-def _taken() -> tuple[_Recording, records.Raw, list[dict[str, Any]]]:
-    """End the recording; return it, the engine's records, and the times of the steps of each channel."""
+@dataclasses.dataclass(frozen=True)
+class _Taken:
+    """What a recording has found: the engine's records, the times of each channel's steps, partial rounds by lane."""
+
+    recording: _Recording
+    raw: records.Raw
+    times: list[dict[str, Any]]
+    partial: dict[int, Rounds]
+
+
+def _taken() -> _Taken:
+    """End the recording."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None
     records.stop()
     times = []
+    partial = {}
     for handle, channel in recording.engine.open_channels().items():
+        if channel.is_partial:  # its gradients are ready together, when a round begins
+            partial[lane_of(handle)] = recording.engine.rounds(handle)
+            continue
         medians = step_times.measured(recording.engine.times(handle), channel.layouts[-1][0])
         if medians is not None:
             times.append(step_times.described(channel.name, channel.layout, medians))
-    return recording, records.read(CAPACITY), times
+    return _Taken(recording, records.read(CAPACITY), times, partial)
 
 
-def _written(owner: Runtime, recording: _Recording, raw: records.Raw, times: list[dict[str, Any]]) -> Path:
+def _written(owner: Runtime, taken: _Taken) -> Path:
+    recording = taken.recording
     # A recorded wait may have begun during an earlier trace.
-    found = [record for record in records.decoded(raw) if record.begin_ns >= recording.begun_ns]
+    found = [record for record in records.decoded(taken.raw) if record.begin_ns >= recording.begun_ns]
     about = {
         "version": VERSION,
         "job": recording.job,
@@ -184,10 +201,13 @@ def _written(owner: Runtime, recording: _Recording, raw: records.Raw, times: lis
         "clock_offset_us": recording.clock.offset_ns / 1e3,
         "clock_uncertainty_us": recording.clock.uncertainty_ns / 1e3,
         "records": len(found),
-        "dropped": raw.dropped,
-        "channels": times,
+        "dropped": taken.raw.dropped,
+        "channels": taken.times,
     }
-    made = events.events_of(found, _book(owner, recording.zero_ns))
+    book = _book(owner, recording.zero_ns)
+    made = events.events_of(found, book)
+    for number, known in taken.partial.items():
+        made += rounds.events_of(known, book, number, recording.begun_ns)
     path = recording.folder / f"rank_{owner.engine.rank}.json"
     write(path, {"traceEvents": made, "displayTimeUnit": "ms", "otherData": about})
     return path

@@ -112,6 +112,81 @@ TEST("stall: a call that waits too long fails everything with the same words, on
   CHECK_EQ(warnings.size(), 0u);
 }
 
+ChannelSpec PartialBuckets(Engine* engine, int64_t plan, Sync sync, int64_t quorum) {
+  ChannelSpec spec = TwoBuckets(plan);
+  spec.partial.emplace();
+  spec.partial->rules.sync = sync;
+  spec.partial->rules.quorum = quorum;
+  spec.partial->rules.staleness = 1;
+  spec.partial->plan = plan;
+  spec.partial->hosts.assign(static_cast<size_t>(engine->size()), 0);
+  return spec;
+}
+
+void GiveStep(Engine* engine, int64_t channel) {
+  CHECK_OK(engine->BeginStep(channel));
+  SubmitAll(engine, channel, {0, 1, 2, 3, 4, 5, 6, 7});
+}
+
+void TakeStep(Engine* engine, int64_t channel, int64_t step) {
+  for (int64_t i = 0; i < 8; ++i) CHECK_OK(Await(StartCollect(engine, channel, i, step, 16), "a sum").status);
+}
+
+TEST("stall: a partial round that is not opened warns once for whose gradients it waits") {
+  Listening listening;
+  Engines engines(4, Impatient(0.1, 0));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(engine->OpenChannel(PartialBuckets(engine, AddPlan(engine, StarAllreduce(rank, 4)), Sync::kQuorum, 3),
+                                 &channel));
+    const char* some = " s for 2 of ranks 1, 2, 3 (their gradients are not there)";
+    if (rank > 0) WaitUntilHeard(0, "round 1 of 'Adam' has waited ", some);
+    if (rank == 1) CheckSaidOnce("round 1 of 'Adam' has waited ", some);
+    GiveStep(engine, channel);
+    TakeStep(engine, channel, 1);
+  });
+}
+
+TEST("stall: a partial round that waits too long to be opened fails everything with words that name the rank") {
+  Listening listening;
+  Engines engines(3, Impatient(0, 1));
+  std::atomic<int> failed{0};
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(
+        engine->OpenChannel(PartialBuckets(engine, AddPlan(engine, StarAllreduce(rank, 3)), Sync::kFull, 1), &channel));
+    if (rank == 2) Until("the failure", [&] { return failed == 2; });
+    Status status = engine->BeginStep(channel);
+    if (rank < 2) {
+      CHECK_OK(status);
+      SubmitAll(engine, channel, {0, 1, 2, 3, 4, 5, 6, 7});
+      status = Await(StartCollect(engine, channel, 0, 1, 16), "the failure").status;
+    }
+    CHECK_FAILS(status, Code::kCommunication, "round 1 of 'Adam' has waited ");
+    CHECK_FAILS(status, Code::kCommunication, " s for rank 2 (its gradient is not there), longer than the limit");
+    ++failed;
+  });
+}
+
+TEST("stall: a rank at the bound of its staleness is named by those that wait for it") {
+  Listening listening;
+  Engines engines(3, Impatient(0.1, 0));
+  engines.Each([&](int rank, Engine* engine) {
+    int64_t channel = -1;
+    CHECK_OK(
+        engine->OpenChannel(PartialBuckets(engine, AddPlan(engine, StarAllreduce(rank, 3)), Sync::kSolo, 1), &channel));
+    for (int64_t step = 1; step <= 2; ++step) {
+      if (rank == 2 && step == 1) {
+        WaitUntilHeard(0, "bucket 0 of 'Adam' (step 2) has waited ",
+                       " s for rank 2 (its next gradient is not there, and it is as far behind as its staleness "
+                       "allows)");
+      }
+      GiveStep(engine, channel);
+      TakeStep(engine, channel, step);
+    }
+  });
+}
+
 TEST("stall: a bucket that waits warns which ranks lack which tensors, on rank 0 and once") {
   Listening listening;
   Engines engines(3, Impatient(0.1, 0));

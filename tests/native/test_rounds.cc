@@ -37,6 +37,31 @@ TEST("rounds: ranks are drawn evenly, and the same for the same seed") {
   CHECK(same > 150 && same < 350);
 }
 
+TEST("rounds: a round that is not open says whose gradients it waits for") {
+  RoundOpener quorum(Rules(Sync::kQuorum, 3), 4);
+  CHECK(!quorum.Waits().begun);
+  quorum.Arrive(2, 1, false);
+  RoundWait wait = quorum.Waits();
+  CHECK(wait.begun && wait.round == 1 && wait.count == 2);
+  CHECK(wait.ranks == (std::vector<int>{0, 1, 3}));
+  quorum.Leave(3);
+  CHECK(quorum.Waits().ranks == (std::vector<int>{0, 1}));
+  quorum.Arrive(0, 1, false);
+  quorum.Arrive(1, 1, false);
+  CHECK_EQ(quorum.Opened(), 1);
+  CHECK(!quorum.Waits().begun);
+
+  const int drawn = static_cast<int>(DrawnFor(7, 1, 4)), other = (drawn + 1) % 4;
+  RoundOpener majority(Rules(Sync::kMajority), 4);
+  majority.Arrive(other, 1, false);
+  CHECK(majority.Waits().count == 1 && majority.Waits().ranks == (std::vector<int>{drawn}));
+
+  RoundOpener flushed(Rules(Sync::kSolo), 3);
+  flushed.Arrive(1, 1, true);
+  CHECK_EQ(flushed.Opened(), 0);
+  CHECK(flushed.Waits().count == 2 && flushed.Waits().ranks == (std::vector<int>{0, 2}));
+}
+
 TEST("rounds: a round opens at the first, the drawn, the Q-th or the last gradient") {
   for (int64_t round = 1; round <= 50; ++round) {
     for (int64_t quorum = 1; quorum <= 4; ++quorum) {

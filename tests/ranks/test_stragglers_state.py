@@ -154,3 +154,22 @@ def test_files_that_cannot_be_read_are_named(caplog: pytest.LogCaptureFixture) -
     assert ("are dropped" in caplog.text) == (job.engine.rank == 0)
     assert not job.engine.holds(channel.handle)
     channel.close()
+
+
+@several
+def test_the_end_of_a_job_says_who_was_late_and_which_gradients_are_lost(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = model(sync="solo", staleness=2)
+    train(made, range(4))
+    name = channels(made.optimizer)[0].name
+    hvd.barrier()
+    capfd.readouterr()
+    hvd.shutdown()
+    hvd.init()
+    if hvd.rank() == 0:
+        assert f"{name}: 4 rounds with " in capfd.readouterr().err + caplog.text
+        assert "are lost" not in caplog.text
+    else:
+        assert "gradients of step" in caplog.text and "were in no round and are lost" in caplog.text
+    hvd.barrier()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,12 +15,17 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.commands.trace import app as trace
 from hvd_ext.errors import InvalidError, MismatchError, NotInitializedError
+from hvd_ext.job import runtime
+from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.options import Options
 from hvd_ext.planning import step_times as planning_times
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
-from hvd_ext.trace import merge, summary
+from hvd_ext.trace import merge, rounds, summary
+from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.numbers import total, values
+
+several = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="nobody is late")
 
 STEPS = 3
 SIZES = (70_001, 5, 0, 3000)
@@ -161,3 +168,40 @@ def test_a_file_that_cannot_be_written_does_not_hinder_a_shutdown(
     assert f"hvd_ext: the trace of rank {rank} was not written: FileNotFoundError" in capfd.readouterr().err
     hvd.init()
     assert hvd.size() == size
+
+
+@several
+def test_partial_rounds_are_events_and_are_summed_up(folder: Path, rank: int, capsys: pytest.CaptureFixture) -> None:
+    hvd.start_trace(folder)
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sync="solo", staleness=3)
+    for step in range(1, 6):
+        while rank > 0 and 1 < step < 5 and _over(optimizer) < step:
+            time.sleep(0.001)
+        optimizer.apply([tf.ones(3)], [variable])
+    hvd.stop_trace()
+    hvd.barrier()
+    merged = merge.read(folder)
+    for other in sorted(merged.ranks):
+        about = [event["args"] for event in events_of(merged, other, "round")]
+        assert [one["round"] for one in about] == [1, 2, 3, 4, 5]
+        assert len(events_of(merged, other, "step")) == 5
+        # in the first and the last round any rank may be the first
+        assert [one["on_time"] for one in about[1:4]] == [other == 0] * 3
+    (found,) = rounds.of_trace(merged.events).values()
+    assert found.on_time[0] >= 3 and all(late >= 3 for late in found.late[1:])
+    capsys.readouterr()
+    text = hvd.explain(optimizer)
+    assert "5 partial rounds" in text and "ranks on time in the mean" in text
+    hvd.barrier()
+    hvd.flush(optimizer)
+    optimizer.apply([tf.ones(3)], [variable])
+    if rank == 0:
+        trace([str(folder), "--summary"], standalone_mode=False)
+        assert "5 partial rounds" in capsys.readouterr().out
+    hvd.barrier()
+
+
+def _over(optimizer: Any) -> int:
+    """The newest round of an optimizer that is over."""
+    return runtime.current().engine.progress(channels(optimizer)[0].handle).over

@@ -386,6 +386,7 @@ LaneReport Channel::Report() const {
   report.runs = queued_;
   bool under_way = !steps_.empty() && steps_.back()->here < tensors();
   report.state = under_way ? LaneReport::kOpen : LaneReport::kNotBegun;
+  if (!under_way && partial_ != nullptr && partial_->AtBound()) report.state = LaneReport::kAtBound;
   if (!under_way) return report;
   report.names = Missing(*steps_.back(), steps_.back()->queued);
   report.missing = static_cast<int64_t>(report.names.size());

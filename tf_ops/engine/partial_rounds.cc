@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/stall.h"
+#include "engine/stall_watch.h"
+
 namespace hvd_ext {
 
 std::vector<int> RelaysOf(const std::vector<int>& hosts, int rank) {
@@ -35,7 +38,9 @@ PartialRounds::Lane* PartialRounds::Find(int64_t lane) {
 
 void PartialRounds::Open(const std::shared_ptr<Channel>& channel) {
   const PartialSpec& spec = channel->partial()->spec();
-  Lane lane{channel, std::nullopt, 0, RelaysOf(spec.hosts, core_->rank)};
+  Lane lane;
+  lane.channel = channel;
+  lane.relays = RelaysOf(spec.hosts, core_->rank);
   if (core_->rank == 0) lane.opener.emplace(spec.rules, core_->size);
   const int64_t number = channel->lane();
   lanes_of_.emplace(number, std::move(lane));
@@ -117,6 +122,28 @@ void PartialRounds::Handle(const RoundsOpen& open) {
     for (const auto& call : ended) call();
   }
   Start(found);
+}
+
+// Rounds that are open and do not run are found by the watch over lanes: some ranks have begun them.
+Status PartialRounds::Watch() {
+  const Config& config = core_->config;
+  for (auto& [number, lane] : lanes_of_) {
+    if (!lane.opener) continue;
+    RoundWait wait = lane.opener->Waits();
+    if (!wait.begun) continue;
+    if (lane.watched != wait.round) {
+      lane.watched = wait.round;
+      lane.waits_s = core_->now_s;
+      lane.named.clear();
+    }
+    const double waited_s = core_->now_s - lane.waits_s;
+    const std::string text = WaitsForRound(lane.channel->name(), waited_s, wait, config.numbers);
+    if (config.stall_fatal_s > 0 && waited_s >= config.stall_fatal_s) return StalledTooLong(*core_, text);
+    if (config.stall_warn_s <= 0 || waited_s < config.stall_warn_s || lane.named == wait.ranks) continue;
+    Warn(core_->Number(core_->rank), text);
+    lane.named = std::move(wait.ranks);
+  }
+  return Status::Ok();
 }
 
 void PartialRounds::Start(Lane* lane) {

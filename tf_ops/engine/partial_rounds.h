@@ -37,6 +37,10 @@ class PartialRounds {
   void Handle(int peer, const RoundArrival& arrival) HVD_EXT_REQUIRES(progress_role);
   void Handle(const RoundsOpen& open) HVD_EXT_REQUIRES(progress_role);
 
+  // On rank 0: warns of rounds that have waited for long to be opened. An error: one has waited for longer than the
+  // limit.
+  Status Watch() HVD_EXT_REQUIRES(progress_role);
+
   // Whether a word of a peer may come at any time, also while this rank has nothing under way.
   bool listening() const HVD_EXT_REQUIRES(progress_role) { return !lanes_of_.empty(); }
 
@@ -46,6 +50,9 @@ class PartialRounds {
     std::optional<RoundOpener> opener;  // on rank 0
     int64_t told = 0;                   // the newest round that rank 0 has told of
     std::vector<int> relays;            // to whom this rank passes the word on
+    int64_t watched = 0;                // the round that waits to be opened
+    double waits_s = 0;                 // since when
+    std::vector<int> named;             // the ranks that the last warning of this round has named
   };
   // What has come for a lane that this rank has not opened yet.
   struct Early {

@@ -302,6 +302,11 @@ void PartialSteps::End(int64_t last, std::vector<std::function<void()>>* ended) 
   if (NextRound answered = Answer(&more)) ended->push_back([=] { answered(Status::Ok(), more); });
 }
 
+bool PartialSteps::AtBound() const {
+  MutexLock lock(&mutex_);
+  return gate_.AtBound();
+}
+
 bool PartialSteps::BeginRound(Contribution* given) {
   MutexLock lock(&mutex_);
   bool on_time = false;

@@ -74,6 +74,8 @@ class PartialSteps {
   void Leave() HVD_EXT_EXCLUDES(mutex_);
   // All ranks have left, and `last` was their last round.
   void End(int64_t last, std::vector<std::function<void()>>* ended) HVD_EXT_EXCLUDES(mutex_);
+  // Whether the next round is open, and the bound of the staleness does not let this rank take part.
+  bool AtBound() const HVD_EXT_EXCLUDES(mutex_);
   // Begins the next round, if it may begin.
   bool BeginRound(Contribution* given) HVD_EXT_EXCLUDES(mutex_);
   // Writes this rank's part of a tensor; tensor `tensors()` is the table of who takes part.

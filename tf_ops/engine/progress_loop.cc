@@ -186,6 +186,7 @@ void ProgressLoop::Watch() {
   if (!core_->failure.ok()) return;
   Status status = stalls_->Look();
   if (status.ok()) status = calls_->Watch();
+  if (status.ok()) status = rounds_->Watch();
   if (!status.ok()) FailEverything(status, true);
 }
 

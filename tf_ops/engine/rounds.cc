@@ -36,7 +36,7 @@ void RoundOpener::Arrive(int rank, int64_t step, bool full) {
 void RoundOpener::Leave(int rank) { ranks_[static_cast<size_t>(rank)].left = true; }
 
 int64_t RoundOpener::Opened() {
-  while (MayOpen(opened_ + 1)) ++opened_;
+  for (RoundWait next = Waits(); next.begun && next.count == 0; next = Waits()) ++opened_;
   return opened_;
 }
 
@@ -46,33 +46,35 @@ bool RoundOpener::TakeEnd() {
   return true;
 }
 
-bool RoundOpener::MayOpen(int64_t round) const {
-  std::vector<bool> here;  // of the ranks that give a gradient to this round, now or later
-  for (const Rank& rank : ranks_) {
-    if (rank.arrived >= round || !rank.left) here.push_back(rank.arrived >= round);
+RoundWait RoundOpener::WaitOf(int64_t round) const {
+  RoundWait wait;
+  wait.round = round;
+  std::vector<int> candidates;  // the ranks that give a gradient to this round, now or later
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const bool here = ranks_[i].arrived >= round;
+    if (here || !ranks_[i].left) candidates.push_back(static_cast<int>(i));
+    if (!here && !ranks_[i].left) wait.ranks.push_back(static_cast<int>(i));
   }
-  const int64_t candidates = static_cast<int64_t>(here.size());
-  const int64_t arrived = std::count(here.begin(), here.end(), true);
-  if (arrived == 0) return false;
-  if (round <= full_) return arrived == candidates;
-  switch (rules_.sync) {
-    case Sync::kFull:
-      return arrived == candidates;
-    case Sync::kSolo:
-      return true;
-    case Sync::kMajority:
-      return here[static_cast<size_t>(DrawnFor(rules_.seed, rules_.before + round, candidates))];
-    case Sync::kQuorum:
-      return arrived >= std::min(rules_.quorum, candidates);
+  const int64_t size = static_cast<int64_t>(candidates.size()), missing = static_cast<int64_t>(wait.ranks.size());
+  wait.begun = missing < size;
+  if (round <= full_ || rules_.sync == Sync::kFull) {
+    wait.count = missing;
+  } else if (rules_.sync == Sync::kMajority && wait.begun) {
+    const int drawn = candidates[static_cast<size_t>(DrawnFor(rules_.seed, rules_.before + round, size))];
+    wait.count = ranks_[static_cast<size_t>(drawn)].arrived >= round ? 0 : 1;
+    wait.ranks = {drawn};
+  } else {
+    const int64_t quorum = rules_.sync == Sync::kQuorum ? std::min(rules_.quorum, size) : 1;
+    wait.count = std::max<int64_t>(0, quorum - (size - missing));
   }
-  return false;
+  if (wait.count == 0) wait.ranks.clear();
+  return wait;
 }
 
 void RoundGate::Open(int64_t round) { opened_ = std::max(opened_, round); }
 
 bool RoundGate::Begin(int64_t* round, bool* on_time) {
-  const bool waits = !left_ && begun_ + 1 - arrived_ > staleness_;  // for this rank's gradient
-  if (begun_ >= opened_ || waits) return false;
+  if (begun_ >= opened_ || AtBound()) return false;
   *round = ++begun_;
   *on_time = arrived_ >= begun_;
   return true;

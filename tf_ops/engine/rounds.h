@@ -33,6 +33,14 @@ struct RoundRules {
 // The rank drawn for a round among `candidates` ranks, in [0, candidates): evenly, and the same for the same seed.
 int64_t DrawnFor(uint64_t seed, int64_t round, int64_t candidates);
 
+// What a round waits for that is not open.
+struct RoundWait {
+  int64_t round = 0;
+  bool begun = false;      // some rank's gradient for it is there, so that this rank waits
+  int64_t count = 0;       // of gradients
+  std::vector<int> ranks;  // whose; `count` of these
+};
+
 // On rank 0: which rounds are open.
 class RoundOpener {
  public:
@@ -48,13 +56,15 @@ class RoundOpener {
   int64_t Opened();
   // Whether all ranks have left, which is answered once; they are back afterwards.
   bool TakeEnd();
+  // What the round after the newest open one waits for.
+  RoundWait Waits() const { return WaitOf(opened_ + 1); }
 
  private:
   struct Rank {
     int64_t arrived = 0;
     bool left = false;
   };
-  bool MayOpen(int64_t round) const;
+  RoundWait WaitOf(int64_t round) const;
 
   RoundRules rules_;
   std::vector<Rank> ranks_;
@@ -74,6 +84,9 @@ class RoundGate {
 
   // Begins the next round, if it is open and the bound allows it. *on_time: the gradient of its step is there.
   bool Begin(int64_t* round, bool* on_time);
+
+  // Whether the next round is open, and the bound does not allow it.
+  bool AtBound() const { return begun_ < opened_ && !left_ && begun_ + 1 - arrived_ > staleness_; }
 
   int64_t arrived() const { return arrived_; }
   int64_t begun() const { return begun_; }

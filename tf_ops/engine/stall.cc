@@ -19,6 +19,8 @@ std::string StateOf(const LaneReport& report) {
       return "it has closed the channel";
     case LaneReport::kNotBegun:
       return "it has not begun the step";
+    case LaneReport::kAtBound:
+      return "its next gradient is not there, and it is as far behind as its staleness allows";
     default:
       break;
   }
@@ -71,6 +73,17 @@ std::string WhoIsMissing(int64_t run, const std::vector<LaneReport>& reports, co
 std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
                          const std::vector<int>& numbers) {
   return what + InSet(numbers) + " has waited " + Seconds(waited_s) + " " + WhoIsMissing(run, reports, numbers);
+}
+
+std::string WaitsForRound(const std::string& channel, double waited_s, const RoundWait& wait,
+                          const std::vector<int>& numbers) {
+  std::string ranks;
+  for (int rank : wait.ranks) ranks += (ranks.empty() ? "" : ", ") + std::to_string(NumberOf(numbers, rank));
+  const bool one = wait.ranks.size() == 1;
+  const bool any = wait.count < static_cast<int64_t>(wait.ranks.size());
+  return "round " + std::to_string(wait.round) + " of '" + channel + "'" + InSet(numbers) + " has waited " +
+         Seconds(waited_s) + " for " + (any ? std::to_string(wait.count) + " of " : "") + (one ? "rank " : "ranks ") +
+         ranks + (one ? " (its gradient is not there)" : " (their gradients are not there)");
 }
 
 std::string NameList(const std::vector<std::string>& names, int64_t total) {

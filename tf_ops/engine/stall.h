@@ -5,13 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "engine/rounds.h"
+
 namespace hvd_ext {
 
 // How far a rank is in a lane, as it says when it is asked.
 struct LaneReport {
-  enum State : int64_t { kOpen = 0, kNotOpened = 1, kClosed = 2, kNotBegun = 3 };  // kNotBegun: no step under way
+  enum State : int64_t { kOpen = 0, kNotOpened = 1, kClosed = 2, kNotBegun = 3, kAtBound = 4 };
 
   bool answered = false;
+  // kNotBegun: no step under way; kAtBound: with partial rounds, the staleness allows no round before its next gradient
   int64_t state = kOpen;
   int64_t runs = 0;                // buckets (calls) it has given to the lane so far
   int64_t missing = 0;             // tensors that its next bucket still lacks
@@ -38,6 +41,10 @@ std::string WhoIsMissing(int64_t run, const std::vector<LaneReport>& reports, co
 // waits.
 std::string WaitsForLane(const std::string& what, double waited_s, int64_t run, const std::vector<LaneReport>& reports,
                          const std::vector<int>& numbers = {});
+// "round 7 of 'Adam' has waited 60 s for rank 2 (its gradient is not there)", "for 1 of ranks 2, 3 (...)": a partial
+// round that is not open.
+std::string WaitsForRound(const std::string& channel, double waited_s, const RoundWait& wait,
+                          const std::vector<int>& numbers = {});
 // "'a', 'b' and 7 more"
 std::string NameList(const std::vector<std::string>& names, int64_t total);
 

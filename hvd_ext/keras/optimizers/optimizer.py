@@ -282,7 +282,10 @@ def flush(optimizer: Any) -> None:
 def explain(optimizer: Any, file: str | Path | None = None) -> str:
     """Print how the gradients of an optimizer are reduced, and why: buckets, algorithms, predicted and measured times.
 
-    With HVD_EXT_EXPLAIN=1 rank 0 prints the same, also for tapes, whenever the buckets were planned.
+    With `sync=` it also sums up the rounds so far: which ranks were on time, late and waited (rank 0 knows how long all
+    ranks waited, another rank only its own time), and how stale gradients were.
+
+    With HVD_EXT_EXPLAIN=1 rank 0 prints the buckets, also for tapes, whenever they were planned.
 
     Args:
         optimizer: from `hvd_ext.DistributedOptimizer`, after its first step.

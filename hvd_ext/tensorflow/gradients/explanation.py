@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import log
 from hvd_ext.planning.prediction import predict
+from hvd_ext.trace import rounds
 
 if TYPE_CHECKING:
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.planning.bucket_layout import BucketLayout, Layout
+    from hvd_ext.tensorflow.gradients.channel import Channel
     from hvd_ext.tensorflow.gradients.reducer import Reducer
     from hvd_ext.tensorflow.gradients.replanning import Review
 
@@ -29,7 +31,7 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
         file: where to write the layout of the newest channel; None for nowhere.
 
     Returns:
-        A table for each open channel.
+        A table for each open channel, and one of its rounds so far if they are partial.
 
     Raises:
         InvalidError: no step has been made yet, or the file cannot be written.
@@ -43,6 +45,8 @@ def explained(reducer: Reducer, file: str | Path | None) -> str:
                 replanning = one.replannings.get(channel)
                 review = replanning.reviews[-1] if replanning is not None and replanning.reviews else None
                 texts.append(of_layout(one.job, channel.name, channel.layout, review))
+                if channel.partial is not None:
+                    texts.append(of_rounds(one.job, channel))
                 newest = channel.layout
     if newest is None:
         raise InvalidError(f"explain ({reducer.label}): its buckets are planned at its first step; call it later")
@@ -116,6 +120,23 @@ def of_layout(job: Runtime, name: str, layout: Layout, review: Review | None) ->
     if review is not None:
         lines.append(str(review))
     return out.getvalue() + "".join(f"{line}\n" for line in lines)
+
+
+def of_rounds(job: Runtime, channel: Channel) -> str:
+    """Sum up the rounds of a channel that are over; an empty text if there is none.
+
+    Args:
+        job: the runtime of the ranks that take part.
+        channel: the channel, whose rounds are partial.
+    """
+    from rich.console import Console
+
+    engine = job.engine
+    summary = rounds.of_engine(engine.rounds(channel.handle), engine.rank, engine.ranks)
+    out = io.StringIO()
+    if summary is not None:
+        Console(file=out, width=WIDTH).print(summary.table(channel.name))
+    return out.getvalue()
 
 
 def _form(bucket: BucketLayout) -> str:
