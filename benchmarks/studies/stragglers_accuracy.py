@@ -3,10 +3,10 @@
     python -m benchmarks.studies.stragglers_accuracy FILE.json [IMAGES [EPOCHS [SEEDS]]]
 
 Accuracy depends only on which gradient enters which round, and `hvd_ext.simulation.rounds` plays that. So 8 ranks learn
-in one process: step s of a rank computes its gradient at the weights after round s - 1, and the round that includes it
-takes it. Nothing is slept; times are those of the model. Beside our modes stand the results of eager-SGD's public code,
-where a late gradient is lost and a late rank finds only the newest result: each rank has weights of its own there, which
-drift apart unless those of rank 0 are copied to all ranks, here after every epoch.
+in one process: step s of a rank computes its gradient at the weights after round s - 1, and a later round may take it.
+Nothing is slept; times are those of the model. Beside our modes stand the results of eager-SGD's public code, where a
+late gradient is lost and a late rank finds only the newest result: there each rank has weights of its own, which drift
+apart unless those of rank 0 are copied to all ranks, here after every epoch.
 
 The skew is that of eager-SGD, section 6.2.3: ranks are delayed by 50 to 400 ms, shifted by one rank after each step.
 """
@@ -135,8 +135,8 @@ def overwritten(
         arrived: [rounds, ranks].
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
-        copied_after: rank 0's weights go to all ranks after so many rounds, all of which wait for all ranks; 0 for never.
-            Momentum is lost with it.
+        copied_after: rank 0's weights go to all ranks after every so many rounds, and momentum begins afresh; 0 for
+            never. These rounds must wait for all ranks.
         tell: takes the number of a round that is over, and the weights of all ranks as they are then.
     """
     rounds, ranks = arrived.shape
@@ -201,7 +201,9 @@ class Images:
         begins = [(place * RANKS + rank) * BATCH for rank in ranks]
         chosen = np.concatenate([self._orders[epoch][begin : begin + BATCH] for begin in begins])
         split = self._data.train
-        return np.asarray(self._gradient(weights, split.inputs[chosen], split.labels[chosen]).numpy())
+        return np.asarray(
+            self._gradient(self._tf.constant(weights), split.inputs[chosen], split.labels[chosen]).numpy()
+        )
 
     def accuracy(self, weights: Vector) -> float:
         """Give the share of test labels that are right."""
@@ -228,7 +230,7 @@ class Images:
     def _differentiated(self, weights: Any, images: Any, labels: Any) -> Any:
         tf = self._tf
         with tf.GradientTape() as tape:
-            tape.watch(weights := tf.convert_to_tensor(weights))
+            tape.watch(weights)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self._logits(weights, images))
             loss = tf.reduce_sum(losses) / (3 * BATCH)
         return tape.gradient(loss, weights)
@@ -277,7 +279,7 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
 
 
 def row_of(mode: Mode, trained: Sequence[dict[str, Any]], full: dict[str, Any] | None) -> dict[str, Any]:
-    """Make the row of a mode from its trainings, one for each seed; `full` is the row of full rounds, if not this one."""
+    """Make the row of a mode from its trainings, one for each seed, beside the row of full rounds."""
     samples = [one["accuracies"][-1] for one in trained]
     mean, total_s = statistics.fmean(samples), trained[0]["times_s"][-1]
     return {

@@ -14,9 +14,7 @@ from hvd_ext.simulation.rounds import Rules, play
 def data():
     random = np.random.default_rng(3)
     splits = [
-        Split(
-            random.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8), random.integers(0, 4, (count, 3), np.int32)
-        )
+        Split(random.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8), random.integers(0, 4, (count, 3), np.int32))
         for count in (3 * study.RANKS * study.BATCH, 40)
     ]
     return Data(*splits, digest="0" * 16)
@@ -114,7 +112,9 @@ def test_weights_drift_apart_where_results_are_overwritten_and_copies_end_it(dat
 
 
 def test_the_table_has_a_row_for_each_mode():
-    trained = [{"accuracies": [0.5, share], "times_s": [2.0, 4.0], "active": 8.0, "staleness": 0.0} for share in (0.8, 0.9)]
+    trained = [
+        {"accuracies": [0.5, share], "times_s": [2.0, 4.0], "active": 8.0, "staleness": 0.0} for share in (0.8, 0.9)
+    ]
     full = study.row_of(study.MODES[0], trained, None)
     faster = [{**one, "times_s": [1.0, 2.0]} for one in trained]
     text = study.markdown({"rows": [full, study.row_of(study.MODES[3], faster, full)]})
