@@ -96,9 +96,7 @@ class Hyperplane:
             return tf.constant(x), tf.constant(x @ true + NOISE * random.standard_normal((count, 1), np.float32))
 
         mine = np.random.default_rng((seed, 1, rank))
-        return cls(
-            [drawn(mine, batch) for _ in range(BATCHES)], drawn(np.random.default_rng((seed, 2)), VALIDATED)
-        )
+        return cls([drawn(mine, batch) for _ in range(BATCHES)], drawn(np.random.default_rng((seed, 2)), VALIDATED))
 
 
 class Learner:
