@@ -271,15 +271,15 @@ def stragglers(
     workloads: Annotated[
         str,
         typer.Option(
-            help="Names, with commas: hyperplane-200, -300 and -400: one rank is delayed by so many ms in each step; "
-            "severe: all are, by 50 to 400 ms in turn; video, language, cloud: times of real trainings, a tenth of them."
+            help="Names, with commas; hyperplane-200, -300, -400: one rank is delayed by so many ms in each step; "
+            "severe: all are, by 50 to 400 ms in turn; video, language, cloud: a tenth of times of real trainings."
         ),
     ] = "hyperplane-200,hyperplane-300,hyperplane-400,severe,video,language,cloud",
     modes: Annotated[
         str,
         typer.Option(
-            help="Of sync=, with commas; quorum: for half of the ranks; delay: full with delay=1; horovod is a name too. "
-            "Full is measured always."
+            help="Of sync=, with commas; quorum: of half of the ranks; delay: full with delay=1; horovod is a name too. "
+            "full is always measured."
         ),
     ] = "full,solo,majority,quorum,auto,horovod",
     steps: Annotated[int, typer.Option(help="Timed steps of each mode.")] = 80,

@@ -24,7 +24,7 @@ DEFAULT = (FULL, "solo", "majority", "quorum", AUTO, HOROVOD)
 LEAD = STALENESS + 1
 # Steps of "auto" before all others: it begins as "full" and chooses a quorum after 100 rounds (gradients/quorum.py).
 # They sleep as other steps than the timed ones do.
-CHOOSING, CHOOSING_FROM = 101, 1_000_000
+CHOOSING, CHOOSING_FROM = 100, 1_000_000
 
 Seconds = npt.NDArray[np.float64]
 
@@ -135,7 +135,7 @@ class Model:
 
     @classmethod
     def of(cls, samples: Mapping[str, Sequence[Sample]]) -> Model:
-        """Take the times from the turns of all modes; those of the quicker rounds, because in others a rank was busy."""
+        """Take the times from the turns of all modes; of the quicker rounds, because in others a rank was busy."""
         undelayed_s = statistics.median(time_s for sample in samples[FULL] for time_s in sample.beyond_s)
         rounds = [sample.rounds["round_s"] for some in samples.values() for sample in some if sample.rounds]
         round_s = float(np.quantile(np.concatenate(rounds), 0.25)) if rounds else 0.0

@@ -33,7 +33,10 @@ STALENESS = 4
 RATE = 0.03
 NOISE = 0.5  # the standard deviation of what the hyperplane does not explain; the coefficients explain 1
 BATCHES, VALIDATED = 16, 2048
-UNDELAYED_STEPS = 3  # when a contestant enters
+# When a contestant enters: buckets may change after 20 steps, which takes time. What "auto" sees of its first 100 steps
+# shall be delayed.
+UNDELAYED_STEPS = 24
+AUTO_UNDELAYED_STEPS = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,11 +201,11 @@ class Race:
         self._contestants: list[Contestant] = []
         self._finite: list[bool] = []
 
-    def enter(self, contestant: Contestant) -> None:
-        """Take the first steps of a contestant, without a sleep."""
+    def enter(self, contestant: Contestant, steps: int) -> None:
+        """Let a contestant take its first steps, without a sleep."""
         self._contestants.append(contestant)
         self._finite.append(True)
-        for _ in range(UNDELAYED_STEPS):
+        for _ in range(steps):
             contestant.flush()
             self._finite[-1] &= math.isfinite(contestant.learner.step())
 
@@ -285,7 +288,8 @@ def serve(task: Task, make: Make) -> None:
             workload = WORKLOADS[turn["workload"]]
             races.append(Race(workload, task.seed, ranks))
             for name in turn["contestants"]:
-                races[0].enter(make(name, data(workload.dimensions, max(1, workload.batch // ranks.size))))
+                contestant = make(name, data(workload.dimensions, max(1, workload.batch // ranks.size)))
+                races[0].enter(contestant, AUTO_UNDELAYED_STEPS if name == AUTO else UNDELAYED_STEPS)
             return "opened", {}
         if turn["kind"] == "measure":
             return "measured", races[0].measure(turn["index"], turn["first"], turn["steps"])

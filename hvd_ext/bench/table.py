@@ -112,8 +112,8 @@ STRAGGLERS_HEADINGS = (
 )
 STRAGGLERS_CAPTION = (
     "means of the time between two steps; x: full's step, or Horovod's, over this one, above 1 is faster; played: by "
-    "the model of rounds, with the times that the ranks slept; x played: x full over the played one; active ranks: whose "
-    "gradient is on time; stale: mean rounds by which gradients come late; loss: on data that was not trained"
+    "the model of rounds, with the times that the ranks slept; x played: x full over the played one; active ranks: "
+    "whose gradient is on time; stale: mean rounds by which gradients come late; loss: on data that was not trained"
 )
 STRAGGLERS_NAMES = {"delay": "full, delay=1", "horovod": "Horovod"}
 # Columns of words; all others hold figures and are aligned to the right.
