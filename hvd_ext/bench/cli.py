@@ -278,7 +278,7 @@ def stragglers(
     modes: Annotated[
         str,
         typer.Option(
-            help="Of sync=, with commas; quorum: of half of the ranks; delay: full with delay=1; horovod is a name too. "
+            help="Of sync=, with commas; quorum: of half of the ranks; delay: full with delay=1; horovod. "
             "full is always measured."
         ),
     ] = "full,solo,majority,quorum,auto,horovod",
