@@ -90,7 +90,7 @@ for part in $parts; do
         rm -f "$folder/schedule.json"
         for hosts in 2,2 2,2,1 4,4; do
             rehearsed $hosts --rate 100mbit -- python -m hvd_ext bench schedule --model resnet50 --scale 1/16 --ratio 0.5,1,2 \
-                --repetitions 4 --json "$folder/schedule.json" --append
+                --bucketers auto,wfbp,single,by_size,mgwfbp,optimal,delay --repetitions 4 --json "$folder/schedule.json" --append
         done
         hvd_ext bench plot-schedule "$folder/schedule.json" --output "$folder/schedule.png"
         ;;

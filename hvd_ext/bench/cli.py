@@ -204,7 +204,8 @@ def schedule(
         ),
     ] = "1",
     bucketers: Annotated[
-        str, typer.Option(help="Bucketers, with commas; auto is a name too.")
+        str,
+        typer.Option(help="Bucketers, with commas; auto is a name too, and delay: those of auto, one step late."),
     ] = "auto,wfbp,single,by_size,mgwfbp,optimal",
     algorithm: Annotated[str, typer.Option(help="Of all buckets, or auto.")] = "auto",
     ranks: Annotated[str | None, command.ranks_option("2")] = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_ext.bench.expected import Cluster
 from hvd_ext.bench.jobs import Launcher, Tell, Turns, caveats, compare, samples_of
 from hvd_ext.bench.sampling import Task
-from hvd_ext.bench.schedule_worker import AUTO, SINGLE
+from hvd_ext.bench.schedule_worker import AUTO, DELAY, SINGLE
 from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Request:
 
     Args:
         models: files of models (`planning.step_times`), or names of `planning.models`.
-        bucketers: names of bucketers, and "auto".
+        bucketers: names of bucketers, "auto", and "delay", which has the buckets of "auto" and steps that take the results
+            of the steps before them.
         scale: every tensor has this part of its elements, rounded up.
         ratios: of the time of all gradients in one bucket, measured alone, to the time of computing; the model's
             times are multiplied so that it comes out. `AS_TOLD` takes the times as they are.
@@ -59,7 +60,7 @@ class Request:
 
         free = [name for name in buckets.names() if name != "by_groups"]  # it follows a user's wishes
         for name, values, valid in (
-            ("bucketer", self.bucketers, (AUTO, *free)),
+            ("bucketer", self.bucketers, (AUTO, *free, DELAY)),
             ("algorithm", (self.algorithm,), (AUTO, *registry.names())),
         ):
             for value in values:
@@ -205,11 +206,11 @@ def beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compare the rows of one cluster, model and ratio with each other.
 
     Returns:
-        The rows, each with x_best, its step over that of the fastest bucketer but "auto", and x_single, the step of
+        The rows, each with x_best, its step over that of the fastest bucketer but "auto" and "delay", and x_single, the step of
         "single" over its own, above 1 is faster; None where that was not measured.
     """
     steps = {row["bucketer"]: row["seconds_median"] for row in rows}
-    best_s = min((step_s for name, step_s in steps.items() if name != AUTO), default=None)
+    best_s = min((step_s for name, step_s in steps.items() if name not in (AUTO, DELAY)), default=None)
     single_s = steps.get(SINGLE)
     return [
         {

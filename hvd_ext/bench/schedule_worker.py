@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from hvd_ext.planning.step_times import StepTimes
 
 SINGLE, AUTO = "single", "auto"
-WARMUP_STEPS, ALONE_STEPS = 1, 3
+# Not a bucketer: the buckets of "auto", and a step takes the results of the step before it, as with delay=1.
+DELAY = "delay"
+WARMUP_STEPS, ALONE_STEPS, DELAYED_STEPS = 1, 3, 3
 PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 
@@ -66,18 +68,36 @@ class Replay:
         channel: the engine's handle.
         parts: the steps of the channel.
         times: when the tensors are ready.
+        delayed: a step takes the results of the step before it.
     """
 
     channel: int
     parts: Parts
     times: StepTimes
+    delayed: bool = False
 
     def step(self) -> tuple[float, list[float]]:
-        """Run a step.
+        """Run a step, or several in a row that are delayed.
 
         Returns:
-            Its time, and for each tensor how late it was handed over, in seconds.
+            The time of a step, and for each tensor how late it was handed over, in seconds.
         """
+        if self.delayed:
+            self._compute()
+        begin_s, late_s = time.monotonic(), []
+        steps = DELAYED_STEPS if self.delayed else 1
+        for _ in range(steps):
+            late_s += self._compute()
+            self.parts.collect(int(self.delayed))
+            if self.times.update_s:
+                time.sleep(self.times.update_s)
+        step_s = (time.monotonic() - begin_s) / steps
+        if self.delayed:
+            self.parts.collect()
+        return step_s, late_s
+
+    def _compute(self) -> list[float]:
+        """Hand the tensors over, and return how late."""
         begin_s, late_s = time.monotonic(), []
         self.parts.begin()
         for place in self.times.order:
@@ -87,10 +107,7 @@ class Replay:
             self.parts.submit(place)
         # a layer without tensors may come first
         sleep_until(begin_s + self.times.computed_s)
-        self.parts.collect()
-        if self.times.update_s:
-            time.sleep(self.times.update_s)
-        return time.monotonic() - begin_s, late_s
+        return late_s
 
 
 class Stage:
@@ -116,9 +133,7 @@ class Stage:
         Returns:
             The median of the slowest rank's times, seconds.
         """
-        at_once = dataclasses.replace(
-            self._times, ready_s=(0.0,) * len(self._times.ready_s), forward_s=0.0, update_s=None
-        )
+        at_once = _at_once(self._times)
         replay = self._opened(self._planned(SINGLE, at_once)[0], at_once)
         for _ in range(WARMUP_STEPS):
             self._run(replay)
@@ -131,10 +146,10 @@ class Stage:
 
         Args:
             factor: all times of the model are multiplied by it.
-            bucketers: their names, and "auto".
+            bucketers: their names, "auto" and "delay".
 
         Returns:
-            What the parent must know of each. Bucketers with the same layout share a replay.
+            What the parent must know of each. Bucketers with the same layout share a replay; "delay" has its own.
         """
         self.release()
         times = dataclasses.replace(
@@ -146,10 +161,11 @@ class Stage:
         facts, numbers = [], {}
         for bucketer in bucketers:
             laid_out, predicted_s = self._planned(bucketer, times)
-            new = laid_out.digest not in numbers
-            number = numbers.setdefault(laid_out.digest, len(numbers))
+            delayed = bucketer == DELAY
+            new = (laid_out.digest, delayed) not in numbers
+            number = numbers.setdefault((laid_out.digest, delayed), len(numbers))
             if new:
-                self._replays.append(self._opened(laid_out, times))
+                self._replays.append(self._opened(laid_out, times, delayed))
             warmup = [self._run(self._replays[number]) for _ in range(WARMUP_STEPS) if new and predicted_s < SHORT_S]
             facts.append(
                 {
@@ -163,7 +179,8 @@ class Stage:
                     "algorithms": sorted({bucket.plan.algorithm for bucket in laid_out.buckets}),
                     "predicted_seconds": predicted_s,
                     "compute_seconds": times.computed_s + (times.update_s or 0.0),
-                    "sample_seconds": max([predicted_s, *(one["seconds"] for one in warmup)]),
+                    "sample_seconds": max([predicted_s, *(one["seconds"] for one in warmup)])
+                    * (1 + DELAYED_STEPS if delayed else 1),
                     "wrong": [words for one in warmup for words in one["wrong"]],
                 }
             )
@@ -189,17 +206,23 @@ class Stage:
         planned: tuple[Layout, float] | None = None
         if self._ranks.rank == 0:
             # the ranks share cores, and all would plan alike
-            laid_out = layout(tree, times.tensors, Sum, algorithm=self._algorithm, buckets=bucketer, times=times)
-            planned = laid_out, predict(tree, laid_out, times).step_s
+            buckets = AUTO if bucketer == DELAY else bucketer
+            laid_out = layout(tree, times.tensors, Sum, algorithm=self._algorithm, buckets=buckets, times=times)
+            if bucketer == DELAY:
+                # communication and the next step's computation run beside each other
+                computing_s = times.computed_s + (times.update_s or 0.0)
+                planned = laid_out, max(computing_s, predict(tree, laid_out, _at_once(times)).step_s)
+            else:
+                planned = laid_out, predict(tree, laid_out, times).step_s
         found: tuple[Layout, float] = self._ranks.told(planned)
         return found
 
-    def _opened(self, layout: Layout, times: StepTimes) -> Replay:
+    def _opened(self, layout: Layout, times: StepTimes, delayed: bool = False) -> Replay:
         from hvd_ext.job import runtime
 
         job = runtime.current()
         channel = job.open("bench schedule", layout)
-        return Replay(channel, job.engine.in_parts(channel, self._inputs, self._outputs), times)
+        return Replay(channel, job.engine.in_parts(channel, self._inputs, self._outputs), times, delayed)
 
     def _close(self, replay: Replay) -> None:
         from hvd_ext.job import runtime
@@ -239,6 +262,11 @@ class Stage:
             if words := fault_of(output, tensor.elements, right):
                 return f"{tensor.name}: {words}"
         return ""
+
+
+def _at_once(times: StepTimes) -> StepTimes:
+    """Give a model whose computing takes no time."""
+    return dataclasses.replace(times, ready_s=(0.0,) * len(times.ready_s), forward_s=0.0, update_s=None)
 
 
 def _read(told: dict[str, Any]) -> StepTimes:

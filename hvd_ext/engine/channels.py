@@ -89,13 +89,17 @@ class Parts:
         """
         _call("hvd_ext_channel_submit", self._channel, tensor, *self._memory[tensor], ctypes.byref(self._ticket))
 
-    def collect(self) -> None:
+    def collect(self, before: int = 0) -> None:
         """Wait for the results of the step whose tensors were submitted last, and write them to the outputs.
+
+        Args:
+            before: 1: of the step before that one.
 
         Raises:
             CommunicationError: the step has failed on some rank.
         """
-        _call("hvd_ext_channel_collect", self._channel, self._ticket, len(self._nbytes), self._outputs, self._nbytes)
+        ticket = ctypes.c_int64(self._ticket.value - before)
+        _call("hvd_ext_channel_collect", self._channel, ticket, len(self._nbytes), self._outputs, self._nbytes)
 
 
 class Channels:

@@ -51,7 +51,7 @@ def schedule(tmp_path: Path, *options: str, status: int = 0) -> tuple[dict[str, 
 
 @pytest.mark.slow
 def test_every_bucketer_is_replayed_and_checked(tmp_path: Path) -> None:
-    bucketers = "auto,wfbp,single,by_size,mgwfbp,optimal"
+    bucketers = "auto,wfbp,single,by_size,mgwfbp,optimal,delay"
     kept, shown = schedule(tmp_path, "--ranks", "2", "--ratio", "0,0.5", "--bucketers", bucketers)
     rows = kept["rows"]
     assert [(row["ratio"] == 0.5, row["bucketer"]) for row in rows] == [
@@ -66,12 +66,12 @@ def test_every_bucketer_is_replayed_and_checked(tmp_path: Path) -> None:
         assert row["x_predicted"] == pytest.approx(row["seconds_median"] / row["predicted_seconds"])
         assert sum(tensors for tensors, _ in row["buckets"]) == 5
         assert 0 <= row["late_seconds"] <= row["late_seconds_p99"]
-    told = rows[:6]
-    assert [row["compute_seconds"] for row in told] == pytest.approx([0.065] * 6)
-    assert rows[6]["compute_seconds"] == pytest.approx(2 * rows[6]["communication_seconds"])
+    told = rows[:7]
+    assert [row["compute_seconds"] for row in told] == pytest.approx([0.065] * 7)
+    assert rows[7]["compute_seconds"] == pytest.approx(2 * rows[7]["communication_seconds"])
     counts = {row["bucketer"]: len(row["buckets"]) for row in told}
     assert (counts["single"], counts["wfbp"]) == (1, 5)
-    assert told[0]["chosen"] in bucketers.split(",")[1:]
+    assert told[0]["chosen"] == told[6]["chosen"] in bucketers.split(",")[1:6]
     assert "x predicted" in shown
 
 

@@ -15,7 +15,7 @@ from hvd_ext.bench import results
 from hvd_ext.bench.cli import app
 from hvd_ext.bench.schedule import Request, beside, model_of
 from hvd_ext.bench.schedule_plot import draw_schedule
-from hvd_ext.bench.schedule_worker import Replay, sleep_precisely, sleep_until
+from hvd_ext.bench.schedule_worker import DELAYED_STEPS, Replay, sleep_precisely, sleep_until
 from hvd_ext.bench.table import schedule_faults, schedule_table
 from hvd_ext.commands.figures import BUCKETERS
 from hvd_ext.errors import InvalidError
@@ -107,6 +107,9 @@ def test_rows_are_compared_with_the_best_bucketer_and_with_one_bucket() -> None:
     assert found["auto"]["x_best"] == pytest.approx(0.82 / 0.8)
     assert found["mgwfbp"]["x_best"] == 1.0
     assert found["mgwfbp"]["x_single"] == pytest.approx(1.5)
+    *others, delayed = beside([*rows_of(), row("delay", 0.6)])
+    assert delayed["x_best"] == pytest.approx(0.75)
+    assert {one["bucketer"]: one for one in others} == found
     (alone,) = beside([row("auto", 1.0)])
     assert (alone["x_best"], alone["x_single"]) == (None, None)
 
@@ -170,9 +173,9 @@ class Parts:
         """Notes it."""
         self.calls.append((f"submit {tensor}", time.monotonic()))
 
-    def collect(self) -> None:
+    def collect(self, before: int = 0) -> None:
         """Notes it."""
-        self.calls.append(("collect", time.monotonic()))
+        self.calls.append(("collect" + " before" * before, time.monotonic()))
 
 
 def test_a_step_hands_tensors_over_in_ready_order_and_never_early() -> None:
@@ -186,6 +189,15 @@ def test_a_step_hands_tensors_over_in_ready_order_and_never_early() -> None:
         assert at_s - begin_s >= ready_s - 1e-4
     assert seconds >= 0.06  # with the update
     assert len(late_s) == 3 and min(late_s) >= 0
+
+
+def test_a_delayed_step_takes_the_results_of_the_step_before_it() -> None:
+    parts = Parts()
+    seconds, late_s = Replay(7, parts, TIMES, delayed=True).step()  # type: ignore[arg-type]
+    collects = [name for name, _ in parts.calls if not name.startswith("submit")]
+    assert collects == ["begin", *["begin", "collect before"] * DELAYED_STEPS, "collect"]
+    assert seconds >= 0.06
+    assert len(late_s) == 3 * DELAYED_STEPS
 
 
 def test_a_deadline_that_has_passed_is_no_sleep() -> None:
