@@ -28,8 +28,8 @@ class Request:
 
     Args:
         models: files of models (`planning.step_times`), or names of `planning.models`.
-        bucketers: names of bucketers, "auto", and "delay", which has the buckets of "auto" and steps that take the results
-            of the steps before them.
+        bucketers: names of bucketers, "auto", and "delay": the buckets of "auto", and steps that take the results of the
+            steps before them.
         scale: every tensor has this part of its elements, rounded up.
         ratios: of the time of all gradients in one bucket, measured alone, to the time of computing; the model's
             times are multiplied so that it comes out. `AS_TOLD` takes the times as they are.
@@ -206,8 +206,8 @@ def beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compare the rows of one cluster, model and ratio with each other.
 
     Returns:
-        The rows, each with x_best, its step over that of the fastest bucketer but "auto" and "delay", and x_single, the step of
-        "single" over its own, above 1 is faster; None where that was not measured.
+        The rows, each with x_best, its step over that of the fastest bucketer but "auto" and "delay", and x_single, the
+        step of "single" over its own, above 1 is faster; None where that was not measured.
     """
     steps = {row["bucketer"]: row["seconds_median"] for row in rows}
     best_s = min((step_s for name, step_s in steps.items() if name not in (AUTO, DELAY)), default=None)

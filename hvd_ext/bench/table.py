@@ -90,9 +90,9 @@ SCHEDULE_HEADINGS = (
 )
 SCHEDULE_CAPTION = (
     "medians of the slowest rank's steps; ratio: communication, of all gradients in one bucket and alone, over "
-    "computing; x predicted: step over the predicted one; exposed: what communication adds to computing; x best: step "
-    "over that of the fastest bucketer but auto; delay: results come one step late; x single: single's step over this one, above 1 is faster; late: how "
-    "late tensors were handed over, 99th percentile"
+    "computing; delay: results come one step late; x predicted: step over the predicted one; exposed: what "
+    "communication adds to computing; x best: step over that of the fastest bucketer but auto; x single: single's step "
+    "over this one, above 1 is faster; late: how late tensors were handed over, 99th percentile"
 )
 STRAGGLERS_HEADINGS = (
     "cluster",
