@@ -28,8 +28,8 @@ class Request:
 
     Args:
         models: files of models (`planning.step_times`), or names of `planning.models`.
-        bucketers: names of bucketers, "auto", and "delay": the buckets of "auto", and steps that take the results of the
-            steps before them.
+        bucketers: names of bucketers, "auto", and "delay": the buckets of "auto", with steps that take the results of
+            the steps before them.
         scale: every tensor has this part of its elements, rounded up.
         ratios: of the time of all gradients in one bucket, measured alone, to the time of computing; the model's
             times are multiplied so that it comes out. `AS_TOLD` takes the times as they are.

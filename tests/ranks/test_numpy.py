@@ -76,6 +76,23 @@ def test_tensors_that_are_handed_over_one_by_one_in_any_order_are_collected_toge
             np.testing.assert_array_equal(output, total(size, (n,), index + step))
 
 
+def test_results_may_be_collected_one_step_late(channel: int, rank: int, size: int) -> None:
+    inputs = arrays(rank, 0)
+    outputs = [np.zeros_like(array) for array in inputs]
+    parts = runtime.current().engine.in_parts(channel, inputs, outputs)
+    for step in range(5):
+        for array, values_now in zip(inputs, arrays(rank, step), strict=True):
+            array[:] = values_now
+        if step < 4:
+            parts.begin()
+            for tensor in range(3):
+                parts.submit(tensor)
+        if step:
+            parts.collect(before=int(step < 4))
+            for index, (output, n) in enumerate(zip(outputs, SIZES.values(), strict=True)):
+                np.testing.assert_array_equal(output, total(size, (n,), index + step - 1))
+
+
 def test_a_step_in_parts_that_misses_a_tensor_or_has_one_twice_says_so(channel: int, rank: int, size: int) -> None:
     engine, good = runtime.current().engine, arrays(rank, 0)
     with pytest.raises(InvalidError, match="reduce of 'numpy'"):
