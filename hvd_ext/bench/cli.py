@@ -283,7 +283,7 @@ def stragglers(
             "full is always measured."
         ),
     ] = "full,solo,majority,quorum,auto,horovod",
-    steps: Annotated[int, typer.Option(help="Timed steps of each mode.")] = 80,
+    steps: Annotated[int, typer.Option(help="Timed steps of each mode.")] = 64,
     repetitions: Annotated[int, typer.Option(help="Number of turns that share these steps.")] = 2,
     ranks: Annotated[str | None, command.ranks_option("8")] = None,
     launcher: command.LauncherLine = None,

@@ -49,7 +49,7 @@ class Request:
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     modes: tuple[str, ...] = DEFAULT
-    steps: int = 80
+    steps: int = 64
     repetitions: int = 2
     ranks: tuple[int, ...] = ()
     seed: int = 1
