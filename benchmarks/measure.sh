@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers_accuracy topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -130,6 +130,11 @@ for part in $parts; do
         for ranks in 4 12; do
             mpirun --oversubscribe -np $ranks python -m benchmarks.studies.skew "$folder/skew.json"
         done
+        ;;
+    stragglers)
+        # about 20 minutes
+        hvd_ext bench stragglers --ranks 8 --modes full,solo,majority,quorum,auto,delay,horovod --json "$folder/stragglers.json"
+        hvd_ext bench plot-stragglers "$folder/stragglers.json" --output "$folder/stragglers.png"
         ;;
     stragglers_accuracy)
         # about 15 minutes, on the images of: python examples/make_images.py --output out/images

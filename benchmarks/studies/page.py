@@ -18,9 +18,21 @@ from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
-from hvd_ext.bench.results import ALLREDUCE, SCHEDULE, TOPK, TRAINING, YARDSTICKS, cluster_name, load, places, ratios
+from hvd_ext.bench.results import (
+    ALLREDUCE,
+    SCHEDULE,
+    STRAGGLERS,
+    TOPK,
+    TRAINING,
+    YARDSTICKS,
+    cluster_name,
+    load,
+    places,
+    ratios,
+)
 from hvd_ext.bench.table import (
     NAMES,
+    STRAGGLERS_HEADINGS,
     TOPK_NAMES,
     faults,
     losses,
@@ -29,6 +41,8 @@ from hvd_ext.bench.table import (
     schedule_faults,
     schedule_words,
     seconds,
+    stragglers_cells,
+    stragglers_faults,
     topk_faults,
     topk_places,
     topk_share,
@@ -131,6 +145,13 @@ def schedule_markdown(result: Mapping[str, Any]) -> str:
     ]
     wrong = "".join(f"- {line}\n" for line in schedule_faults(result["rows"]))
     return f"{_facts(result)}\n\n{table(REPLAYED, lines)}" + (f"\n{wrong}" if wrong else "")
+
+
+def stragglers_markdown(result: Mapping[str, Any]) -> str:
+    """Write a result of bench stragglers as Markdown: machine, versions, and a table with every row."""
+    lines = [[cluster_name(row), row["workload"], *stragglers_cells(row)] for row in result["rows"]]
+    wrong = "".join(f"- {line}\n" for line in stragglers_faults(result["rows"]))
+    return f"{_facts(result)}\n\n{table(STRAGGLERS_HEADINGS, lines)}" + (f"\n{wrong}" if wrong else "")
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
@@ -316,5 +337,6 @@ def _markdown_of(path: Path) -> str:
         TRAINING: training_markdown,
         TOPK: topk_markdown,
         SCHEDULE: schedule_markdown,
+        STRAGGLERS: stragglers_markdown,
     }
     return written[kind](load(path, kind))

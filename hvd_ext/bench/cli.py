@@ -267,6 +267,78 @@ def schedule(
 
 
 @app.command()
+def stragglers(
+    workloads: Annotated[
+        str,
+        typer.Option(
+            help="Names, with commas; hyperplane-200, -300, -400: one rank is delayed by so many ms in each step; "
+            "severe: all are, by 50 to 400 ms in turn; video, language, cloud: a tenth of times of real trainings."
+        ),
+    ] = "hyperplane-200,hyperplane-300,hyperplane-400,severe,video,language,cloud",
+    modes: Annotated[
+        str,
+        typer.Option(
+            help="Of sync=, with commas; quorum: of half of the ranks; delay: full with delay=1; horovod. "
+            "full is always measured."
+        ),
+    ] = "full,solo,majority,quorum,auto,horovod",
+    steps: Annotated[int, typer.Option(help="Timed steps of each mode.")] = 80,
+    repetitions: Annotated[int, typer.Option(help="Number of turns that share these steps.")] = 2,
+    ranks: Annotated[str | None, command.ranks_option("8")] = None,
+    launcher: command.LauncherLine = None,
+    seed: Annotated[int, typer.Option(help="Of the data and of the sleeps.")] = 1,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    timeout: command.Timeout = 600.0,
+) -> None:
+    """Train with ranks that are late, with each mode of sync= and with Horovod, in turns, beside the model of rounds:
+    computing is slept, so that ranks that share cores lose what ranks on machines of their own lose."""
+    from hvd_ext.bench.jobs import place
+
+    rank = place(os.environ)
+    if rank:
+        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
+        return
+    from hvd_ext.bench import results
+    from hvd_ext.bench.stragglers import Request, measure
+    from hvd_ext.bench.table import stragglers_faults, stragglers_table
+
+    with command.ended_in_words("hvd_ext bench stragglers"):
+        start = command.launched(launcher, ranks)
+        command.check_append(append, json_file)
+        request = Request(
+            workloads=command.names(workloads),
+            modes=command.names(modes),
+            steps=steps,
+            repetitions=repetitions,
+            ranks=command.ranks_of(start, ranks, "8"),
+            seed=seed,
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.STRAGGLERS), json_file, append)
+        run = results.begin_run(start.describe())
+        with command.progress(max(len(request.ranks), 1) * len(request.workloads)) as tell:
+            rows, notes, topology = measure(request, start, tell)
+        run.update(topology=topology, notes=notes)
+        result = results.result_of(run, rows, results.STRAGGLERS)
+        kept = results.joined(before, result) if before else result
+        if json_file is not None:
+            results.save(json_file, kept)
+        console = command.table_console(rank)
+        console.print(stragglers_table(result))
+        wrong = stragglers_faults(rows)
+        command.say(console, notes, wrong)
+        if plot_file is not None:
+            from hvd_ext.bench.stragglers_plot import draw_stragglers
+
+            draw_stragglers(kept["rows"], plot_file)
+    sys.exit(1 if wrong else 0)
+
+
+@app.command()
 def topk(
     elements: Annotated[str, typer.Option(help="Lengths of the float32 inputs, with commas.")] = "25000000",
     densities: Annotated[str, typer.Option(help="k over the length, with commas.")] = "0.001,0.01",
@@ -367,6 +439,22 @@ def plot_schedule(
         command.check_folder("--output", output)
         rows = [row for path in files for row in results.load(path, results.SCHEDULE)["rows"]]
         draw_schedule(rows, output, command.names(only))
+
+
+@app.command("plot-stragglers")
+def plot_stragglers(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench stragglers --json.")],
+    output: command.Output,
+    only: command.Only = "",
+) -> None:
+    """Draw how many times as fast as full steps each mode is, by workload, beside the model of rounds."""
+    from hvd_ext.bench import results
+    from hvd_ext.bench.stragglers_plot import draw_stragglers
+
+    with command.ended_in_words("hvd_ext bench plot-stragglers"):
+        command.check_folder("--output", output)
+        rows = [row for path in files for row in results.load(path, results.STRAGGLERS)["rows"]]
+        draw_stragglers(rows, output, command.names(only))
 
 
 @app.command("plot-training")

@@ -23,11 +23,13 @@ ALLREDUCE = "allreduce, float32, sum"
 TRAINING = "training, Keras, handwritten digits"
 TOPK = "top-k by magnitude, float32"
 SCHEDULE = "schedule, replayed steps, float32"
+STRAGGLERS = "stragglers, trained steps with sleeps"
 COMMANDS = {
     ALLREDUCE: "bench allreduce",
     TRAINING: "bench training",
     TOPK: "bench topk",
     SCHEDULE: "bench schedule",
+    STRAGGLERS: "bench stragglers",
 }
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.

@@ -94,8 +94,30 @@ SCHEDULE_CAPTION = (
     "over that of the fastest bucketer but auto; x single: single's step over this one, above 1 is faster; late: how "
     "late tensors were handed over, 99th percentile"
 )
+STRAGGLERS_HEADINGS = (
+    "cluster",
+    "workload",
+    "what",
+    "step",
+    "median",
+    "played",
+    "x full",
+    "x Horovod",
+    "x full, played",
+    "x played",
+    "active ranks",
+    "stale",
+    "loss",
+    "x full's loss",
+)
+STRAGGLERS_CAPTION = (
+    "means of the time between two steps; x: full's step, or Horovod's, over this one, above 1 is faster; played: by "
+    "the model of rounds, with the times that the ranks slept; x played: x full over the played one; active ranks: "
+    "whose gradient is on time; stale: mean rounds by which gradients come late; loss: on data that was not trained"
+)
+STRAGGLERS_NAMES = {"delay": "full, delay=1", "horovod": "Horovod"}
 # Columns of words; all others hold figures and are aligned to the right.
-LEFT = ("model", "cluster", "input", "what", "bucketer")
+LEFT = ("model", "cluster", "workload", "input", "what", "bucketer")
 # Buffers below this have their processor time per call in the table: per byte it would be that of the call.
 LEAST_PER_BYTE = 65_536
 # What marks a row whose result was wrong.
@@ -385,4 +407,58 @@ def schedule_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write a line for each wrong row of bench schedule."""
     return _faults(
         rows, "result", lambda row: f"{schedule_words(row)}, {schedule_place(row)}, {cluster_name(row)} ranks"
+    )
+
+
+def stragglers_words(row: Mapping[str, Any]) -> str:
+    """Name a row of bench stragglers: the mode, and for how many gradients its rounds have waited at last."""
+    name = STRAGGLERS_NAMES.get(row["mode"], row["mode"])
+    return name if row["quorum"] is None else f"{name} ({row['quorum'][-1]})"
+
+
+def staleness(row: Mapping[str, Any]) -> float | None:
+    """Give the mean staleness of the gradients of a row of bench stragglers; None where all wait for all."""
+    counts = row["stale_gradients"]
+    return None if counts is None else sum(late * count for late, count in enumerate(counts)) / sum(counts)
+
+
+def stragglers_cells(row: Mapping[str, Any]) -> list[str]:
+    """Write a row of bench stragglers without its place."""
+    active, stale = row["active_ranks"], staleness(row)
+    return [
+        stragglers_words(row) + ("" if row["correct"] else WRONG),
+        seconds(row["step_seconds_mean"]),
+        seconds(row["step_seconds_median"]),
+        "" if row["played_seconds_mean"] is None else seconds(row["played_seconds_mean"]),
+        ratio(row["x_full"]),
+        ratio(row["x_horovod"]),
+        ratio(row["x_full_played"]),
+        ratio(row["x_played"]),
+        "" if active is None else f"{active:.1f}",
+        ratio(stale),
+        f"{row['loss']:.4g}",
+        f"{row['loss_over_full']:.4f}",
+    ]
+
+
+def stragglers_table(result: Mapping[str, Any]) -> Table:
+    """Draw a result of bench stragglers: a row for each cluster, workload and mode."""
+    lines = []
+    last: Any = None
+    for row in result["rows"]:
+        place = (row["run"], row["ranks_per_host"], row["workload"])
+        cells = [
+            "" if last is not None and place[:2] == last[:2] else cluster_name(row),
+            "" if place == last else row["workload"],
+            *stragglers_cells(row),
+        ]
+        lines.append((place, cells, not row["correct"]))
+        last = place
+    return drawn(result["benchmark"], STRAGGLERS_CAPTION, STRAGGLERS_HEADINGS, lines)
+
+
+def stragglers_faults(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a line for each wrong row of bench stragglers."""
+    return _faults(
+        rows, "training", lambda row: f"{stragglers_words(row)}, {row['workload']}, {cluster_name(row)} ranks"
     )
