@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -125,16 +125,21 @@ for part in $parts; do
         python -m benchmarks.studies.replan "$folder/replan.json"
         ;;
     skew)
-        # about 5 minutes
+        # about 12 minutes
         rm -f "$folder/skew.json"
-        for ranks in 4 12; do
-            mpirun --oversubscribe -np $ranks python -m benchmarks.studies.skew "$folder/skew.json"
+        for ranks in 4 12 32; do
+            mpirun --oversubscribe -np $ranks python -m benchmarks.studies.skew "$folder/skew.json" $((768 / (ranks + 8)))
         done
+        rehearsed 4,4,4 --rate 1gbit -- python -m benchmarks.studies.skew "$folder/skew.json" 40
         ;;
     stragglers)
         # about 20 minutes
         hvd_ext bench stragglers --ranks 8 --modes full,solo,majority,quorum,auto,delay,horovod --json "$folder/stragglers.json"
         hvd_ext bench plot-stragglers "$folder/stragglers.json" --output "$folder/stragglers.png"
+        ;;
+    stragglers_lstm)
+        # about 3 minutes, one core for each rank
+        mpirun -np 2 --bind-to core python -m benchmarks.studies.stragglers_lstm "$folder/stragglers_lstm.json"
         ;;
     stragglers_accuracy)
         # about 15 minutes, on the images of: python examples/make_images.py --output out/images

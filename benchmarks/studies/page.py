@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices, replan, skew, stragglers_accuracy
+from benchmarks.studies import prices, replan, skew, stragglers_accuracy, stragglers_lstm
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
@@ -328,7 +328,7 @@ def _markdown_of(path: Path) -> str:
     if kind == stragglers_accuracy.BENCHMARK:
         found = load(path, kind, stragglers_accuracy.__name__)
         return f"{_where(found['runs'][0])}\n\n{stragglers_accuracy.markdown(found)}"
-    for study in (prices, replan, skew):
+    for study in (prices, replan, skew, stragglers_lstm):
         if kind == study.BENCHMARK:
             found = load(path, kind, study.__name__)
             return f"{_facts(found)}\n\n{study.markdown(found)}"

@@ -33,8 +33,8 @@ BENCHMARK = "accuracy of partial rounds, replayed"
 HEADINGS = ("mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks", "mean staleness")
 RANKS, BATCH, COMPUTING_S = 8, 16, 0.015
 DELAYS_S = np.linspace(0.050, 0.400, RANKS)
-EPOCHS, SEEDS = 8, 3
-RATE, MOMENTUM, WARM_UP = 0.05, 0.9, 100
+EPOCHS, SEEDS = 4, 3
+RATE, MOMENTUM, WARM_UP = 0.1, 0.9, 50
 
 Vector = npt.NDArray[np.float32]
 # gives the sum over ranks of their gradients of a step, at weights
@@ -166,13 +166,12 @@ def overwritten(
 class Images:
     """A small convolutional network on the procedural images: shape, texture and colour are a label each.
 
-    It has no batch normalisation, so that the gradient of joined batches is the sum of theirs.
+    It normalises groups of channels of one image, and no batch, so that the gradient of joined batches is the sum of
+    theirs.
     """
 
-    SHAPES = (
-        *((5, 5, 3, 16), (16,), (3, 3, 16, 32), (32,), (3, 3, 32, 64), (64,)),
-        *((4 * 4 * 64, 64), (64,), (64, 12), (12,)),
-    )
+    FILTERS = (16, 32, 48)
+    GROUPS = 4
 
     def __init__(self, data: data_sets.Data, seed: int) -> None:
         import tensorflow as tf
@@ -184,13 +183,24 @@ class Images:
         self._gradient = tf.function(self._differentiated, reduce_retracing=True)
         self._right = tf.function(self._counted, reduce_retracing=True)
 
+    @classmethod
+    def shapes(cls) -> list[tuple[int, ...]]:
+        """List the shapes of the weights: of each layer the filters, scales and offsets, and at last the classes'."""
+        found: list[tuple[int, ...]] = []
+        for before, count in zip((3, *cls.FILTERS), cls.FILTERS, strict=False):
+            found += [(3, 3, before, count), (count,), (count,)]
+        return [*found, (cls.FILTERS[-1], 12), (12,)]
+
     def begin(self) -> Vector:
         """Draw the first weights."""
         parts = []
-        for shape in self.SHAPES:
-            spread = np.sqrt(2 / np.prod(shape[:-1])) if len(shape) > 1 else 0.0
-            parts.append(self._random.normal(0, 1, int(np.prod(shape))) * spread)
-        return np.concatenate(parts).astype(np.float32)
+        for place, shape in enumerate(self.shapes()):
+            if len(shape) == 1:  # scales follow filters
+                parts.append(np.full(shape, float(place % 3 == 1 and shape != (12,))))
+                continue
+            spread = np.sqrt(2 / np.prod(shape[:-1])) if len(shape) == 4 else 0.1
+            parts.append(self._random.normal(0, spread, int(np.prod(shape))))
+        return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
 
     def gradient(self, weights: Vector, step: int, ranks: Sequence[int]) -> Vector:
         """Sum the gradients of the ranks' mean losses over their batches of a step."""
@@ -214,18 +224,23 @@ class Images:
         return right / split.labels.size
 
     def _logits(self, weights: Any, images: Any) -> Any:
-        tf = self._tf
-        sizes = [int(np.prod(shape)) for shape in self.SHAPES]
-        cut = tf.split(weights, sizes)
-        parts = [tf.reshape(part, shape) for part, shape in zip(cut, self.SHAPES, strict=True)]
+        tf, shapes = self._tf, self.shapes()
+        cut = tf.split(weights, [int(np.prod(shape)) for shape in shapes])
+        parts = [tf.reshape(part, shape) for part, shape in zip(cut, shapes, strict=True)]
         x = tf.cast(images, tf.float32) / 64 - 2
-        for layer, strides in enumerate((2, 1, 1)):
-            x = tf.nn.relu(tf.nn.conv2d(x, parts[2 * layer], strides, "SAME") + parts[2 * layer + 1])
+        for layer in range(len(self.FILTERS)):
+            kernel, scale, offset = parts[3 * layer : 3 * layer + 3]
+            x = tf.nn.conv2d(x, kernel, 1 if layer else 2, "SAME")
+            x = tf.nn.relu(self._normalised(x) * scale + offset)
             if layer:
                 x = tf.nn.max_pool2d(x, 2, 2, "SAME")
-        x = tf.reshape(x, (-1, self.SHAPES[6][0]))
-        x = tf.nn.relu(x @ parts[6] + parts[7])
-        return tf.reshape(x @ parts[8] + parts[9], (-1, 3, 4))
+        return tf.reshape(tf.reduce_mean(x, (1, 2)) @ parts[-2] + parts[-1], (-1, 3, 4))
+
+    def _normalised(self, x: Any) -> Any:
+        _, height, width, count = x.shape
+        grouped = self._tf.reshape(x, (-1, height, width, self.GROUPS, count // self.GROUPS))
+        mean, variance = self._tf.nn.moments(grouped, (1, 2, 4), keepdims=True)
+        return self._tf.reshape((grouped - mean) * self._tf.math.rsqrt(variance + 1e-5), (-1, height, width, count))
 
     def _differentiated(self, weights: Any, images: Any, labels: Any) -> Any:
         tf = self._tf

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hvd_ext.commands import simulate_rounds
 from hvd_ext.commands.app import App, table_console
 from hvd_ext.commands.plan import cluster_of, links_line, size_of
 from hvd_ext.errors import HvdExtError, InvalidError
@@ -18,6 +19,7 @@ from hvd_ext.planning import explain as explaining, models, papers, scaling, ste
 from hvd_ext.planning.cost import lane
 from hvd_ext.planning.scaling import Row
 from hvd_ext.planning.step_times import StepTimes
+from hvd_ext.simulation.skew import KINDS
 from hvd_ext.topology.presets import PRESETS
 from hvd_ext.topology.scale import MOST_RANKS
 from hvd_ext.topology.tree import Tree
@@ -87,6 +89,17 @@ def simulate(
         ),
     ] = False,
     density: Annotated[float, typer.Option(metavar="SHARE", help="with --what-if: of TopK")] = 0.01,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE,...", help="steps that do not wait for all ranks: full, delay, solo, majority, quorum:Q"
+        ),
+    ] = None,
+    skew: Annotated[
+        str | None,
+        typer.Option(metavar="KIND:TIMES", help=f"with --sync: what steps take longer. {'; '.join(KINDS.values())}"),
+    ] = None,
+    staleness: Annotated[int, typer.Option(metavar="N", min=0, help="with --sync: the bound")] = 4,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="write all rows to a file, one a line")
     ] = None,
@@ -108,6 +121,11 @@ def simulate(
         if write_model is not None:
             _written(write_model, times)
         names = _names(bucketers, "--bucketers")
+        modes = [] if sync is None else _names(sync, "--sync")
+        if (sync is None) != (skew is None):
+            raise InvalidError("--sync and --skew go together: the modes, and what steps take longer")
+        if modes and "single" not in names:
+            names = [*names, "single"]  # rounds that do not wait have one bucket
         nbytes = size_of(bucket_bytes)
         sources = [] if model is None else [_model_line(model, compute)]
         counts = [] if ranks is None else _counts(ranks)
@@ -130,9 +148,13 @@ def simulate(
             rows = [scaling.on_line(price, times, name, count, nbytes) for count in counts or [1] for name in names]
             title = f"a step of {trace or model} with an allreduce of {allreduce_cost} x bytes seconds"
             found = what_if.on_a_line(price, times, names, max(counts or [1])) if changes else []
-        _write(json_file, [row.as_json() for row in rows] + [change.as_json() for change in found])
+        made = [] if skew is None else simulate_rounds.found(rows, modes, skew, staleness)
+        written = [*(row.as_json() for row in rows), *(change.as_json() for change in found)]
+        _write(json_file, [*written, *map(simulate_rounds.as_json, made)])
         console.print(table_of(rows, title))
         _say(console, [*remarks(rows), *sources])
+        if skew is not None:
+            console.print(simulate_rounds.table_of(made, skew))
         if found:
             console.print(what_if_table(found))
             _say(console, verdict(found))

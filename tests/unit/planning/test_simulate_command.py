@@ -176,8 +176,41 @@ def test_the_commands_of_the_page_run(folder: Path) -> None:
         for line in block.splitlines()
     ]
     commands = [shlex.split(line)[3:] for line in lines if line.startswith("python -m hvd_ext simulate")]
-    assert len(commands) == len(lines) == 5
+    assert len(commands) == len(lines) == 6
     for words in commands:
         done = CliRunner().invoke(main, words, env={"COLUMNS": "160", "TERM": "dumb"})
         assert done.exit_code == 0, done.output
     assert {"rows.json", "bert.csv", "plots"} <= {path.name for path in folder.iterdir()}
+
+
+def test_steps_that_do_not_wait_are_played_beside_full_ones(folder: Path) -> None:
+    cluster = ("--topology", "cluster.yaml", "--trace", "model.csv", "--bucketers", "wfbp")
+    modes = "full,delay,majority,quorum:3,solo"
+    status, text = command(*cluster, "--sync", modes, "--skew", "one:50ms", "--json", "rows.json")
+    assert status == 0, text
+    assert "steps that do not wait for all ranks, one:50ms" in text
+    found = [row for row in rows(folder / "rows.json") if "sync" in row]
+    assert [row["sync"] for row in found] == modes.split(",")
+    by_mode = {row["sync"]: row for row in found}
+    assert by_mode["full"]["speedup_over_full"] == 1
+    assert by_mode["solo"]["speedup_over_full"] > by_mode["quorum:3"]["speedup_over_full"] > 1
+    assert by_mode["quorum:3"]["active_ranks"] >= 3
+    assert sum(by_mode["majority"]["staleness_shares"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--sync", "solo"), "--sync and --skew go together"),
+        (("--skew", "one:1ms"), "--sync and --skew go together"),
+        (("--sync", "some", "--skew", "one:1ms"), "sync 'some': must be full, delay, solo, majority or quorum:Q"),
+        (("--sync", "quorum:5", "--skew", "one:1ms"), "sync 'quorum:5': must be a number of ranks, in [1, 4]"),
+        (("--sync", "solo", "--skew", "one:1"), "skew 'one:1': must be one of: one:200ms"),
+    ],
+)
+def test_wrong_words_about_steps_that_do_not_wait_are_refused(
+    folder: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    status, text = command("--topology", "cluster.yaml", "--trace", "model.csv", *arguments)
+    assert status == 1
+    assert words in text
