@@ -151,7 +151,8 @@ def stragglers_markdown(result: Mapping[str, Any]) -> str:
     """Write a result of bench stragglers as Markdown: machine, versions, and a table with every row."""
     lines = [[cluster_name(row), row["workload"], *stragglers_cells(row)] for row in result["rows"]]
     wrong = "".join(f"- {line}\n" for line in stragglers_faults(result["rows"]))
-    return f"{_facts(result)}\n\n{table(STRAGGLERS_HEADINGS, lines)}" + (f"\n{wrong}" if wrong else "")
+    told = f"{_where(result['runs'][0])} Means of {result['rows'][0]['steps']} steps."
+    return f"{told}\n\n{table(STRAGGLERS_HEADINGS, lines)}" + (f"\n{wrong}" if wrong else "")
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
