@@ -4,7 +4,9 @@
 
 Before each call, which begins at one time on all ranks, rank r sleeps (r + 1) times 20 ms. A sample is the mean over
 the ranks of the time in the call: of MPI_Allreduce, and of a channel whose rounds wait for all ranks, for the first, or
-for a drawn one. No TensorFlow runs. Rows are added to the file.
+for a drawn one. No TensorFlow runs. Rows are added to the file. Rank 0 comes first, while all other engines are idle:
+the median of its time in a call of solo is what it takes to wake them and to sum. The processor time is that of a rank,
+as a share of a core; nearly all of it passes while its engine is idle.
 
 Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations", sec. 6.1.
 With P ranks and a skew of d, communication that takes no time gives means of d (P - 1) / 2 where all are waited for,
@@ -34,7 +36,10 @@ from hvd_ext.planning.layout import layout
 from hvd_ext.planning.tensors import Tensor
 
 BENCHMARK = "skewed ranks, float32, sum"
-HEADINGS = ("ranks", "bytes", "mode", "mean latency", "closed form", "x solo", "active ranks")
+HEADINGS = (
+    *("ranks", "bytes", "mode", "mean latency", "closed form", "x solo", "active ranks"),
+    *("first rank", "processor"),
+)
 MODES = ("mpi", "full", "majority", "solo")
 SIZES = (4, 1024, 65536)
 SKEW_S = 0.020
@@ -53,6 +58,8 @@ def markdown(result: dict[str, Any]) -> str:
             "" if row["closed_form_seconds"] is None else seconds(row["closed_form_seconds"]),
             ratio(row["x_solo"]),
             "" if row["active_ranks"] is None else f"{row['active_ranks']:.1f}",
+            seconds(row["seconds_first"]),
+            f"{row['processor_share']:.2%}",
         ]
         for row in result["rows"]
     ]
@@ -85,13 +92,16 @@ def measured(job: runtime.Runtime, mode: str, nbytes: int, rounds: int) -> dict[
     call, channel = call_of(job, mode, nbytes)
     call()
     own = []
+    begin_s, spent_s = time.perf_counter(), time.process_time()
     for _ in range(rounds):
         job.engine.exchange("skew: begin", b"")
         time.sleep((job.engine.rank + 1) * SKEW_S)
         begin = time.perf_counter()
         call()
         own.append(time.perf_counter() - begin)
+    share = (time.process_time() - spent_s) / (time.perf_counter() - begin_s)
     seen = consensus.exchange(job.engine, "skew: samples", lambda: own)
+    shares = consensus.exchange(job.engine, "skew: processor", lambda: share)
     samples = [statistics.fmean(ranks) for ranks in zip(*seen, strict=True)]
     active = None
     if channel is not None:
@@ -107,6 +117,8 @@ def measured(job: runtime.Runtime, mode: str, nbytes: int, rounds: int) -> dict[
         "closed_form_seconds": closed_form_s(mode, job.engine.size),
         "x_solo": None,
         "active_ranks": active,
+        "seconds_first": statistics.median(ranks[0] for ranks in zip(*seen, strict=True)),
+        "processor_share": statistics.fmean(shares),
         "samples": samples,
     }
 

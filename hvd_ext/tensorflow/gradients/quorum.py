@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hvd_ext")
 
 EVERY = 100  # rounds between two choices
-NEARLY = 0.95  # of the speed of the fastest quorum
+NEARLY = 0.97  # of the speed of the fastest quorum
 _FEWEST = 20  # rounds with the times of all ranks, for a choice
 _ALL_UP_TO = 8  # ranks for which every quorum is tried; among more, powers of two and all
 
