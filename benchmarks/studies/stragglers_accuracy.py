@@ -9,6 +9,8 @@ late gradient is lost and a late rank finds only the newest result: there each r
 apart unless those of rank 0 are copied to all ranks, here after every epoch.
 
 The skew is that of eager-SGD, section 6.2.3: ranks are delayed by 50 to 400 ms, shifted by one rank after each step.
+Late gradients cost the more accuracy the larger the rate is (section 5, theorem 5.2: the rate must fall with the
+staleness), and momentum makes each of them count for longer. So other rates stand beside the first one.
 """
 
 from __future__ import annotations
@@ -26,19 +28,35 @@ import numpy.typing as npt
 from benchmarks.studies.convergence import data as data_sets
 from benchmarks.studies.markdown import table
 from hvd_ext.bench import results
+from hvd_ext.bench.stragglers_workloads import shifted
 from hvd_ext.simulation import replay
 from hvd_ext.simulation.rounds import Played, Rules, play
 
 BENCHMARK = "accuracy of partial rounds, replayed"
-HEADINGS = ("mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks", "mean staleness")
+HEADINGS = (
+    *("rate", "momentum", "mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks"),
+    "mean staleness",
+)
 RANKS, BATCH, COMPUTING_S = 8, 16, 0.015
-DELAYS_S = np.linspace(0.050, 0.400, RANKS)
-EPOCHS, SEEDS = 4, 3
-RATE, MOMENTUM, WARM_UP = 0.1, 0.9, 50
+SLEPT = shifted(0.050, 0.400)
+EPOCHS, SEEDS = 8, 3
+WARM_UP = 100  # rounds
 
 Vector = npt.NDArray[np.float32]
 # gives the sum over ranks of their gradients of a step, at weights
 Gradient = Callable[[Vector, int, Sequence[int]], Vector]
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """The optimizer: its highest learning rate, and its momentum."""
+
+    rate: float = 0.2
+    momentum: float = 0.0
+
+    def rate_of(self, number: int, rounds: int) -> float:
+        """Give the learning rate of a round: a warm-up, then half a cosine."""
+        return self.rate * min(1.0, number / WARM_UP) * 0.5 * (1 + np.cos(np.pi * number / rounds))
 
 
 @dataclass(frozen=True)
@@ -49,11 +67,14 @@ class Mode:
     rules: Rules
     lost: bool = False
     copied: bool = False  # rank 0's weights to all ranks, after every epoch
+    sgd: Sgd = Sgd()
 
 
+OTHERS = Sgd(0.1), Sgd(0.03, 0.9)
 MODES = (
     Mode("full", Rules()),
     Mode("majority", Rules("majority", seed=1)),
+    Mode("quorum 6", Rules("quorum", quorum=6)),
     Mode("quorum 4", Rules("quorum", quorum=RANKS // 2)),
     Mode("solo", Rules("solo")),
     Mode("full, delay 1", Rules(delay=1)),
@@ -61,18 +82,14 @@ MODES = (
     Mode("majority, overwritten, copied", Rules("majority", seed=1), lost=True, copied=True),
     Mode("solo, overwritten", Rules("solo"), lost=True),
     Mode("solo, overwritten, copied", Rules("solo"), lost=True, copied=True),
+    *(Mode("full", Rules(), sgd=sgd) for sgd in OTHERS),
+    *(Mode("majority", Rules("majority", seed=1), sgd=sgd) for sgd in OTHERS),
 )
 
 
 def skewed_s(steps: int) -> npt.NDArray[np.float64]:
     """Give how long each rank takes for each step, seconds [ranks, steps]."""
-    ranks, numbers = np.arange(RANKS)[:, None], np.arange(steps)[None]
-    return np.asarray(COMPUTING_S + DELAYS_S[(ranks + numbers) % RANKS])
-
-
-def rate_of(number: int, rounds: int) -> float:
-    """Give the learning rate of a round: a warm-up, then half a cosine."""
-    return RATE * min(1.0, number / WARM_UP) * 0.5 * (1 + np.cos(np.pi * number / rounds))
+    return np.array([[COMPUTING_S + SLEPT(0, step, rank, RANKS) for step in range(steps)] for rank in range(RANKS)])
 
 
 @dataclass
@@ -81,19 +98,25 @@ class Learner:
 
     weights: Vector
     rounds: int
-    momentum: Vector = field(init=False)
+    sgd: Sgd
+    velocity: Vector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.momentum = np.zeros_like(self.weights)
+        self.velocity = np.zeros_like(self.weights)
 
     def apply(self, mean: Vector, number: int) -> None:
         """Apply the result of a round at the rate of the step `number`."""
-        self.momentum = MOMENTUM * self.momentum + mean
-        self.weights = self.weights - np.float32(rate_of(number, self.rounds)) * self.momentum
+        self.velocity = np.float32(self.sgd.momentum) * self.velocity + mean
+        self.weights = self.weights - np.float32(self.sgd.rate_of(number, self.rounds)) * self.velocity
 
 
 def kept(
-    arrived: replay.Numbers, begin: Vector, gradient: Gradient, delay: int, tell: Callable[[int, list[Vector]], None]
+    arrived: replay.Numbers,
+    begin: Vector,
+    gradient: Gradient,
+    sgd: Sgd,
+    delay: int,
+    tell: Callable[[int, list[Vector]], None],
 ) -> None:
     """Train where no gradient is lost and all ranks have the same weights.
 
@@ -101,11 +124,12 @@ def kept(
         arrived: [rounds, ranks].
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
+        sgd: the optimizer.
         delay: 1: a step takes the result of the round before its own.
         tell: takes the number of a round that is over, and the weights after it, once for all ranks.
     """
     rounds, ranks = arrived.shape
-    learner = Learner(begin, rounds)
+    learner = Learner(begin, rounds, sgd)
     weights = {0: begin}  # after a round
     for number, given in enumerate(replay.included(arrived), 1):
         by_step: dict[int, list[int]] = {}
@@ -126,6 +150,7 @@ def overwritten(
     arrived: replay.Numbers,
     begin: Vector,
     gradient: Gradient,
+    sgd: Sgd,
     copied_after: int,
     tell: Callable[[int, list[Vector]], None],
 ) -> None:
@@ -135,13 +160,14 @@ def overwritten(
         arrived: [rounds, ranks].
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
+        sgd: the optimizer.
         copied_after: rank 0's weights go to all ranks after every so many rounds, and momentum begins afresh; 0 for
             never. These rounds must wait for all ranks.
         tell: takes the number of a round that is over, and the weights of all ranks as they are then.
     """
     rounds, ranks = arrived.shape
     found = replay.newest(arrived)
-    learners = [Learner(begin, rounds) for _ in range(ranks)]
+    learners = [Learner(begin, rounds, sgd) for _ in range(ranks)]
     taken = [0] * ranks
     means: list[Vector] = [begin]  # that of round 0 is never used
 
@@ -159,7 +185,7 @@ def overwritten(
             for rank in range(ranks):
                 catch_up(rank, number)
             if copied_after and number % copied_after == 0:
-                learners = [Learner(learners[0].weights, rounds) for _ in range(ranks)]
+                learners = [Learner(learners[0].weights, rounds, sgd) for _ in range(ranks)]
         tell(number, [learner.weights for learner in learners])
 
 
@@ -280,9 +306,9 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
 
     if mode.lost:
         copied_after = task.steps_per_epoch if mode.copied else 0
-        overwritten(found.arrived, task.begin(), task.gradient, copied_after, tell)
+        overwritten(found.arrived, task.begin(), task.gradient, mode.sgd, copied_after, tell)
     else:
-        kept(found.arrived, task.begin(), task.gradient, mode.rules.delay, tell)
+        kept(found.arrived, task.begin(), task.gradient, mode.sgd, mode.rules.delay, tell)
     ends = np.arange(1, epochs + 1) * task.steps_per_epoch - 1
     counts = found.staleness
     return {
@@ -294,10 +320,12 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
 
 
 def row_of(mode: Mode, trained: Sequence[dict[str, Any]], full: dict[str, Any] | None) -> dict[str, Any]:
-    """Make the row of a mode from its trainings, one for each seed, beside the row of full rounds."""
+    """Make the row of a mode from its trainings, one for each seed, beside the row of full rounds of its optimizer."""
     samples = [one["accuracies"][-1] for one in trained]
     mean, total_s = statistics.fmean(samples), trained[0]["times_s"][-1]
     return {
+        "rate": mode.sgd.rate,
+        "momentum": mode.sgd.momentum,
         "mode": mode.name,
         "accuracy_mean": mean,
         "accuracy_sd": statistics.stdev(samples) if len(samples) > 1 else None,
@@ -315,6 +343,8 @@ def markdown(result: dict[str, Any]) -> str:
     """Write the rows of a file as a table."""
     lines = [
         [
+            f"{row['rate']:g}",
+            f"{row['momentum']:g}",
             row["mode"],
             f"{row['accuracy_mean']:.2%}",
             "" if row["accuracy_sd"] is None else f"{100 * row['accuracy_sd']:.2f}",
@@ -329,12 +359,15 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw the mean test accuracy over the modelled time, a line for each mode."""
+    """Draw the mean test accuracy over the modelled time, a line for each mode of the first optimizer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    first = result["rows"][0]
     for row in result["rows"]:
+        if (row["rate"], row["momentum"]) != (first["rate"], first["momentum"]):
+            continue
         style = "--" if "overwritten" in row["mode"] else "-"
         axes.plot(row["times_s"], 100 * np.mean(row["curves"], 0), style, marker=".", label=row["mode"])
     axes.set_xlabel("modelled time, seconds")
@@ -360,9 +393,10 @@ def main(arguments: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = []
     for mode in MODES:
         trained = [train(Images(data, seed), mode, int(epochs)) for seed in range(int(seeds))]
-        rows.append(row_of(mode, trained, rows[0] if rows else None))
+        full = [row for row in rows if (row["mode"], row["rate"]) == ("full", mode.sgd.rate)]
+        rows.append(row_of(mode, trained, full[0] if full else None))
         words = [f"{one:.2%}" for one in rows[-1]["samples"]]
-        print(f"{mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
+        print(f"{mode.sgd}, {mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
         result = results.result_of(run, rows, BENCHMARK)
         results.save(Path(path), result)
     draw(result, Path(path).with_suffix(".png"))

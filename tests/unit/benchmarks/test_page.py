@@ -68,7 +68,11 @@ def test_the_kept_results_are_written_in_this_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md", "docs/buckets.md"]
+    "page",
+    [
+        *("benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md", "docs/buckets.md"),
+        "docs/stragglers.md",
+    ],
 )
 def test_the_pages_show_the_kept_results(page: str) -> None:
     text = (BENCHMARKS.parent / page).read_text()

@@ -28,15 +28,15 @@ def learnt(data, mode, epochs=2):
         seen.append([one.copy() for one in weights])
 
     if mode.lost:
-        study.overwritten(arrived, task.begin(), task.gradient, task.steps_per_epoch if mode.copied else 0, tell)
+        study.overwritten(arrived, task.begin(), task.gradient, mode.sgd, task.steps_per_epoch if mode.copied else 0, tell)
     else:
-        study.kept(arrived, task.begin(), task.gradient, mode.rules.delay, tell)
+        study.kept(arrived, task.begin(), task.gradient, mode.sgd, mode.rules.delay, tell)
     return seen
 
 
 def test_full_rounds_learn_what_plain_training_on_the_joined_batch_learns(data):
     task = study.Images(data, seed=1)
-    learner = study.Learner(task.begin(), 6)
+    learner = study.Learner(task.begin(), 6, study.Sgd())
     for step in range(1, 7):
         mean = task.gradient(learner.weights, step, range(study.RANKS)) / np.float32(study.RANKS)
         learner.apply(mean, step)
@@ -56,7 +56,7 @@ def test_overwritten_results_of_full_rounds_are_those_of_full_rounds(data):
         np.testing.assert_allclose(own, kept, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", study.MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", study.MODES, ids=str)
 def test_a_seed_gives_the_same_weights_twice(data, mode):
     first, second = (learnt(data, mode)[-1] for _ in range(2))
     for one, other in zip(first, second, strict=True):
@@ -78,12 +78,12 @@ def applied(mode, steps=60):
     return arrived, gradient, means, before, Sum
 
 
-@pytest.mark.parametrize("mode", [mode for mode in study.MODES if not mode.lost], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", [mode for mode in study.MODES if not mode.lost], ids=str)
 def test_all_gradients_are_applied_once(mode, monkeypatch):
     steps = 60
     arrived, gradient, means, before, summing = applied(mode, steps)
     monkeypatch.setattr(study, "Learner", summing)
-    study.kept(arrived, before, gradient, mode.rules.delay, lambda number, weights: None)
+    study.kept(arrived, before, gradient, mode.sgd, mode.rules.delay, lambda number, weights: None)
     assert sum(means) == sum(1000 * rank + step for rank in range(study.RANKS) for step in range(1, steps + 1))
 
 
@@ -100,7 +100,7 @@ def test_a_delayed_step_computes_at_the_weights_before_the_last_result(monkeypat
 
     monkeypatch.setattr(study, "Learner", Count)
     arrived = play(study.skewed_s(5), Rules(delay=1)).arrived
-    study.kept(arrived, np.zeros(1, np.float32), gradient, 1, lambda number, weights: None)
+    study.kept(arrived, np.zeros(1, np.float32), gradient, study.Sgd(), 1, lambda number, weights: None)
     assert asked == [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
 
 
@@ -118,4 +118,4 @@ def test_the_table_has_a_row_for_each_mode():
     full = study.row_of(study.MODES[0], trained, None)
     faster = [{**one, "times_s": [1.0, 2.0]} for one in trained]
     text = study.markdown({"rows": [full, study.row_of(study.MODES[3], faster, full)]})
-    assert "| solo | 85.00% | 7.07 | +0.00 | 2.00 | 8.0 | 0.00 |" in text
+    assert "| 0.2 | 0 | solo | 85.00% | 7.07 | +0.00 | 2.00 | 8.0 | 0.00 |" in text
