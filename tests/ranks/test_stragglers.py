@@ -294,7 +294,8 @@ def test_a_tape_reduces_so_too(options: dict[str, Any], graph: bool) -> None:
         own = 2 * (mean + number) * expected
         late, own = (own, late) if "delay" in options else (late, own)
         expected = expected - 0.1 * own
-    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5)
+    # on 3 ranks the weights of some step are 0, but for rounding
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_embeddings_travel_dense() -> None:
