@@ -81,6 +81,13 @@ inline Seen LookUp(Store* store, const std::vector<int64_t>& numbers, bool wait 
   return seen;
 }
 
+// The bytes of a record that must be there.
+inline std::string RecordOf(Store* store, int64_t number) {
+  Seen seen = LookUp(store, {number});
+  CHECK_EQ(seen.there.size(), 1u);
+  return seen.there.at(0);
+}
+
 inline bool Put(Store* store, int64_t number, const std::string& bytes) {
   Piece piece{bytes.data(), static_cast<int64_t>(bytes.size())};
   bool stored = false;

@@ -183,7 +183,7 @@ TEST("cache: memory of other data is not shared, and a rank that can map none ke
   CHECK_EQ(same->memory_address().fd, -1);
   CHECK(Put(one.get(), 3, "abc"));
   one.reset();
-  CHECK_EQ(LookUp(same.get(), {3}).there.at(0), "abc");
+  CHECK_EQ(RecordOf(same.get(), 3), "abc");
 }
 
 TEST("cache: a record larger than a segment passes through, with one warning") {
@@ -202,7 +202,7 @@ TEST("cache: a record larger than a segment passes through, with one warning") {
   CHECK_EQ(LookUp(store.get(), {1}).missing.size(), 1u);  // its claim was given back
   CHECK(Put(store.get(), 3, "small"));                    // the place is still open
   large.pop_back();
-  CHECK(LookUp(store.get(), {0}).there.at(0) == large);
+  CHECK(RecordOf(store.get(), 0) == large);
 }
 
 TEST("cache: room for half of the records takes half of them, in memory and on disk, and then closes in words") {
@@ -293,7 +293,7 @@ TEST("cache: too little free memory closes memory before anybody is killed for i
   CHECK_EQ(warnings.size(), 1u);
   CHECK(warnings[0].find("memory.max leaves 5000000 bytes, and 10000000 must stay free") != std::string::npos);
   CHECK_EQ(store->Statistics().memory_records, stored);
-  CHECK(LookUp(store.get(), {0}).there.at(0) == bytes);
+  CHECK(RecordOf(store.get(), 0) == bytes);
 }
 
 TEST("cache: verifying reads every record, and can be ended early") {

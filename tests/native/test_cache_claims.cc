@@ -129,7 +129,7 @@ TEST("cache claims: a claim that is too old is taken over, and its owner's recor
   CHECK_EQ(store->Statistics().taken_over, 1);
   CHECK(Put(store.get(), 3, "three"));
   CHECK(Put(store.get(), 3, "three"));
-  CHECK_EQ(LookUp(store.get(), {3}).there.at(0), "three");
+  CHECK_EQ(RecordOf(store.get(), 3), "three");
   CHECK_EQ(store->Statistics().memory_inserted, 1);
 }
 
@@ -194,7 +194,7 @@ TEST("cache claims: another process maps the memory, reserves room in it and fil
   CHECK_EQ(ExitOf(child), 0);
   close(words[0]);
   close(words[1]);
-  for (int64_t i = 0; i < 200; ++i) CHECK(LookUp(store.get(), {i}).there.at(0) == BytesOf(i, 100000 + i));
+  for (int64_t i = 0; i < 200; ++i) CHECK(RecordOf(store.get(), i) == BytesOf(i, 100000 + i));
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ void OnlyDamaged(Store* store, const std::vector<int64_t>& damaged) {
   }
   CHECK_EQ(store->Statistics().damaged, static_cast<int64_t>(damaged.size()));
   for (int64_t i : damaged) CHECK(Put(store, i, BytesOf(i, 1000 + i)));
-  for (int64_t i = 0; i < kSamples; ++i) CHECK(LookUp(store, {i}).there.at(0) == BytesOf(i, 1000 + i));
+  for (int64_t i = 0; i < kSamples; ++i) CHECK(RecordOf(store, i) == BytesOf(i, 1000 + i));
   CHECK_EQ(store->Statistics().damaged, static_cast<int64_t>(damaged.size()));
 }
 
@@ -125,7 +125,7 @@ TEST("cache places: a segment that is gone or cut off, or entries that point now
   std::shared_ptr<Store> store = Opened(options);
   CHECK_EQ(LookUp(store.get(), {1, 2}).missing.size(), 2u);
   CHECK(Put(store.get(), 1, "again"));
-  CHECK_EQ(LookUp(store.get(), {1}).there.at(0), "again");
+  CHECK_EQ(RecordOf(store.get(), 1), "again");
 }
 
 TEST("cache places: other data are refused in words, and what they are of stays") {
@@ -323,7 +323,7 @@ TEST("cache places: more segments than files may be open") {
     CHECK_EQ(pwrite(fd, &used, 8, kHeadAt + 64), 8);
     close(fd);
   }
-  for (int64_t i = 0; i < 300; ++i) CHECK(LookUp(store.get(), {i * 7 % 300}).there.at(0) == BytesOf(i * 7 % 300, 50));
+  for (int64_t i = 0; i < 300; ++i) CHECK(RecordOf(store.get(), i * 7 % 300) == BytesOf(i * 7 % 300, 50));
   CHECK(std::filesystem::exists(folder / "disk/segment-000299"));
 }
 
