@@ -184,14 +184,14 @@ void Round(const Noise& noise, const std::string& folder, int kills, double paus
     finished += shared->finished[number];
   }
   StoreStatistics s = store->Statistics();
-  std::printf("round %lld: %lld passes, %lld loads (%lld of finished samples), %lld hits, %lld wrong, %lld of %lld "
-              "finished samples found, %lld in memory, %lld taken over and %lld damaged in processes that ended\n",
-              static_cast<long long>(totals->rounds), static_cast<long long>(shared->passes),
-              static_cast<long long>(shared->loads), static_cast<long long>(shared->again),
-              static_cast<long long>(shared->hits), static_cast<long long>(shared->wrong),
-              static_cast<long long>(found), static_cast<long long>(finished),
-              static_cast<long long>(s.memory_records), static_cast<long long>(shared->taken_over),
-              static_cast<long long>(shared->damaged + s.damaged));
+  std::printf(
+      "round %lld: %lld passes, %lld loads (%lld of finished samples), %lld hits, %lld wrong, %lld of %lld "
+      "finished samples found, %lld in memory, %lld taken over and %lld damaged in processes that ended\n",
+      static_cast<long long>(totals->rounds), static_cast<long long>(shared->passes),
+      static_cast<long long>(shared->loads), static_cast<long long>(shared->again),
+      static_cast<long long>(shared->hits), static_cast<long long>(shared->wrong), static_cast<long long>(found),
+      static_cast<long long>(finished), static_cast<long long>(s.memory_records),
+      static_cast<long long>(shared->taken_over), static_cast<long long>(shared->damaged + s.damaged));
   std::fflush(stdout);
   ++totals->rounds;
   totals->finished += finished;
@@ -227,11 +227,12 @@ int main(int argc, char** argv) {
   }
   std::filesystem::remove_all(pattern);
   double share = totals.finished == 0 ? 0 : static_cast<double>(totals.found) / static_cast<double>(totals.finished);
-  std::printf("%lld kills in %.1f s, %lld rounds: %lld wrong, %lld hung, %lld calls failed, %lld of %lld finished "
-              "samples used again (%.3f %%)\n",
-              static_cast<long long>(totals.kills), std::chrono::duration<double>(Clock::now() - begin).count(),
-              static_cast<long long>(totals.rounds), static_cast<long long>(totals.wrong),
-              static_cast<long long>(totals.hung), static_cast<long long>(totals.failed),
-              static_cast<long long>(totals.found), static_cast<long long>(totals.finished), 100 * share);
+  std::printf(
+      "%lld kills in %.1f s, %lld rounds: %lld wrong, %lld hung, %lld calls failed, %lld of %lld finished "
+      "samples used again (%.3f %%)\n",
+      static_cast<long long>(totals.kills), std::chrono::duration<double>(Clock::now() - begin).count(),
+      static_cast<long long>(totals.rounds), static_cast<long long>(totals.wrong), static_cast<long long>(totals.hung),
+      static_cast<long long>(totals.failed), static_cast<long long>(totals.found),
+      static_cast<long long>(totals.finished), 100 * share);
   return totals.wrong == 0 && totals.hung == 0 && totals.failed == 0 && share >= 0.99 ? 0 : 1;
 }

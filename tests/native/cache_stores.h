@@ -75,8 +75,8 @@ inline Seen LookUp(Store* store, const std::vector<int64_t>& numbers, bool wait 
   auto take = [&](int64_t place, const char* data, int64_t nbytes) {
     CHECK(seen.there.emplace(place, std::string(data, static_cast<size_t>(nbytes))).second);
   };
-  CHECK_OK(store->Lookup(numbers.data(), static_cast<int64_t>(numbers.size()), wait, take, &seen.missing,
-                         &seen.pending));
+  CHECK_OK(
+      store->Lookup(numbers.data(), static_cast<int64_t>(numbers.size()), wait, take, &seen.missing, &seen.pending));
   CHECK_EQ(seen.there.size() + seen.missing.size() + seen.pending.size(), numbers.size());
   return seen;
 }

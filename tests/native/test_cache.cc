@@ -1,6 +1,4 @@
 // The store: what is put in comes out, in any order, from any thread, from memory, disk or both, up to the limits.
-#include "cache_stores.h"
-
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -9,6 +7,7 @@
 #include <thread>
 
 #include "cache/format.h"
+#include "cache_stores.h"
 #include "harness.h"
 
 namespace hvd_ext::test {
