@@ -74,8 +74,10 @@ def shard(
             the same items on all; with one that never ends `fit` needs steps_per_epoch.
         batch_size: elements in a batch of one rank; None: the data come in batches; 0: the elements of a data set are
             divided as they are, for batches of your own (`padded_batch`).
-        shuffle: shuffle this rank's part anew in every epoch. Arrays are also shuffled as a whole once, before they are
-            divided. For data sets, the number of elements in the shuffle's buffer; True: 1024.
+        shuffle: a new order in every epoch. Of arrays each rank has the rows rank, rank + size and so on each time,
+            in an order that depends on seed and epoch alone; an epoch that another job has begun, on as many ranks or
+            on another number, goes on with the rows that are left (docs/saving.md). For data sets, the number of this
+            rank's elements in the shuffle's buffer; True: 1024.
         seed: of shuffle; the same on all ranks.
         remainder: what happens to the elements that are left when all ranks have equally many. "drop": nobody sees
             them. "repeat": elements from the beginning fill up. "uneven": the first ranks have one more, for
@@ -127,11 +129,13 @@ def shard(
         return every(data, job.rank, job.size, remainder == "drop")
     if kind == _PY_DATASET:
         return _part(data, lengths, job.rank, settings)
+    if kind == _ARRAYS and shuffle:
+        return _shuffled_arrays(data, lengths, job.rank, settings)
     if not own:
         part, length = _divided(data, lengths[0], job.rank, job.size, settings)
     else:
         part, length = _evened(data, lengths, job.rank, settings)
-    return _batches(part, length, settings, _shuffling(data, length, job.rank, settings))
+    return _batches(part, length, settings, _shuffling(length, job.rank, settings))
 
 
 def _check(settings: dict[str, Any]) -> None:
@@ -259,14 +263,10 @@ def _divided(
     import tensorflow as tf
 
     remainder = settings["remainder"]
-    if length is not None and 0 <= length < size and remainder != "uneven":
-        raise InvalidError(f"shard: {length} elements cannot be divided among {size} ranks; each needs at least one")
+    _check_enough(length, size, remainder)
     if not isinstance(data, tf.data.Dataset):
         assert length is not None
-        order = np.random.default_rng(settings["seed"]).permutation(length) if settings["shuffle"] else None
-        total = _total(length, size, remainder)
-        rows = np.arange(rank, total, size) % max(length, 1)
-        rows = rows if order is None else order[rows]
+        rows = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
         part = tf.nest.map_structure(lambda array: np.asarray(array)[rows], data)
         return tf.data.Dataset.from_tensor_slices(part), len(rows)
     if length is None:
@@ -277,6 +277,11 @@ def _divided(
     data = data.repeat(2) if total > length else data
     part = data.take(total).shard(size, rank)
     return part, len(range(rank, total, size))
+
+
+def _check_enough(length: int | None, size: int, remainder: str) -> None:
+    if length is not None and 0 <= length < size and remainder != "uneven":
+        raise InvalidError(f"shard: {length} elements cannot be divided among {size} ranks; each needs at least one")
 
 
 def _total(length: int, size: int, remainder: str) -> int:
@@ -310,15 +315,60 @@ def _evened(
     import tensorflow as tf
 
     part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
-    finite = [length for length in lengths if length is not None and length >= 0]
+    total = _evened_elements(lengths, rank, settings)
+    if total is None or total < 0 or settings["steps"] is not None or settings["remainder"] == "uneven":
+        return part, total
+    return part.repeat().take(total), total
+
+
+def _evened_elements(lengths: list[int | None], rank: int, settings: dict[str, Any]) -> int | None:
+    """Give the number of its own elements that this rank uses: None where it is unknown, -1 for infinitely many."""
     if settings["steps"] is not None or settings["remainder"] == "uneven":
-        return part, lengths[rank]
+        return lengths[rank]
+    finite = [length for length in lengths if length is not None and length >= 0]
     if 0 in finite:
         raise InvalidError(f"shard: rank {lengths.index(0)} has no elements of its own; each rank needs at least one")
-    if not finite:
-        return part, -1
-    total = _evened_length(finite, settings["remainder"])
-    return part.repeat().take(total), total
+    return _evened_length(finite, settings["remainder"])
+
+
+def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[str, Any]) -> tf.data.Dataset:
+    """Give the batches of arrays in the order of `hvd_ext.data.order`; their rows are copied batch by batch."""
+    import numpy as np
+    import tensorflow as tf
+
+    from hvd_ext.data.steps import Steps
+
+    own, size, remainder = settings["own"], len(lengths), settings["remainder"]
+    elements = _evened_elements(lengths, rank, settings) if own else None
+    if not own:
+        _check_enough(lengths[0], size, remainder)
+    steps = Steps(
+        "shard",
+        lengths[rank],
+        settings["batch_size"],
+        rank=0 if own else rank,
+        size=1 if own else size,
+        shuffle=True,
+        seed=settings["seed"] + (rank if own else 0),
+        remainder=remainder,
+        steps=settings["steps"],
+        drop_remainder=settings["drop_remainder"],
+        elements=elements,
+    )
+    if remainder != "uneven":
+        _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
+    whole = tf.nest.map_structure(np.asarray, data)
+    specs = [tf.TensorSpec((steps.rows, *one.shape[1:]), tf.as_dtype(one.dtype)) for one in tf.nest.flatten(whole)]
+
+    def take(numbers: np.ndarray) -> list[np.ndarray]:
+        return [one[numbers] for one in tf.nest.flatten(whole)]
+
+    def read(numbers: tf.Tensor, _: tf.Tensor) -> Any:
+        parts = tf.numpy_function(take, [numbers], [spec.dtype for spec in specs], stateful=False)
+        shaped = [tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, specs, strict=True)]
+        return tf.nest.pack_sequence_as(whole, shaped)
+
+    return steps.batches(read, tf.nest.pack_sequence_as(whole, specs)).prefetch(tf.data.AUTOTUNE)
 
 
 def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
@@ -337,22 +387,25 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
         number = length if batch_size is None else -(-length // batch_size)
         if batch_size is not None and settings["drop_remainder"]:
             number = length // batch_size
-        if number == 0 and settings["remainder"] != "uneven":
-            raise InvalidError(f"shard: batch_size ({batch_size}): must be at most {length}, the elements of each rank")
+        if settings["remainder"] != "uneven":
+            _check_steps(number, batch_size, length)
         part = part.apply(tf.data.experimental.assert_cardinality(number))
     return part.prefetch(tf.data.AUTOTUNE)
 
 
-def _shuffling(data: Any, length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
-    """Give the arguments of a data set's shuffle; the buffer holds all elements of arrays."""
-    import tensorflow as tf
+def _check_steps(number: int, batch_size: int | None, length: int) -> None:
+    if number == 0:
+        raise InvalidError(f"shard: batch_size ({batch_size}): must be at most {length}, the elements of each rank")
 
+
+def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
+    """Give the arguments of a data set's shuffle."""
     shuffle = settings["shuffle"]
     if not shuffle:
         return {}
     held = BUFFER if shuffle is True else int(shuffle)
     if length is not None and length >= 0:
-        held = length if shuffle is True and not isinstance(data, tf.data.Dataset) else min(held, length)
+        held = min(held, length)
     return {"buffer_size": max(1, held), "seed": settings["seed"] + rank}
 
 

@@ -20,6 +20,7 @@ class Steps:
 
     Attributes:
         number: the number of steps in an epoch, always the same.
+        rows: the number of samples in each step, or None where it varies.
         parts: the number of parts of the order (`hvd_ext.data.order`); a checkpoint that is restored may change it.
     """
 
@@ -47,7 +48,8 @@ class Steps:
             batch_size: samples of this rank in a step, from 1.
             rank: of those that share the samples.
             size: how many ranks share them.
-            parts: the number of parts of the order; None: size, or what the earlier job had.
+            rows: the number of samples in each step, or None where it varies.
+        parts: the number of parts of the order; None: size, or what the earlier job had.
             shuffle: whether each epoch has an order of its own.
             seed: of the order and of the samples' seeds; the same on all ranks.
             remainder: as `hvd_ext.shard` takes it.
@@ -65,6 +67,7 @@ class Steps:
         self.shuffle, self.seed, self.drop_remainder = shuffle, seed, drop_remainder
         self.parts = size if parts is None else parts
         self.shared = elements is None
+        self.rows = batch_size if steps is not None or drop_remainder else None
         self.begun = position.Begun()
         self._remainder, self._steps, self._elements = remainder, steps, elements
         self._own = self._own_of(self.parts)
@@ -79,7 +82,7 @@ class Steps:
             bool [], whether nobody needs the step's samples, because an earlier job has trained on them. Numbers and
             seeds of such a step are zeros, of one sample where n varies.
         """
-        rows = self._rows()
+        rows = self.rows
         numbers, seeds = tf.TensorSpec([rows], tf.int64), tf.TensorSpec([rows, 2], tf.int32)
         return self._steps_of(
             lambda numbers, seeds: (numbers, seeds, tf.constant(False)),
@@ -141,23 +144,8 @@ class Steps:
         mine = (first + tf.range(count, dtype=tf.int64)) % own
         places = (mine * self.size + self.rank) % self.samples
         numbers, seeds = _ordered(places, self.seed, epoch, self.samples, parts, self.shuffle)
-        rows = self._rows()
+        rows = self.rows
         return tf.ensure_shape(numbers, [rows]), tf.ensure_shape(seeds, [rows, 2])
-
-    def _rows(self) -> int | None:
-        """Give the number of samples in each step, or None where it varies."""
-        return self.batch_size if self._steps is not None or self.drop_remainder else None
-
-    def _own_of(self, parts: int) -> int:
-        """Give the number of this rank's samples in an epoch."""
-        if self._elements is not None:
-            return self._elements
-        return len(range(self.rank, order.used(self.samples, parts, self.size, self._remainder), self.size))
-
-    def _number_of(self, own: int) -> int:
-        if self._steps is not None:
-            return self._steps
-        return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
 
 
 def _ordered(
