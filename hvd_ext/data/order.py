@@ -48,7 +48,7 @@ def numbers(
     while np.any(outside):
         found[outside] = _permuted(found[outside], halves[outside], [key[outside] for key in keys])
         outside = found >= lengths.astype(np.uint64)
-    return parts_of + parts * found.astype(np.int64)
+    return np.asarray(parts_of + parts * found.astype(np.int64))
 
 
 def seeds(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
@@ -66,7 +66,7 @@ def seeds(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
     mixed = _mixed(samples.astype(np.uint64) + _number(3 * _GOLDEN))
     words = _mixed(np.uint64(_epoch_state(seed, epoch)) ^ mixed)
     halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], axis=-1)
-    return halves.astype(np.uint32).view(np.int32)
+    return np.asarray(halves.astype(np.uint32).view(np.int32))
 
 
 def used(samples: int, parts: int, size: int, remainder: str) -> int:
@@ -96,7 +96,7 @@ def _permuted(places: np.ndarray, halves: np.ndarray, keys: list[np.ndarray]) ->
     left, right = places >> halves, places & low
     for key in keys:
         left, right = right, left ^ (_mixed(right ^ key) & low)
-    return left << halves | right
+    return np.asarray(left << halves | right)
 
 
 def _half_bits(length: int) -> int:
@@ -112,4 +112,4 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     values = values * np.uint64(_FACTORS[0])
     values = values ^ (values >> np.uint64(27))
     values = values * np.uint64(_FACTORS[1])
-    return values ^ (values >> np.uint64(31))
+    return np.asarray(values ^ (values >> np.uint64(31)))

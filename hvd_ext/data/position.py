@@ -78,25 +78,19 @@ class Place:
     # those of the newest `fit`, by what a checkpoint calls them
     _trained: weakref.WeakValueDictionary[str, Steps] = field(default_factory=weakref.WeakValueDictionary)
 
-    def train_begins(self) -> None:
-        """Forget an earlier `fit`, which may have ended with an exception."""
+    def forget_fit(self) -> None:
+        """Note that no `fit` runs."""
         with self._lock:
             self._fit = None
 
     def epoch_begins(self, callback: Any, epoch: int, first_step: int = 0) -> None:
-        """Note that an epoch of `fit` begins, before Keras has made its iterator; several callbacks may call it.
-
-        Args:
-            callback: one of `fit`, which calls this in its hook.
-            epoch: from 0.
-            first_step: the number of its batches that the training step will not see.
-        """
+        """Note that an epoch of `fit` begins; see the function of this name."""
         with self._lock:
             if self._fit is None:
                 self._fits += 1
                 self._fit = _look(callback, self._fits)
                 self._claim(self._fit.training)
-            elif self._fit.epoch == epoch:
+            elif self._fit.epoch == epoch:  # another callback has told it too
                 first_step = max(first_step, self._fit.first_step)
             self._fit.epoch, self._fit.first_step, self._fit.validates = epoch, first_step, False
 
@@ -105,6 +99,12 @@ class Place:
         with self._lock:
             if self._fit is not None:
                 self._fit.validates = True
+
+    def nothing_to_skip(self) -> None:
+        """Note that all further steps are needed, whichever iterator gives them."""
+        with self._lock:
+            if self._fit is not None:
+                self._fit.first_step = 0
 
     def begin(self, steps: Steps) -> tuple[int, int]:
         """Tell where an iterator begins, which is about to give its first element.
@@ -166,7 +166,7 @@ _newest: weakref.ref[Place] | None = None
 def of_this_process() -> Place:
     """Give the place, which lives as long as a data set has it; its state is part of every checkpoint."""
     global _newest
-    place = current()
+    place = _current()
     if place is None:
         place = Place()
         _newest = weakref.ref(place)
@@ -174,8 +174,43 @@ def of_this_process() -> Place:
     return place
 
 
-def current() -> Place | None:
-    """Give the place, or None where no data set has an order."""
+def train_begins() -> None:
+    """Tell the data that a `fit` begins; an earlier one may have ended with an exception."""
+    if place := _current():
+        place.forget_fit()
+
+
+def train_ends() -> None:
+    """Tell the data that `fit` has ended."""
+    if place := _current():
+        place.forget_fit()
+
+
+def epoch_begins(callback: Any, epoch: int, first_step: int = 0) -> None:
+    """Tell the data that an epoch of `fit` begins, before Keras has made its iterator; several callbacks may.
+
+    Args:
+        callback: one of `fit`, which calls this in its hook.
+        epoch: from 0.
+        first_step: the number of its batches that the training step will not see.
+    """
+    if place := _current():
+        place.epoch_begins(callback, epoch, first_step)
+
+
+def nothing_to_skip() -> None:
+    """Tell the data that the training step sees all further batches."""
+    if place := _current():
+        place.nothing_to_skip()
+
+
+def validation_begins() -> None:
+    """Tell the data that the training of an epoch is over."""
+    if place := _current():
+        place.validation_begins()
+
+
+def _current() -> Place | None:
     return None if _newest is None else _newest()
 
 

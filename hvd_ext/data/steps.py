@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_ext.data import order, position
+from hvd_ext.data import native, order, position
 from hvd_ext.errors import InvalidError
 
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]) -> a batch
@@ -82,8 +82,7 @@ class Steps:
             bool [], whether nobody needs the step's samples, because an earlier job has trained on them. Numbers and
             seeds of such a step are zeros, of one sample where n varies.
         """
-        rows = self.rows
-        numbers, seeds = tf.TensorSpec([rows], tf.int64), tf.TensorSpec([rows, 2], tf.int32)
+        numbers, seeds = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
         return self._steps_of(
             lambda numbers, seeds: (numbers, seeds, tf.constant(False)),
             lambda blank: blank.map(lambda numbers, seeds: (numbers, seeds, tf.constant(True))),
@@ -143,20 +142,19 @@ class Steps:
         count = self.batch_size if self._steps is not None else tf.minimum(first + self.batch_size, own) - first
         mine = (first + tf.range(count, dtype=tf.int64)) % own
         places = (mine * self.size + self.rank) % self.samples
-        numbers, seeds = _ordered(places, self.seed, epoch, self.samples, parts, self.shuffle)
-        rows = self.rows
-        return tf.ensure_shape(numbers, [rows]), tf.ensure_shape(seeds, [rows, 2])
+        numbers, seeds = native.epoch_order(places, self.seed, epoch, self.samples, parts, shuffle=self.shuffle)
+        return tf.ensure_shape(numbers, [self.rows]), tf.ensure_shape(seeds, [self.rows, 2])
 
+    def _own_of(self, parts: int) -> int:
+        """Give the number of this rank's samples in an epoch."""
+        if self._elements is not None:
+            return self._elements
+        return len(range(self.rank, order.used(self.samples, parts, self.size, self._remainder), self.size))
 
-def _ordered(
-    places: tf.Tensor, seed: int, epoch: tf.Tensor, samples: int, parts: tf.Tensor, shuffle: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
-    def found(places: np.ndarray, epoch: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        numbers = order.numbers(places, seed=seed, epoch=int(epoch), samples=samples, parts=int(parts), shuffle=shuffle)
-        return numbers, order.seeds(numbers, seed=seed, epoch=int(epoch))
-
-    numbers, seeds = tf.numpy_function(found, [places, epoch, parts], [tf.int64, tf.int32], stateful=False)
-    return numbers, seeds
+    def _number_of(self, own: int) -> int:
+        if self._steps is not None:
+            return self._steps
+        return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
 
 
 def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:
