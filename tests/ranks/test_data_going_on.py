@@ -71,9 +71,9 @@ def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit
 
     epoch = per_epoch or STEPS
     whole = fit(shuffled(), *hvd.callbacks.synchronized([]), steps_per_epoch=per_epoch)
-    samples = np.concatenate(whole.seen)
-    assert set(samples % hvd.size()) == {hvd.rank()}  # the same part in every epoch
-    assert len(set(samples[: BATCH * STEPS])) == BATCH * STEPS
+    rows = np.concatenate(whole.seen)
+    assert set(rows % hvd.size()) == {hvd.rank()}  # the same part in every epoch
+    assert len(set(rows[: BATCH * STEPS])) == BATCH * STEPS
     assert whole.seen[:STEPS] != whole.seen[STEPS : 2 * STEPS]
     with pytest.raises(CrashError):
         fit(shuffled(), Checkpoint(shared, every_steps=2), Crash(epoch + 3), steps_per_epoch=per_epoch)
