@@ -142,7 +142,8 @@ for part in $parts; do
         mpirun -np 2 --bind-to core python -m benchmarks.studies.stragglers_lstm "$folder/stragglers_lstm.json"
         ;;
     stragglers_accuracy)
-        # about 15 minutes, on the images of: python examples/make_images.py --output out/images
+        # about 35 minutes, on the images of: python examples/make_images.py --output out/images
+        rm -f "$folder/stragglers_accuracy.json"
         python -m benchmarks.studies.stragglers_accuracy "$folder/stragglers_accuracy.json" out/images
         ;;
     training_nine)

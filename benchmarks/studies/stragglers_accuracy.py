@@ -10,7 +10,7 @@ apart unless those of rank 0 are copied to all ranks, here after every epoch.
 
 The skew is that of eager-SGD, section 6.2.3: ranks are delayed by 50 to 400 ms, shifted by one rank after each step.
 Late gradients cost the more accuracy the larger the rate is (section 5, theorem 5.2: the rate must fall with the
-staleness), and momentum makes each of them count for longer. So other rates stand beside the first one.
+staleness), and momentum makes each of them count for longer. So a training with momentum stands beside the first ones.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from hvd_ext.simulation import replay
 from hvd_ext.simulation.rounds import Played, Rules, play
 
 BENCHMARK = "accuracy of partial rounds, replayed"
+COMMAND = "python -m benchmarks.studies.stragglers_accuracy"
 HEADINGS = (
     *("rate", "momentum", "mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks"),
     "mean staleness",
@@ -70,11 +71,10 @@ class Mode:
     sgd: Sgd = Sgd()
 
 
-OTHERS = Sgd(0.1), Sgd(0.03, 0.9)
+OTHER = Sgd(0.03, 0.9)
 MODES = (
     Mode("full", Rules()),
     Mode("majority", Rules("majority", seed=1)),
-    Mode("quorum 6", Rules("quorum", quorum=6)),
     Mode("quorum 4", Rules("quorum", quorum=RANKS // 2)),
     Mode("solo", Rules("solo")),
     Mode("full, delay 1", Rules(delay=1)),
@@ -82,8 +82,8 @@ MODES = (
     Mode("majority, overwritten, copied", Rules("majority", seed=1), lost=True, copied=True),
     Mode("solo, overwritten", Rules("solo"), lost=True),
     Mode("solo, overwritten, copied", Rules("solo"), lost=True, copied=True),
-    *(Mode("full", Rules(), sgd=sgd) for sgd in OTHERS),
-    *(Mode("majority", Rules("majority", seed=1), sgd=sgd) for sgd in OTHERS),
+    Mode("full", Rules(), sgd=OTHER),
+    Mode("majority", Rules("majority", seed=1), sgd=OTHER),
 )
 
 
@@ -378,7 +378,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train all modes; write the file, and a plot beside it.
+    """Train the modes that the file lacks, so that a study that was stopped goes on; write it, and a plot beside it.
 
     Args:
         arguments: the file, the folder of examples/make_images.py, epochs, and the number of seeds.
@@ -390,16 +390,25 @@ def main(arguments: Sequence[str]) -> None:
     path, folder, epochs, seeds = [*arguments, *["", "out/images", str(EPOCHS), str(SEEDS)][len(arguments) :]]
     run = results.begin_run("one process", program="benchmarks.studies.stragglers_accuracy")
     data = data_sets.images(Path(folder))
-    rows: list[dict[str, Any]] = []
+    before = results.load(Path(path), BENCHMARK, COMMAND) if Path(path).exists() else None
+    rows: list[dict[str, Any]] = [] if before is None else list(before["rows"])
+    ready = {name_of(row) for row in rows}
     for mode in MODES:
+        if (mode.sgd.rate, mode.sgd.momentum, mode.name) in ready:
+            continue
         trained = [train(Images(data, seed), mode, int(epochs)) for seed in range(int(seeds))]
-        full = [row for row in rows if (row["mode"], row["rate"]) == ("full", mode.sgd.rate)]
+        full = [row for row in rows if name_of(row) == (mode.sgd.rate, mode.sgd.momentum, "full")]
         rows.append(row_of(mode, trained, full[0] if full else None))
         words = [f"{one:.2%}" for one in rows[-1]["samples"]]
         print(f"{mode.sgd}, {mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
-        result = results.result_of(run, rows, BENCHMARK)
-        results.save(Path(path), result)
-    draw(result, Path(path).with_suffix(".png"))
+        result = results.result_of(run, [row for row in rows if name_of(row) not in ready], BENCHMARK)
+        results.save(Path(path), result if before is None else results.joined(before, result))
+    draw({"rows": rows}, Path(path).with_suffix(".png"))
+
+
+def name_of(row: dict[str, Any]) -> tuple[float, float, str]:
+    """Give what tells a row from the others: its rate, its momentum and its mode."""
+    return row["rate"], row["momentum"], row["mode"]
 
 
 if __name__ == "__main__":
