@@ -258,8 +258,7 @@ class Images:
             kernel, scale, offset = parts[3 * layer : 3 * layer + 3]
             x = tf.nn.conv2d(x, kernel, 1 if layer else 2, "SAME")
             x = tf.nn.relu(self._normalised(x) * scale + offset)
-            if layer:
-                x = tf.nn.max_pool2d(x, 2, 2, "SAME")
+            x = tf.nn.max_pool2d(x, 2, 2, "SAME")
         return tf.reshape(tf.reduce_mean(x, (1, 2)) @ parts[-2] + parts[-1], (-1, 3, 4))
 
     def _normalised(self, x: Any) -> Any:
