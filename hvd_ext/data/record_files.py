@@ -1,4 +1,4 @@
-"""Where the samples of TFRecord and tar files lie, found by their heads: no sample is read, and no TensorFlow needed."""
+"""Where the samples of TFRecord and tar files lie, found by their heads: no sample is read, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -201,8 +201,8 @@ def _unlike(path: str, base: str, found: tuple[str, ...], keys: tuple[str, ...])
         if words
     )
     return (
-        f"tar ({path}): all samples must have the same members; the first sample of the data has {', '.join(keys)}, and "
-        f"in sample {base!r} {seen}"
+        f"tar ({path}): all samples must have the same members; the first sample of the data has {', '.join(keys)}, "
+        f"and in sample {base!r} {seen}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sources of samples for a cache: folders of files, TFRecord files, tar files, arrays. A sample is read by its number."""
+"""Sources of samples for a cache: folders of files, TFRecord and tar files, arrays; samples are read by number."""
 
 from __future__ import annotations
 
@@ -225,9 +225,13 @@ def _state(entry: os.DirEntry[str]) -> os.stat_result:
 
 def _common(names: Sequence[bytes]) -> tuple[bytes, bytes]:
     """Give what names have in common at their begin and at their end, such that the two never overlap."""
-    head = os.path.commonprefix(names)
-    tail = os.path.commonprefix([name[len(head) :][::-1] for name in names])[::-1]
-    return head, tail
+    head = _prefix(names)
+    return head, _prefix([name[len(head) :][::-1] for name in names])[::-1]
+
+
+def _prefix(names: Sequence[bytes]) -> bytes:
+    least, largest = min(names), max(names)
+    return least[: next((at for at, byte in enumerate(least) if largest[at : at + 1] != bytes([byte])), len(least))]
 
 
 class _Files(Source):
