@@ -4,8 +4,8 @@ There are two libraries. The store (libhvd_ext_cache.so) needs nothing, so that 
 ops (libhvd_ext_data.so) link the store and TensorFlow's C API. Neither needs MPI or the engine.
 
 The ops are stateless for TensorFlow, since tf.data refuses to save iterators that run stateful ops. So TensorFlow may
-leave an op out whose results nobody uses, merge two with equal inputs and attributes, and compute one early whose inputs
-are all constant. In pipelines `numbers` is not constant, and `after` orders what must come one after the other.
+leave an op out whose results nobody uses, merge two with equal inputs and attributes, and compute one early whose
+inputs are all constant. In pipelines `numbers` is not constant, and `after` orders what must come one after the other.
 """
 
 from __future__ import annotations
@@ -232,3 +232,95 @@ def epoch_order(
         numbers.set_shape(positions.shape)
         seeds.set_shape([positions.shape[0] if positions.shape.rank else None, 2])
     return numbers, seeds
+
+
+def lookup(
+    cache: tf.Tensor | int,
+    numbers: tf.Tensor,
+    dtypes: Sequence[tf.DType],
+    elements: Sequence[int],
+    *,
+    wait: bool = False,
+    after: tf.Tensor | int = 0,
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Look a batch of samples up; tf_ops/cache/store.h has the rules of claims.
+
+    Args:
+        cache: the number that `hvd_ext_cache_open` gave.
+        numbers: the samples' numbers, int64 [n].
+        dtypes: of each component: numbers or strings.
+        elements: how many elements of each component one sample has.
+        wait: wait for what others are loading, and take their claim over where they do not end; who waits must hold no
+            claims, so whatever was missing before must be inserted before.
+        after: any int64; a lookup with the result of `insert` comes after it.
+
+    Returns:
+        The components, each [n, elements], with zeros and empty strings in rows that are not there; the places in
+        `numbers` that are missing, int64 [m], which the caller loads and inserts; and the places that are pending,
+        int64 [k], since others are loading them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the cache is not open in this process, a number is not one of its samples, or
+            dtypes and elements do not fit.
+        tf.errors.FailedPreconditionError: a record has another form than dtypes and elements say.
+    """
+    import tensorflow as tf
+
+    numbers = tf.convert_to_tensor(numbers, tf.int64)
+    batch, missing, pending = ops().hvd_ext_cache_lookup(
+        numbers,
+        tf.cast(cache, tf.int64),
+        tf.cast(after, tf.int64),
+        wait=wait,
+        dtypes=list(dtypes),
+        elements=[int(number) for number in elements],
+    )
+    if not tf.executing_eagerly():
+        rows = numbers.shape[0] if numbers.shape.rank else None
+        for component, number in zip(batch, elements, strict=True):
+            component.set_shape([rows, int(number)])
+        missing.set_shape([None])
+        pending.set_shape([None])
+    return list(batch), missing, pending
+
+
+def insert(cache: tf.Tensor | int, numbers: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Insert samples, and end the claims on them; a sample that finds no room is no error.
+
+    Args:
+        cache: the number that `hvd_ext_cache_open` gave.
+        numbers: the samples' numbers, int64 [m].
+        values: the components, each [m, elements], of numbers or strings.
+
+    Returns:
+        How many of them a place of the cache now has, int64 []; hand it to the `lookup` that must come after this.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the cache is not open in this process, a number is not one of its samples, or
+            the values do not fit. The claims on all the numbers are given back.
+    """
+    import tensorflow as tf
+
+    numbers = tf.convert_to_tensor(numbers, tf.int64)
+    return ops().hvd_ext_cache_insert(numbers, tf.cast(cache, tf.int64), list(values))
+
+
+def read_range(path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1) -> tf.Tensor:
+    """Read a range of a file of this machine.
+
+    Args:
+        path: string [].
+        offset: the first byte, int64 [].
+        nbytes: how many bytes, int64 []; a negative number: all to the end.
+
+    Returns:
+        The bytes, string [].
+
+    Raises:
+        tf.errors.NotFoundError: there is no such file.
+        tf.errors.DataLossError: the file is shorter than that.
+        tf.errors.OpError: the file does not read; the class is that of the system's error.
+    """
+    import tensorflow as tf
+
+    return ops().hvd_ext_read_range(tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64))

@@ -12,8 +12,8 @@ ENGINE_LIBRARY = "libhvd_ext_engine.so"
 OPS_LIBRARY = "libhvd_ext_ops.so"
 CACHE_LIBRARY = "libhvd_ext_cache.so"
 DATA_LIBRARY = "libhvd_ext_data.so"
-# The data cache needs neither MPI nor the engine.
-ALL = (ENGINE_LIBRARY, OPS_LIBRARY, CACHE_LIBRARY, DATA_LIBRARY)
+DATA = (CACHE_LIBRARY, DATA_LIBRARY)  # these need neither MPI nor the engine
+ALL = (ENGINE_LIBRARY, OPS_LIBRARY, *DATA)
 RECORD = "build.json"
 SUFFIXES = (".txt", ".cmake", ".cc", ".h", ".def", ".map")
 

@@ -1,4 +1,5 @@
 // The order of an epoch: a permutation of each part, equal to what the NumPy reference gives (tests/unit/data).
+#include <array>
 #include <set>
 #include <vector>
 
@@ -50,7 +51,7 @@ TEST("an epoch's order is a permutation for primes, powers of two and their neig
   for (int64_t samples : {127, 128, 129, 1009, 1023, 1024, 1025, 4095, 4096, 4097, 65537}) {
     for (int64_t parts : {1, 2, 3, 8, 13}) {
       for (int64_t seed : {INT64_C(0), INT64_C(-1), INT64_MAX, INT64_MIN}) {
-        CheckPermutation(All(Order(seed, -seed / 3, samples, parts), samples), parts);
+        CheckPermutation(All(Order(seed, seed / 3, samples, parts), samples), parts);
       }
     }
   }
@@ -102,8 +103,9 @@ TEST("orders and seeds are these, in C++ and in NumPy") {
   for (const Golden& one : table) {
     EpochOrder order = Order(one.seed, one.epoch, one.samples, one.parts);
     CHECK_EQ(At(order, one.position), one.number);
-    CHECK_EQ(order.SeedOf(one.number)[0], one.low);
-    CHECK_EQ(order.SeedOf(one.number)[1], one.high);
+    std::array<int32_t, 2> pair = order.SeedOf(one.number);
+    CHECK_EQ(pair[0], one.low);
+    CHECK_EQ(pair[1], one.high);
   }
 }
 

@@ -91,8 +91,8 @@ class Store {
   //   pending: another call, here or in another process, is loading it. Look it up again with `wait`, after what is
   //     missing has been inserted: who waits must hold no claims, or two may wait for each other.
   // With `wait` the call sleeps until every pending number is there, or its claim is given back, or is older than
-  // claim_s, or its process has ended; what is then not there comes back in `missing`, and `pending` is empty. A number
-  // that is given twice and not there is missing once and pending once.
+  // claim_s, or its process has ended; what is then not there comes back in `missing`, and `pending` is empty. Without
+  // `wait`, a number that is given twice and not there is missing once and pending once.
   // Any number of threads may call it at the same time. Fails with kInvalid if a number is not one of the store.
   virtual Status Lookup(const int64_t* numbers, int64_t n, bool wait, const Take& take, std::vector<int64_t>* missing,
                         std::vector<int64_t>* pending) = 0;

@@ -25,12 +25,6 @@ TF_Code CodeOf(Code code) {
   }
 }
 
-std::string ShapeOf(const TF_Tensor* tensor) {
-  std::string text = "[";
-  for (int i = 0; i < TF_NumDims(tensor); ++i) text += (i ? ", " : "") + std::to_string(TF_Dim(tensor, i));
-  return text + "]";
-}
-
 void EndIfFailed(const TF_Status* status, const char* name) {
   if (TF_GetCode(status) == TF_OK) return;
   std::fprintf(stderr, "hvd_ext: TensorFlow does not take the op %s: %s\n", name, TF_Message(status));
@@ -38,6 +32,12 @@ void EndIfFailed(const TF_Status* status, const char* name) {
 }
 
 }  // namespace
+
+std::string ShapeOf(const TF_Tensor* tensor) {
+  std::string text = "[";
+  for (int i = 0; i < TF_NumDims(tensor); ++i) text += (i ? ", " : "") + std::to_string(TF_Dim(tensor, i));
+  return text + "]";
+}
 
 void Run::Fail(TF_Code code, const std::string& words) {
   if (ok()) TF_SetStatus(status_.get(), code, words.c_str());

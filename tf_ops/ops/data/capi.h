@@ -64,6 +64,9 @@ class Run {
   std::vector<TensorPointer> held_;
 };
 
+// As in "[2, 3]".
+std::string ShapeOf(const TF_Tensor* tensor);
+
 template <typename T>
 T* DataOf(const TF_Tensor* tensor) {
   return static_cast<T*>(TF_TensorData(tensor));
