@@ -165,6 +165,18 @@ class _Graph:
         )
 
 
+def of_parts(*parts: Any) -> str:
+    """Digest several digests and values.
+
+    Args:
+        *parts: texts, numbers, and lists of them.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return _digest(*parts)
+
+
 def _node_of(text: str) -> str:
     return text.lstrip("^").partition(":")[0]
 
