@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "cache/api.h"
 #include "cache/format.h"
@@ -77,6 +78,25 @@ TEST("cache places: what one job has stored the next one finds, on disk and in m
   struct stat seen{};
   CHECK_EQ(stat((folder / "kept").c_str(), &seen), 0);
   CHECK_EQ(seen.st_mode & 0777, 0600u);
+}
+
+TEST("cache places: those who open a new cache at the same time open the same one") {
+  Folder folder;
+  StoreOptions options = Kept(folder);
+  options.disk = folder / "disk";
+  std::vector<std::shared_ptr<Store>> stores(6);
+  std::vector<std::thread> threads;
+  for (auto& store : stores) {
+    threads.emplace_back([&] { CHECK_OK(Store::Open(options, &store)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < stores.size(); ++i) CHECK(Put(stores[i].get(), static_cast<int64_t>(i), "x"));
+  for (const auto& store : stores) {
+    StoreStatistics s = store->Statistics();
+    CHECK_EQ(s.memory_records, 6);
+    CHECK_EQ(s.disk_records, 6);
+    CHECK(WarningsOf(store.get()).empty());
+  }
 }
 
 TEST("cache places: damaged bytes are found before they are used, counted and stored again") {
