@@ -177,8 +177,8 @@ class _Cached:
         if self._number is None:
             stored += tf.ensure_shape(tf.numpy_function(self._count, [number], tf.int64), [])
         first, *others = tf.nest.flatten(element, expand_composites=True)
-        # Without a result that depends on it TensorFlow would leave the insertion out: nothing is added to the shape.
-        same = tf.reshape(first, tf.shape(first, tf.int64) + tf.minimum(stored, 0))
+        # Without a result that depends on it TensorFlow would leave the insertion out; this takes row 0 of one row.
+        same = tf.gather(first[None], tf.minimum(stored, 0))
         same.set_shape(first.shape)
         return tf.nest.pack_sequence_as(element, [same, *others], expand_composites=True)
 
