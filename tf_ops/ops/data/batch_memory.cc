@@ -12,8 +12,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // of TensorFlow's tensors: others it would copy
 constexpr size_t kHuge = size_t{2} << 20;
-// What waits to be used again. A pipeline hands a batch over while it makes the next ones, so few wait at a time.
-constexpr size_t kMostBlocks = 8, kMostBytes = size_t{64} << 20;
+constexpr size_t kMostBytes = size_t{64} << 20;  // that wait to be used again
 
 struct Block {
   void* data = nullptr;
@@ -52,7 +51,7 @@ void GiveBack(void* data, size_t nbytes, void*) {
     MutexLock lock(&free.mutex);
     free.blocks.push_front({data, nbytes});
     free.nbytes += nbytes;
-    while (free.blocks.size() > kMostBlocks || free.nbytes > kMostBytes) {
+    while (free.nbytes > kMostBytes) {
       ended.push_back(free.blocks.back().data);
       free.nbytes -= free.blocks.back().nbytes;
       free.blocks.pop_back();
@@ -77,7 +76,8 @@ TensorPointer NewBatch(TF_DataType dtype, const std::vector<int64_t>& dims) {
   void* data = TakeBack(nbytes);
   if (data == nullptr) data = Allocate(nbytes);
   if (data == nullptr) return nullptr;
-  return TensorPointer(TF_NewTensor(dtype, dims.data(), static_cast<int>(dims.size()), data, nbytes, GiveBack, nullptr));
+  return TensorPointer(
+      TF_NewTensor(dtype, dims.data(), static_cast<int>(dims.size()), data, nbytes, GiveBack, nullptr));
 }
 
 }  // namespace hvd_ext
