@@ -359,3 +359,21 @@ def test_a_range_that_is_not_there_is_an_error_in_words(tmp_path, name, offset, 
         native.read_range(f"{tmp_path}/{name}", offset, nbytes)
     with pytest.raises(error, match=words):  # and does not end the data early
         list(tf.data.Dataset.range(2).map(lambda _: native.read_range(f"{tmp_path}/{name}", offset, nbytes)))
+
+
+def test_memory_of_large_batches_is_used_again_but_never_while_somebody_holds_it(cache):
+    count = 50_001  # no other test has batches of this size
+    with tf.device("CPU:0"):
+        native.insert(cache, numbers(0, 1), [tf.stack([tf.fill([count], tf.cast(one, tf.uint8)) for one in (3, 7)])])
+
+        def batch(number: int) -> tf.Tensor:
+            return native.lookup(cache, numbers(number, number), [tf.uint8], [count])[0][0]
+
+        held = batch(0)
+        part = tf.reshape(batch(1), [-1])  # shares its memory
+        addresses = {batch(index % 2)._numpy().ctypes.data for index in range(20)}
+    assert len(addresses) == 1  # each was dropped before the next one
+    assert held._numpy().ctypes.data not in addresses
+    assert part._numpy().ctypes.data not in addresses
+    np.testing.assert_array_equal(held, np.full([2, count], 3))
+    np.testing.assert_array_equal(part, np.full([2 * count], 7))

@@ -3,14 +3,13 @@
 // A sample has components, each a row of one dtype; its record holds them one after the other: numbers as they lie in
 // memory, and for each string its length (uint32) and its bytes. A lookup copies every row once, from where the store
 // has it to where the batch will have it.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
 
 #include "cache/store.h"
+#include "ops/data/batch_memory.h"
 #include "ops/data/capi.h"
 
 namespace hvd_ext {
@@ -117,16 +116,6 @@ bool TakeRecord(const std::vector<Component>& components, const std::vector<TF_T
   return data == end;
 }
 
-// The memory of a large batch is new each time, and the system hands it out with a fault for every 4 KiB: that costs
-// more than the copy. Asked for huge pages it faults once for 2 MiB. It is a hint, and its failure changes nothing.
-void AskForHugePages(const TF_Tensor* tensor) {
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(TF_TensorData(tensor));
-  const uintptr_t first = (begin + kHuge - 1) / kHuge * kHuge,
-                  end = (begin + TF_TensorByteSize(tensor)) / kHuge * kHuge;
-  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-}
-
 void ClearRow(const std::vector<Component>& components, const std::vector<TF_Tensor*>& batch, int64_t row) {
   for (size_t i = 0; i < components.size(); ++i) {  // strings are empty from the beginning
     const int64_t size = components[i].strings() ? 0 : components[i].nbytes();
@@ -156,8 +145,11 @@ void RunLookup(void* made, TF_OpKernelContext* context) {
   const int64_t* numbers = DataOf<const int64_t>(given);
   std::vector<TF_Tensor*> batch;
   for (size_t i = 0; i < components.size(); ++i) {
-    batch.push_back(run.Output(static_cast<int>(i), components[i].dtype, {n, components[i].elements}));
-    if (run.ok() && !components[i].strings()) AskForHugePages(batch.back());
+    const int output = static_cast<int>(i);
+    const std::initializer_list<int64_t> dims = {n, components[i].elements};
+    batch.push_back(!components[i].strings() && n * components[i].nbytes() >= kLeastRecycled
+                        ? run.Output(output, NewBatch(components[i].dtype, dims))
+                        : run.Output(output, components[i].dtype, dims));
   }
   if (!run.ok()) return;
 

@@ -89,6 +89,14 @@ TF_Tensor* Run::Output(int index, TF_DataType dtype, std::initializer_list<int64
   return ok() ? tensor : nullptr;
 }
 
+TF_Tensor* Run::Output(int index, TensorPointer tensor) {
+  if (tensor == nullptr) Fail(TF_RESOURCE_EXHAUSTED, "there is no memory for output " + std::to_string(index));
+  if (ok()) TF_SetOutput(context_, index, tensor.get(), status_.get());
+  if (!ok()) return nullptr;
+  held_.push_back(std::move(tensor));
+  return held_.back().get();
+}
+
 void Run::Output(int index, const std::vector<int64_t>& numbers) {
   TF_Tensor* tensor = Output(index, TF_INT64, {static_cast<int64_t>(numbers.size())});
   if (tensor == nullptr || numbers.empty()) return;

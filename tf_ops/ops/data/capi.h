@@ -55,6 +55,8 @@ class Run {
   const TF_TString* StringScalar(int index, const char* name);
   // A new output, whose memory is not set unless it holds strings, which are empty.
   TF_Tensor* Output(int index, TF_DataType dtype, std::initializer_list<int64_t> dims);
+  // An output that is there already; null fails, for want of memory.
+  TF_Tensor* Output(int index, TensorPointer tensor);
   // A new output with these numbers.
   void Output(int index, const std::vector<int64_t>& numbers);
 
