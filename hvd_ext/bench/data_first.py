@@ -33,7 +33,7 @@ def measure(task: Task, tell: Tell) -> None:
         kept = task.path(f"{way}-{turn}")
         if way == OURS:
             cache = ours(sources.folder(folder, "*.jpg"), load, room(count, 3 * SIDE * SIDE))
-            data = cache.dataset(batch_size=BATCH, seed=turn)
+            data = cache.dataset(batch_size=BATCH, shuffle=True, seed=turn)
         else:
             data = photographs(way, paths, load, BATCH, kept, tf.io.read_file)
         cpu_s, wall_s, seen = spent(lambda: sum(len(batch) for batch in data))

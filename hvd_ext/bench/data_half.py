@@ -30,7 +30,7 @@ def measure(task: Task, tell: Tell) -> None:
 
     data_bytes = count * (numbered.nbytes + 4)
     cache = ours(np.arange(count), load, data_bytes // 2)
-    data = cache.dataset(batch_size=BATCH, seed=1)
+    data = cache.dataset(batch_size=BATCH, shuffle=True, seed=1)
     facts = {"sample_bytes": numbered.nbytes + 4, "batch": BATCH, "count": count, "memory_bytes": data_bytes // 2}
     for epoch in range(task.repetitions + 1):
         before, wrong = loaded[0], ""

@@ -126,7 +126,7 @@ class Makers:
         room_bytes = room(self._count, self._numbered.nbytes + 4)
         cache = ours(np.arange(self._count), self._numbered.load, room_bytes)
         self._open.append(cache)
-        return Contestant(OURS, cache.dataset(batch_size=BATCH, seed=1).__iter__, self._passes)
+        return Contestant(OURS, cache.dataset(batch_size=BATCH, shuffle=True, seed=1).__iter__, self._passes)
 
     def _orders(self) -> Iterator[NDArray[Any]]:
         random = np.random.default_rng(1)

@@ -53,7 +53,7 @@ def _memory(task: Task, count: int, tell: Tell) -> None:
         pass
     before = private_bytes()
     cache = ours(records, lambda record: record, room(count, 16))
-    data = cache.dataset(batch_size=BATCH, seed=1)
+    data = cache.dataset(batch_size=BATCH, shuffle=True, seed=1)
     facts = {"sample_bytes": 16, "batch": BATCH, "count": count}
     for epoch in range(task.repetitions + 1):
         total, wrong = 0, ""
@@ -121,7 +121,7 @@ def _going_on(task: Task, count: int, steps: int, tell: Tell) -> None:
         return tf.fill((SIDE, SIDE, 3), value), tf.cast(value, tf.float32)
 
     cache = ours(np.arange(count), load, LITTLE_ROOM)
-    data = cache.dataset(batch_size=BATCH, seed=1)
+    data = cache.dataset(batch_size=BATCH, shuffle=True, seed=1)
     folder, without = task.path("checkpoint"), task.path("without")
 
     def kept(where: Path, resume: bool) -> Any:

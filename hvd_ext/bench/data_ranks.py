@@ -25,6 +25,14 @@ def measure(task: Task, tell: Tell) -> None:
     import hvd_ext as hvd
 
     hvd.init()
+    run(task, tell)
+    hvd.shutdown()
+
+
+def run(task: Task, tell: Tell) -> None:
+    """Do it in a job that has begun."""
+    import hvd_ext as hvd
+
     (way,) = task.contestants
     numbered, count = Numbered(SIDE, POOL), task.count(SAMPLES, BATCH * task.facts["ranks"])
     data, cache = data_of(way, numbered, count, hvd.rank(), hvd.size())
@@ -42,7 +50,6 @@ def measure(task: Task, tell: Tell) -> None:
             tell("summed PSS", way, MEMORY, [sum(one for one, _ in everyone)], **facts, wrong=fault)
     if cache is not None:
         cache.close()
-    hvd.shutdown()
 
 
 def data_of(way: str, numbered: Numbered, count: int, rank: int, size: int) -> tuple[tf.data.Dataset, Any]:
@@ -51,7 +58,7 @@ def data_of(way: str, numbered: Numbered, count: int, rank: int, size: int) -> t
 
     if way == OURS:
         cache = ours(np.arange(count), numbered.load, room(count, numbered.nbytes + 4))
-        return cache.dataset(batch_size=BATCH, seed=1), cache
+        return cache.dataset(batch_size=BATCH, shuffle=True, seed=1), cache
     if way == NOTHING:
         batch = (numbered.pictures(np.zeros(BATCH, np.int64)), np.zeros(BATCH, np.int32))
         return tf.data.Dataset.from_tensors(batch).repeat(count // size // BATCH).prefetch(2), None

@@ -56,7 +56,7 @@ def measure(task: Task, tell: Tell) -> None:
             # the name of kept memory is one of the whole machine
             name = f"bench-{task.path().name}" if disk is None else "bench-second"
             cache = ours(np.array(paths), load, memory, disk, keep=disk is None, name=name)
-            data = cache.dataset(batch_size=BATCH, seed=turn)
+            data = cache.dataset(batch_size=BATCH, shuffle=True, seed=turn)
         else:
             data = photographs(way, paths, lambda contents: decoded(contents, SIDE), BATCH, task.path(way), read)
         batches = iter(data)

@@ -75,6 +75,14 @@ def measure(task: Task, tell: Tell) -> None:
     import hvd_ext as hvd
 
     hvd.init()
+    run(task, tell)
+    hvd.shutdown()
+
+
+def run(task: Task, tell: Tell) -> None:
+    """Do it in a job that has begun."""
+    import hvd_ext as hvd
+
     rank, size = hvd.rank(), hvd.size()
     steps = task.count(STEPS, 1)
     epochs = task.count(EPOCHS, 1)
@@ -124,7 +132,6 @@ def measure(task: Task, tell: Tell) -> None:
             if epochs > 1:
                 tell(place, way, LATER_WAIT, [float(np.mean(one[1:])) - alone_s for one, alone_s in pairs], **facts)
             tell(place, way, TRAINING, [steps * sum(one) for one in turns], **facts)
-    hvd.shutdown()
 
 
 class Ways:
@@ -144,7 +151,7 @@ class Ways:
         if way == OURS:
             memory = room(len(self._paths), 3 * SIDE * SIDE)
             cache = ours(np.array(self._paths), lambda path: decoded(self._read(path), SIDE), memory)
-            return cache.dataset(batch_size=BATCH, seed=turn), cache.close
+            return cache.dataset(batch_size=BATCH, shuffle=True, seed=turn), cache.close
         mine = self._paths[self._rank :: self._size]
         folder = self._task.path(f"slow-{way}-{turn}-{self._rank}")
         data = photographs(way, mine, lambda contents: decoded(contents, SIDE), BATCH, folder, self._read)

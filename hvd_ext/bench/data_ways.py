@@ -23,7 +23,7 @@ def ours(
     """Open a cache of ours.
 
     Args:
-        source: array whose rows `load` takes, or a source of `hvd_ext.data`.
+        source: an array, a nest of arrays, or a source of `hvd_ext.data`.
         load: makes a sample.
         nbytes: the most memory.
         disk: a folder; None for memory alone.
@@ -33,7 +33,7 @@ def ours(
     import hvd_ext as hvd
 
     name = name or f"bench-{next(_numbers)}"
-    return hvd.DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep)
+    return hvd.DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep, progress=False)
 
 
 def room(count: int, sample_bytes: int) -> int:
