@@ -162,7 +162,9 @@ def splits_of(folder: Path) -> tuple[Split, Split]:
     found = []
     for split in ("train", "test"):
         names = sorted(path.name for path in (folder / split).glob("*") if path.is_dir())
-        places = [(path, label) for label, name in enumerate(names) for path in sorted((folder / split / name).glob("*"))]
+        places = [
+            (path, label) for label, name in enumerate(names) for path in sorted((folder / split / name).glob("*"))
+        ]
         if not places:
             raise InvalidError(
                 f"images ({folder}): must be an image set: python examples/make_images.py --output {folder}"
@@ -228,7 +230,9 @@ def trained(train: Pipeline, test: Pipeline, epochs: int, seed: int) -> float:
     data = train.dataset(seed)
     model = network(seed, epochs * int(data.cardinality()))
     model.fit(data, epochs=epochs, verbose=0)
-    return float(model.evaluate(test.dataset(0, train=False), verbose=0, return_dict=True)["sparse_categorical_accuracy"])
+    return float(
+        model.evaluate(test.dataset(0, train=False), verbose=0, return_dict=True)["sparse_categorical_accuracy"]
+    )
 
 
 def prepared_s(train: Pipeline) -> float:

@@ -19,7 +19,7 @@ def measure(task: Task, tell: Tell) -> None:
     """Read all photographs once with each contestant in turn, each time into an empty cache."""
     import tensorflow as tf
 
-    from hvd_ext import data as sources
+    from hvd_ext.data.sources import folder as pictures_of
 
     count = task.count(PHOTOGRAPHS, BATCH)
     folder = task.path("photographs")
@@ -32,7 +32,7 @@ def measure(task: Task, tell: Tell) -> None:
     def epoch(way: str, turn: int) -> tuple[float, float]:
         kept = task.path(f"{way}-{turn}")
         if way == OURS:
-            cache = ours(sources.folder(folder, "*.jpg"), load, room(count, 3 * SIDE * SIDE))
+            cache = ours(pictures_of(folder, "*.jpg", labels=False), load, room(count, 3 * SIDE * SIDE))
             data = cache.dataset(batch_size=BATCH, shuffle=True, seed=turn)
         else:
             data = photographs(way, paths, load, BATCH, kept, tf.io.read_file)

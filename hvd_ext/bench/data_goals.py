@@ -9,7 +9,7 @@ from typing import Any
 
 OURS = "datacache"
 # What is measured: in words, and the unit of the figures.
-CPU = "CPU per sample"
+CPU, START = "CPU per sample", "CPU until the first batch"
 MEMORY = "memory beside the job"
 SOURCE_BYTES, DECODED, FIRST_BATCH = "bytes from the source", "samples decoded", "first batch"
 HITS = "hits"
@@ -17,6 +17,7 @@ FIRST_WAIT, LATER_WAIT, TRAINING = "wait per step, epoch 1", "wait per step, lat
 PRIVATE, STATE, SAVE, RESTORE, SKIP = "private memory", "state", "save", "restore", "skip 1,000 steps"
 UNITS = {
     CPU: "s",
+    START: "s",
     MEMORY: "bytes",
     SOURCE_BYTES: "bytes",
     DECODED: "samples",

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ext.bench.data_goals import CPU, OURS
+from hvd_ext.bench.data_goals import CPU, OURS, START
 from hvd_ext.bench.data_memory import spent
 from hvd_ext.bench.data_pictures import HEIGHT, WIDTH, Numbered, decoded, write_pictures
 from hvd_ext.bench.data_ways import ours, room, theirs
 from hvd_ext.bench.data_worker import Task, Tell
 from hvd_ext.bench.jobs import rotated
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 BATCH = 128
 # By the side of a picture: how many samples, and epochs of a turn. Together they do not fit into a processor's cache.
 SAMPLES = {32: (40_960, 2), 96: (16_384, 3), 224: (3_072, 5)}
-DECODED = 256  # samples of a turn of decoding, which takes a hundred times as long as the others
+DECODED = 384  # samples of a turn of decoding, which takes a hundred times as long as the others
 WRITTEN_AT_ONCE = 1024
 
-# An epoch: batches of pictures and labels.
-Epoch = Callable[[], Iterator[tuple[Any, Any]]]
+# So many epochs, one after the other, as batches of pictures and labels.
+Epochs = Callable[[int], Iterator[tuple[Any, Any]]]
 
 
 class Contestant:
@@ -34,24 +38,30 @@ class Contestant:
 
     Attributes:
         name: a key of `data.NAMES`.
-        epoch: gives the batches of an epoch.
+        epochs: gives the batches of so many epochs.
         passes: epochs of a turn.
         whole: whether an epoch has every sample once, and the same ones each time; else only what a batch holds is
             checked.
     """
 
-    def __init__(self, name: str, epoch: Epoch, passes: int, whole: bool = True) -> None:
-        self.name, self.epoch, self.passes, self.whole = name, epoch, passes, whole
-        self.turns = 0
+    def __init__(self, name: str, epochs: Epochs, passes: int, whole: bool = True) -> None:
+        self.name, self.epochs, self.passes, self.whole = name, epochs, passes, whole
 
-    def turn(self) -> tuple[float, float]:
-        """Take a turn; give the seconds of the processor and of the clock, per sample."""
+    def turn(self) -> tuple[float, float, float]:
+        """Take a turn.
 
-        def read() -> int:
-            return sum(len(labels) for _ in range(self.passes) for _, labels in self.epoch())
+        Returns:
+            The seconds of the processor until the first batch is there, once for all epochs of the turn; those of all
+            other batches, per sample; and the seconds of the clock of these.
+        """
+        start_s, _, batches = spent(lambda: self._begun())
+        cpu_s, wall_s, count = spent(lambda: sum(len(labels) for _, labels in batches))
+        return start_s, cpu_s / count, wall_s / count
 
-        cpu_s, wall_s, count = spent(read)
-        return cpu_s / count, wall_s / count
+    def _begun(self) -> Iterator[tuple[Any, Any]]:
+        batches = self.epochs(self.passes)
+        next(batches)
+        return batches
 
 
 def measure(task: Task, tell: Tell) -> None:
@@ -63,15 +73,16 @@ def measure(task: Task, tell: Tell) -> None:
     contestants = [makers.make(name) for name in task.contestants]
     faults = {one.name: fault_of(one, numbered, count) for one in contestants}
     place = f"{numbered.nbytes / 1000:.1f} kB"
-    found: dict[str, list[tuple[float, float]]] = {one.name: [] for one in contestants}
+    found: dict[str, list[tuple[float, float, float]]] = {one.name: [] for one in contestants}
     for repetition in range(task.repetitions):
         for one in rotated(contestants, repetition):
             found[one.name].append(one.turn())
             tell(place, one.name, CPU, [])  # a sign of life
     for one in contestants:
-        cpu_s, wall_s = zip(*found[one.name], strict=True)
+        start_s, cpu_s, wall_s = zip(*found[one.name], strict=True)
         facts = {"sample_bytes": numbered.nbytes, "batch": BATCH, "count": count, "wrong": faults[one.name]}
         tell(place, one.name, CPU, cpu_s, wall_samples=wall_s, wall_median=statistics.median(wall_s), **facts)
+        tell(place, one.name, START, start_s, **facts)
     makers.close()
 
 
@@ -79,13 +90,17 @@ def fault_of(contestant: Contestant, numbered: Numbered, count: int) -> str:
     """Read two epochs; say what is wrong with them, "" if nothing is."""
     for _ in range(2):
         seen: list[NDArray[Any]] = []
-        for pictures, labels in contestant.epoch():
+        for pictures, labels in contestant.epochs(1):
             if contestant.whole and (fault := numbered.fault(pictures, labels)):
                 return fault
             seen.append(np.array(labels))
         if contestant.whole and not np.array_equal(np.sort(np.concatenate(seen)), np.arange(count)):
             return "an epoch does not have every sample once"
     return ""
+
+
+def _repeated(data: tf.data.Dataset) -> Epochs:
+    return lambda passes: iter(data.repeat(passes))
 
 
 class Makers:
@@ -115,7 +130,8 @@ class Makers:
 
         samples = tf.data.Dataset.range(self._count).map(self._numbered.load, num_parallel_calls=tf.data.AUTOTUNE)
         kept = theirs(name, samples, self._folder)
-        return Contestant(name, kept.shuffle(self._count).batch(BATCH, drop_remainder=True).__iter__, self._passes)
+        data = kept.shuffle(self._count).batch(BATCH, drop_remainder=True)
+        return Contestant(name, _repeated(data), self._passes)
 
     def close(self) -> None:
         """Give back what the contestants hold."""
@@ -126,12 +142,14 @@ class Makers:
         room_bytes = room(self._count, self._numbered.nbytes + 4)
         cache = ours(np.arange(self._count), self._numbered.load, room_bytes)
         self._open.append(cache)
-        return Contestant(OURS, cache.dataset(batch_size=BATCH, shuffle=True, seed=1).__iter__, self._passes)
+        return Contestant(OURS, _repeated(cache.dataset(batch_size=BATCH, shuffle=True, seed=1)), self._passes)
 
-    def _orders(self) -> Iterator[NDArray[Any]]:
+    def _numbers(self) -> Callable[[int], Iterator[NDArray[Any]]]:
+        """Make a function that gives the numbers of the batches of so many epochs, each in an order of its own."""
         random = np.random.default_rng(1)
-        while True:
-            yield random.permutation(self._count).reshape(-1, BATCH)
+        return lambda passes: itertools.chain.from_iterable(
+            random.permutation(self._count).reshape(-1, BATCH) for _ in range(passes)
+        )
 
     def _memcpy(self) -> Contestant:
         """The yardstick: samples lie in shared memory, and a batch in memory that is used again."""
@@ -144,15 +162,15 @@ class Makers:
         for begin in range(0, self._count, WRITTEN_AT_ONCE):
             numbers = np.arange(begin, min(begin + WRITTEN_AT_ONCE, self._count))
             samples[numbers[0] : numbers[-1] + 1] = self._numbered.pictures(numbers).reshape(len(numbers), -1)
-        batch, orders = np.zeros((BATCH, nbytes), np.uint8), self._orders()
+        batch, ordered = np.zeros((BATCH, nbytes), np.uint8), self._numbers()
         shaped = batch.reshape(BATCH, self._numbered.side, self._numbered.side, 3)
 
-        def epoch() -> Iterator[tuple[Any, Any]]:
-            for numbers in next(orders):
+        def epochs(passes: int) -> Iterator[tuple[Any, Any]]:
+            for numbers in ordered(passes):
                 np.take(samples, numbers, 0, out=batch, mode="clip")  # any other mode copies once more
                 yield shaped, numbers
 
-        return Contestant("memcpy", epoch, self._passes)
+        return Contestant("memcpy", epochs, self._passes)
 
     def _file(self) -> Path:
         """Give a file with all pictures, one after the other."""
@@ -169,13 +187,13 @@ class Makers:
         return np.memmap(self._file(), np.uint8, "r", shape=(self._count, side, side, 3))
 
     def _memmap(self) -> Contestant:
-        samples, orders = self._mapped(), self._orders()
+        samples, ordered = self._mapped(), self._numbers()
 
-        def epoch() -> Iterator[tuple[Any, Any]]:
-            for numbers in next(orders):
+        def epochs(passes: int) -> Iterator[tuple[Any, Any]]:
+            for numbers in ordered(passes):
                 yield samples.take(numbers, 0), numbers
 
-        return Contestant("memmap", epoch, self._passes)
+        return Contestant("memmap", epochs, self._passes)
 
     def _decode(self) -> Contestant:
         import tensorflow as tf
@@ -186,7 +204,7 @@ class Makers:
         paths = write_pictures(self._folder / "jpeg", count, height, width)
         data = tf.data.Dataset.from_tensor_slices((paths, tf.range(count))).shuffle(count)
         data = data.map(lambda path, label: (decoded(tf.io.read_file(path), side), label), tf.data.AUTOTUNE)
-        return Contestant("decode", data.batch(BATCH).__iter__, 1, whole=False)
+        return Contestant("decode", _repeated(data.batch(BATCH)), 1, whole=False)
 
     def _grain(self) -> Contestant:
         from hvd_ext.bench.data_peers import grain_epochs

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Epoch = Callable[[], Iterator[tuple[Any, Any]]]
+Epochs = Callable[[int], Iterator[tuple[Any, Any]]]
 
 
 class _Rows:
@@ -24,20 +24,21 @@ class _Rows:
         return self._rows[number], np.int32(number)
 
 
-def grain_epochs(rows: Any, batch: int) -> Epoch:
+def grain_epochs(rows: Any, batch: int) -> Epochs:
     """Read an array with Grain, in this process, with the number of threads that it has by itself."""
     import grain
 
     seeds = iter(range(1 << 30))
 
-    def epoch() -> Iterator[tuple[Any, Any]]:
-        shuffled = grain.MapDataset.source(_Rows(rows)).shuffle(seed=next(seeds))
-        yield from shuffled.batch(batch, drop_remainder=True).to_iter_dataset()
+    def epochs(passes: int) -> Iterator[tuple[Any, Any]]:
+        for _ in range(passes):
+            shuffled = grain.MapDataset.source(_Rows(rows)).shuffle(seed=next(seeds))
+            yield from shuffled.batch(batch, drop_remainder=True).to_iter_dataset()
 
-    return epoch
+    return epochs
 
 
-def streaming_epochs(samples: Iterable[Any], folder: Path, batch: int) -> Epoch:
+def streaming_epochs(samples: Iterable[Any], folder: Path, batch: int) -> Epochs:
     """Write shards of MosaicML Streaming, and read them with its own loader, in this process."""
     from streaming import MDSWriter, StreamingDataset
     from torch.utils.data import DataLoader
@@ -48,8 +49,9 @@ def streaming_epochs(samples: Iterable[Any], folder: Path, batch: int) -> Epoch:
     data = StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=1, batch_size=batch)
     loader = DataLoader(data, batch_size=batch)
 
-    def epoch() -> Iterator[tuple[Any, Any]]:
-        for found in loader:
-            yield found["picture"].numpy(), found["label"].numpy()
+    def epochs(passes: int) -> Iterator[tuple[Any, Any]]:
+        for _ in range(passes):
+            for found in loader:
+                yield found["picture"].numpy(), found["label"].numpy()
 
-    return epoch
+    return epochs

@@ -30,10 +30,10 @@ def ours(
         keep: whether the memory stays for the next job.
         name: of the cache; "" for one that this process has not had yet.
     """
-    import hvd_ext as hvd
+    from hvd_ext.data.cache import DataCache
 
     name = name or f"bench-{next(_numbers)}"
-    return hvd.DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep, progress=False)
+    return DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep, progress=False)
 
 
 def room(count: int, sample_bytes: int) -> int:
