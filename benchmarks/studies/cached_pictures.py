@@ -162,9 +162,8 @@ def splits_of(folder: Path) -> tuple[Split, Split]:
     found = []
     for split in ("train", "test"):
         names = sorted(path.name for path in (folder / split).glob("*") if path.is_dir())
-        places = [
-            (path, label) for label, name in enumerate(names) for path in sorted((folder / split / name).glob("*"))
-        ]
+        folders = [(folder / split / name, label) for label, name in enumerate(names)]
+        places = [(path, label) for where, label in folders for path in sorted(where.glob("*.jpg"))]
         if not places:
             raise InvalidError(
                 f"images ({folder}): must be an image set: python examples/make_images.py --output {folder}"

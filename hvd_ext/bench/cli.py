@@ -410,16 +410,16 @@ def data(
     parts: Annotated[
         str,
         typer.Option(
-            help="With commas; hits: samples that were read before; ranks: memory of four ranks; first: the first epoch; "
-            "second: a second job; half: room for half of the data; slow: training from a slow source on a rehearsed "
-            "cluster; many: 1.28 million samples."
+            help="With commas; hits: samples that were read before; ranks: memory of four ranks; first: the first "
+            "epoch; second: a second job; half: room for half of the data; slow: training from a slow source on a "
+            "rehearsed cluster; many: 1.28 million samples."
         ),
     ] = "hits,ranks,first,second,half,slow,many",
     contestants: Annotated[
         str | None,
         typer.Option(
-            help="Of datacache, datacache-disk, datacache-keep, memcpy, cache, cache-part, cache-file, snapshot, memmap, "
-            "decode, grain, streaming, shuffle; those of each part without it."
+            help="Of datacache, datacache-disk, datacache-keep, memcpy, cache, cache-part, cache-file, snapshot, "
+            "memmap, decode, grain, streaming, shuffle; those of each part without it."
         ),
     ] = None,
     repetitions: Annotated[int, typer.Option(metavar="N", help="Samples of a figure.")] = 5,

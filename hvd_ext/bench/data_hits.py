@@ -52,10 +52,13 @@ class Contestant:
 
         Returns:
             The seconds of the processor until the first batch is there, once for all epochs of the turn; those of all
-            other batches, per sample; and the seconds of the clock of these.
+            other batches, per sample; and the seconds of the clock of these. Of a contestant whose epochs are short all
+            batches count, because others are made while the first one is.
         """
-        start_s, _, batches = spent(lambda: self._begun())
+        start_s, began_s, batches = spent(self._begun)
         cpu_s, wall_s, count = spent(lambda: sum(len(labels) for _, labels in batches))
+        if not self.whole:
+            cpu_s, wall_s, count = cpu_s + start_s, wall_s + began_s, count + BATCH
         return start_s, cpu_s / count, wall_s / count
 
     def _begun(self) -> Iterator[tuple[Any, Any]]:
