@@ -1,6 +1,7 @@
 """Data for several ranks: each rank's part with equally many steps, in an order that training can go on in anywhere.
 
-`shard` divides data. The package loads its modules, and TensorFlow, when a name of it is used first.
+`shard` divides data. `hvd_ext.DataCache` and `cached` load samples once on each host; `folder`, `tfrecord` and `tar`
+are what it loads them from. The package loads its modules, and TensorFlow, when a name of it is used first.
 """
 
 from __future__ import annotations
@@ -9,12 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_ext.data.cached import cached as cached
     from hvd_ext.data.sharding import shard as shard
+    from hvd_ext.data.sources import folder as folder, tar as tar, tfrecord as tfrecord
 
 # public name -> the module that has it
-_NAMES = {"shard": "hvd_ext.data.sharding"}
+_NAMES = {
+    "cached": "hvd_ext.data.cached",
+    "folder": "hvd_ext.data.sources",
+    "shard": "hvd_ext.data.sharding",
+    "tar": "hvd_ext.data.sources",
+    "tfrecord": "hvd_ext.data.sources",
+}
 
-__all__ = ["shard"]
+__all__ = ["cached", "folder", "shard", "tar", "tfrecord"]
 
 
 def __getattr__(name: str) -> Any:

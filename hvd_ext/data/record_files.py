@@ -262,6 +262,8 @@ def tar_members(path: str) -> Iterator[Member]:
                     yield Member(name or _own_name(head), data, length)
                 name, size = "", -1
             at = data + -(-length // _BLOCK) * _BLOCK
+        if at > end:
+            raise InvalidError(f"tar ({path}): it is torn: it ends at byte {end:,}, within a block; write it again")
 
 
 def _checked_length(path: str, head: bytes, at: int) -> int:
