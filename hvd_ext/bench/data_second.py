@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvd_ext.bench.data_goals import DECODED, FIRST_BATCH, OURS, SOURCE_BYTES
+from hvd_ext.bench.data_goals import DECODED, FIRST_BATCH, OURS, SOURCE_BYTES, START
 from hvd_ext.bench.data_pictures import decoded, write_pictures
 from hvd_ext.bench.data_ways import ours, photographs, room
 from hvd_ext.bench.data_worker import Task, Tell
@@ -49,7 +49,7 @@ def measure(task: Task, tell: Tell) -> None:
         def load(path: tf.Tensor, read: Any = read) -> tf.Tensor:
             return decoded(read(path), SIDE)
 
-        begin, cache = time.perf_counter(), None
+        begin, cpu, cache = time.perf_counter(), time.process_time(), None
         if way.startswith(OURS):
             disk = task.path("disk") if way == "datacache-disk" else None
             memory = room(count, 3 * SIDE * SIDE)
@@ -61,11 +61,12 @@ def measure(task: Task, tell: Tell) -> None:
             data = photographs(way, paths, lambda contents: decoded(contents, SIDE), BATCH, task.path(way), read)
         batches = iter(data)
         seen = len(next(batches))
-        first_s = time.perf_counter() - begin
+        first_s, first_cpu_s = time.perf_counter() - begin, time.process_time() - cpu
         seen += sum(len(batch) for batch in batches)
         if not fill:
             wrong = "" if seen == count else f"{seen} samples in an epoch, must be {count}"
             tell("photographs", way, FIRST_BATCH, [first_s], **facts, wrong=wrong)
+            tell("photographs", way, START, [first_cpu_s], **facts)
             tell("photographs", way, SOURCE_BYTES, [source.bytes], **facts)
             tell("photographs", way, DECODED, [source.files], **facts)
         if cache is not None:
