@@ -28,6 +28,8 @@ BATCH = 128
 SAMPLES = {32: (40_960, 2), 96: (16_384, 3), 224: (3_072, 5)}
 DECODED = 384  # samples of a turn of decoding, which takes a hundred times as long as the others
 WRITTEN_AT_ONCE = 1024
+# They take ten times as long as the others, or more, so that one epoch of a turn is enough.
+SLOW = ("cache-file", "snapshot")
 
 # So many epochs, one after the other, as batches of pictures and labels.
 Epochs = Callable[[int], Iterator[tuple[Any, Any]]]
@@ -134,7 +136,7 @@ class Makers:
         samples = tf.data.Dataset.range(self._count).map(self._numbered.load, num_parallel_calls=tf.data.AUTOTUNE)
         kept = theirs(name, samples, self._folder)
         data = kept.shuffle(self._count).batch(BATCH, drop_remainder=True)
-        return Contestant(name, _repeated(data), self._passes)
+        return Contestant(name, _repeated(data), 1 if name in SLOW else self._passes)
 
     def close(self) -> None:
         """Give back what the contestants hold."""
@@ -212,10 +214,10 @@ class Makers:
     def _grain(self) -> Contestant:
         from hvd_ext.bench.data_peers import grain_epochs
 
-        return Contestant("grain", grain_epochs(self._mapped(), BATCH), self._passes)
+        return Contestant("grain", grain_epochs(self._mapped(), BATCH), 1)
 
     def _streaming(self) -> Contestant:
         from hvd_ext.bench.data_peers import streaming_epochs
 
         samples = (self._numbered.pictures([number])[0] for number in range(self._count))
-        return Contestant("streaming", streaming_epochs(samples, self._folder / "mds", BATCH), self._passes)
+        return Contestant("streaming", streaming_epochs(samples, self._folder / "mds", BATCH), 1)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def write_pictures(folder: Path, count: int, height: int = HEIGHT, width: int = 
 
     Args:
         folder: made if it is not there.
-        count: how many; the same ones in every call.
+        count: how many; the same ones in every call. Behind the first `POOL` they come again, in files of their own.
         height: pixels.
         width: pixels.
 
@@ -41,17 +41,28 @@ def write_pictures(folder: Path, count: int, height: int = HEIGHT, width: int = 
     noise = random.normal(0, 6, (2 * height, 2 * width, 3)).astype(np.float32)
     paths = [folder / f"{number:06d}.jpg" for number in range(count)]
     with tf.device("CPU:0"):
-        for path in paths:
+        for number, path in enumerate(paths):
+            if number >= POOL:
+                _write(path, lambda number=number: paths[number % POOL].read_bytes())
+                continue
             spots = random.integers(0, 256, (height // GRAIN + 2, width // GRAIN + 2, 3)).astype(np.float32)
             y, x = (int(random.integers(0, most)) for most in (height, width))
-            if path.exists():
-                continue
-            smooth = tf.image.resize(spots, (height, width), "bilinear")
-            picture = tf.cast(tf.clip_by_value(smooth + noise[y : y + height, x : x + width], 0, 255), tf.uint8)
-            half = path.with_suffix(".part")
-            half.write_bytes(tf.io.encode_jpeg(picture, quality=QUALITY).numpy())
-            half.replace(path)
+
+            def drawn(spots: Any = spots, part: Any = noise[y : y + height, x : x + width]) -> bytes:
+                smooth = tf.image.resize(spots, (height, width), "bilinear")
+                picture = tf.cast(tf.clip_by_value(smooth + part, 0, 255), tf.uint8)
+                return bytes(tf.io.encode_jpeg(picture, quality=QUALITY).numpy())
+
+            _write(path, drawn)
     return [str(path) for path in paths]
+
+
+def _write(path: Path, contents: Callable[[], bytes]) -> None:
+    """Write a file, whole or not at all, if it is not there."""
+    if not path.exists():
+        half = path.with_suffix(".part")
+        half.write_bytes(contents())
+        half.replace(path)
 
 
 def decoded(contents: Any, side: int) -> Any:
