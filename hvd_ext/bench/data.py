@@ -18,6 +18,7 @@ from typing import Any
 
 from hvd_ext.bench.data_goals import OURS, UNITS, judged
 from hvd_ext.bench.data_ranks import NOTHING, beside_nothing
+from hvd_ext.bench.data_second import clear_kept
 from hvd_ext.bench.data_worker import Task
 from hvd_ext.bench.jobs import events_of
 from hvd_ext.bench.sampling import EVENTS, Follower
@@ -195,9 +196,12 @@ def _told(task: Task, timeout_s: float, notes: list[str]) -> Iterator[tuple[str,
             one = dataclasses.replace(_with(task, ranks=RANKS), contestants=(name,))
             yield from _of_job(one, timeout_s, name, mpirun(RANKS, _command(one)), job_environment())
     elif task.part == "second":
-        yield from _of_process(_with(task, fill=True), timeout_s, "first job")
-        for turn in range(task.repetitions):
-            yield from _of_process(_with(task, turn=turn), timeout_s, f"job {turn + 2}")
+        try:
+            yield from _of_process(_with(task, fill=True), timeout_s, "first job")
+            for turn in range(task.repetitions):
+                yield from _of_process(_with(task, turn=turn), timeout_s, f"job {turn + 2}")
+        finally:
+            clear_kept(task)
     elif task.part == "slow":
         yield from _slow(task, timeout_s, notes)
     else:

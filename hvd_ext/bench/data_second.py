@@ -53,8 +53,7 @@ def measure(task: Task, tell: Tell) -> None:
         if way.startswith(OURS):
             disk = task.path("disk") if way == "datacache-disk" else None
             memory = room(count, 3 * SIDE * SIDE)
-            # the name of kept memory is one of the whole machine
-            name = f"bench-{task.path().name}" if disk is None else "bench-second"
+            name = kept_name(task) if disk is None else "bench-second"
             cache = ours(np.array(paths), load, memory, disk, keep=disk is None, name=name)
             data = cache.dataset(batch_size=BATCH, shuffle=True, seed=turn)
         else:
@@ -70,6 +69,19 @@ def measure(task: Task, tell: Tell) -> None:
             tell("photographs", way, SOURCE_BYTES, [source.bytes], **facts)
             tell("photographs", way, DECODED, [source.files], **facts)
         if cache is not None:
-            if way == "datacache-keep" and turn == task.repetitions - 1:
-                cache.clear()
             cache.close()
+
+
+def kept_name(task: Task) -> str:
+    """Name the cache whose memory stays: it is one of the whole machine, so each benchmark has its own."""
+    return f"bench-{task.path().name[-40:].strip('._-')}"
+
+
+def clear_kept(task: Task) -> None:
+    """Delete the memory that the jobs have left to each other."""
+    # imported here, because no other part needs it where the benchmark is started
+    from hvd_ext.data import store
+
+    for found in store.in_memory():
+        if found.name == kept_name(task):
+            found.clear()

@@ -18,6 +18,7 @@ from hvd_ext.bench.data_pictures import Numbered, Source, decoded, write_picture
 from hvd_ext.bench.data_ways import theirs
 from hvd_ext.bench.data_worker import Task, teller
 from hvd_ext.bench.sampling import EVENTS, Follower
+from hvd_ext.data import store
 
 SCALE = 1 / 4096  # as few samples as can be
 
@@ -139,10 +140,14 @@ def test_the_first_epoch_is_measured_with_an_empty_cache_each_time(tmp_path: Pat
 
 
 def test_the_second_job_counts_what_it_reads(tmp_path: Path, small: None) -> None:
-    names = ("datacache-disk", "cache-file", "decode")
+    names = ("datacache-disk", "datacache-keep", "cache-file", "decode")
+    kept = data_second.kept_name(Task("second", str(tmp_path)))
     measured(data_second, Task("second", str(tmp_path), SCALE, 1, names, {"fill": True}))
+    assert [one.name for one in store.in_memory()].count(kept) == 1
     found = measured(data_second, Task("second", str(tmp_path), SCALE, 1, names, {"turn": 0}))
-    assert {name: found[name, DECODED] for name in names} == {"datacache-disk": [0], "cache-file": [0], "decode": [8]}
+    data_second.clear_kept(Task("second", str(tmp_path)))
+    assert [one.name for one in store.in_memory()].count(kept) == 0
+    assert {name: found[name, DECODED] for name in names} == {**dict.fromkeys(names, [0]), "decode": [8]}
     assert found["datacache-disk", SOURCE_BYTES] == [0] and found["decode", SOURCE_BYTES][0] > 8 * 500
     assert all(found[name, FIRST_BATCH][0] > 0 for name in names)
 
