@@ -146,6 +146,12 @@ def trace(context: typer.Context) -> None:
     importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")
 
 
+@app.command(context_settings=FORWARD)
+def cache(context: typer.Context) -> None:
+    """List, verify or delete what data caches have left on the disk and in memory of this host: `cache ls --help`."""
+    importlib.import_module("hvd_ext.commands.cache").app(args=context.args, prog_name="python -m hvd_ext cache")
+
+
 @app.command(context_settings={**FORWARD, "allow_interspersed_args": False})
 def cluster(context: typer.Context) -> None:
     """Rehearse a cluster of several hosts on this machine, with limited links: `cluster run --help`."""

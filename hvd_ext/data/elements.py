@@ -119,6 +119,24 @@ class Elements:
         """Give the specs of the components of some rows."""
         return [tf.TensorSpec([rows, count], dtype) for dtype, count in zip(self.dtypes, self.counts, strict=True)]
 
+    def element(self, components: Sequence[tf.Tensor]) -> Any:
+        """Make an element of its components, in a graph.
+
+        Args:
+            components: a vector for each of them.
+
+        Returns:
+            The element, a nest as `spec` has it.
+        """
+        found: list[Any] = []
+        for part in self._parts:
+            if part.fixed:
+                found.append(tf.reshape(components[part.first], part.spec.shape))
+            else:
+                texts = tuple(components[part.first + index][0] for index in range(part.count))
+                found.append(_parsed([part], [texts])[0])
+        return tf.nest.pack_sequence_as(self.spec, found)
+
     def batch(self, rows: Sequence[tf.Tensor], number: int | None) -> Any:
         """Make a batch of elements of components, in a graph.
 

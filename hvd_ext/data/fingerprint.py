@@ -165,6 +165,26 @@ class _Graph:
         )
 
 
+def of_graph(graph: Any, version: str = "") -> str:
+    """Digest a graph with one result, such as that of a data set.
+
+    Args:
+        graph: a `GraphDef` whose result goes into a node `_Retval`.
+        version: see `of_function`.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        InvalidError: see `of_function`.
+    """
+    found = _Graph({one.signature.name: one for one in graph.library.function}, version)
+    nodes = {node.name: node for node in graph.node}
+    known: dict[str, str] = {}
+    results = [found.node(node.name, nodes, known) for node in graph.node if node.op == "_Retval"]
+    return _digest("graph", results, version)
+
+
 def of_parts(*parts: Any) -> str:
     """Digest several digests and values.
 
@@ -249,7 +269,9 @@ def _python_digest(value: Any, seen: set[int]) -> str:
     own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
     call = vars(kind).get("__call__")
     state = {
-        name: one for name, one in own.items() if isinstance(one, bool | int | float | str | bytes | tuple | np.ndarray)
+        name: one
+        for name, one in own.items()
+        if isinstance(one, bool | int | float | str | bytes | tuple | np.ndarray | types.FunctionType)
     }
     words = value.__name__ if isinstance(value, type | types.ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
     return _digest("object", words, _python_digest(call, seen), _python_digest(state, seen))

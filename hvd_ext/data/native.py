@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,23 @@ def call(name: str, *arguments: object) -> None:
     code = getattr(library, name)(*arguments)
     if code:
         raise_for(code, (library.hvd_ext_cache_error() or b"").decode(errors="replace"))
+
+
+def about(path: str | os.PathLike[str]) -> About:
+    """Look at what a cache has left, without opening it.
+
+    Args:
+        path: the file `index` in a cache's folder, or the file of memory that stays.
+
+    Returns:
+        Its fingerprint and numbers.
+
+    Raises:
+        InvalidError: it is no such file, or of another version.
+    """
+    found = About()
+    call("hvd_ext_cache_about", os.fsencode(path), ctypes.byref(found))
+    return found
 
 
 @functools.cache

@@ -15,23 +15,16 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from hvd_ext import state
-from hvd_ext.errors import CheckpointError
-from hvd_ext.job import consensus, runtime
 
 if TYPE_CHECKING:
     from hvd_ext.data.steps import Steps
 
 _LOG = logging.getLogger("hvd_ext")
 
-OWNER = "place in the data"
 # The attribute by which a data set of `tf.data` names its steps.
 MARK = "_hvd_ext_steps"
 
@@ -67,151 +60,114 @@ class _Fit:
     validates: bool = False
 
 
-@dataclass
-class Place:
-    """Where the `fit` that runs stands, for all data sets of this process that have an order."""
-
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _fit: _Fit | None = None
-    _fits: int = 0
-    _restored: dict[str, dict[str, int]] = field(default_factory=dict)
-    # those of the newest `fit`, by what a checkpoint calls them
-    _trained: weakref.WeakValueDictionary[str, Steps] = field(default_factory=weakref.WeakValueDictionary)
-
-    def forget_fit(self) -> None:
-        """Note that no `fit` runs."""
-        with self._lock:
-            self._fit = None
-
-    def epoch_begins(self, callback: Any, epoch: int, first_step: int = 0) -> None:
-        """Note that an epoch of `fit` begins; see the function of this name."""
-        with self._lock:
-            if self._fit is None:
-                self._fits += 1
-                self._fit = _look(callback, self._fits)
-                self._claim(self._fit.training)
-            elif self._fit.epoch == epoch:  # another callback has told it too
-                first_step = max(first_step, self._fit.first_step)
-            self._fit.epoch, self._fit.first_step, self._fit.validates = epoch, first_step, False
-
-    def validation_begins(self) -> None:
-        """Note that the training of an epoch is over."""
-        with self._lock:
-            if self._fit is not None:
-                self._fit.validates = True
-
-    def nothing_to_skip(self) -> None:
-        """Note that all further steps are needed, whichever iterator gives them."""
-        with self._lock:
-            if self._fit is not None:
-                self._fit.first_step = 0
-
-    def begin(self, steps: Steps) -> tuple[int, int]:
-        """Tell where an iterator begins, which is about to give its first element.
-
-        Args:
-            steps: of its data set.
-
-        Returns:
-            Its first step, counted through all epochs, and the number of steps from there on that nobody needs.
-        """
-        with self._lock:
-            fit, begun, number = self._fit, steps.begun, steps.number
-            if fit is None or steps not in fit.training or (fit.validates and steps in fit.validation):
-                begun.counted += 1
-                return (begun.counted - 1) * number, 0
-            needed = fit.first_step if fit.training[steps] else 0
-            if fit.kept:
-                _begin_kept(fit, begun, number, needed)
-            else:
-                _begin_epoch(fit, begun, number, needed)
-            return begun.first, min(max(0, begun.wanted - begun.first), number)
-
-    def save(self) -> dict[str, np.ndarray]:
-        """Give what a checkpoint keeps; see `hvd_ext.state.register`."""
-        with self._lock:
-            trained = dict(self._trained)
-        return {
-            f"{name}/{what}": np.array(value) for name, steps in trained.items() for what, value in _kept(steps).items()
-        }
-
-    def load_all(self, own: dict[str, np.ndarray] | None, everyone: Any) -> None:
-        """Take what the earlier job has saved, on any number of ranks; see `hvd_ext.state.register`."""
-        if own is None:
-            own = _of_any_rank(everyone)
-        self._restored = {}
-        for key, value in own.items():
-            name, _, what = key.rpartition("/")
-            self._restored.setdefault(name, {})[what] = int(value)
-
-    def _claim(self, training: Iterable[Steps]) -> None:
-        self._trained.clear()
-        for steps in training:
-            if not steps.shared:
-                continue
-            name, index = steps.name, 1
-            while name in self._trained:
-                index += 1
-                name = f"{steps.name} {index}"
-            self._trained[name] = steps
-            saved = self._restored.pop(name, None)
-            if saved is not None:
-                _compare(steps, saved)
-                steps.parts = saved["parts"]
-
-
-_newest: weakref.ref[Place] | None = None
-
-
-def of_this_process() -> Place:
-    """Give the place, which lives as long as a data set has it; its state is part of every checkpoint."""
-    global _newest
-    place = _current()
-    if place is None:
-        place = Place()
-        _newest = weakref.ref(place)
-        state.register(OWNER, place.save, load_all=place.load_all)
-    return place
+_lock = threading.Lock()
+# the `fit` that runs, and how many there have been
+_fit: _Fit | None = None
+_fits = 0
+# what a checkpoint has said of data sets that no `fit` has had since, by their names
+_restored: dict[str, dict[str, int]] = {}
+# the data sets of the newest `fit`, by their names in checkpoints
+_trained: weakref.WeakValueDictionary[str, Steps] = weakref.WeakValueDictionary()
 
 
 def train_begins() -> None:
-    """Tell the data that a `fit` begins; an earlier one may have ended with an exception."""
-    if place := _current():
-        place.forget_fit()
+    """Note that a `fit` begins; an earlier one may have ended with an exception."""
+    global _fit
+    with _lock:
+        _fit = None
 
 
 def train_ends() -> None:
-    """Tell the data that `fit` has ended."""
-    if place := _current():
-        place.forget_fit()
+    """Note that `fit` has ended."""
+    train_begins()
 
 
 def epoch_begins(callback: Any, epoch: int, first_step: int = 0) -> None:
-    """Tell the data that an epoch of `fit` begins, before Keras has made its iterator; several callbacks may.
+    """Note that an epoch of `fit` begins, before Keras has made its iterator; several callbacks may tell it.
 
     Args:
         callback: one of `fit`, which calls this in its hook.
         epoch: from 0.
         first_step: the number of its batches that the training step will not see.
     """
-    if place := _current():
-        place.epoch_begins(callback, epoch, first_step)
+    global _fit, _fits
+    with _lock:
+        if _fit is None:
+            _fits += 1
+            _fit = _look(callback, _fits)
+            _claim(_fit.training)
+        elif _fit.epoch == epoch:  # another callback has told it too
+            first_step = max(first_step, _fit.first_step)
+        _fit.epoch, _fit.first_step, _fit.validates = epoch, first_step, False
 
 
 def nothing_to_skip() -> None:
-    """Tell the data that the training step sees all further batches."""
-    if place := _current():
-        place.nothing_to_skip()
+    """Note that the training step sees all further batches, whichever iterator gives them."""
+    with _lock:
+        if _fit is not None:
+            _fit.first_step = 0
 
 
 def validation_begins() -> None:
-    """Tell the data that the training of an epoch is over."""
-    if place := _current():
-        place.validation_begins()
+    """Note that the training of an epoch is over."""
+    with _lock:
+        if _fit is not None:
+            _fit.validates = True
 
 
-def _current() -> Place | None:
-    return None if _newest is None else _newest()
+def begin(steps: Steps) -> tuple[int, int]:
+    """Tell where an iterator begins, which is about to give its first element.
+
+    Args:
+        steps: of its data set.
+
+    Returns:
+        Its first step, counted through all epochs, and the number of steps from there on that nobody needs.
+    """
+    with _lock:
+        fit, begun, number = _fit, steps.begun, steps.number
+        if fit is None or steps not in fit.training or (fit.validates and steps in fit.validation):
+            begun.counted += 1
+            return (begun.counted - 1) * number, 0
+        needed = fit.first_step if fit.training[steps] else 0
+        if fit.kept:
+            _begin_kept(fit, begun, number, needed)
+        else:
+            _begin_epoch(fit, begun, number, needed)
+        return begun.first, min(max(0, begun.wanted - begun.first), number)
+
+
+def divided() -> dict[str, dict[str, int]]:
+    """Give what a checkpoint keeps of the data of `fit`, by their names; all ranks that share data have the same."""
+    with _lock:
+        return {name: _kept(steps) for name, steps in _trained.items()}
+
+
+def restore(saved: Mapping[str, Mapping[str, int]]) -> None:
+    """Let the next `fit` go on with data as they were divided when a checkpoint was saved, on any number of ranks.
+
+    Args:
+        saved: what `divided` gave.
+    """
+    with _lock:
+        _restored.clear()
+        _restored.update({name: dict(values) for name, values in saved.items()})
+
+
+def _claim(training: Iterable[Steps]) -> None:
+    _trained.clear()
+    for steps in training:
+        if not steps.shared:
+            continue
+        name, index = steps.name, 1
+        while name in _trained:
+            index += 1
+            name = f"{steps.name} {index}"
+        _trained[name] = steps
+        saved = _restored.pop(name, None)
+        if saved is not None:
+            _compare(steps, saved)
+            steps.parts = saved["parts"]
 
 
 def _begin_kept(fit: _Fit, begun: Begun, number: int, needed: int) -> None:
@@ -260,8 +216,9 @@ def _found(data: Any, exact: bool = True) -> Iterator[tuple[Steps, bool]]:
         yield steps, exact
     elif hasattr(data, "_inputs"):
         kind = type(data).__name__.lstrip("_").removesuffix("Dataset")
+        ordered = getattr(data, "_deterministic", "default") != "false" and data.options().deterministic is not False
         for one in data._inputs():
-            yield from _found(one, exact and kind in _ONE_TO_ONE)
+            yield from _found(one, exact and ordered and kind in _ONE_TO_ONE)
 
 
 def _kept(steps: Steps) -> dict[str, int]:
@@ -286,20 +243,3 @@ def _compare(steps: Steps, saved: dict[str, int]) -> None:
             steps.name,
             "; ".join(other),
         )
-
-
-def _of_any_rank(everyone: Any) -> dict[str, np.ndarray]:
-    """Read the state of some rank of an earlier job, which all ranks have alike, where any rank of this one can."""
-
-    def read() -> dict[str, int] | None:
-        try:
-            own = next(iter(everyone()), None)
-        except CheckpointError:
-            return None
-        return None if own is None else {key: int(value) for key, value in own.items()}
-
-    engine = runtime.current().engine
-    found = [each for each in consensus.exchange(engine, "Checkpoint: place in the data", read) if each is not None]
-    if not found and engine.rank == 0:
-        _LOG.warning("Checkpoint: no rank can read how the data were divided: the order of shuffled data is another")
-    return {key: np.array(value) for key, value in found[0].items()} if found else {}

@@ -357,7 +357,7 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     )
     if remainder != "uneven":
         _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
-    whole = tf.nest.map_structure(np.asarray, data)
+    whole = tf.nest.map_structure(_bytes_of_text, data)
     specs = [tf.TensorSpec((steps.rows, *one.shape[1:]), tf.as_dtype(one.dtype)) for one in tf.nest.flatten(whole)]
 
     def take(numbers: np.ndarray) -> list[np.ndarray]:
@@ -391,6 +391,14 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
             _check_steps(number, batch_size, length)
         part = part.apply(tf.data.experimental.assert_cardinality(number))
     return part.prefetch(tf.data.AUTOTUNE)
+
+
+def _bytes_of_text(array: Any) -> Any:
+    """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
+    import numpy as np
+
+    array = np.asarray(array)
+    return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
 
 
 def _check_steps(number: int, batch_size: int | None, length: int) -> None:

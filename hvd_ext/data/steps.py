@@ -72,7 +72,6 @@ class Steps:
         self._remainder, self._steps, self._elements = remainder, steps, elements
         self._own = self._own_of(self.parts)
         self.number = self._number_of(self._own)
-        self._place = position.of_this_process()
 
     def dataset(self) -> tf.data.Dataset:
         """Give a data set of all steps of an epoch; each iterator is one for the next epoch.
@@ -124,7 +123,7 @@ class Steps:
 
     def _begins(self) -> tf.data.Dataset:
         def begin() -> np.ndarray:
-            first, skipped = self._place.begin(self)
+            first, skipped = position.begin(self)
             own = self._own_of(self.parts)
             if self._number_of(own) != self.number:  # Keras knows the number of steps already
                 own = self._own

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_ext.data import native
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import HvdExtError, InvalidError
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -161,10 +161,9 @@ class Found:
 
     def records(self) -> tuple[int, int] | None:
         """Give the numbers of its records and of its samples; None if the file cannot be read."""
-        about = native.About()
         try:
-            native.call("hvd_ext_cache_about", os.fsencode(self.index), ctypes.byref(about))
-        except (InvalidError, OSError, RuntimeError):
+            about = native.about(self.index)
+        except HvdExtError:
             return None
         return about.records, about.samples
 

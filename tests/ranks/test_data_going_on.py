@@ -42,9 +42,9 @@ class Recorded(keras.Model):
         return super().train_step(data)
 
 
-def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Make samples for `STEPS` steps of all ranks, and a few that are left."""
-    number = np.arange(BATCH * STEPS * hvd.size() + hvd.size() - 1, dtype=np.float32)
+def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make samples and their targets."""
+    number = np.arange(count, dtype=np.float32)
     return np.stack([number, number**2 / 99, 7 - number], 1), np.stack([number, -number], 1) / 50
 
 
@@ -66,14 +66,14 @@ def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit
     shared: Path, per_epoch: int | None
 ) -> None:
     def shuffled() -> tf.data.Dataset:
-        data = hvd.shard(arrays(), BATCH, shuffle=True, seed=3)
+        data = hvd.shard(samples((BATCH * STEPS + 1) * hvd.size() - 1), BATCH, shuffle=True, seed=3)
         return data.repeat() if per_epoch else data
 
     epoch = per_epoch or STEPS
     whole = fit(shuffled(), *hvd.callbacks.synchronized([]), steps_per_epoch=per_epoch)
-    samples = np.concatenate(whole.seen)
-    assert set(samples % hvd.size()) == {hvd.rank()}  # the same part in every epoch
-    assert len(set(samples[: BATCH * STEPS])) == BATCH * STEPS
+    rows = np.concatenate(whole.seen)
+    assert set(rows % hvd.size()) == {hvd.rank()}  # the same part in every epoch
+    assert len(set(rows[: BATCH * STEPS])) == BATCH * STEPS
     assert whole.seen[:STEPS] != whole.seen[STEPS : 2 * STEPS]
     with pytest.raises(CrashError):
         fit(shuffled(), Checkpoint(shared, every_steps=2), Crash(epoch + 3), steps_per_epoch=per_epoch)

@@ -61,7 +61,7 @@ int64_t Place::CountRecords() const {
 void Place::Close(const std::string& why) {
   if (!open_.exchange(false)) return;
   warn_(what_ + " takes no more records: " + why + "; " + std::to_string(CountRecords()) + " of " +
-        std::to_string(samples()) + " samples are in it, the others are loaded each time they are used");
+        std::to_string(samples()) + " samples are in it, the others are read from disk or source each time");
 }
 
 int64_t Place::Take(int64_t nbytes) {

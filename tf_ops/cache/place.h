@@ -37,6 +37,9 @@ class Place {
   // place trusts them.
   virtual Found Read(int64_t number, uint64_t ready, bool always, const char** record, RecordHead* head) = 0;
 
+  // Has the processor fetch the begin of the record, if it is in memory.
+  virtual void Fetch(int64_t /*number*/) {}
+
   // Writes a record of the pieces, one after the other. Returns the entry to publish, or 0, and
   // then the place is closed.
   virtual uint64_t Write(const RecordHead& head, const Piece* pieces, int64_t n_pieces) = 0;

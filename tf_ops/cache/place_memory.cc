@@ -97,6 +97,11 @@ class MemoryPlace : public Place {
     return Found::kYes;
   }
 
+  void Fetch(int64_t number) override {
+    uint64_t seen = entry(number).load(std::memory_order_relaxed);
+    if (StateOf(seen) == kReady) __builtin_prefetch(records_ + OffsetOf(seen));
+  }
+
   uint64_t Write(const RecordHead& head, const Piece* pieces, int64_t n_pieces) override {
     int64_t nbytes = kRecordHead + head.nbytes;
     int64_t offset = Take(nbytes);

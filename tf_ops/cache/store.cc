@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kFirstSleep = std::chrono::microseconds(200);
 constexpr auto kLongestSleep = std::chrono::microseconds(5000);
-constexpr int64_t kAhead = 8;  // entries that are fetched into the processor's cache before they are needed
+// So far before they are needed, entries and then the begins of records are fetched into the processor's cache.
+constexpr int64_t kEntriesAhead = 12, kRecordsAhead = 3;
 
 // Warnings until somebody fetches them. The places hold it too: they may close while the store is made.
 struct Warnings {
@@ -83,7 +84,10 @@ class TheStore : public Store {
     }
     Counts counts;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && memory_ != nullptr) __builtin_prefetch(&memory_->entry(numbers[i + kAhead]));
+      if (memory_ != nullptr) {
+        if (i + kEntriesAhead < n) __builtin_prefetch(&memory_->entry(numbers[i + kEntriesAhead]));
+        if (i + kRecordsAhead < n) memory_->Fetch(numbers[i + kRecordsAhead]);
+      }
       Found found = Read(numbers[i], i, take, &counts);
       if (found == Found::kNo && wait) {
         pending->push_back(i);

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext import state
 from hvd_ext.data import order, position
 from hvd_ext.data.steps import Steps
 from hvd_ext.keras.callbacks.ending import EndTogether
@@ -89,7 +88,7 @@ def test_without_a_callback_the_data_count_their_iterators() -> None:
     _, data = shuffled()
     model = Recorded()
     model.built = True  # else Keras makes an iterator more, to build it
-    model.fit(data, epochs=2, verbose=0)
+    model.fit(data, epochs=2, verbose=0, shuffle=False)
     assert model.trained == steps_of(0) + steps_of(1)
     assert [batch.ravel().tolist() for batch in data.as_numpy_iterator()] == steps_of(2)
 
@@ -128,6 +127,8 @@ def test_steps_that_nobody_needs_are_zeros_only_where_they_stay_in_their_places(
     assert plain.trained == zeros + steps_of(0)[3:] + steps_of(1)
     part = fit(data.repeat(), Skips(3), epochs=3, initial_epoch=2, steps_per_epoch=4)
     assert part.trained == zeros + [steps_of(2)[1]]
+    anyhow = data.map(lambda x: x, num_parallel_calls=2, deterministic=False)
+    assert fit(anyhow, Skips(3), epochs=1).trained.count([0.0] * BATCH) == 0
     for other in (data.filter(lambda _: True), data.unbatch().batch(BATCH)):
         assert fit(other, Skips(3), epochs=1).trained == steps_of(0)
 
@@ -152,20 +153,15 @@ def test_a_checkpoint_keeps_the_parts_of_the_data_of_fit(caplog: pytest.LogCaptu
     first, data = shuffled(parts=4)
     unused, _ = shuffled(parts=3)
     fit(data, epochs=1)
-    saved = state.collect()[position.OWNER]
-    assert {name: int(value) for name, value in saved.items()} == {
-        "x/parts": 4,
-        "x/samples": SAMPLES,
-        "x/samples of a step": BATCH,
-        "x/seed": 1,
-    }
+    saved = position.divided()
+    assert saved == {"x": {"parts": 4, "samples": SAMPLES, "samples of a step": BATCH, "seed": 1}}
     later, again = shuffled()
-    assert state.restore({position.OWNER: saved}) == ()
+    position.restore(saved)
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         fit(again, epochs=1)
     assert (later.parts, unused.parts, caplog.text) == (4, 3, "")
     other = Steps("x", SAMPLES + 1, 2 * BATCH, shuffle=True, seed=5)
-    state.restore({position.OWNER: saved})
+    position.restore(saved)
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         fit(other.dataset().map(lambda numbers, *_: numbers), epochs=1)
     assert other.parts == 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import order
+from hvd_ext.data import order, position
 from hvd_ext.data.steps import Steps
 from hvd_ext.errors import InvalidError
 
@@ -107,7 +107,7 @@ def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypa
     }
     steps = Steps("x", 20, 4, shuffle=True, drop_remainder=True)
     whole = order.numbers(np.arange(20), seed=0, epoch=0, samples=20).tolist()
-    monkeypatch.setattr(steps._place, "begin", lambda _: (0, 3))
+    monkeypatch.setattr(position, "begin", lambda _: (0, 3))
     found = list(steps.batches(batch, spec, threads=2))
     assert [each["x"].numpy().tolist() for each in found] == [[0.0] * 4] * 3 + [
         [number + 1 for number in whole[place : place + 4]] for place in (12, 16)
@@ -124,7 +124,7 @@ def test_a_thousand_steps_of_pictures_that_nobody_needs_are_given_without_their_
         return tf.ensure_shape(tf.py_function(pytest.fail, ["read"], tf.uint8), [128, 224, 224, 3])
 
     steps = Steps("x", 1_281_167, 128, shuffle=True, drop_remainder=True)
-    monkeypatch.setattr(steps._place, "begin", lambda _: (0, 1000))
+    monkeypatch.setattr(position, "begin", lambda _: (0, 1000))
     batches = iter(steps.batches(no_read, tf.TensorSpec([128, 224, 224, 3], tf.uint8)))
     first = next(batches)
     places = {np.asarray(first).ctypes.data, *(np.asarray(next(batches)).ctypes.data for _ in range(999))}
