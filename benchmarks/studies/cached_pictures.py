@@ -139,7 +139,10 @@ def cut(pictures: tf.Tensor, boxes: tf.Tensor) -> tf.Tensor:
     samples = SEEN * scale
     step = (boxes[:, 2:] - boxes[:, :2]) / samples
     inner = tf.concat([boxes[:, :2] + step / 2, boxes[:, 2:] - step / 2], 1)
-    places = tf.clip_by_value((inner * side - 0.5) / (side - 1), 0, 1)
+    # where pixels are larger than those that the network sees, half of an outer one lies outside of all middles
+    edge = int(PART * side < SEEN)
+    pictures = tf.pad(pictures, ((0, 0), (edge, edge), (edge, edge), (0, 0)), "SYMMETRIC") if edge else pictures
+    places = (inner * side - 0.5 + edge) / (side + 2 * edge - 1)
     every = tf.range(tf.shape(pictures)[0])
     sampled = tf.image.crop_and_resize(tf.cast(pictures, tf.float32), places, every, (samples, samples))
     return tf.nn.avg_pool2d(sampled, scale, scale, "VALID") if scale > 1 else sampled
