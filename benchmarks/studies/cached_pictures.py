@@ -294,9 +294,11 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = lambda words: pr
     run = results.begin_run("one process", program="benchmarks.studies.cached_pictures")
     begin = time.perf_counter()
     train, test = splits_of(Path(folder))
+    say(f"{len(train.paths):,} + {len(test.paths):,} pictures")
     trains = [Pipeline(kept, train) for kept in KEPT]
     for one in trains:
         prepared_s(one)  # the first epoch fills the cache
+    say(f"caches are full: {time.perf_counter() - begin:.0f} s")
     cpu_s: dict[str, list[float]] = {kept.name: [] for kept in KEPT}
     for turn in range(TURNS):
         for one in rotated(trains, turn):
@@ -304,9 +306,11 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = lambda words: pr
     accuracies: dict[str, list[float]] = {}
     for one in trains[1:]:
         held = Pipeline(one.kept, test)
+        begun, cpu = time.perf_counter(), time.process_time()
         accuracies[one.kept.name] = [trained(one, held, int(epochs), seed) for seed in range(int(seeds))]
         held.cache.close()
-        say(f"{one.kept.name}: {', '.join(f'{share:.2%}' for share in accuracies[one.kept.name])}")
+        spent_s = f"{time.perf_counter() - begun:.0f} s, CPU {time.process_time() - cpu:.0f} s"
+        say(f"{one.kept.name}: {', '.join(f'{share:.2%}' for share in accuracies[one.kept.name])}; {spent_s}")
     accuracies[KEPT[0].name] = accuracies[KEPT[1].name]  # the network sees the same
     file_bytes = statistics.fmean(Path(name).stat().st_size for name in train.paths)
     rows = []

@@ -16,7 +16,7 @@ from hvd_ext.bench.data_worker import Task, Tell
 if TYPE_CHECKING:
     import tensorflow as tf
 
-SAMPLES, BATCH, SIDE, POOL = 8192, 128, 96, 31
+SAMPLES, BATCH, SIDE, POOL = 8192, 32, 96, 31
 NOTHING = "nothing"
 
 

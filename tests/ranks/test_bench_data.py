@@ -58,8 +58,10 @@ def test_a_slow_source_is_waited_for_in_the_first_epoch_alone(
     assert set(found) == {
         (way, quantity) for way in ("decode", "datacache") for quantity in (FIRST_WAIT, LATER_WAIT, TRAINING)
     }
-    # a file takes 2 ms, and a rank reads one after the other: 2 epochs of 2 steps of 4
-    assert found["decode", TRAINING][0] > 0.032 / size
+    # what 10 epochs read passes a source of 12.5 MB/s
+    files = list(folder.glob("slow/*.jpg"))
+    assert len(files) == 3 * 4 * size
+    assert found["decode", TRAINING][0] > 0.9 * 10 * sum(path.stat().st_size for path in files) / 12.5e6
 
 
 def test_training_goes_on_behind_the_steps_that_were_trained(
