@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RATE, FILE_S = 12.5e6, 0.002
 SHARE = 1 / 3  # of the input's time
 BATCH, STEPS, EPOCHS = 32, 24, 10
-# Epochs of a turn that are measured: those of reading every time are all alike, and so are the later ones of the others.
+# Epochs of a turn that are measured: those of reading every time are alike, and so are the later ones of the others.
 READ, LATER = 2, 2
 HEIGHT, WIDTH, SIDE = 200, 210, 32
 CLASSES = 10
