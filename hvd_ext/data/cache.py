@@ -250,15 +250,15 @@ class DataCache:
         self._store.tell_warnings()
 
     def _expected(self) -> int:
-        """Give the number of samples that the ranks of this host read if none is read twice."""
-        local = min(_local_size(), self._size)
-        return -(-self.samples * local // self._size)
+        """Give the number of samples that the ranks of this host read if each has a part of its own."""
+        return self.samples // self._size * min(_local_size(), self._size)
 
     def _seen(self) -> tuple[int, int, bool]:
         seen = self._store.statistics()
         records = max(seen["memory_records"], seen["disk_records"])
         stored = max(seen["memory_inserted_bytes"], seen["disk_inserted_bytes"])
         inserted = max(1, seen["memory_inserted"], seen["disk_inserted"])
+        records += self._loader.counts["failed"]  # those will never be there
         return records, records * stored // inserted, bool(seen["memory_open"] or seen["disk_open"])
 
     def dataset(
@@ -343,6 +343,8 @@ class DataCache:
             steps=steps,
             drop_remainder=drop_remainder,
         )
+        # An iterator that was left in the middle has claimed samples that it will not load.
+        order.on_begin = self._store.release
         spec: Any = elements.batch_spec(order.rows)
         if keys:
             spec = (spec, tf.TensorSpec([order.rows, 2], tf.int32))
@@ -400,16 +402,18 @@ class DataCache:
             InvalidError: a sample cannot be loaded, or the cache is closed.
         """
         self._check_open()
+        self._store.release()
         numbers = tf.data.Dataset.range(self._rank, self.samples, self._size).batch(_WARMED)
-        first = self._elements.dtypes[0]
 
         def read(numbers: tf.Tensor) -> tf.Tensor:
-            return tf.shape(tf.cast(self._rows(numbers, lambda: self._size)[0], first))[0]
+            return tf.shape(self._rows(numbers, lambda: self._size)[0])[0]
 
         warmed = numbers.map(read, num_parallel_calls=self._threads, deterministic=False).with_options(self._options())
         for _ in warmed:
             if not self._seen()[2]:
                 break
+        if self._filling is not None:
+            self._filling.tick(now=True)
         return self.stats()
 
     def stats(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,6 +104,8 @@ class _Cached:
     def __init__(self, opened: store.Store, dataset: tf.data.Dataset, elements: Elements, number: int | None) -> None:
         self._store, self._upstream, self._elements, self._number = opened, dataset, elements, number
         self._most = opened.samples - 1
+        self._lock = threading.Lock()
+        self._seen = 0  # elements of the longest pass
 
     def dataset(self) -> tf.data.Dataset:
         """Give the data set that reads what is stored, and then the rest of the other."""
@@ -170,22 +173,29 @@ class _Cached:
         def insert() -> tf.Tensor:
             return native.insert(self._store.cache, number[None], [component[None] for component in components])
 
-        # nobody uses the result, and without the dependency the graph would lose the op
-        with tf.control_dependencies([tf.cond(number < self._most, insert, lambda: tf.constant(0, tf.int64))]):
-            kept = [tf.identity(one) for one in tf.nest.flatten(element, expand_composites=True)]
-        return tf.nest.pack_sequence_as(element, kept, expand_composites=True)
+        stored = tf.cond(number < self._most, insert, lambda: tf.constant(0, tf.int64))
+        if self._number is None:
+            stored += tf.ensure_shape(tf.numpy_function(self._count, [number], tf.int64), [])
+        first, *others = tf.nest.flatten(element, expand_composites=True)
+        # Without a result that depends on it TensorFlow would leave the insertion out; this takes row 0 of one row.
+        same = tf.gather(first[None], tf.minimum(stored, 0))
+        same.set_shape(first.shape)
+        return tf.nest.pack_sequence_as(element, [same, *others], expand_composites=True)
+
+    def _count(self, number: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with self._lock:
+            self._seen = max(self._seen, int(number) + 1)
+        return np.int64(0)
 
     def _ended(self, rest: tf.Tensor) -> tf.data.Dataset:
         """Give a data set without elements that notes the number of elements at the end of a pass."""
 
         def end(rest: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             self._store.tell_warnings()
-            seen = self._store.statistics()
             if rest and self._number is None and self._kept_number() is None:
-                takes = (seen["memory_open"], seen["memory_records"]), (seen["disk_open"], seen["disk_records"])
-                stored = max((records for is_open, records in takes if is_open), default=-1)
-                if 0 <= stored < self._most:
-                    self._keep_number(stored)
+                seen = self._store.statistics()
+                if max(seen["memory_records"], seen["disk_records"]) == self._seen:
+                    self._keep_number(self._seen)
             return np.int64(0)
 
         ended = tf.data.Dataset.from_tensors(rest).map(lambda rest: tf.numpy_function(end, [rest], tf.int64))

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from hvd_ext.job import log
 
-_BAR_S = 0.2  # between two looks at the store, while there is a bar
+_LOOK_S = 0.2  # between two looks at the store
 _LINE_S = 10.0  # between two lines
 
 
@@ -30,13 +30,20 @@ class Filling:
         """
         self._name, self._expected, self._seen = name, expected, seen
         self._lock = threading.Lock()
-        self._begun, self._next, self._done = 0.0, 0.0, False
+        self._begun = self._next = self._line = 0.0
+        self._done = False
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
-    def tick(self) -> None:
-        """Look whether there is something to show; called after samples were loaded, by any thread."""
-        if self._done or time.monotonic() < self._next or not self._lock.acquire(blocking=False):
+    def tick(self, now: bool = False) -> None:
+        """Look whether there is something to show; called after samples were loaded, by any thread.
+
+        Args:
+            now: look even if the last look was a moment ago; if nothing was loaded, nothing is shown.
+        """
+        if self._done or (now and not self._begun) or (not now and time.monotonic() < self._next):
+            return
+        if not self._lock.acquire(blocking=now):
             return
         try:
             self._show()
@@ -47,7 +54,7 @@ class Filling:
         now = time.monotonic()
         records, nbytes, takes = self._seen()
         if not self._begun:
-            self._begun = now
+            self._begun = self._line = now
             if sys.stderr is not None and sys.stderr.isatty() and not _in_keras():
                 columns = (
                     TextColumn("{task.description}"),
@@ -61,10 +68,11 @@ class Filling:
         ended = records >= self._expected or not takes
         if self._bar is not None:
             self._bar.update(self._task, completed=records, size=_size(nbytes))
-        elif not ended and now > self._begun:
+        elif not ended and now > self._line + _LINE_S:
+            self._line = now
             rate = f"{records / (now - self._begun):,.0f} samples/s"
             self._write(f"{records:,} of {self._expected:,} samples, {_size(nbytes)}, {rate}")
-        self._next = now + (_BAR_S if self._bar is not None else _LINE_S)
+        self._next = now + _LOOK_S
         if ended:
             self._end(records, nbytes, takes)
 

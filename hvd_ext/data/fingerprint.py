@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 # Attributes that say where or how something runs, and not what it computes.
-_SILENT = {"shared_name", "container", "config_proto", "executor_type", "output_shapes", "parallel_iterations"}
+_SILENT = {
+    "shared_name",
+    "container",
+    "config_proto",
+    "executor_type",
+    "output_shapes",
+    "parallel_iterations",
+    "metadata",
+}
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _LOOKUPS = {"LookupTableFind", "LookupTableFindV2"}
 

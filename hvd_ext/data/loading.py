@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -205,8 +206,14 @@ class Loader:
             self.counts[what] += number
 
 
+# Lines of TensorFlow's messages that say where in a graph, and not what.
+_WHERE = ("File ", "Detected at node", "Graph execution error", "Traceback", "[[", "^", "~")
+
+
 def _first_line(error: Exception) -> str:
-    """Give what went wrong, without TensorFlow's list of nodes."""
+    """Give what went wrong, without TensorFlow's lists of nodes and files."""
     message = getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[0].removeprefix("{{function_node") if lines else type(error).__name__
+    telling = [line for line in lines if not line.startswith(_WHERE)]
+    words = (telling or lines or [type(error).__name__])[0]
+    return re.sub(r"^\{\{.*?\}\} ", "", words)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,12 +37,12 @@ def smallest(values: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, An
     Returns:
         The numbers as uint8, uint16, uint32 or int64.
     """
-    array = np.asarray(values, np.int64)
-    largest = int(array.max(initial=0))
+    numbers = np.asarray(values, np.int64)
+    largest = int(numbers.max(initial=0))
     for dtype in (np.uint8, np.uint16, np.uint32):
         if largest <= np.iinfo(dtype).max:
-            return array.astype(dtype)
-    return array
+            return numbers.astype(dtype)
+    return numbers
 
 
 def tfrecord_columns(paths: Sequence[str]) -> Columns:
@@ -75,7 +76,8 @@ def tfrecord_columns(paths: Sequence[str]) -> Columns:
 
 def _records(path: str, descriptor: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     end, at, unpack = os.fstat(descriptor).st_size, 0, _HEAD.unpack
-    begins, lengths, heads = [], [], []
+    # arrays and not lists, whose objects would take ten times as much memory for a million records
+    begins, lengths, heads = array("q"), array("q"), list[bytes]()
     while at < end:
         head = os.pread(descriptor, _HEAD.size, at)
         if len(head) < _HEAD.size:
@@ -100,7 +102,7 @@ def _records(path: str, descriptor: int) -> tuple[np.ndarray[Any, Any], np.ndarr
     return np.array(begins, np.int64), np.array(lengths, np.int64)
 
 
-def _check_heads(path: str, heads: list[bytes], begins: list[int]) -> None:
+def _check_heads(path: str, heads: list[bytes], begins: array[int]) -> None:
     if not heads:
         return
     rows = np.frombuffer(b"".join(heads), np.uint8).reshape(-1, _HEAD.size)
@@ -165,16 +167,16 @@ def tar_columns(paths: Sequence[str]) -> tuple[Columns, tuple[str, ...]]:
     Raises:
         InvalidError: a file cannot be read, is torn or no tar file; or the members of a sample are not those of all.
     """
-    first, blocks = [0], []
+    first, blocks = [0], array("q")
     keys: tuple[str, ...] = ()
-    later: dict[str, list[int]] = {}
-    sizes: dict[str, list[int]] = {}
+    later: dict[str, array[int]] = {}
+    sizes: dict[str, array[int]] = {}
     for path in paths:
         for base, members in _samples(path):
             found = tuple(sorted(members))
             if not keys:
                 keys = found
-                later, sizes = {key: [] for key in keys}, {key: [] for key in keys}
+                later, sizes = {key: array("q") for key in keys}, {key: array("q") for key in keys}
             if found != keys:
                 raise InvalidError(_unlike(path, base, found, keys))
             begin = min(member.offset for member in members.values()) // _BLOCK

@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import zipfile
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -95,7 +96,7 @@ class _Folder(Source):
         self._path, self._labels = path, labels
         heads: list[bytes] = []  # of the names of each folder: what they have in common at their begin
         tails: list[bytes] = []  # ... and at their end
-        first, middles, lengths, classes = [0], [], [], []
+        first, middles, lengths, classes = [0], list[bytes](), array("q"), list[int]()
         whole, names_alone = hashlib.sha256(), hashlib.sha256()
         self.class_names = _class_names(path) if labels else []
         numbers = {name: number for number, name in enumerate(self.class_names)}
@@ -114,7 +115,7 @@ class _Folder(Source):
                 names_alone.update(b"%s/%s\0%d\0" % (os.fsencode(within), name, state.st_size))
                 whole.update(b"%d\0" % state.st_mtime_ns)
             middles.append(b"".join(name[len(head) : len(name) - len(tail)] for name in names))
-            lengths += [len(name) - len(head) - len(tail) for name in names]
+            lengths.extend(len(name) - len(head) - len(tail) for name in names)
             first.append(first[-1] + len(names))
             classes.append(numbers[within.split("/", 1)[0]] if labels else 0)
         if not lengths:
@@ -122,7 +123,7 @@ class _Folder(Source):
         self._columns = {
             "first": np.array(first, np.int64),
             "label": np.array(classes, np.int32),
-            "offset": record_files.smallest(np.cumsum([0, *lengths])),
+            "offset": record_files.smallest(np.concatenate([[0], np.cumsum(lengths)])),
         }
         self._heads, self._tails, self._middles = heads, tails, b"".join(middles)
         self._samples = len(lengths)

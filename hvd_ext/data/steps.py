@@ -22,6 +22,7 @@ class Steps:
         number: the number of steps in an epoch, always the same.
         rows: the number of samples in each step, or None where it varies.
         parts: the number of parts of the order (`hvd_ext.data.order`); a checkpoint that is restored may change it.
+        on_begin: is called when an iterator is about to give its first element.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Steps:
         self.shared = elements is None
         self.rows = batch_size if steps is not None or drop_remainder else None
         self.begun = position.Begun()
+        self.on_begin: Callable[[], None] = lambda: None
         self._remainder, self._steps, self._elements = remainder, steps, elements
         self._own = self._own_of(self.parts)
         self.number = self._number_of(self._own)
@@ -123,6 +125,7 @@ class Steps:
 
     def _begins(self) -> tf.data.Dataset:
         def begin() -> np.ndarray:
+            self.on_begin()
             first, skipped = position.begin(self)
             own = self._own_of(self.parts)
             if self._number_of(own) != self.number:  # Keras knows the number of steps already
