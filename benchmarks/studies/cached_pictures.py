@@ -40,6 +40,7 @@ PART = 7 / 8  # of the side
 BATCH, EPOCHS, SEEDS, TURNS = 64, 5, 3, 5
 RATE, FILTERS = 0.05, (16, 32, 48)
 IMAGENET = 1_281_167
+EVERY = 2  # one of so many pictures is taken, so that the study takes minutes
 LABELS = 12  # four shapes, textures and colours
 
 
@@ -157,7 +158,7 @@ class Split:
 
 
 def splits_of(folder: Path) -> tuple[Split, Split]:
-    """List the training and test pictures of a set of examples/make_images.py.
+    """List training and test pictures of a set of examples/make_images.py, equally many of each class.
 
     Raises:
         InvalidError: there is no set in the folder.
@@ -171,6 +172,7 @@ def splits_of(folder: Path) -> tuple[Split, Split]:
             raise InvalidError(
                 f"images ({folder}): must be an image set: python examples/make_images.py --output {folder}"
             )
+        places = places[::EVERY]
         labels = parts_of(names)[[label for _, label in places]]
         found.append(Split([str(path) for path, _ in places], labels))
     return found[0], found[1]
