@@ -18,6 +18,7 @@ LAUNCHED_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 # Files whose tests do not depend on how many other ranks there are: the suite runs them on one and on two, and `make
 # check` not at all. Two cores need minutes for them on more.
 SAME_ON_ANY_NUMBER = (
+    "test_bench_data.py",
     "test_optimizer.py",
     "test_callbacks.py",
     "test_mismatch_table.py",
