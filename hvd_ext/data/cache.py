@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -224,7 +225,9 @@ class DataCache:
     def _open_store(self, memory_bytes: int, disk_bytes: int) -> None:
         subject = f"DataCache {self.name}: memory"
 
-        def opened() -> list[int]:
+        host = socket.gethostname()
+
+        def opened() -> tuple[str, list[int]]:
             self._store = store.Store(
                 self.name,
                 self._digest,
@@ -239,12 +242,14 @@ class DataCache:
                     "fingerprint": self._digest,
                 },
             )
-            return self._store.address()
+            return host, self._store.address()
 
         if self._engine is None:
             opened()
         else:
-            addresses = consensus.exchange(self._engine, subject, opened)
+            # Hosts of a rehearsed cluster could map each other's memory, and must not: they stand for machines.
+            of_ranks = consensus.exchange(self._engine, subject, opened)
+            addresses = [address for name, address in of_ranks if name == host]
             # Nobody goes on, and perhaps ends, before all have mapped what they share.
             consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
         self._store.tell_warnings()

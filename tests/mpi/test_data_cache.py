@@ -31,7 +31,7 @@ PROGRAM = str(Path(cached.__file__))
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def started(folder: Path, task: str, ranks: int = 0, **settings: Any) -> jobs.Job:
+def started(folder: Path, task: str, ranks: int = 0, /, **settings: Any) -> jobs.Job:
     """Runs a job to its end; without a launcher where ranks are 0."""
     folder.mkdir()
     launcher = None if ranks else []
