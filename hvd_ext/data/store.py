@@ -24,6 +24,7 @@ from typing import Any
 
 from hvd_ext.data import native
 from hvd_ext.errors import HvdExtError, InvalidError
+from hvd_ext.job import process
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -294,13 +295,14 @@ class Store:
         return {name: getattr(found, name) for name, _ in native.Statistics._fields_}
 
     def tell_warnings(self) -> None:
-        """Log what the store warns of, each text once."""
+        """Log what the store warns of, each text once; the first rank of a host warns, the others inform."""
         library = native.load()
+        level = logging.INFO if process.is_initialized() and process.local_rank() else logging.WARNING
         while self._open and (text := library.hvd_ext_cache_warning(self.cache)):
             words = text.decode(errors="replace")
             if words not in self._warned:
                 self._warned.add(words)
-                _LOG.warning("%s", words)
+                _LOG.log(level, "%s", words)
 
     def release(self, numbers: Sequence[int] | None = None) -> None:
         """Give claims back.
