@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from hvd_ext.data import native, order, position
 from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow.ops import plain
 
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]) -> a batch
 Read = Callable[[tf.Tensor, tf.Tensor], Any]
-# AutoGraph need not rewrite these functions, and everything that they call, whenever a data set is made.
-_plain = tf.autograph.experimental.do_not_convert
 
 
 class Steps:
@@ -116,10 +115,10 @@ class Steps:
     ) -> tf.data.Dataset:
         options = {} if threads is None else {"num_parallel_calls": threads, "deterministic": ordered}
 
-        @_plain
+        @plain
         def of(first: tf.Tensor, skipped: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tf.data.Dataset:
             steps = tf.data.Dataset.range(first + skipped, first + self.number)
-            made = steps.map(_plain(lambda step: read(*self._samples_of(step, parts, own))), **options)
+            made = steps.map(plain(lambda step: read(*self._samples_of(step, parts, own))), **options)
             return mark(_blank(spec, tf.minimum(skipped, 1))).repeat(skipped).concatenate(made)
 
         dataset = self._begins().flat_map(of).apply(tf.data.experimental.assert_cardinality(self.number))
@@ -135,7 +134,7 @@ class Steps:
                 own = self._own
             return np.array([first, skipped, self.parts, own], np.int64)
 
-        @_plain
+        @plain
         def begun(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             values = tf.numpy_function(begin, [], tf.int64)
             return tuple(tf.unstack(tf.ensure_shape(values, [4])))
@@ -175,7 +174,7 @@ def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:
             )
         return tf.sparse.from_dense(dense) if isinstance(one, tf.SparseTensorSpec) else dense
 
-    @_plain
+    @plain
     def shaped(*parts: Any) -> Any:
         values = parts if isinstance(spec, tuple) else parts[0]
         return tf.nest.map_structure(
