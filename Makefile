@@ -23,11 +23,12 @@ stamps := $(VENV)/.made
 oldest := .venv-oldest
 oldest_python := PATH=$(abspath $(oldest))/bin:$$PATH $(abspath $(oldest))/bin/python
 oldest_tree := build/oldest
+data_libraries := hvd_ext/lib/libhvd_ext_cache.so hvd_ext/lib/libhvd_ext_data.so
 native_sources := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.def' -o -name '*.map' -o -name CMakeLists.txt)
 cxx_files := $(shell find tf_ops $(wildcard tests/native) -name '*.cc' -o -name '*.h')
 # what clang checks the use of locks in (tf_ops/base/mutex.h)
 clang := $(shell command -v clang++)
-locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc)
+locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.cc)
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
@@ -49,11 +50,13 @@ test: setup ## all tests
 check: setup ## the quick tests: under 3 minutes on 2 cores
 	$(python) -m pytest -rs -m 'not slow' $(PYTEST_ARGS) tests
 
-test-oldest: $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
+test-oldest: $(stamps)/hvd_ext $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
 	@echo "== a copy of the tree with libraries for this TensorFlow: $(oldest_tree)"
 	rm -rf $(oldest_tree) && mkdir -p $(oldest_tree)
 	tar -cf - --exclude='./.venv*' --exclude=./.git --exclude=./build --exclude=./out --exclude=./hvd_ext/lib . | tar -xf - -C $(oldest_tree)
 	cd $(oldest_tree) && $(oldest_python) -m hvd_ext build
+	@echo "== the data cache's libraries are those that were built for the newest TensorFlow: they run on both"
+	cp $(data_libraries) $(oldest_tree)/hvd_ext/lib
 	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) tests/unit tests/ranks
 	cd $(oldest_tree) && $(oldest_python) -m pytest -rs $(PYTEST_ARGS) -k 2 tests/mpi/test_ranks.py
 

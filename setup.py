@@ -60,9 +60,14 @@ class BuildWithNative(build_py):
         """Build the native libraries, or say what is missing and how to get them."""
         toolchain, missing = native.find_toolchain(isolated=True)
         if toolchain is None:
+            without_mpi, _ = native.find_toolchain(isolated=True, mpi=False)
+            if without_mpi is not None:
+                native.build(without_mpi, tree, output, isolated=True, echo=lambda line: print(line, flush=True))
             commands = [thing.mend for thing in missing] + [versions.BUILD]
             say(
-                "hvd_ext: the Python part is installed without the native libraries: training needs them.\n"
+                "hvd_ext: the Python part is installed without the native libraries"
+                + (" but those of the data cache" if without_mpi is not None else "")
+                + ": training needs them.\n"
                 + "\n".join(f"  missing: {thing.what}" for thing in missing)
                 + "\n  what to do:\n"
                 + "\n".join(f"    {command}" for command in commands)

@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -145,6 +145,16 @@ for part in $parts; do
         # about 35 minutes, on the images of: python examples/make_images.py --output out/images
         rm -f "$folder/stragglers_accuracy.json"
         python -m benchmarks.studies.stragglers_accuracy "$folder/stragglers_accuracy.json" out/images
+        ;;
+    data)
+        # about 8 minutes
+        # Grain and MosaicML Streaming are measured where they are installed; else a note says that they are left out
+        hvd_ext bench data --json "$folder/data.json"
+        hvd_ext bench plot-data "$folder/data.json" --output "$folder/data.png"
+        ;;
+    cached_pictures)
+        # about 5 minutes, on the images of: python examples/make_images.py --output out/images
+        python -m benchmarks.studies.cached_pictures "$folder/cached_pictures.json" out/images
         ;;
     training_nine)
         rm -f "$folder/training_nine.json"

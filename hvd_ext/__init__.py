@@ -72,6 +72,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "verbose",
     ),
     "hvd_ext.data": ("shard",),
+    "hvd_ext.data.cache": ("DataCache",),
     "hvd_ext.compression.topk": ("TopK", "Warmup"),
     "hvd_ext.runner": ("run",),
     "hvd_ext.options": ("Average", "Sum", "Min", "Max", "Product", "Compression", "Options"),
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     )
     from hvd_ext.compression.topk import TopK as TopK, Warmup as Warmup
     from hvd_ext.data import shard as shard
+    from hvd_ext.data.cache import DataCache as DataCache
     from hvd_ext.job.process import (
         ccl_built as ccl_built,
         cross_rank as cross_rank,

@@ -60,6 +60,7 @@ def build(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="folder for the libraries; hvd_ext/lib by default")
     ] = None,
+    data: Annotated[bool, typer.Option("--data", help="build the data cache alone, which needs no MPI")] = False,
 ) -> None:
     """Build the native libraries against the installed TensorFlow and MPI."""
     from hvd_ext.build import native, progress
@@ -75,7 +76,7 @@ def build(
             raise InstallError(
                 f"{target} cannot be written: run this as its owner, or name another folder with --output"
             )
-        toolchain, missing = native.find_toolchain()
+        toolchain, missing = native.find_toolchain(mpi=not data)
         if toolchain is None:
             words = "\n".join(f"  {thing}" for thing in missing)
             raise InstallError(f"the native libraries cannot be built here:\n{words}")
@@ -143,6 +144,12 @@ def probe(context: typer.Context) -> None:
 def trace(context: typer.Context) -> None:
     """Merge the traces of all ranks for Perfetto, and say how much communication was exposed: `trace --help`."""
     importlib.import_module("hvd_ext.commands.trace").app(args=context.args, prog_name="python -m hvd_ext trace")
+
+
+@app.command(context_settings=FORWARD)
+def cache(context: typer.Context) -> None:
+    """List, verify or delete what data caches have left on the disk and in memory of this host: `cache ls --help`."""
+    importlib.import_module("hvd_ext.commands.cache").app(args=context.args, prog_name="python -m hvd_ext cache")
 
 
 @app.command(context_settings={**FORWARD, "allow_interspersed_args": False})

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies import prices, replan, skew, stragglers_accuracy, stragglers_lstm
+from benchmarks.studies import cached_pictures, prices, replan, skew, stragglers_accuracy, stragglers_lstm
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
+from hvd_ext.bench.data_table import HEADINGS as DATA_HEADINGS, cells_of as data_cells, data_faults, place_of, runs_of
 from hvd_ext.bench.results import (
     ALLREDUCE,
+    DATA,
     SCHEDULE,
     STRAGGLERS,
     TOPK,
@@ -153,6 +155,14 @@ def stragglers_markdown(result: Mapping[str, Any]) -> str:
     wrong = "".join(f"- {line}\n" for line in stragglers_faults(result["rows"]))
     told = f"{_where(result['runs'][0])} Means of {result['rows'][0]['steps']} steps."
     return f"{told}\n\n{table(STRAGGLERS_HEADINGS, lines)}" + (f"\n{wrong}" if wrong else "")
+
+
+def data_markdown(result: Mapping[str, Any]) -> str:
+    """Write a result of bench data as Markdown: machine, versions, a table with every row, what was wrong, notes."""
+    lines = [[*place_of(row), *data_cells(row, rows)] for row, rows in runs_of(result["rows"])]
+    said = [*data_faults(result["rows"]), *(note for run in result["runs"] for note in run.get("notes", []))]
+    written = "".join(f"- {line}\n" for line in said)
+    return f"{_facts(result)}\n\n{table(DATA_HEADINGS, lines)}" + (f"\n{written}" if written else "")
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
@@ -326,9 +336,10 @@ def _markdown_of(path: Path) -> str:
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
-    if kind == stragglers_accuracy.BENCHMARK:
-        found = load(path, kind, stragglers_accuracy.__name__)
-        return f"{_where(found['runs'][0])}\n\n{stragglers_accuracy.markdown(found)}"
+    for trained in (stragglers_accuracy, cached_pictures):
+        if kind == trained.BENCHMARK:
+            found = load(path, kind, trained.__name__)
+            return f"{_where(found['runs'][0])}\n\n{trained.markdown(found)}"
     for study in (prices, replan, skew, stragglers_lstm):
         if kind == study.BENCHMARK:
             found = load(path, kind, study.__name__)
@@ -339,5 +350,6 @@ def _markdown_of(path: Path) -> str:
         TOPK: topk_markdown,
         SCHEDULE: schedule_markdown,
         STRAGGLERS: stragglers_markdown,
+        DATA: data_markdown,
     }
     return written[kind](load(path, kind))

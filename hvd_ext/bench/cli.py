@@ -19,7 +19,7 @@ app = App(no_args_is_help=True)
 
 @app.callback()
 def bench() -> None:
-    """Measure collectives beside MPI and Horovod."""
+    """Measure collectives beside MPI and Horovod, and the reading of data."""
 
 
 @app.command()
@@ -406,6 +406,73 @@ def topk(
 
 
 @app.command()
+def data(
+    parts: Annotated[
+        str,
+        typer.Option(
+            help="With commas; hits: samples that were read before; ranks: memory of four ranks; first: the first "
+            "epoch; second: a second job; half: room for half of the data; slow: training from a slow source on a "
+            "rehearsed cluster; many: 1.28 million samples."
+        ),
+    ] = "hits,ranks,first,second,half,slow,many",
+    contestants: Annotated[
+        str | None,
+        typer.Option(
+            help="Of datacache, datacache-disk, datacache-keep, memcpy, cache, cache-part, cache-file, snapshot, "
+            "memmap, decode, grain, streaming, shuffle; those of each part without it."
+        ),
+    ] = None,
+    repetitions: Annotated[int, typer.Option(metavar="N", help="Samples of a figure.")] = 5,
+    scale: Annotated[str, typer.Option(help="Share of the full number of samples, as 0.0625 or 1/16.")] = "1",
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where files are written, 4 GB at once; else TMPDIR.")
+    ] = None,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without a new sample.")] = 300.0,
+) -> None:
+    """Hand samples over and keep them: hvd_ext.DataCache, tf.data, np.memmap and other loaders in turns, beside a copy
+    of the same bytes, with the goals of the cache."""
+    from hvd_ext.bench import results
+    from hvd_ext.bench.data import Request, measure
+    from hvd_ext.bench.data_table import data_faults, data_table, missed
+
+    with command.ended_in_words("hvd_ext bench data"):
+        command.check_append(append, json_file)
+        request = Request(
+            parts=command.names(parts),
+            contestants=() if contestants is None else command.names(contestants),
+            repetitions=repetitions,
+            scale=command.part("--scale", scale),
+            timeout_s=timeout,
+            folder=folder,
+        )
+        if folder is not None and not folder.is_dir():
+            raise typer.BadParameter(f"{folder}: must be there", param_hint="--folder")
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.DATA), json_file, append)
+        run = results.begin_run("processes and jobs of this host, one after the other")
+        with command.progress(len(request.parts)) as tell:
+            rows, notes = measure(request, tell)
+        run.update(notes=notes)
+        result = results.result_of(run, rows, results.DATA)
+        kept = results.joined(before, result) if before else result
+        if json_file is not None:
+            results.save(json_file, kept)
+        console = command.table_console()
+        console.print(data_table(result))
+        wrong = data_faults(rows)
+        command.say(console, [*missed(rows), *notes], wrong)
+        if plot_file is not None:
+            from hvd_ext.bench.data_plot import draw_data
+
+            draw_data(kept["rows"], plot_file)
+    sys.exit(1 if wrong else 0)
+
+
+@app.command()
 def plot(
     files: Annotated[list[Path], typer.Argument(help="Results of bench allreduce --json.")],
     output: command.Output,
@@ -456,6 +523,22 @@ def plot_stragglers(
         command.check_folder("--output", output)
         rows = [row for path in files for row in results.load(path, results.STRAGGLERS)["rows"]]
         draw_stragglers(rows, output, command.names(only))
+
+
+@app.command("plot-data")
+def plot_data(
+    files: Annotated[list[Path], typer.Argument(help="Results of bench data --json.")],
+    output: command.Output,
+    only: command.Only = "",
+) -> None:
+    """Draw the processor time of samples that were read before, over that of a copy of the same bytes."""
+    from hvd_ext.bench import results
+    from hvd_ext.bench.data_plot import draw_data
+
+    with command.ended_in_words("hvd_ext bench plot-data"):
+        command.check_folder("--output", output)
+        rows = [row for path in files for row in results.load(path, results.DATA)["rows"]]
+        draw_data(rows, output, command.names(only))
 
 
 @app.command("plot-training")

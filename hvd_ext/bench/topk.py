@@ -6,16 +6,16 @@ import dataclasses
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvd_ext.bench.jobs import events_of
 from hvd_ext.bench.sampling import Follower
 from hvd_ext.bench.topk_inputs import INPUTS, ORDINARY
 from hvd_ext.bench.topk_worker import EVENTS, EVICT_BYTES, Task
 from hvd_ext.errors import InvalidError
-from hvd_ext.runner.launcher import Job, JobError, job_environment, last_words
+from hvd_ext.runner.launcher import Job, job_environment
 
 NAMES = {
     "noop": "no-op",
@@ -146,7 +146,7 @@ def measure(
             numbers = {name: str(threads) for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")}
             follower, last = Follower(folder / EVENTS), None
             with Job(command, folder / "log", job_environment(**numbers)) as job:
-                for event in _events(job, follower, request.timeout_s):
+                for event in events_of(job, follower, request.timeout_s, "bench topk"):
                     if event["kind"] == "hello":
                         notes += [note for note in _notes(event, request) if note not in notes]
                         continue
@@ -156,23 +156,6 @@ def measure(
                     last = where
                     rows.append(row)
     return beside_ours(rows), notes
-
-
-def _events(job: Job, follower: Follower, timeout_s: float) -> Any:
-    """Yield the events of a process until it has ended well."""
-    heard = time.monotonic()
-    while True:
-        ended = job.status() is not None
-        found = follower.new()
-        yield from found
-        if found:
-            heard = time.monotonic()
-        if ended:
-            job.wait(timeout_s)  # raises where it has failed
-            return
-        if time.monotonic() - heard > timeout_s:
-            raise JobError(f"bench topk: no new row for {timeout_s:g} s\n{last_words(job.log)}")
-        time.sleep(0.1)
 
 
 def _notes(hello: Mapping[str, Any], request: Request) -> list[str]:

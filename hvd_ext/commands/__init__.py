@@ -1,1 +1,1 @@
-"""The commands `plan`, `trace` and `cluster` of `python -m hvd_ext`; each module is a Typer app."""
+"""The commands `plan`, `trace`, `cluster`, `cache` and others of `python -m hvd_ext`; each module is a Typer app."""

@@ -65,7 +65,8 @@ answer = {{"abi": library.hvd_ext_abi_version(), "mpi": text.value.decode(errors
 """
 OPS = """
 import tensorflow
-tensorflow.load_op_library({path!r})
+for path in {paths!r}:
+    tensorflow.load_op_library(path)
 answer = {{}}
 """
 MPI4PY = "import mpi4py; from mpi4py import rc; rc.initialize = False; from mpi4py import MPI\n" + (
@@ -155,18 +156,19 @@ def mpi() -> Finding:
 
 
 def native_library() -> Finding:
-    """Both native libraries load."""
+    """The native libraries load."""
     part = "native libraries"
-    for name in (libraries.ENGINE_LIBRARY, libraries.OPS_LIBRARY):
+    for name in libraries.ALL:
         if not (libraries.LIBRARIES / name).is_file():
             return Finding(part, State.WRONG, f"{name} is not in {libraries.LIBRARIES}", versions.BUILD)
     answer = engine_answer()
     if answer.error:
         return Finding(part, State.WRONG, answer.error, versions.BUILD)
-    ops = child.ask(sys.executable, OPS.format(path=str(libraries.LIBRARIES / libraries.OPS_LIBRARY)))
+    with_ops = (libraries.OPS_LIBRARY, libraries.DATA_LIBRARY)  # the second loads the cache's
+    ops = child.ask(sys.executable, OPS.format(paths=[str(libraries.LIBRARIES / name) for name in with_ops]))
     if ops.error:
         return Finding(part, State.WRONG, ops.error, versions.BUILD)
-    return Finding(part, State.OK, f"both load; {flavour(answer.values['mpi']) or 'no MPI inside'}")
+    return Finding(part, State.OK, f"all {len(libraries.ALL)} load; {flavour(answer.values['mpi']) or 'no MPI inside'}")
 
 
 def native_match() -> Finding:

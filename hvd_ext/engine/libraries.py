@@ -10,6 +10,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = PACKAGE / "lib"
 ENGINE_LIBRARY = "libhvd_ext_engine.so"
 OPS_LIBRARY = "libhvd_ext_ops.so"
+CACHE_LIBRARY = "libhvd_ext_cache.so"
+DATA_LIBRARY = "libhvd_ext_data.so"
+DATA = (CACHE_LIBRARY, DATA_LIBRARY)  # these need neither MPI nor the engine
+ALL = (ENGINE_LIBRARY, OPS_LIBRARY, *DATA)
 RECORD = "build.json"
 SUFFIXES = (".txt", ".cmake", ".cc", ".h", ".def", ".map")
 

@@ -5,12 +5,13 @@ Of the programs only the exit status counts, since what several ranks print is m
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
 import pytest
 
-from tests.native.builds import built, must_succeed, run
+from tests.native.builds import ROOT, built, must_succeed, run
 
 pytestmark = pytest.mark.slow  # the first run builds for a minute
 
@@ -30,6 +31,12 @@ def without_randomised_addresses() -> list[str]:
     return []
 
 
+def exported(library: str) -> list[str]:
+    """Gives the names that a shared library defines for others."""
+    lines = must_succeed(["nm", "--dynamic", "--defined-only", "--demangle", library], RUN_LIMIT_S).splitlines()
+    return [line.split(maxsplit=2)[2] for line in lines]
+
+
 def test_the_native_tests_pass():
     must_succeed([str(built() / "tests" / "hvd_ext_native_tests"), "--quiet"], RUN_LIMIT_S)
 
@@ -44,6 +51,12 @@ def test_the_native_tests_pass_under_sanitizers(sanitize):
     must_succeed([*without_randomised_addresses(), str(program), "--quiet"], RUN_LIMIT_S)
 
 
+def test_a_cache_whose_processes_are_killed_at_random_keeps_what_was_finished():
+    # 500 kills in 60 s are the long version: build/native-tests/plain/tests/hvd_ext_cache_kills 500 55
+    output = must_succeed([str(built() / "tests" / "hvd_ext_cache_kills"), "80", "8"], RUN_LIMIT_S)
+    assert "80 kills in" in output
+
+
 def test_a_filter_that_fits_no_test_is_a_failure():
     code, output = run([str(built() / "tests" / "hvd_ext_native_tests"), "no such test"], RUN_LIMIT_S)
     assert code != 0
@@ -51,12 +64,35 @@ def test_a_filter_that_fits_no_test_is_a_failure():
 
 
 def test_the_engine_library_exports_only_the_c_abi_and_the_engine():
-    library = built() / "lib" / "libhvd_ext_engine.so"
-    lines = must_succeed(["nm", "--dynamic", "--defined-only", "--demangle", str(library)], RUN_LIMIT_S).splitlines()
-    names = [line.split(maxsplit=2)[2] for line in lines]
+    names = exported(str(built() / "lib" / "libhvd_ext_engine.so"))
     assert "hvd_ext_abi_version" in names
     assert any(name.startswith("hvd_ext::Engine::") for name in names)
     assert [name for name in names if not name.startswith(EXPORTS)] == []
+
+
+def test_the_library_of_the_data_cache_exports_the_c_abi_and_what_its_ops_call_and_needs_no_mpi_or_tensorflow():
+    library = str(built() / "lib" / "libhvd_ext_cache.so")
+    names = exported(library)
+    assert "hvd_ext_cache_abi_version" in names
+    assert [
+        name for name in names if not name.startswith(("hvd_ext_", "hvd_ext::FindStore(", "hvd_ext::EpochOrder::"))
+    ] == []
+    needed = must_succeed(["readelf", "--dynamic", library], RUN_LIMIT_S)
+    assert "libc.so" in needed
+    assert [word for word in ("mpi", "tensorflow", "hvd_ext_engine") if word in needed] == []
+
+
+def test_the_ops_of_the_data_cache_export_nothing_and_need_tensorflows_c_api_alone():
+    library = ROOT / "hvd_ext" / "lib" / "libhvd_ext_data.so"  # the build of the native tests is without TensorFlow
+    if not library.is_file():
+        pytest.skip(f"{library} is not built")
+    assert exported(str(library)) == []
+    needed = re.findall(r"NEEDED.*\[(.*)\]", must_succeed(["readelf", "--dynamic", str(library)], RUN_LIMIT_S))
+    ours = [name for name in needed if not name.startswith(("libc.", "libm.", "libstdc++.", "libgcc_s.", "ld-linux"))]
+    assert ours == ["libhvd_ext_cache.so", "libtensorflow_framework.so.2"]
+    undefined = must_succeed(["nm", "--dynamic", "--undefined-only", "--demangle", str(library)], RUN_LIMIT_S)
+    assert " TF_NewKernelBuilder" in undefined
+    assert [line for line in undefined.splitlines() if re.search(r"tensorflow::|tsl::|absl::", line)] == []
 
 
 @pytest.mark.mpi

@@ -18,6 +18,7 @@ LAUNCHED_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 # Files whose tests do not depend on how many other ranks there are: the suite runs them on one and on two, and `make
 # check` not at all. Two cores need minutes for them on more.
 SAME_ON_ANY_NUMBER = (
+    "test_bench_data.py",
     "test_optimizer.py",
     "test_callbacks.py",
     "test_mismatch_table.py",
@@ -32,6 +33,7 @@ SAME_ON_ANY_NUMBER = (
     "test_callbacks_together.py",
     "test_hangs.py",
     "test_sync_batch_norm.py",
+    "test_data_page.py",
     "test_training_page.py",
     "test_readme.py",
     "test_gpu_machines.py",
@@ -57,7 +59,7 @@ SAME_ON_ANY_NUMBER = (
 
 # Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
 # more the sums are those of the other files, and test_optimizer_sets.py trains.
-UP_TO_THREE = ("test_training.py", "test_refusals_tape.py", "test_stragglers.py", "test_topk.py")
+UP_TO_THREE = ("test_data_cache.py", "test_training.py", "test_refusals_tape.py", "test_stragglers.py", "test_topk.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -158,5 +158,5 @@ def test_a_save_before_the_first_step_says_what_it_cannot_have(caplog: pytest.Lo
     made.optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(()))})  # of another number of ranks
     with caplog.at_level(logging.WARNING, "hvd_ext"):
         assert optimizer_states.collect(made) == {}
-    said = "saved before its first step on another number of ranks: the residuals and velocities are not in"
+    said = "saved before its first step on another number of ranks: what the ranks carry over (top-k) is not in"
     assert (said in caplog.text) == (hvd.rank() == 0)

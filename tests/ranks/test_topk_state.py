@@ -297,5 +297,5 @@ def test_on_one_host_it_is_said_once_that_nothing_is_selected(caplog: pytest.Log
 
 
 def test_what_cannot_be_flushed_is_refused() -> None:
-    with pytest.raises(InvalidError, match="flush .*other optimizers have no residuals"):
+    with pytest.raises(InvalidError, match="flush .*other optimizers keep no gradients back"):
         hvd.flush(hvd.DistributedOptimizer(keras.optimizers.SGD()))

@@ -10,13 +10,22 @@ from typer.testing import CliRunner
 
 from hvd_ext.__main__ import app as main
 from hvd_ext.bench.cli import app as bench
+from hvd_ext.commands.cache import app as cache
 from hvd_ext.commands.cluster import app as cluster
 from hvd_ext.commands.plan import app as plan
 from hvd_ext.commands.simulate import app as simulate
 from hvd_ext.commands.trace import app as trace
 
-APPS = {"": main, "bench": bench, "cluster": cluster, "plan": plan, "simulate": simulate, "trace": trace}
-FORWARDED = {"bench", "cluster", "plan", "probe", "simulate", "trace"}  # main hands their arguments on
+APPS = {
+    "": main,
+    "bench": bench,
+    "cache": cache,
+    "cluster": cluster,
+    "plan": plan,
+    "simulate": simulate,
+    "trace": trace,
+}
+FORWARDED = {"bench", "cache", "cluster", "plan", "probe", "simulate", "trace"}  # main hands their arguments on
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -74,6 +74,14 @@ def test_the_kernels_include_neither_the_engine_nor_the_ops():
     assert [file for file in included if file.startswith(("engine/", "ops/"))] == []
 
 
+def test_the_store_of_the_data_cache_needs_nothing_of_the_engine():
+    store = [path for path in CXX if name(path).startswith("tf_ops/cache/")]
+    assert store
+    included = {file for path in store for file in INCLUDE.findall(path.read_text(encoding="utf-8")) if "/" in file}
+    allowed = ("cache/", "base/", "shm/arena.h", "sys/")
+    assert [file for file in included if not file.startswith(allowed)] == []
+
+
 def imports(tree: ast.AST) -> Iterator[str]:
     """Yields the modules that a file imports, and the dotted names of modules that it reads, as in os.environ."""
     for node in ast.walk(tree):

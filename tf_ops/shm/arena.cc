@@ -29,6 +29,15 @@ Status Failed(const std::string& call) {
   return Internal("shared memory: " + call + ": " + std::strerror(errno) + " (code " + std::to_string(errno) + ")");
 }
 
+// Reserves pages of the file, and returns whether the system has them.
+bool ReservePages(int fd, int64_t offset, int64_t nbytes) {
+  int failed = -1;
+  do {
+    failed = fallocate(fd, 0, offset, nbytes);
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0;
+}
+
 // Leaves the arena out of core dumps: a dump would allocate a page for every hole, up to all of the host's memory.
 void NotDumped(void* base, int64_t nbytes) { madvise(base, static_cast<size_t>(nbytes), MADV_DONTDUMP); }
 
@@ -111,11 +120,7 @@ char* Arena::Take(int64_t nbytes) {
     // Touching a page that the system cannot provide would end the process with SIGBUS. If its reservation here fails,
     // the caller gets null instead.
     int64_t more = std::min(RoundUp(end - reserved_, kStep), address_.capacity - reserved_);
-    int failed = -1;
-    do {
-      failed = fallocate(static_cast<int>(address_.fd), 0, reserved_, more);
-    } while (failed != 0 && errno == EINTR);
-    if (failed != 0) return nullptr;
+    if (!ReservePages(static_cast<int>(address_.fd), reserved_, more)) return nullptr;
 #ifdef MADV_POPULATE_WRITE
     madvise(base_ + reserved_, static_cast<size_t>(more),
             MADV_POPULATE_WRITE);  // spares the first step its page faults
@@ -125,14 +130,25 @@ char* Arena::Take(int64_t nbytes) {
   return base_ + std::exchange(used_, end);
 }
 
-MappedArena::MappedArena(char* base, int64_t capacity, std::shared_ptr<Arena> own)
-    : base_(base), capacity_(capacity), own_(std::move(own)) {}
+MappedArena::MappedArena(char* base, int64_t capacity, int fd, std::shared_ptr<Arena> own)
+    : base_(base), capacity_(capacity), fd_(fd), own_(std::move(own)) {}
 
 MappedArena::~MappedArena() {
   if (own_ == nullptr) munmap(base_, static_cast<size_t>(capacity_));
+  if (fd_ >= 0) close(fd_);
 }
 
-Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped) {
+Status MappedArena::Reserve(int64_t offset, int64_t nbytes) {
+  int fd = own_ != nullptr ? static_cast<int>(own_->address_.fd) : fd_;
+  if (fd < 0) return Internal("shared memory: must be opened for reserving");
+  if (At(offset, nbytes) == nullptr) return Internal("shared memory: a range that is reserved must lie inside");
+  if (nbytes > 0 && !ReservePages(fd, offset, nbytes)) {
+    return Failed("reserving " + std::to_string(nbytes) + " bytes");
+  }
+  return Status::Ok();
+}
+
+Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped, bool reserves) {
   {
     Registry& registry = TheRegistry();
     MutexLock lock(&registry.mutex);
@@ -140,7 +156,7 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
     std::shared_ptr<Arena> own = found == registry.arenas.end() ? nullptr : found->second.lock();
     if (own != nullptr) {
       char* base = own->base_;
-      mapped->reset(new MappedArena(base, address.capacity, std::move(own)));
+      mapped->reset(new MappedArena(base, address.capacity, -1, std::move(own)));
       return Status::Ok();
     }
   }
@@ -167,10 +183,13 @@ Status MappedArena::Open(const ArenaAddress& address, std::shared_ptr<MappedAren
         mmap(nullptr, static_cast<size_t>(address.capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) status = Failed("mmap of " + path);
   }
-  close(fd);
+  if (!status.ok() || !reserves) {
+    close(fd);
+    fd = -1;
+  }
   if (!status.ok()) return status;
   NotDumped(base, address.capacity);
-  std::shared_ptr<MappedArena> opened(new MappedArena(static_cast<char*>(base), address.capacity, nullptr));
+  std::shared_ptr<MappedArena> opened(new MappedArena(static_cast<char*>(base), address.capacity, fd, nullptr));
   if (std::memcmp(base, address.token.data(), sizeof(address.token)) != 0) {
     return Internal("shared memory: " + path + " is another rank's arena");
   }

@@ -1,7 +1,7 @@
 // Memory of a process that the other processes of its host can map, so that what it holds need not be copied to them.
 //
 // An arena is a memory file without a name, so that nothing is left behind, however the process ends. Owner and peers
-// map the whole range of addresses once; pages are reserved when memory is taken.
+// map the whole range of addresses once; pages are reserved when memory is taken, or by whoever is about to use them.
 #pragma once
 
 #include <array>
@@ -56,8 +56,16 @@ class Arena {
 // so that sanitizers see the memory that they share.
 class MappedArena {
  public:
-  static Status Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped);
+  // With `reserves` the mapping can reserve pages, for which it keeps a descriptor of the file.
+  static Status Open(const ArenaAddress& address, std::shared_ptr<MappedArena>* mapped, bool reserves = false);
   ~MappedArena();
+
+  // Reserves the pages of a range, after which any process may touch them: to touch a page that the system cannot
+  // provide would end the process. Pages that are reserved already stay as they are. Fails where the host's memory is
+  // full. Any thread may call it. Memory that the owner takes is reserved by Take.
+  Status Reserve(int64_t offset, int64_t nbytes);
+  char* base() const { return base_; }
+  int64_t capacity() const { return capacity_; }
 
   // Returns the memory at an offset, or null if the range is not inside the arena.
   char* At(int64_t offset, int64_t nbytes) const {
@@ -66,10 +74,11 @@ class MappedArena {
   }
 
  private:
-  MappedArena(char* base, int64_t capacity, std::shared_ptr<Arena> own);
+  MappedArena(char* base, int64_t capacity, int fd, std::shared_ptr<Arena> own);
 
   char* const base_;
   const int64_t capacity_;
+  const int fd_;                      // of another process's arena, where the mapping reserves; else -1
   const std::shared_ptr<Arena> own_;  // an arena of this process, whose mapping is used; null for another process's
 };
 

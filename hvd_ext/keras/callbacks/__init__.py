@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hvd_ext.keras.callbacks.best import BestModelCheckpoint
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.callback_list import synchronized
 from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
@@ -18,6 +19,7 @@ from hvd_ext.keras.checkpoint.callback import Checkpoint
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CacheLogs",
     "Checkpoint",
     "EndTogether",
     "LearningRateScheduleCallback",

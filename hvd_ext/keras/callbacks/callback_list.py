@@ -11,6 +11,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
 from hvd_ext.keras.callbacks.stopping import StopTogether
@@ -45,6 +46,7 @@ def synchronized(
     - Where steps do not wait for all ranks (sync=), the ranks end each epoch together, also with unequal numbers of
       batches, and the last step of `fit` waits for all.
     - When a callback of one rank stops training, all ranks stop after the same step.
+    - The logs of each epoch have the hits of each open `hvd_ext.DataCache`.
     - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it.
 
     Args:
@@ -92,7 +94,8 @@ def synchronized(
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
     # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
     last = [callback for callback in own if isinstance(callback, Checkpoint)]
-    return [end, *first, start, average, *(callback for callback in own if callback not in last), stop, *last]
+    logged = _taken(own, CacheLogs) or CacheLogs()
+    return [end, *first, start, average, logged, *(callback for callback in own if callback not in last), stop, *last]
 
 
 class _RestoreFirst(base.Callback):

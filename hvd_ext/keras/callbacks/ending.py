@@ -1,9 +1,13 @@
-"""The ends of epochs and of `fit` where steps do not wait for all ranks, or return their results one step late."""
+"""The ends of epochs and of `fit` where steps do not wait for all ranks, or return their results one step late.
+
+And the begins: data with an order of their own are told the epoch (`hvd_ext.data.position`).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from hvd_ext.data import position
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.catching_up import accumulated, catch_up, end_together
@@ -18,7 +22,8 @@ class EndTogether(base.Callback):
     that no gradient is left over; this needs a number of steps that Keras knows. With delay=1, the last result is
     applied at the end.
 
-    It must be the first of the callbacks. Where steps wait for all ranks, it does nothing.
+    It must be the first of the callbacks. Where steps wait for all ranks, it only tells the data of `fit` the epoch, so
+    that shuffled data have the order of this epoch.
     """
 
     works_on_batches = True
@@ -27,8 +32,13 @@ class EndTogether(base.Callback):
         super().__init__()
         self._under_way = self._last = False
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Tell the data that a `fit` begins."""
+        position.train_begins()
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Note whether it is the last epoch."""
+        """Note whether it is the last epoch, and tell the data which it is."""
+        position.epoch_begins(self, epoch)
         self._under_way = True
         self._last = epoch + 1 == self.params.get("epochs")
 
@@ -46,11 +56,16 @@ class EndTogether(base.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """End the epoch before its validation."""
+        position.validation_begins()
         self._end()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """End the epoch."""
         self._end()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Tell the data that `fit` has ended."""
+        position.train_ends()
 
     def _end(self) -> None:
         if not self._under_way:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from hvd_ext import state
+from hvd_ext.data import position
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state
@@ -164,6 +165,7 @@ class Checkpoint(keras.callbacks.Callback):
         if not isinstance(self.model, keras.Model):
             raise InvalidError("Checkpoint: works with models of Keras 3; this one is of another Keras")
         base.refuse_plain(self.model)
+        position.train_begins()
         self.stopped_by = None
         self._beside = callback_states.beside(self)
         stopped = False
@@ -194,6 +196,7 @@ class Checkpoint(keras.callbacks.Callback):
                 self._skipping = Skipping(self.model, self._first_step, self._store.replayed)
             else:
                 self._store.forget()
+        position.epoch_begins(self, epoch, 0 if self._skipping is None else self._skipping.left)
         self._began = model_state.random_state()
         self._epoch, self._step, self._first_step = epoch, 0, 0
         self._asked_s = time.monotonic()
@@ -204,6 +207,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._skipping is not None:
             if not self._skipping.left:
                 self._skipping = None
+                position.nothing_to_skip()
                 if self._store is not None:  # callbacks have counted the batches that were skipped
                     self._store.restore_callbacks(self._beside)
             return
@@ -215,11 +219,16 @@ class Checkpoint(keras.callbacks.Callback):
         if asked or (self.every_steps and self._unsaved >= self.every_steps):
             self.save(self._epoch, self._step, asked or f"{self._unsaved} batches")
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Tell the data that validation begins."""
+        position.validation_begins()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Save if it is time."""
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
+            position.nothing_to_skip()
         if self._store is not None:
             self._store.forget()  # or the next epoch would begin with the checkpoint's state
         if self.stopped_by is not None:
@@ -231,6 +240,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give signals their former handlers back."""
         self.model._initial_epoch = None
+        position.train_ends()
         self._beside, self._began = [], {}
         self._watch.stop()
 

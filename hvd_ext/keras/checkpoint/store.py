@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import hvd_ext
 from hvd_ext import state
+from hvd_ext.data import position
 from hvd_ext.errors import CheckpointError, HvdExtError, InvalidError
 from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_states
@@ -102,8 +103,7 @@ class Store:
         """
         start_s = time.monotonic()
         written, others = model_state.variables(self._model)
-        position = {"epoch": epoch, "step": step}
-        about = {"position": position, "signal": signal, "id": uuid.uuid4().hex}
+        about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex}
         answers = self._exchange("save", lambda: {**about, "digests": model_state.digests(written)})
         consensus.check_same("Checkpoint", [answer["position"] for answer in answers])
         first = answers[0]["digests"]
@@ -127,6 +127,7 @@ class Store:
                 variables=model_state.described([*written, *others]),
                 own=[written[index].path for index in sorted({i for each in differing for i in each})],
                 states=sorted({owner for answer in entries for owner in answer["states"]}),
+                data=entries[0]["data"],
                 model=files[0].name,
                 files=files,
             )
@@ -255,6 +256,7 @@ class Store:
         return {
             "files": [file.model_dump() for file in files],
             "states": list(states),
+            "data": position.divided(),
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "versions": {
                 "hvd_ext": hvd_ext.__version__,
@@ -324,6 +326,7 @@ class Store:
         if alike:
             self._assign(self._own)
         owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
+        position.restore(found.data)
         left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
         if self._rank == 0:
             _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)

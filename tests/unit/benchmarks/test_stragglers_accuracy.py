@@ -28,7 +28,9 @@ def learnt(data, mode, epochs=2):
         seen.append([one.copy() for one in weights])
 
     if mode.lost:
-        study.overwritten(arrived, task.begin(), task.gradient, mode.sgd, task.steps_per_epoch if mode.copied else 0, tell)
+        study.overwritten(
+            arrived, task.begin(), task.gradient, mode.sgd, task.steps_per_epoch if mode.copied else 0, tell
+        )
     else:
         study.kept(arrived, task.begin(), task.gradient, mode.sgd, mode.rules.delay, tell)
     return seen

@@ -26,7 +26,7 @@ def fails(*args: object, **kwargs: object) -> None:
 
 def test_build_says_all_that_is_missing_and_ends_with_a_status(monkeypatch, tmp_path):
     missing = [Missing("TensorFlow", "pip install it"), Missing("cmake", "pip install that")]
-    monkeypatch.setattr(native, "find_toolchain", lambda: (None, missing))
+    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (None, missing))
     result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
     assert result.exit_code == 1
     assert "TensorFlow is missing: pip install it" in result.output
@@ -34,7 +34,7 @@ def test_build_says_all_that_is_missing_and_ends_with_a_status(monkeypatch, tmp_
 
 
 def test_build_shows_why_it_failed_letter_by_letter(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "find_toolchain", lambda: (TOOLCHAIN, []))
+    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (TOOLCHAIN, []))
     monkeypatch.setattr(native, "build", fails)
     result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
     assert result.exit_code == 1
@@ -44,10 +44,19 @@ def test_build_shows_why_it_failed_letter_by_letter(monkeypatch, tmp_path):
 
 def test_build_passes_on_the_folder_that_was_named(monkeypatch, tmp_path):
     seen: list[Path] = []
-    monkeypatch.setattr(native, "find_toolchain", lambda: (TOOLCHAIN, []))
+    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (TOOLCHAIN, []))
     monkeypatch.setattr(native, "build", lambda toolchain, folder, target, echo: seen.append(target))
     assert CliRunner().invoke(app, ["build", "--output", str(tmp_path / "lib")]).exit_code == 0
     assert seen == [tmp_path / "lib"]
+
+
+def test_the_data_cache_alone_asks_for_no_mpi(monkeypatch, tmp_path):
+    asked: list[bool] = []
+    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (asked.append(mpi), (TOOLCHAIN, []))[1])
+    monkeypatch.setattr(native, "build", lambda *args, **kwargs: None)
+    for options in (["--data"], []):
+        assert CliRunner().invoke(app, ["build", *options, "--output", str(tmp_path)]).exit_code == 0
+    assert asked == [False, True]
 
 
 def test_build_without_sources_says_that_the_package_is_incomplete(monkeypatch):

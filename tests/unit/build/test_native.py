@@ -116,7 +116,8 @@ def test_a_build_passes_on_the_output_folder_and_leaves_a_record(tmp_path):
     (tree / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.18)\nproject(x NONE)\n"
         "add_custom_target(all_of_it ALL COMMAND ${CMAKE_COMMAND} -E touch "
-        "${HVD_EXT_OUTPUT}/libhvd_ext_engine.so ${HVD_EXT_OUTPUT}/libhvd_ext_ops.so)\n"
+        "${HVD_EXT_OUTPUT}/libhvd_ext_engine.so ${HVD_EXT_OUTPUT}/libhvd_ext_ops.so "
+        "${HVD_EXT_OUTPUT}/libhvd_ext_cache.so ${HVD_EXT_OUTPUT}/libhvd_ext_data.so)\n"
     )
     lines: list[str] = []
     record = native.build(toolchain(), tree, tmp_path / "lib", echo=lines.append)
@@ -125,6 +126,36 @@ def test_a_build_passes_on_the_output_folder_and_leaves_a_record(tmp_path):
     assert record["sources"] == libraries.sources_digest(tree)
     assert lines
     assert json.loads((tmp_path / "lib" / libraries.RECORD).read_text()) == record
+
+
+def test_without_mpi_the_data_cache_alone_is_built_and_the_record_stays(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    commands = "".join(
+        f"add_custom_target(hvd_ext_{name} COMMAND ${{CMAKE_COMMAND}} "
+        f"-E touch ${{HVD_EXT_OUTPUT}}/libhvd_ext_{name}.so)\n"
+        for name in ("cache", "data")
+    )
+    (tree / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(x NONE)\n"
+        "if(HVD_EXT_MPI)\n  message(FATAL_ERROR no)\nendif()\n"
+        f"{commands}add_custom_target(engine ALL COMMAND false)\n"
+    )
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / libraries.RECORD).write_text('{"mpi": "another"}')
+    record = native.build(toolchain(mpicxx="", mpi="no MPI"), tree, tmp_path / "lib")
+    assert record == libraries.read_record(tmp_path / "lib") == {"mpi": "another"}
+    assert all((tmp_path / "lib" / name).is_file() for name in libraries.DATA)
+
+
+def test_an_mpi_that_is_not_asked_for_is_not_missing(bare_python, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    _, missing = native.find_toolchain(bare_python, mpi=False)
+    words = [thing.what for thing in missing]
+    assert "a C++ compiler" in words
+    assert [word for word in words if "MPI" in word] == []
 
 
 def test_a_build_that_fails_says_what_cmake_said(tmp_path):

@@ -106,7 +106,7 @@ def test_libraries_that_are_not_built_are_to_build(libraries):
 
 
 def test_a_library_that_does_not_load_is_to_build(libraries):
-    for name in (sources.ENGINE_LIBRARY, sources.OPS_LIBRARY):
+    for name in sources.ALL:
         (libraries / name).write_bytes(b"not a library")
     finding = checks.native_library()
     assert (finding.state, finding.mend) == (State.WRONG, versions.BUILD)

@@ -1,0 +1,557 @@
+"""`DataCache`: samples are loaded once on each host, and come from its memory or its disk from then on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.data import fingerprint, native, sources, store
+from hvd_ext.data.elements import Elements
+from hvd_ext.data.filling import Filling
+from hvd_ext.data.loading import ON_ERROR, Loader
+from hvd_ext.data.steps import Steps
+from hvd_ext.errors import InvalidError, NotInitializedError
+from hvd_ext.job import consensus, launch, process, process_sets, runtime
+
+if TYPE_CHECKING:
+    from hvd_ext.engine.engine import Engine
+    from hvd_ext.job.process_sets import ProcessSet
+
+_LOG = logging.getLogger("hvd_ext")
+
+_PREFETCHED = 2  # batches that are ready before they are needed
+_WARMED = 32  # samples of a batch of `warm`
+_REMAINDERS = ("drop", "repeat", "uneven")
+
+_open: weakref.WeakSet[DataCache] = weakref.WeakSet()
+
+
+def open_caches() -> list[DataCache]:
+    """Give the caches of this process that are open, by their names."""
+    return sorted((one for one in _open if one.is_open), key=lambda one: one.name)
+
+
+class DataCache:
+    """Samples that are loaded once on each host: later they come from memory that its ranks share, or from its disk.
+
+    The first time a sample is needed, it is read from the source and goes through `load`, and the result is stored.
+    Memory and disk are filled until they have what they may take, and nothing is thrown out of them again; samples that
+    find no room are loaded in every epoch. After a change of the source or of `load` the cache begins anew.
+
+    One rank needs no `init()`. In a job of several ranks all of them make the cache, with the same arguments.
+
+    Attributes:
+        name: of the cache.
+        samples: the number of samples.
+        element_spec: the nest of `tf.TypeSpec` of a sample.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Any,
+        load: Callable[..., Any] | None = None,
+        *,
+        memory: int | str | None = "50%",
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        keep: bool = False,
+        on_error: Literal["raise", "retry", "replace"] = "raise",
+        retries: int = 3,
+        version: str = "",
+        threads: int | None = None,
+        process_set: ProcessSet | None = None,
+        progress: bool = True,
+    ) -> None:
+        """Open the cache.
+
+        Args:
+            name: of the cache: letters, digits, ".", "_" and "-".
+            source: `hvd_ext.data.folder`, `tfrecord`, `tar`, or arrays (one, or a nest of them).
+            load: makes a sample of what the source gives, such as a decoded picture of its file: a function of
+                TensorFlow without random parts, called as `tf.data.Dataset.map` calls it. It may return numbers,
+                strings, ragged and sparse tensors, in any nest. None: samples are what the source gives.
+            memory: the bytes of samples in memory for all ranks of the host: a number, "8GB", "8GiB", or a share of the
+                free memory, the smaller of what the cgroup and the machine have left. None or 0: none.
+            disk: a folder on a disk of this host, where samples stay for later jobs; each host has a folder of its own
+                in it, by its name. None: none.
+            disk_limit: the bytes of samples on the disk, as a number or "200GB"; None: no limit.
+            keep: leave the memory to the next job on this host, in a file in /dev/shm that nobody else can read, until
+                `clear()` or the end of the machine. Else nothing is left of it when the job ends.
+            on_error: what happens if a sample cannot be loaded. "raise": training ends with its name. "retry": the same
+                after `retries` more attempts. "replace": another sample comes in its place, so that all ranks keep
+                equal steps; `stats()` counts them.
+            retries: the number of attempts after the first with on_error="retry".
+            version: a word of your own; another one begins the cache anew. For what load does outside of its graph.
+            threads: how many batches this rank makes at the same time; None: the host's processors that the process may
+                use, divided by the ranks of the host.
+            process_set: the ranks that use the cache; None: all.
+            progress: show on rank 0 how the first fill goes on.
+
+        Raises:
+            InvalidError: an argument breaks its rule, the source cannot be read, or load cannot be traced.
+            MismatchError: the ranks have different arguments or data; on all ranks.
+            NotInitializedError: a launcher has started several ranks, and `init()` was not called.
+        """
+        self.name = store.check_name(name)
+        self._disk = disk
+        self._process_set = process_set
+        self._engine = _engine(process_set, name)
+        self._load = load
+        given: dict[str, Any] = {}
+
+        def prepare() -> dict[str, Any]:
+            _check(name, on_error, retries, threads, version)
+            given["limit"] = store.nbytes_of(disk_limit, "disk_limit")
+            self._source = sources.as_source(source)
+            self._source.open(None if disk is None else store.host_folder(disk))
+            self._prepare(on_error, retries, version)
+            return {
+                "disk": disk is not None,
+                "keep": keep,
+                "on_error": on_error,
+                "retries": retries,
+                "version": version,
+                "samples": self.samples,
+                "the data": self._source.contents,
+                "load": self._load_digest,
+                "the structure of a sample": repr(self._elements.described()),
+            }
+
+        self._agree(prepare, _one_after_the_other(self._engine, disk))
+        memory_bytes = store.nbytes_of(memory, "memory", store.free_memory)
+        self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
+        self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
+        self._tell_of_earlier()
+        self._open_store(memory_bytes, given["limit"])
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // _local_size())
+        self._filling = Filling(name, self._expected(), self._seen) if progress and self._rank == 0 else None
+        self._loader = Loader(
+            self._store,
+            self._elements,
+            self._element,
+            self._source.place_of,
+            on_error,
+            retries,
+            (lambda: None) if self._filling is None else self._filling.tick,
+        )
+        self.is_open = True
+        _open.add(self)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self._source.samples
+
+    @property
+    def element_spec(self) -> Any:
+        """The nest of `tf.TypeSpec` of a sample."""
+        return self._elements.spec
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._engine is None else self._engine.rank
+
+    @property
+    def _size(self) -> int:
+        return 1 if self._engine is None else self._engine.size
+
+    def _agree(self, prepare: Callable[[], dict[str, Any]], in_turns: bool) -> None:
+        """Prepare on all ranks, and compare what they have; the first rank of each host before the others, if asked."""
+        if self._engine is None:
+            prepare()
+            return
+        subject = f"DataCache {self.name}"
+        first = not in_turns or process.local_rank() == 0
+        mine: dict[str, Any] = {}
+
+        def now() -> None:
+            mine.update(prepare())
+
+        if in_turns:
+            consensus.exchange(self._engine, f"{subject} (first)", lambda: now() if first else None)
+
+        def settings() -> dict[str, Any]:
+            if not mine:
+                now()
+            return mine
+
+        consensus.check_same(subject, consensus.exchange(self._engine, subject, settings), self._engine.ranks)
+
+    def _prepare(self, on_error: str, retries: int, version: str) -> None:
+        """Trace load, and say what the cache is of."""
+        what = "load" if self._load is not None else "source"
+        with tf.device("CPU:0"):
+            traced = tf.function(self._call).get_concrete_function(self._source.element_spec)
+        spec = tf.nest.map_structure(_spec_of, traced.structured_outputs)
+        self._elements = Elements(spec, what)
+        self._load_digest = fingerprint.of_function(traced, version)
+        self._digest = fingerprint.of_parts(
+            self._source.digest, self._load_digest, self._elements.described(), version, self.samples
+        )
+
+    def _call(self, element: Any) -> Any:
+        if self._load is None:
+            return element
+        return self._load(*element) if isinstance(element, tuple) else self._load(element)
+
+    def _element(self, number: tf.Tensor) -> Any:
+        return self._call(self._source.read(number))
+
+    def _tell_of_earlier(self) -> None:
+        if self._rank != 0:
+            return
+        found: list[store.Found] = []
+        if self._folder is not None and not self._folder.exists():
+            found += store.on_disk(self._folder.parent)
+        if self._kept is not None and not self._kept.exists():
+            found += store.in_memory()
+        earlier = sorted({str(one.path) for one in found if one.name == self.name and one.digits != self._digest[:16]})
+        if earlier:
+            _LOG.warning(
+                "cache %s: begins anew, because the source, load or version is another than that of %s, which stays "
+                "until `python -m hvd_ext cache clear` deletes it",
+                self.name,
+                " and ".join(earlier),
+            )
+
+    def _open_store(self, memory_bytes: int, disk_bytes: int) -> None:
+        subject = f"DataCache {self.name}: memory"
+
+        host = socket.gethostname()
+
+        def opened() -> tuple[str, list[int]]:
+            self._store = store.Store(
+                self.name,
+                self._digest,
+                self.samples,
+                memory_bytes=memory_bytes,
+                keep=self._kept,
+                folder=self._folder,
+                disk_bytes=disk_bytes,
+                about={
+                    "source": self._source.words,
+                    "elements": self._elements.described(),
+                    "fingerprint": self._digest,
+                },
+            )
+            return host, self._store.address()
+
+        if self._engine is None:
+            opened()
+        else:
+            # Hosts of a rehearsed cluster could map each other's memory, and must not: they stand for machines.
+            of_ranks = consensus.exchange(self._engine, subject, opened)
+            addresses = [address for name, address in of_ranks if name == host]
+            # Nobody goes on, and perhaps ends, before all have mapped what they share.
+            consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
+        self._store.tell_warnings()
+
+    def _expected(self) -> int:
+        """Give the number of samples that the ranks of this host read if each has a part of its own."""
+        return self.samples // self._size * min(_local_size(), self._size)
+
+    def _seen(self) -> tuple[int, int, bool]:
+        seen = self._store.statistics()
+        records = max(seen["memory_records"], seen["disk_records"])
+        stored = max(seen["memory_inserted_bytes"], seen["disk_inserted_bytes"])
+        inserted = max(1, seen["memory_inserted"], seen["disk_inserted"])
+        records += self._loader.counts["failed"]  # those will never be there
+        return records, records * stored // inserted, bool(seen["memory_open"] or seen["disk_open"])
+
+    def dataset(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        remainder: Literal["drop", "repeat", "uneven"] = "drop",
+        steps: int | None = None,
+        drop_remainder: bool = False,
+        parts: int | None = None,
+        keys: bool = False,
+        padding: Any = None,
+        process_set: ProcessSet | None = None,
+    ) -> tf.data.Dataset:
+        """Give this rank's batches of each epoch; all ranks of a job call it alike, and all have equally many steps.
+
+        In every epoch each rank has the same part of the samples, in a new order if shuffled; so what its host has
+        stored is what it needs. Where training stopped and goes on, also on another number of ranks with the same
+        number of samples in a step, it goes on with the samples that would have come (docs/saving.md).
+
+        Args:
+            batch_size: samples in a batch of one rank.
+            shuffle: a new order in every epoch, of the whole part of the rank: there is no buffer.
+            seed: of the order and of keys; the same on all ranks.
+            remainder: what happens to the samples that are left when all ranks have equally many. "drop": nobody sees
+                them. "repeat": samples from the beginning fill up. "uneven": the first ranks have one more, for
+                validation.
+            steps: the number of steps in an epoch, all with full batches; None: those that the samples make.
+            drop_remainder: drop a last, smaller batch.
+            parts: into how many parts the order divides the samples; None: the number of ranks. An earlier job's
+                number is taken over from its checkpoint.
+            keys: give each sample a seed: batches are (samples, seeds), with seeds int32 [batch, 2] that depend on
+                seed, epoch and sample alone. With `tf.image.stateless_random_crop` and the like, augmentation is the
+                same on any number of ranks.
+            padding: of samples of varying shape: None gives ragged batches; a value, or a nest of values as
+                `tf.data.Dataset.padded_batch` takes it, pads to the largest sample of the batch.
+            process_set: the ranks that divide the samples; None: those of the cache.
+
+        Returns:
+            A `tf.data.Dataset` with its cardinality. Augmentation goes behind it, with `map`.
+
+        Raises:
+            InvalidError: an argument breaks its rule, there are fewer samples than ranks, or the cache is closed.
+            MismatchError: the ranks have different arguments; on all ranks.
+        """
+        self._check_open()
+        engine = self._engine if process_set is None else process_sets.member(process_set, "dataset").engine
+        rank, size = (0, 1) if engine is None else (engine.rank, engine.size)
+        settings = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "seed": seed,
+            "remainder": remainder,
+            "steps": steps,
+            "drop_remainder": drop_remainder,
+            "parts": parts,
+            "keys": keys,
+        }
+
+        def mine() -> dict[str, Any]:
+            _check_dataset(self.samples, size, settings)
+            return settings
+
+        if engine is None:
+            mine()
+        else:
+            subject = f"DataCache {self.name}: dataset"
+            consensus.check_same(subject, consensus.exchange(engine, subject, mine), engine.ranks)
+        elements = self._elements if padding is None else Elements(self.element_spec, "load", padding)
+        order = Steps(
+            self.name,
+            self.samples,
+            batch_size,
+            rank=rank,
+            size=size,
+            parts=parts,
+            shuffle=shuffle,
+            seed=seed,
+            remainder=remainder,
+            steps=steps,
+            drop_remainder=drop_remainder,
+        )
+        # An iterator that was left in the middle has claimed samples that it will not load.
+        order.on_begin = self._store.release
+        spec: Any = elements.batch_spec(order.rows)
+        if keys:
+            spec = (spec, tf.TensorSpec([order.rows, 2], tf.int32))
+
+        def read(numbers: tf.Tensor, seeds: tf.Tensor) -> Any:
+            batch = elements.batch(self._rows(numbers, lambda: order.parts), order.rows)
+            return (batch, seeds) if keys else batch
+
+        dataset = order.batches(read, spec, self._threads)
+        return dataset.with_options(self._options()).prefetch(_PREFETCHED)
+
+    def _options(self) -> tf.data.Options:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = self._threads
+        # shuffling and sharding are done already; TensorFlow must not divide the data of a distributed fit again
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return options
+
+    def _rows(self, numbers: tf.Tensor, parts: Callable[[], int]) -> list[tf.Tensor]:
+        """Give the rows of samples from the nearest place that has them, in a graph."""
+        loader, elements = self._loader, self._elements
+        found, missing, pending = native.lookup(self._store.cache, numbers, elements.dtypes, elements.counts)
+
+        def fetch(missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any]) -> Any:
+            return loader.rows(missing, pending, parts())
+
+        def fetched() -> list[tf.Tensor]:
+            left = [tf.gather(numbers, missing), tf.gather(numbers, pending)]
+            rows = tf.numpy_function(fetch, left, elements.dtypes)
+            rows = [tf.ensure_shape(row, [None, count]) for row, count in zip(rows, elements.counts, strict=True)]
+            places = tf.concat([missing, pending], 0)
+            whole = tf.logical_and(tf.equal(tf.size(pending), 0), tf.equal(tf.size(missing), tf.size(numbers)))
+            return tf.cond(
+                whole,
+                lambda: rows,
+                lambda: [
+                    tf.tensor_scatter_nd_update(all_, places[:, None], row)
+                    for all_, row in zip(found, rows, strict=True)
+                ],
+            )
+
+        there = tf.equal(tf.size(missing) + tf.size(pending), 0)
+        rows = tf.cond(there, lambda: found, fetched)
+        for row, count in zip(rows, elements.counts, strict=True):
+            row.set_shape([numbers.shape[0], count])
+        return list(rows)
+
+    def warm(self) -> dict[str, Any]:
+        """Load this rank's part of the samples now, as far as there is room, with a bar on rank 0.
+
+        Returns:
+            `stats()`.
+
+        Raises:
+            InvalidError: a sample cannot be loaded, or the cache is closed.
+        """
+        self._check_open()
+        self._store.release()
+        numbers = tf.data.Dataset.range(self._rank, self.samples, self._size).batch(_WARMED)
+
+        def read(numbers: tf.Tensor) -> tf.Tensor:
+            return tf.shape(self._rows(numbers, lambda: self._size)[0])[0]
+
+        warmed = numbers.map(read, num_parallel_calls=self._threads, deterministic=False).with_options(self._options())
+        for _ in warmed:
+            if not self._seen()[2]:
+                break
+        if self._filling is not None:
+            self._filling.tick(now=True)
+        return self.stats()
+
+    def stats(self) -> dict[str, Any]:
+        """Count what this rank has done since it opened the cache, and what the host's places hold.
+
+        Returns:
+            "samples"; of this rank: "hits", "memory_hits", "disk_hits" and "memory_bytes", "disk_bytes" that they had,
+            "loaded" (from the source), "passed_through" (of those: found no room), "damaged" (records that were not
+            what was written, and were loaded again), "replaced", "retried", "failed" (samples that could not be
+            loaded), "taken_over" (loads of processes that have ended), "load_s" (seconds of its threads in the source
+            and in load), "waits" and "wait_s" (for samples that other processes load); of the host: "memory_records",
+            "disk_records", and whether a place takes more: "memory_open", "disk_open".
+        """
+        seen, own = self._store.statistics(), self._loader.counts
+        return {
+            "samples": self.samples,
+            "hits": seen["memory_hits"] + seen["disk_hits"],
+            "memory_hits": seen["memory_hits"],
+            "memory_bytes": seen["memory_hit_bytes"],
+            "disk_hits": seen["disk_hits"],
+            "disk_bytes": seen["disk_hit_bytes"],
+            "loaded": own["loaded"],
+            "passed_through": seen["passed_through"],
+            "damaged": seen["damaged"],
+            "replaced": own["replaced"],
+            "retried": own["retried"],
+            "failed": own["failed"],
+            "taken_over": seen["taken_over"],
+            "load_s": own["load_ns"] / 1e9,
+            "waits": seen["waits"],
+            "wait_s": seen["waited_ns"] / 1e9,
+            "memory_records": seen["memory_records"],
+            "disk_records": seen["disk_records"],
+            "memory_open": bool(seen["memory_open"]),
+            "disk_open": bool(seen["disk_open"]),
+        }
+
+    def verify(self) -> dict[str, int]:
+        """Read every stored sample of this host and compare its checksum; damaged ones are forgotten and loaded again.
+
+        Returns:
+            "memory_records", "memory_bytes", "memory_damaged", and the same of the disk.
+
+        Raises:
+            InvalidError: the cache is closed.
+        """
+        self._check_open()
+        found = self._store.verify()
+        self._store.tell_warnings()
+        return found
+
+    def clear(self) -> None:
+        """Delete what the cache has stored on this host's disk and in memory that stays, and close it."""
+        self.close()
+        for path in (self._folder, self._kept):
+            if path is not None and path.exists():
+                store.Found(path, self.name, self._digest[:16], {}).clear()
+
+    def close(self) -> None:
+        """Give this rank's hold of the memory back; data sets of the cache cannot be read any more."""
+        if self.is_open:
+            self.is_open = False
+            if self._filling is not None:
+                self._filling.close()
+            self._store.close()
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise InvalidError(f"cache {self.name}: it is closed; make it again")
+
+    def __repr__(self) -> str:
+        return f"DataCache({self.name!r}, {self._source.words})"
+
+
+def _engine(process_set: ProcessSet | None, name: str) -> Engine | None:
+    """Give the engine of the ranks that use the cache; None for a process that is alone."""
+    if process_set is not None or runtime.current_or_none() is not None:
+        return process_sets.member(process_set, f"DataCache {name}").engine
+    size = launch.examine(os.environ).size
+    if size is not None and size > 1:
+        raise NotInitializedError(
+            f"DataCache {name}: this process is one of {size} ranks, and init() was not called; call hvd.init() first, "
+            "so that the ranks share the cache and divide its samples"
+        )
+    return None
+
+
+def _local_size() -> int:
+    return process.local_size() if process.is_initialized() else 1
+
+
+def _one_after_the_other(engine: Engine | None, disk: object) -> bool:
+    """Tell whether the first rank of a host looks for the samples first, because the others can read what it finds."""
+    return engine is not None and engine.size > 1 and disk is not None
+
+
+def _spec_of(value: Any) -> Any:
+    return tf.type_spec_from_value(value) if not isinstance(value, tf.TypeSpec) else value
+
+
+def _check(name: str, on_error: object, retries: object, threads: object, version: object) -> None:
+    if on_error not in ON_ERROR:
+        raise InvalidError(f"on_error ({on_error!r}): must be one of {', '.join(ON_ERROR)}")
+    for what, value, least in (("retries", retries, 0), ("threads", threads, 1)):
+        if value is None and what == "threads":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidError(f"{what} ({value!r}): must be a whole number from {least}")
+    if not isinstance(version, str):
+        raise InvalidError(f"version ({version!r}): must be a text")
+
+
+def _check_dataset(samples: int, size: int, settings: Mapping[str, Any]) -> None:
+    for name in ("batch_size", "steps"):
+        value = settings[name]
+        if value is None and name == "steps":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidError(f"{name} ({value!r}): must be a whole number from 1")
+    if not isinstance(settings["shuffle"], bool):
+        raise InvalidError(
+            f"shuffle ({settings['shuffle']!r}): must be True or False; a whole part is shuffled, without a buffer"
+        )
+    remainder = settings["remainder"]
+    if remainder not in _REMAINDERS:
+        raise InvalidError(f"remainder ({remainder!r}): must be one of {', '.join(_REMAINDERS)}")
+    if remainder == "uneven" and settings["steps"] is not None:
+        raise InvalidError("steps: cannot be given with remainder='uneven', where every sample is seen once")
+    if samples < size and remainder != "uneven":
+        raise InvalidError(f"{samples} samples cannot be divided among {size} ranks; each needs at least one")
+    own = samples // size
+    if settings["drop_remainder"] and settings["steps"] is None and settings["batch_size"] > own:
+        raise InvalidError(
+            f"batch_size ({settings['batch_size']}): must be at most {own}, the samples of each rank, with "
+            "drop_remainder=True"
+        )

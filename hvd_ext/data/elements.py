@@ -1,0 +1,230 @@
+"""How an element of a data set becomes the components of a record, and records become a batch of elements.
+
+A tensor whose shape is known is a component as it is: numbers as their bytes, strings one by one. Tensors of varying
+shape, ragged and sparse ones are components of one string for each of their dense parts, serialised by TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A tensor, or a ragged or sparse one, of an element.
+
+    Args:
+        spec: its `TypeSpec`.
+        first: the place of its first component.
+        count: the number of its components.
+    """
+
+    spec: Any
+    first: int
+    count: int
+
+    @property
+    def fixed(self) -> bool:
+        return isinstance(self.spec, tf.TensorSpec) and self.spec.shape.is_fully_defined()
+
+
+class Elements:
+    """The elements of one structure.
+
+    Attributes:
+        spec: the nest of `TypeSpec` of an element.
+        dtypes: of the components of its records.
+        counts: how many numbers or strings of each component an element has.
+    """
+
+    def __init__(self, spec: Any, what: str, padding: Any = None) -> None:
+        """Lay the records of such elements out.
+
+        Args:
+            spec: the nest of `TypeSpec` of an element.
+            what: whose elements they are, for messages.
+            padding: None: tensors of varying shape become ragged batches. Else the value with which they are padded to
+                the largest of a batch: one for all, or a nest of values as `tf.data.Dataset.padded_batch` takes it.
+
+        Raises:
+            InvalidError: an element holds something that is no tensor of a known rank.
+        """
+        self.spec, self._padding = spec, padding
+        self.dtypes: list[tf.DType] = []
+        self.counts: list[int] = []
+        self._parts: list[_Part] = []
+        for one in tf.nest.flatten(spec):
+            self._add(one, what)
+
+    def _add(self, spec: Any, what: str) -> None:
+        first = len(self.dtypes)
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank is None:
+            raise InvalidError(f"{what} ({spec}): must give tensors of a known rank; use tensor.set_shape(...)")
+        if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec) or spec.dtype in (
+            tf.variant,
+            tf.resource,
+        ):
+            raise InvalidError(f"{what} ({spec}): must give tensors, ragged tensors or sparse tensors")
+        if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined():
+            self.dtypes.append(spec.dtype)
+            self.counts.append(math.prod(spec.shape))
+        else:
+            inner = tf.nest.flatten(spec, expand_composites=True)
+            self.dtypes += [tf.string] * len(inner)
+            self.counts += [1] * len(inner)
+        self._parts.append(_Part(spec, first, len(self.dtypes) - first))
+
+    def described(self) -> list[str]:
+        """Describe the structure and the parts of an element, for comparisons."""
+        structure = tf.nest.map_structure(lambda one: None, self.spec)
+        return [repr(structure), *(repr(part.spec) for part in self._parts)]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all elements have the same shapes."""
+        return all(part.fixed for part in self._parts)
+
+    def nbytes(self) -> int | None:
+        """Give the bytes of an element's record, or None where they vary."""
+        if tf.string in self.dtypes:
+            return None
+        return sum(dtype.size * count for dtype, count in zip(self.dtypes, self.counts, strict=True))
+
+    def components(self, element: Any) -> list[tf.Tensor]:
+        """Take an element apart, in a graph.
+
+        Args:
+            element: a nest of tensors as `spec` has it.
+
+        Returns:
+            A vector for each component.
+        """
+        found: list[tf.Tensor] = []
+        for part, value in zip(self._parts, tf.nest.flatten(element), strict=True):
+            if part.fixed:
+                found.append(tf.reshape(value, [self.counts[part.first]]))
+            else:
+                inner = tf.nest.flatten(value, expand_composites=True)
+                found += [tf.reshape(tf.io.serialize_tensor(one), [1]) for one in inner]
+        return found
+
+    def specs(self, rows: int | None) -> list[tf.TensorSpec]:
+        """Give the specs of the components of some rows."""
+        return [tf.TensorSpec([rows, count], dtype) for dtype, count in zip(self.dtypes, self.counts, strict=True)]
+
+    def element(self, components: Sequence[tf.Tensor]) -> Any:
+        """Make an element of its components, in a graph.
+
+        Args:
+            components: a vector for each of them.
+
+        Returns:
+            The element, a nest as `spec` has it.
+        """
+        found: list[Any] = []
+        for part in self._parts:
+            if part.fixed:
+                found.append(tf.reshape(components[part.first], part.spec.shape))
+            else:
+                texts = tuple(components[part.first + index][0] for index in range(part.count))
+                found.append(_parsed([part], [texts])[0])
+        return tf.nest.pack_sequence_as(self.spec, found)
+
+    def batch(self, rows: Sequence[tf.Tensor], number: int | None) -> Any:
+        """Make a batch of elements of components, in a graph.
+
+        Args:
+            rows: for each component its values, [n, count].
+            number: n, where it is known.
+
+        Returns:
+            The batch, a nest as `spec` has it.
+        """
+        found: list[Any] = [None] * len(self._parts)
+        varying = [place for place, part in enumerate(self._parts) if not part.fixed]
+        for place, part in enumerate(self._parts):
+            if part.fixed:
+                found[place] = tf.reshape(rows[part.first], [number or -1, *part.spec.shape])
+        if varying:
+            for place, value in zip(varying, self._varying(rows, varying, number), strict=True):
+                found[place] = value
+        return tf.nest.pack_sequence_as(self.spec, found)
+
+    def _varying(self, rows: Sequence[tf.Tensor], places: list[int], number: int | None) -> tuple[Any, ...]:
+        parts = [self._parts[place] for place in places]
+        strings = tuple(
+            tuple(tf.reshape(rows[part.first + index], [-1]) for index in range(part.count)) for part in parts
+        )
+        data = tf.data.Dataset.from_tensor_slices(strings).map(lambda *texts: _parsed(parts, texts))
+        batched = self._batched(data, places, tf.shape(strings[0][0], tf.int64)[0], False)
+        values: tuple[Any, ...] = batched.get_single_element()
+        if number is not None:
+            for value in values:
+                if isinstance(value, tf.Tensor):
+                    value.set_shape([number, *value.shape[1:]])
+        return values
+
+    def _batched(self, data: tf.data.Dataset, places: list[int], number: Any, drop_remainder: bool) -> tf.data.Dataset:
+        if self._padding is None:
+            return data.ragged_batch(number, drop_remainder=drop_remainder)
+        padding = self._padding
+        if tf.nest.is_nested(padding):
+            values = tf.nest.flatten(padding)
+            if len(values) != len(self._parts):
+                raise InvalidError(
+                    f"padding ({padding!r}): must be one value, or one for each of the {len(self._parts)} parts of an "
+                    "element"
+                )
+            chosen = [values[place] for place in places]
+        else:
+            chosen = [padding] * len(places)
+        return data.padded_batch(
+            number,
+            padding_values=tuple(
+                tf.cast(value, self._parts[place].spec.dtype)
+                if self._parts[place].spec.dtype != tf.string
+                else tf.constant(value if isinstance(value, str | bytes) else "")
+                for value, place in zip(chosen, places, strict=True)
+            ),
+            drop_remainder=drop_remainder,
+        )
+
+    def batch_spec(self, number: int | None) -> Any:
+        """Give the spec of a batch.
+
+        Args:
+            number: of its elements; None where it varies.
+        """
+        found: list[Any] = [None] * len(self._parts)
+        varying = [place for place, part in enumerate(self._parts) if not part.fixed]
+        for place, part in enumerate(self._parts):
+            if part.fixed:
+                found[place] = tf.TensorSpec([number, *part.spec.shape], part.spec.dtype)
+        if varying:
+            parts = [self._parts[place] for place in varying]
+            blank = tuple(tuple(tf.constant([""]) for _ in range(part.count)) for part in parts)
+            data = tf.data.Dataset.from_tensor_slices(blank).map(lambda *texts: _parsed(parts, texts))
+            batched = self._batched(data, varying, number or 1, number is not None)
+            for place, value in zip(varying, batched.element_spec, strict=True):
+                found[place] = value
+        return tf.nest.pack_sequence_as(self.spec, found)
+
+
+def _parsed(parts: Sequence[_Part], texts: Sequence[Sequence[tf.Tensor]]) -> tuple[Any, ...]:
+    """Make the tensors of their serialised dense parts again."""
+    values: list[Any] = []
+    for part, inner in zip(parts, texts, strict=True):
+        specs = tf.nest.flatten(part.spec, expand_composites=True)
+        dense = [
+            tf.ensure_shape(tf.io.parse_tensor(text, one.dtype), one.shape)
+            for text, one in zip(inner, specs, strict=True)
+        ]
+        values.append(tf.nest.pack_sequence_as(part.spec, dense, expand_composites=True))
+    return tuple(values)

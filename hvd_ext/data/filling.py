@@ -1,0 +1,109 @@
+"""Shows how the first fill of a cache goes on: one bar on rank 0, or a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from hvd_ext.job import log
+
+_LOOK_S = 0.2  # between two looks at the store
+_LINE_S = 10.0  # between two lines
+
+
+class Filling:
+    """What is shown of a fill, from the first sample that is loaded until all are there, or no place takes more."""
+
+    def __init__(self, name: str, expected: int, seen: Callable[[], tuple[int, int, bool]]) -> None:
+        """Prepare it; nothing is shown before `tick`.
+
+        Args:
+            name: of the cache.
+            expected: the number of samples that this host will have.
+            seen: gives how many there are, their bytes, and whether a place takes more.
+        """
+        self._name, self._expected, self._seen = name, expected, seen
+        self._lock = threading.Lock()
+        self._begun = self._next = self._line = 0.0
+        self._done = False
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def tick(self, now: bool = False) -> None:
+        """Look whether there is something to show; called after samples were loaded, by any thread.
+
+        Args:
+            now: look even if the last look was a moment ago; if nothing was loaded, nothing is shown.
+        """
+        if self._done or (now and not self._begun) or (not now and time.monotonic() < self._next):
+            return
+        if not self._lock.acquire(blocking=now):
+            return
+        try:
+            self._show()
+        finally:
+            self._lock.release()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        records, nbytes, takes = self._seen()
+        if not self._begun:
+            self._begun = self._line = now
+            if sys.stderr is not None and sys.stderr.isatty() and not _in_keras():
+                columns = (
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TextColumn("{task.fields[size]}"),
+                )
+                self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+                self._task = self._bar.add_task(f"cache {self._name}", total=self._expected, size="")
+                self._bar.start()
+        ended = records >= self._expected or not takes
+        if self._bar is not None:
+            self._bar.update(self._task, completed=records, size=_size(nbytes))
+        elif not ended and now > self._line + _LINE_S:
+            self._line = now
+            rate = f"{records / (now - self._begun):,.0f} samples/s"
+            self._write(f"{records:,} of {self._expected:,} samples, {_size(nbytes)}, {rate}")
+        self._next = now + _LOOK_S
+        if ended:
+            self._end(records, nbytes, takes)
+
+    def _end(self, records: int, nbytes: int, takes: bool) -> None:
+        self._done = True
+        if self._bar is not None:
+            self._bar.stop()
+        full = "" if takes or records >= self._expected else f" of {self._expected:,}, and no room for more"
+        self._write(f"{records:,} samples{full}, {_size(nbytes)} in {time.monotonic() - self._begun:.1f} s")
+
+    def _write(self, words: str) -> None:
+        log.write(log.line(f"cache {self._name}: {words}"))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        with self._lock:
+            self._done = True
+            if self._bar is not None:
+                self._bar.stop()
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+
+
+def _in_keras() -> bool:
+    """Tell whether Keras trains, which may have a bar of its own: two bars would overwrite each other."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name in ("fit", "evaluate", "predict") and "keras" in at.f_globals.get("__name__", ""):
+                return True
+            at = at.f_back
+    return False

@@ -1,0 +1,328 @@
+"""What a function computes, as a digest: equal in every start of one script, another one when code or constants change.
+
+A traced function is a graph. Each of its nodes gets the digest of its op, its attributes and its inputs' digests, so
+that neither the names nor the order of nodes count: TensorFlow numbers names by what the process has traced before.
+What a graph cannot show, the Python functions inside `tf.py_function` and `tf.numpy_function`, counts by its bytecode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+# Attributes that say where or how something runs, and not what it computes.
+_SILENT = {
+    "shared_name",
+    "container",
+    "config_proto",
+    "executor_type",
+    "output_shapes",
+    "parallel_iterations",
+    "metadata",
+}
+_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_LOOKUPS = {"LookupTableFind", "LookupTableFindV2"}
+
+
+def of_function(function: Any, version: str = "") -> str:
+    """Digest a traced function.
+
+    Args:
+        function: a `ConcreteFunction` of TensorFlow.
+        version: the user's own word for what the function cannot show; another one gives another digest.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        InvalidError: the function uses something whose value cannot be known, and there is no version.
+    """
+    graph = function.graph
+    definition = graph.as_graph_def()
+    found = _Graph({one.signature.name: one for one in definition.library.function}, version)
+    nodes = {node.name: node for node in definition.node}
+    names = {tensor.op.name: index for index, tensor in enumerate(graph.inputs)}
+    captured = {tensor.op.name: external for external, tensor in graph.captures}
+    known: dict[str, str] = {}
+    for name, index in names.items():
+        if name in captured:
+            known[name] = _digest("captured", found.value(captured[name], function))
+        else:
+            known[name] = _digest("argument", index)
+    results = [found.tensor(f"{tensor.op.name}:{tensor.value_index}", nodes, known) for tensor in graph.outputs]
+    # what is done for its effect alone
+    controls = sorted(found.node(operation.name, nodes, known) for operation in graph.control_outputs)
+    return _digest("function", results, controls, repr(function.structured_outputs), version)
+
+
+class _Graph:
+    """The digests of one graph's functions, each made once."""
+
+    def __init__(self, library: Mapping[str, Any], version: str) -> None:
+        self._library, self._version = library, version
+        self._functions: dict[str, str] = {}
+
+    def tensor(self, name: str, nodes: Mapping[str, Any], known: dict[str, str]) -> str:
+        """Digest a tensor, which is called "node", "node:0", "node:output:0" or, as a control input, "^node"."""
+        if name.startswith("^"):
+            return _digest("control", self.node(name[1:], nodes, known))
+        node, _, output = name.partition(":")
+        return _digest("output", self.node(node, nodes, known), output or "0")
+
+    def node(self, name: str, nodes: Mapping[str, Any], known: dict[str, str]) -> str:
+        """Digest a node; on a stack of our own, because graphs are deeper than Python's."""
+        stack = [name]
+        while stack:
+            at = stack[-1]
+            if at in known:
+                stack.pop()
+                continue
+            node = nodes[at]
+            missing = [one for one in (_node_of(text) for text in node.input) if one not in known]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            data = [self.tensor(text, nodes, known) for text in node.input if not text.startswith("^")]
+            control = sorted(self.tensor(text, nodes, known) for text in node.input if text.startswith("^"))
+            known[at] = _digest(node.op, self._call(node), self._attributes(node), data, control)
+        return known[name]
+
+    def _call(self, node: Any) -> str:
+        """Digest what a node calls if it is an op named like a function, or a function of Python."""
+        if node.op in self._library:
+            return self.function(node.op)
+        return self._python(node.attr["token"].s.decode()) if node.op in _PYTHON_OPS else ""
+
+    def _attributes(self, node: Any) -> list[list[str]]:
+        hidden = {"token"} if node.op in _PYTHON_OPS else set()
+        return [
+            [key, self.attribute(node.attr[key])]
+            for key in sorted(node.attr)
+            if not key.startswith("_") and key not in _SILENT | hidden
+        ]
+
+    def attribute(self, value: AttrValue) -> str:
+        """Digest the value of an attribute."""
+        import tensorflow as tf
+
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            inner = [[key, self.attribute(value.func.attr[key])] for key in sorted(value.func.attr)]
+            return _digest("func", self.function(value.func.name), inner)
+        if kind == "tensor":
+            return _array_digest(tf.make_ndarray(value.tensor))
+        if kind == "list":
+            inside = [self.function(one.name) for one in value.list.func]
+            if inside:
+                return _digest("functions", inside)
+        return _digest(kind, value.SerializeToString(deterministic=True).hex())
+
+    def function(self, name: str) -> str:
+        """Digest a function of the graph's library."""
+        if name not in self._library:
+            return _digest("op", name)
+        if name not in self._functions:
+            self._functions[name] = "recursive"
+            one = self._library[name]
+            nodes = {node.name: node for node in one.node_def}
+            known = {arg.name: _digest("argument", index) for index, arg in enumerate(one.signature.input_arg)}
+            results = [self.tensor(one.ret[arg.name], nodes, known) for arg in one.signature.output_arg]
+            controls = sorted(self.node(target, nodes, known) for target in one.control_ret.values())
+            self._functions[name] = _digest("function", results, controls)
+        return self._functions[name]
+
+    def value(self, tensor: Any, function: Any) -> str:
+        """Digest the value of a captured tensor, variable or table."""
+        import tensorflow as tf
+
+        if tensor.dtype not in (tf.resource, tf.variant):
+            return _array_digest(tensor.numpy())
+        for variable in function.graph.variables:
+            if variable.handle is tensor:
+                return _digest("variable", _array_digest(variable.numpy()))
+        table = _table(tensor, function)
+        if table is not None:
+            return table
+        if self._version:
+            return _digest("resource")
+        raise InvalidError(
+            f"load (a captured {tensor.dtype.name}): its value cannot be known, so that a change would not be seen; "
+            "give version=, a word that you change whenever the data must be loaded anew"
+        )
+
+    def _python(self, token: str) -> str:
+        function = _python_function(token)
+        if function is not None:
+            return of_python(function)
+        if self._version:
+            return ""
+        raise InvalidError(
+            "load (a Python function inside of it): its code cannot be found, so that a change would not be seen; give "
+            "version=, a word that you change whenever the data must be loaded anew"
+        )
+
+
+def of_graph(graph: Any, version: str = "") -> str:
+    """Digest a graph with one result, such as that of a data set.
+
+    Args:
+        graph: a `GraphDef` whose result goes into a node `_Retval`.
+        version: see `of_function`.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        InvalidError: see `of_function`.
+    """
+    found = _Graph({one.signature.name: one for one in graph.library.function}, version)
+    nodes = {node.name: node for node in graph.node}
+    known: dict[str, str] = {}
+    results = [found.node(node.name, nodes, known) for node in graph.node if node.op == "_Retval"]
+    return _digest("graph", results, version)
+
+
+def of_parts(*parts: Any) -> str:
+    """Digest several digests and values.
+
+    Args:
+        *parts: texts, numbers, and lists of them.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return _digest(*parts)
+
+
+def _node_of(text: str) -> str:
+    return text.lstrip("^").partition(":")[0]
+
+
+def _table(tensor: Any, function: Any) -> str | None:
+    """Digest a lookup table by its entries; None if the captured tensor is none that a lookup uses."""
+    import tensorflow as tf
+
+    inner = {id(external): placeholder for external, placeholder in function.graph.captures}[id(tensor)]
+    for operation in inner.consumers():
+        if operation.type in _LOOKUPS:
+            keys, values = tf.raw_ops.LookupTableExportV2(
+                table_handle=tensor, Tkeys=operation.get_attr("Tin"), Tvalues=operation.get_attr("Tout")
+            )
+            pairs = zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True)
+            return _digest("table", sorted(map(repr, pairs)))
+    return None
+
+
+def _python_function(token: str) -> Callable[..., Any] | None:
+    """Find the Python function of a `tf.py_function`, which a graph names by a number that counts calls."""
+    try:
+        from tensorflow.python.ops import script_ops
+
+        found = script_ops._py_funcs._funcs[token]
+    except (ImportError, AttributeError, KeyError):
+        return None
+    inner = getattr(found, "_func", found)  # that of an eager function
+    return inner if callable(inner) else None
+
+
+def of_python(function: Any) -> str:
+    """Digest the code of a Python function: bytecode, constants, the values and functions of its module that it uses.
+
+    Args:
+        function: a function, a method, a partial, or an object that can be called.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    return _python_digest(function, set())
+
+
+def _python_digest(value: Any, seen: set[int]) -> str:
+    if id(value) in seen:
+        return "recursive"
+    if isinstance(value, types.CodeType):
+        constants = [_python_digest(one, seen) for one in value.co_consts]
+        return _digest("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
+    if isinstance(value, type(None) | bool | int | float | complex | str | bytes):
+        return _digest(type(value).__name__, repr(value))
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_digest(np.asarray(value))
+    if isinstance(value, tuple | list):
+        return _digest(type(value).__name__, [_python_digest(one, seen) for one in value])
+    if isinstance(value, set | frozenset):  # their order is that of this process alone
+        return _digest("set", sorted(_python_digest(one, seen) for one in value))
+    if isinstance(value, dict):
+        pairs = [[_python_digest(key, seen), _python_digest(one, seen)] for key, one in value.items()]
+        return _digest("dict", sorted(pairs))
+    seen = seen | {id(value)}
+    if inspect.ismethod(value):
+        return _digest("method", _python_digest(value.__func__, seen), _python_digest(value.__self__, seen))
+    if isinstance(value, types.FunctionType):
+        return _function_digest(inspect.unwrap(value), seen)
+    partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
+    if callable(partial[0]):
+        return _digest("partial", [_python_digest(one, seen) for one in partial])
+    kind = type(value)
+    own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
+    call = vars(kind).get("__call__")
+    state = {
+        name: one
+        for name, one in own.items()
+        if isinstance(one, bool | int | float | str | bytes | tuple | np.ndarray | types.FunctionType)
+    }
+    words = value.__name__ if isinstance(value, type | types.ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
+    return _digest("object", words, _python_digest(call, seen), _python_digest(state, seen))
+
+
+def _function_digest(function: Any, seen: set[int]) -> str:
+    code = function.__code__
+    used: dict[str, Any] = {}
+    for name in _names(code):
+        value = function.__globals__.get(name)
+        own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+        if own or isinstance(value, bool | int | float | str | bytes | tuple | np.ndarray):
+            used[name] = value
+    cells: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
+    return _digest("python", [_python_digest(one, seen) for one in inner])
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Give the global names that a function and the functions inside of it use."""
+    found = set(code.co_names)
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            found |= _names(one)
+    return found
+
+
+def _array_digest(value: Any) -> str:
+    array = np.asarray(value)
+    whole = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    if array.dtype.kind == "O":
+        for one in array.ravel():
+            data = one.encode() if isinstance(one, str) else one if isinstance(one, bytes) else repr(one).encode()
+            whole.update(b"%d\0" % len(data) + data)
+    else:
+        whole.update(np.ascontiguousarray(array).tobytes())
+    return whole.hexdigest()
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

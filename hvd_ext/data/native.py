@@ -1,0 +1,344 @@
+"""Finds and loads the data cache's libraries: the store's C functions (tf_ops/cache/api.h) and the TensorFlow ops.
+
+There are two libraries. The store (libhvd_ext_cache.so) needs nothing, so that commands use it without TensorFlow. The
+ops (libhvd_ext_data.so) link the store and TensorFlow's C API. Neither needs MPI or the engine.
+
+The ops are stateless for TensorFlow, since tf.data refuses to save iterators that run stateful ops. So TensorFlow may
+leave an op out whose results nobody uses, merge two with equal inputs and attributes, and compute one early whose
+inputs are all constant. In pipelines `numbers` is not constant, and `after` orders what must come one after the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvd_ext.engine import libraries, versions
+from hvd_ext.errors import NativeLibraryError, raise_for
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+LIBRARY = libraries.LIBRARIES / libraries.CACHE_LIBRARY
+OPS = libraries.LIBRARIES / libraries.DATA_LIBRARY
+
+ABI_VERSION = 1  # HVD_EXT_CACHE_ABI_VERSION of api.h
+MEND = "build it with: python -m hvd_ext build"
+NAMES = ("HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
+
+
+class Options(ctypes.Structure):
+    """HvdExtCacheOptions."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("fingerprint", ctypes.c_uint64 * 2),
+        ("samples", ctypes.c_int64),
+        ("memory_bytes", ctypes.c_int64),
+        ("keep", ctypes.c_char_p),
+        ("disk", ctypes.c_char_p),
+        ("disk_bytes", ctypes.c_int64),
+        ("memory_root", ctypes.c_char_p),
+        ("claim_s", ctypes.c_double),
+    ]
+
+
+class Address(ctypes.Structure):
+    """HvdExtCacheAddress."""
+
+    _fields_ = [
+        ("pid", ctypes.c_int64),
+        ("fd", ctypes.c_int64),
+        ("capacity", ctypes.c_int64),
+        ("token", ctypes.c_uint64 * 2),
+    ]
+
+
+class Statistics(ctypes.Structure):
+    """HvdExtCacheStatistics."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("memory_hits", "memory_hit_bytes", "disk_hits", "disk_hit_bytes", "misses"),
+            *("memory_inserted", "memory_inserted_bytes", "disk_inserted", "disk_inserted_bytes"),
+            *("passed_through", "damaged", "taken_over", "waits", "waited_ns"),
+            *("memory_open", "disk_open", "memory_records", "disk_records"),
+        )
+    ]
+
+
+class About(ctypes.Structure):
+    """HvdExtCacheAbout."""
+
+    _fields_ = [
+        ("fingerprint", ctypes.c_uint64 * 2),
+        ("samples", ctypes.c_int64),
+        ("records", ctypes.c_int64),
+        ("record_bytes", ctypes.c_int64),
+    ]
+
+
+_i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
+_i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
+# what is called during a verification, with the numbers looked at so far and in all; 0 ends it
+PROGRESS = ctypes.CFUNCTYPE(_i32, _i64, _i64)
+
+# name -> (result, arguments)
+SIGNATURES: dict[str, tuple[type, list[type]]] = {
+    "hvd_ext_cache_abi_version": (_i64, []),
+    "hvd_ext_cache_error": (_text, []),
+    "hvd_ext_cache_open": (ctypes.c_int, [ctypes.POINTER(Options), _i64s]),
+    "hvd_ext_cache_close": (ctypes.c_int, [_i64]),
+    "hvd_ext_cache_memory_address": (ctypes.c_int, [_i64, ctypes.POINTER(Address)]),
+    "hvd_ext_cache_share": (ctypes.c_int, [_i64, ctypes.POINTER(Address), _i64, _i64s]),
+    "hvd_ext_cache_lookup": (ctypes.c_int, [_i64, _i64s, _i64, _i32, ctypes.POINTER(_memory), _i64s, _i64s]),
+    "hvd_ext_cache_insert": (ctypes.c_int, [_i64, _i64, _memory, _i64, _i32s]),
+    "hvd_ext_cache_release": (ctypes.c_int, [_i64, _i64s, _i64]),
+    "hvd_ext_cache_statistics": (ctypes.c_int, [_i64, ctypes.POINTER(Statistics)]),
+    "hvd_ext_cache_warning": (_text, [_i64]),
+    "hvd_ext_cache_verify": (ctypes.c_int, [_i64, PROGRESS, _i64s]),
+    "hvd_ext_cache_about": (ctypes.c_int, [_text, ctypes.POINTER(About)]),
+    "hvd_ext_cache_free_memory": (ctypes.c_int, [_text, _i64s]),
+    "hvd_ext_cache_crc32c": (ctypes.c_uint32, [ctypes.c_uint32, _memory, _i64]),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Load the store's library and check that it belongs to this package.
+
+    Returns:
+        The library with typed functions; calls release the interpreter's lock.
+
+    Raises:
+        NativeLibraryError: the library is missing, does not load, or is of another version; the message has the command
+            that repairs it.
+    """
+    if not LIBRARY.exists():
+        raise NativeLibraryError(
+            f"the data cache's library ({LIBRARY}) is missing: it has not been built for this installation; {MEND}"
+        )
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise NativeLibraryError(f"the data cache's library ({LIBRARY}) does not load: {error}; {MEND}") from None
+    try:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise NativeLibraryError(
+            f"the data cache's library ({LIBRARY}) is of another version: {error}; {MEND}"
+        ) from None
+    seen = library.hvd_ext_cache_abi_version()
+    if seen != ABI_VERSION:
+        raise NativeLibraryError(
+            f"the data cache's library ({LIBRARY}) is of another version: its C interface has version {seen}, "
+            f"this package needs {ABI_VERSION}; {MEND}"
+        )
+    return library
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the store's library.
+
+    Args:
+        name: a key of `SIGNATURES` whose result is a status.
+        *arguments: as its signature says.
+
+    Raises:
+        HvdExtError: the call failed; the status decides the class, and the message is the store's.
+    """
+    library = load()
+    code = getattr(library, name)(*arguments)
+    if code:
+        raise_for(code, (library.hvd_ext_cache_error() or b"").decode(errors="replace"))
+
+
+def about(path: str | os.PathLike[str]) -> About:
+    """Look at what a cache has left, without opening it.
+
+    Args:
+        path: the file `index` in a cache's folder, or the file of memory that stays.
+
+    Returns:
+        Its fingerprint and numbers.
+
+    Raises:
+        InvalidError: it is no such file, or of another version.
+    """
+    found = About()
+    call("hvd_ext_cache_about", os.fsencode(path), ctypes.byref(found))
+    return found
+
+
+@functools.cache
+def ops() -> Any:
+    """Load the TensorFlow ops, once.
+
+    Returns:
+        TensorFlow's module of the ops.
+
+    Raises:
+        NativeLibraryError: the library is missing, does not load, or its ops are there already from another file.
+    """
+    import tensorflow as tf
+
+    versions.check("tensorflow", tf.__version__)
+    load()
+    if not OPS.exists():
+        raise NativeLibraryError(
+            f"the data cache's TensorFlow ops ({OPS}) are missing: they were not built, or without TensorFlow; {MEND}"
+        )
+    there = [name for name in NAMES if _registered(name)]
+    if there:  # TensorFlow would end the process
+        raise NativeLibraryError(
+            f"the data cache's TensorFlow ops ({OPS}): this process has {there[0]} already, from another file; "
+            "keep one installation of hvd_ext on sys.path"
+        )
+    try:
+        return tf.load_op_library(str(OPS))
+    except (tf.errors.OpError, OSError) as error:
+        raise NativeLibraryError(
+            f"the data cache's TensorFlow ops ({OPS}) do not load into TensorFlow {tf.__version__}: {error}; {MEND}"
+        ) from None
+
+
+def _registered(name: str) -> bool:
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(name) is not None
+
+
+def epoch_order(
+    positions: tf.Tensor,
+    seed: tf.Tensor | int,
+    epoch: tf.Tensor | int,
+    samples: tf.Tensor | int,
+    parts: tf.Tensor | int,
+    *,
+    shuffle: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Say which samples stand at some positions of an epoch; tf_ops/cache/order.h has the rule.
+
+    Args:
+        positions: int64 [n], each in [0, samples).
+        seed: of the whole training, any int64.
+        epoch: the epoch's number, any int64.
+        samples: how many there are, at least 1.
+        parts: into how many parts they are divided, each shuffled in itself; at least 1.
+        shuffle: False leaves the samples in the order of their numbers.
+
+    Returns:
+        The samples' numbers, int64 [n]; and their seeds for random transformations, int32 [n, 2], which depend on seed,
+        epoch and number alone.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a number is out of its range.
+    """
+    import tensorflow as tf
+
+    positions = tf.convert_to_tensor(positions, tf.int64)
+    numbers, seeds = ops().hvd_ext_epoch_order(
+        *(tf.cast(one, tf.int64) for one in (positions, seed, epoch, samples, parts)), shuffle=shuffle
+    )
+    if not tf.executing_eagerly():
+        numbers.set_shape(positions.shape)
+        seeds.set_shape([positions.shape[0] if positions.shape.rank else None, 2])
+    return numbers, seeds
+
+
+def lookup(
+    cache: tf.Tensor | int,
+    numbers: tf.Tensor,
+    dtypes: Sequence[tf.DType],
+    elements: Sequence[int],
+    *,
+    wait: bool = False,
+    after: tf.Tensor | int = 0,
+) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Look a batch of samples up; tf_ops/cache/store.h has the rules of claims.
+
+    Args:
+        cache: the number that `hvd_ext_cache_open` gave.
+        numbers: the samples' numbers, int64 [n].
+        dtypes: of each component: numbers or strings.
+        elements: how many elements of each component one sample has.
+        wait: wait for what others are loading, and take their claim over where they do not end; who waits must hold no
+            claims, so whatever was missing before must be inserted before.
+        after: any int64; a lookup with the result of `insert` comes after it.
+
+    Returns:
+        The components, each [n, elements], with zeros and empty strings in rows that are not there; the places in
+        `numbers` that are missing, int64 [m], which the caller loads and inserts; and the places that are pending,
+        int64 [k], since others are loading them.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the cache is not open in this process, a number is not one of its samples, or
+            dtypes and elements do not fit.
+        tf.errors.FailedPreconditionError: a record has another form than dtypes and elements say.
+    """
+    import tensorflow as tf
+
+    numbers = tf.convert_to_tensor(numbers, tf.int64)
+    batch, missing, pending = ops().hvd_ext_cache_lookup(
+        numbers,
+        tf.cast(cache, tf.int64),
+        tf.cast(after, tf.int64),
+        wait=wait,
+        dtypes=list(dtypes),
+        elements=[int(number) for number in elements],
+    )
+    if not tf.executing_eagerly():
+        rows = numbers.shape[0] if numbers.shape.rank else None
+        for component, number in zip(batch, elements, strict=True):
+            component.set_shape([rows, int(number)])
+        missing.set_shape([None])
+        pending.set_shape([None])
+    return list(batch), missing, pending
+
+
+def insert(cache: tf.Tensor | int, numbers: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Insert samples, and end the claims on them; a sample that finds no room is no error.
+
+    Args:
+        cache: the number that `hvd_ext_cache_open` gave.
+        numbers: the samples' numbers, int64 [m].
+        values: the components, each [m, elements], of numbers or strings.
+
+    Returns:
+        How many of them a place of the cache now has, int64 []; hand it to the `lookup` that must come after this.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the cache is not open in this process, a number is not one of its samples, or
+            the values do not fit. The claims on all the numbers are given back.
+    """
+    import tensorflow as tf
+
+    numbers = tf.convert_to_tensor(numbers, tf.int64)
+    return ops().hvd_ext_cache_insert(numbers, tf.cast(cache, tf.int64), list(values))
+
+
+def read_range(path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1) -> tf.Tensor:
+    """Read a range of a file of this machine.
+
+    Args:
+        path: string [].
+        offset: the first byte, int64 [].
+        nbytes: how many bytes, int64 []; a negative number: all to the end.
+
+    Returns:
+        The bytes, string [].
+
+    Raises:
+        tf.errors.NotFoundError: there is no such file.
+        tf.errors.DataLossError: the file is shorter than that.
+        tf.errors.OpError: the file does not read; the class is that of the system's error.
+    """
+    import tensorflow as tf
+
+    return ops().hvd_ext_read_range(tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64))

@@ -1,0 +1,438 @@
+"""`shard`: every rank gets its part of the data, and all ranks equally many training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hvd_ext.data.batches import every, is_batched, is_py_dataset, number_of_batches, part_of
+from hvd_ext.errors import InvalidError
+from hvd_ext.job import consensus, process_sets
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from hvd_ext.job.process_sets import ProcessSet
+
+Remainder = Literal["drop", "repeat", "uneven"]
+REMAINDERS = get_args(Remainder)
+# The number of elements that shuffle=True holds for a data set: a few batches, small enough for large pictures.
+BUFFER = 1024
+
+# kinds of data, as messages name them
+_ARRAYS, _DATA_SET, _PY_DATASET, _GENERATOR = "arrays", "tf.data.Dataset", "PyDataset", "generator"
+_OWN_BATCHES = ("batch_size", None, "its items are batches already, and the ranks get whole batches; leave it out")
+_ITS_SIZES = ("drop_remainder", False, "its batches keep the sizes that it gives them")
+# kind -> the settings that do not go with it: name, default, what to do
+_REFUSED: dict[str, tuple[tuple[str, Any, str], ...]] = {
+    _PY_DATASET: (
+        _OWN_BATCHES,
+        _ITS_SIZES,
+        ("shuffle", False, "fit shuffles its batches in every epoch, unless shuffle=False is passed to fit"),
+    ),
+    _GENERATOR: (
+        _OWN_BATCHES,
+        _ITS_SIZES,
+        ("shuffle", False, "the order of its items is its own; let it shuffle them, in the same way on all ranks"),
+        ("own", False, "its length is not known; give it to fit as it is, with the same steps_per_epoch on all "
+         "ranks, or make a data set of it: tf.data.Dataset.from_generator(...)"),
+        ("steps", None, "it is read once, and cannot be restarted; give fit steps_per_epoch"),
+    ),
+}  # fmt: skip
+
+
+def shard(
+    data: Any,
+    batch_size: int | None = None,
+    *,
+    shuffle: bool | int = False,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    own: bool = False,
+    steps: int | None = None,
+    drop_remainder: bool = False,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Give this rank its part of the data, such that all ranks have equally many steps; all ranks call it alike.
+
+    Element i goes to rank i % size, so the joined batch of one step is `size * batch_size` elements that follow each
+    other. With remainder="drop" or "repeat" the batches of all ranks in a step have the same number of elements, so the
+    average of the ranks' gradients is the gradient of the joined batch.
+
+    The data must be the same on all ranks, in the same order (a shuffle before this needs a seed), unless own=True. A
+    data set of unknown length is not counted: all ranks read it, in groups of one element for each rank.
+
+    Data that come in batches are divided by batches: batch i goes to rank i % size, and batch_size is left out. If one
+    batch is smaller than the others, the batches of its step are of unequal size.
+
+    Args:
+        data: arrays (one, or tuples, lists or dictionaries of them, equal in their first dimension), or a
+            `tf.data.Dataset` of single elements; or, in batches, a `tf.data.Dataset`, a `keras.utils.PyDataset`
+            (`Sequence`), or a generator. A `PyDataset` keeps its workers and its hooks for the ends of epochs: if it
+            shuffles its batches there, it must do so alike on all ranks. All ranks read a generator, which must give
+            the same items on all; with one that never ends `fit` needs steps_per_epoch.
+        batch_size: elements in a batch of one rank; None: the data come in batches; 0: the elements of a data set are
+            divided as they are, for batches of your own (`padded_batch`).
+        shuffle: a new order in every epoch. Of arrays each rank has the rows rank, rank + size and so on each time,
+            in an order that depends on seed and epoch alone; an epoch that another job has begun, on as many ranks or
+            on another number, goes on with the rows that are left (docs/saving.md). For data sets, the number of this
+            rank's elements in the shuffle's buffer; True: 1024.
+        seed: of shuffle; the same on all ranks.
+        remainder: what happens to the elements that are left when all ranks have equally many. "drop": nobody sees
+            them. "repeat": elements from the beginning fill up. "uneven": the first ranks have one more, for
+            validation only: every element is seen once, and `MetricAverageCallback(exact=True)` and
+            `hvd_ext.callbacks.joined_metrics` count it once.
+        own: the data are this rank's part already, such as its own files, and are not divided. Every rank uses as many
+            elements as the rank with the fewest has, or with "repeat" as the rank with the most. A data set of unknown
+            length is read once to be counted, and must have as many elements in every epoch.
+        steps: the number of training steps in an epoch, all with full batches. Each rank begins at its first element in
+            every epoch, and again after its last. Nothing is counted.
+        drop_remainder: drop a last, smaller batch (it has equally many elements on all ranks, except with "uneven").
+        process_set: the ranks that share the data; None: all.
+
+    Returns:
+        A `tf.data.Dataset`, with its cardinality wherever that is known; for a `PyDataset` a `PyDataset`, for a
+        generator a generator.
+
+    Raises:
+        InvalidError: an argument breaks its rule or does not go with such data, or there are fewer elements than ranks.
+        MismatchError: the ranks have different arguments or, without own=True, different data; on all ranks.
+        NotInitializedError: before `init()`.
+    """
+    job = process_sets.member(process_set, "shard").engine
+    settings = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "remainder": remainder,
+        "own": own,
+        "steps": steps,
+        "drop_remainder": drop_remainder,
+    }
+
+    def mine() -> dict[str, Any]:
+        nonlocal data
+        _check(settings)
+        kind, data = _kind(data)
+        _check_kind(kind, data, settings)
+        return {"settings": {"data": kind, **settings}, "elements": _length(data, count=own and steps is None)}
+
+    # compared even where no lengths are needed: ranks that divide different data would train on different data
+    ranks = consensus.exchange(job, "shard", mine)
+    consensus.check_same("shard", [each["settings"] for each in ranks])
+    lengths = [each["elements"] for each in ranks]
+    kind, settings["batch_size"] = ranks[0]["settings"]["data"], batch_size or None
+    if not settings["own"]:
+        consensus.check_same("shard", [{"the number of elements": length} for length in lengths])
+    if kind == _GENERATOR:
+        return every(data, job.rank, job.size, remainder == "drop")
+    if kind == _PY_DATASET:
+        return _part(data, lengths, job.rank, settings)
+    if kind == _ARRAYS and shuffle:
+        return _shuffled_arrays(data, lengths, job.rank, settings)
+    if not own:
+        part, length = _divided(data, lengths[0], job.rank, job.size, settings)
+    else:
+        part, length = _evened(data, lengths, job.rank, settings)
+    return _batches(part, length, settings, _shuffling(length, job.rank, settings))
+
+
+def _check(settings: dict[str, Any]) -> None:
+    for name, least in (("batch_size", 0), ("steps", 1)):
+        value = settings[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise InvalidError(f"shard: {name} ({value!r}): must be a whole number from {least}, or None")
+    shuffle = settings["shuffle"]
+    if not isinstance(shuffle, int) or shuffle < 0:
+        raise InvalidError(f"shard: shuffle ({shuffle!r}): must be True, False or a number of elements")
+    if settings["remainder"] not in REMAINDERS:
+        raise InvalidError(f"shard: remainder ({settings['remainder']!r}): must be one of {', '.join(REMAINDERS)}")
+    if settings["remainder"] == "uneven" and settings["steps"] is not None:
+        raise InvalidError("shard: steps: cannot be given with remainder='uneven', where every element is seen once")
+
+
+def _kind(data: Any) -> tuple[str, Any]:
+    """Give the kind of the data, and the data, with lists of arrays made tuples."""
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        return _DATA_SET, data
+    if is_py_dataset(data):
+        return _PY_DATASET, data
+    if isinstance(data, Iterator):
+        return _GENERATOR, data
+    arrays = _tuples(data)
+    for one in tf.nest.flatten(arrays):
+        if not hasattr(one, "shape"):
+            raise InvalidError(
+                f"shard: data ({_short(one)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a "
+                "generator"
+                + ("; call a function that makes one first: shard(function(), ...)" if callable(one) else "")
+            )
+    return _ARRAYS, arrays
+
+
+def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
+    """Refuse settings that do not go with this kind of data."""
+    batch_size = settings["batch_size"]
+    if kind == _ARRAYS and not batch_size:
+        raise InvalidError(
+            f"shard: batch_size ({batch_size!r}): arrays need one: the number of rows that one rank takes in a step"
+        )
+    if kind == _DATA_SET:
+        batched = is_batched(data)
+        if batch_size is None and batched is False:
+            raise InvalidError(
+                "shard: batch_size (None): must be given for a data set of single elements: the number of them that "
+                "one rank takes in a step; 0 divides the elements without batching them, if you make the batches "
+                "yourself"
+            )
+        if batch_size and batched:
+            raise InvalidError(
+                f"shard: batch_size ({batch_size}): the data set is batched already; leave batch_size out, so that "
+                "whole batches are divided; or take it apart: shard(data.unbatch(), batch_size); or, where each of "
+                "them is one element: shard(data, 0).batch(batch_size)"
+            )
+        return
+    if kind == _GENERATOR and settings["remainder"] == "repeat":
+        raise InvalidError("shard: remainder ('repeat'): a generator cannot be restarted; use 'drop' or 'uneven'")
+    for name, default, instead in _REFUSED.get(kind, ()):
+        if settings[name] != default:
+            raise InvalidError(f"shard: {name} ({settings[name]!r}): does not go with a {kind}; {instead}")
+
+
+def _part(data: Any, lengths: list[int], rank: int, settings: dict[str, Any]) -> Any:
+    """Give this rank's batches of a `PyDataset`."""
+    size, remainder, steps = len(lengths), settings["remainder"], settings["steps"]
+    own, length = settings["own"], lengths[rank]
+    finite = [one for one in lengths if one >= 0]
+    if own and 0 in finite and remainder != "uneven":
+        raise InvalidError(f"shard: rank {lengths.index(0)} has no batches of its own; each rank needs at least one")
+    if not own and 0 <= length < size and remainder != "uneven":
+        raise InvalidError(f"shard: {length} batches cannot be divided among {size} ranks; each needs at least one")
+    if steps is not None:
+        number = steps
+    elif own:
+        number = length if remainder == "uneven" else _evened_length(finite, remainder)
+    else:
+        number = length if length < 0 else len(range(rank, _total(length, size, remainder), size))
+    if own:
+        return part_of(data, 0, 1, number)
+    if steps is not None and length >= 0:  # begin anew at this rank's own first batch
+        return part_of(part_of(data, rank, size, _total(length, size, "drop") // size), 0, 1, number)
+    return part_of(data, rank, size, number)
+
+
+def _evened_length(finite: list[int], remainder: str) -> int:
+    """Give the number of its own elements that each rank uses; -1 where all have infinitely many."""
+    if not finite:
+        return -1
+    return min(finite) if remainder == "drop" else max(finite)
+
+
+def _length(data: Any, count: bool) -> int | None:
+    """Give the number of elements: None where it is unknown, -1 for infinitely many."""
+    import tensorflow as tf
+
+    if is_py_dataset(data):
+        return number_of_batches(data)
+    if isinstance(data, Iterator):
+        return None
+    if not isinstance(data, tf.data.Dataset):
+        lengths = {len(array) if array.shape else 0 for array in tf.nest.flatten(data)}
+        if len(lengths) != 1:
+            raise InvalidError(
+                "shard: the arrays must have the same number of rows; they have "
+                f"{', '.join(map(str, sorted(lengths))) or 'no arrays'}"
+            )
+        return lengths.pop()
+    known = int(data.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        return -1
+    if known != tf.data.UNKNOWN_CARDINALITY:
+        return known
+    return int(data.reduce(tf.constant(0, tf.int64), lambda number, *_: number + 1)) if count else None
+
+
+def _divided(
+    data: Any, length: int | None, rank: int, size: int, settings: dict[str, Any]
+) -> tuple[tf.data.Dataset, int | None]:
+    """Give this rank's elements and their number: None where it is unknown, -1 for infinitely many."""
+    import numpy as np
+    import tensorflow as tf
+
+    remainder = settings["remainder"]
+    _check_enough(length, size, remainder)
+    if not isinstance(data, tf.data.Dataset):
+        assert length is not None
+        rows = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
+        part = tf.nest.map_structure(lambda array: np.asarray(array)[rows], data)
+        return tf.data.Dataset.from_tensor_slices(part), len(rows)
+    if length is None:
+        return _groups(data, rank, size, remainder), None
+    if length < 0:
+        return data.shard(size, rank), -1
+    total = _total(length, size, remainder)
+    data = data.repeat(2) if total > length else data
+    part = data.take(total).shard(size, rank)
+    return part, len(range(rank, total, size))
+
+
+def _check_enough(length: int | None, size: int, remainder: str) -> None:
+    if length is not None and 0 <= length < size and remainder != "uneven":
+        raise InvalidError(f"shard: {length} elements cannot be divided among {size} ranks; each needs at least one")
+
+
+def _total(length: int, size: int, remainder: str) -> int:
+    return {"drop": length // size, "repeat": -(-length // size)}[remainder] * size if remainder != "uneven" else length
+
+
+def _groups(data: tf.data.Dataset, rank: int, size: int, remainder: str) -> tf.data.Dataset:
+    """Divide a data set of unknown length by groups of one for each rank; "drop" drops a smaller last group."""
+    import tensorflow as tf
+
+    if remainder == "uneven":
+        return data.shard(size, rank)
+    if remainder == "repeat":
+        raise InvalidError(
+            "shard: remainder='repeat' needs a length, and the data set does not know its own; give it one with "
+            "data.apply(tf.data.experimental.assert_cardinality(n)), or use remainder='drop' or steps="
+        )
+
+    def of_this_rank(*windows: Any) -> tf.data.Dataset:
+        group = windows if len(windows) > 1 else windows[0]
+        whole = group if isinstance(group, tf.data.Dataset) else tf.data.Dataset.zip(group)
+        return whole.skip(rank).take(1)
+
+    return data.window(size, drop_remainder=True).flat_map(of_this_rank)
+
+
+def _evened(
+    data: Any, lengths: list[int | None], rank: int, settings: dict[str, Any]
+) -> tuple[tf.data.Dataset, int | None]:
+    """Give this rank's own elements, as many as the others use, and their number."""
+    import tensorflow as tf
+
+    part = data if isinstance(data, tf.data.Dataset) else tf.data.Dataset.from_tensor_slices(data)
+    total = _evened_elements(lengths, rank, settings)
+    if total is None or total < 0 or settings["steps"] is not None or settings["remainder"] == "uneven":
+        return part, total
+    return part.repeat().take(total), total
+
+
+def _evened_elements(lengths: list[int | None], rank: int, settings: dict[str, Any]) -> int | None:
+    """Give the number of its own elements that this rank uses: None where it is unknown, -1 for infinitely many."""
+    if settings["steps"] is not None or settings["remainder"] == "uneven":
+        return lengths[rank]
+    finite = [length for length in lengths if length is not None and length >= 0]
+    if 0 in finite:
+        raise InvalidError(f"shard: rank {lengths.index(0)} has no elements of its own; each rank needs at least one")
+    return _evened_length(finite, settings["remainder"])
+
+
+def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[str, Any]) -> tf.data.Dataset:
+    """Give the batches of arrays in the order of `hvd_ext.data.order`; their rows are copied batch by batch."""
+    import numpy as np
+    import tensorflow as tf
+
+    from hvd_ext.data.steps import Steps
+
+    own, size, remainder = settings["own"], len(lengths), settings["remainder"]
+    elements = _evened_elements(lengths, rank, settings) if own else None
+    if not own:
+        _check_enough(lengths[0], size, remainder)
+    steps = Steps(
+        "shard",
+        lengths[rank],
+        settings["batch_size"],
+        rank=0 if own else rank,
+        size=1 if own else size,
+        shuffle=True,
+        seed=settings["seed"] + (rank if own else 0),
+        remainder=remainder,
+        steps=settings["steps"],
+        drop_remainder=settings["drop_remainder"],
+        elements=elements,
+    )
+    if remainder != "uneven":
+        _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
+    whole = tf.nest.map_structure(_bytes_of_text, data)
+    specs = [tf.TensorSpec((steps.rows, *one.shape[1:]), tf.as_dtype(one.dtype)) for one in tf.nest.flatten(whole)]
+
+    def take(numbers: np.ndarray) -> list[np.ndarray]:
+        return [one[numbers] for one in tf.nest.flatten(whole)]
+
+    def read(numbers: tf.Tensor, _: tf.Tensor) -> Any:
+        parts = tf.numpy_function(take, [numbers], [spec.dtype for spec in specs], stateful=False)
+        shaped = [tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, specs, strict=True)]
+        return tf.nest.pack_sequence_as(whole, shaped)
+
+    return steps.batches(read, tf.nest.pack_sequence_as(whole, specs)).prefetch(tf.data.AUTOTUNE)
+
+
+def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:
+    import tensorflow as tf
+
+    batch_size, steps = settings["batch_size"], settings["steps"]
+    if shuffling:
+        part = part.shuffle(**shuffling)
+    if steps is not None:
+        part = part.repeat()  # before `batch`, so that all batches are full
+    if batch_size is not None:
+        part = part.batch(batch_size, drop_remainder=settings["drop_remainder"])
+    if steps is not None:
+        part = part.take(steps)
+    elif length is not None and length >= 0:
+        number = length if batch_size is None else -(-length // batch_size)
+        if batch_size is not None and settings["drop_remainder"]:
+            number = length // batch_size
+        if settings["remainder"] != "uneven":
+            _check_steps(number, batch_size, length)
+        part = part.apply(tf.data.experimental.assert_cardinality(number))
+    return part.prefetch(tf.data.AUTOTUNE)
+
+
+def _bytes_of_text(array: Any) -> Any:
+    """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
+    import numpy as np
+
+    array = np.asarray(array)
+    return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+
+
+def _check_steps(number: int, batch_size: int | None, length: int) -> None:
+    if number == 0:
+        raise InvalidError(f"shard: batch_size ({batch_size}): must be at most {length}, the elements of each rank")
+
+
+def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[str, int]:
+    """Give the arguments of a data set's shuffle."""
+    shuffle = settings["shuffle"]
+    if not shuffle:
+        return {}
+    held = BUFFER if shuffle is True else int(shuffle)
+    if length is not None and length >= 0:
+        held = min(held, length)
+    return {"buffer_size": max(1, held), "seed": settings["seed"] + rank}
+
+
+def _tuples(data: Any) -> Any:
+    """Make lists of arrays tuples, and lists of numbers arrays: TensorFlow takes each list for one array."""
+    import numpy as np
+    import tensorflow as tf
+
+    if isinstance(data, Mapping):
+        return {name: _tuples(one) for name, one in data.items()}
+    if not isinstance(data, list | tuple):
+        return data
+    if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
+        return np.asarray(data)
+    while data and data[-1] is None:  # fit takes (x, y, None) for data without weights
+        data = data[:-1]
+    return tuple(map(_tuples, data))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

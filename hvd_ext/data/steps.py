@@ -1,0 +1,186 @@
+"""The steps of each epoch as a data set: which samples this rank takes in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.data import native, order, position
+from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow.ops import plain
+
+# (samples' numbers, int64 [n]; their seeds, int32 [n, 2]) -> a batch
+Read = Callable[[tf.Tensor, tf.Tensor], Any]
+
+
+class Steps:
+    """The steps of each epoch of some samples, on one rank; `position` tells each iterator where it begins.
+
+    Attributes:
+        number: the number of steps in an epoch, always the same.
+        rows: the number of samples in each step, or None where it varies.
+        parts: the number of parts of the order (`hvd_ext.data.order`); a checkpoint that is restored may change it.
+        on_begin: is called when an iterator is about to give its first element.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        samples: int,
+        batch_size: int,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        parts: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        remainder: str = "drop",
+        steps: int | None = None,
+        drop_remainder: bool = False,
+        elements: int | None = None,
+    ) -> None:
+        """Describe the steps.
+
+        Args:
+            name: what messages and checkpoints call the data; the same in a job that goes on.
+            samples: the number of samples, at least size unless remainder="uneven".
+            batch_size: samples of this rank in a step, from 1.
+            rank: of those that share the samples.
+            size: how many ranks share them.
+            rows: the number of samples in each step, or None where it varies.
+        parts: the number of parts of the order; None: size, or what the earlier job had.
+            shuffle: whether each epoch has an order of its own.
+            seed: of the order and of the samples' seeds; the same on all ranks.
+            remainder: as `hvd_ext.shard` takes it.
+            steps: the number of steps in an epoch, all of them with full batches; None: those that the samples make.
+            drop_remainder: drop a last, smaller batch.
+            elements: the number of samples of this rank in an epoch, for samples that are its own (size=1); the first
+                ones come again where it has fewer. None: what remainder says.
+
+        Raises:
+            InvalidError: parts is not in 1 to samples.
+        """
+        if parts is not None and not 1 <= parts <= max(1, samples):
+            raise InvalidError(f"{name}: parts ({parts!r}): must be a whole number from 1 to {samples}, the samples")
+        self.name, self.samples, self.batch_size, self.rank, self.size = name, samples, batch_size, rank, size
+        self.shuffle, self.seed, self.drop_remainder = shuffle, seed, drop_remainder
+        self.parts = size if parts is None else parts
+        self.shared = elements is None
+        self.rows = batch_size if steps is not None or drop_remainder else None
+        self.begun = position.Begun()
+        self.on_begin: Callable[[], None] = lambda: None
+        self._remainder, self._steps, self._elements = remainder, steps, elements
+        self._own = self._own_of(self.parts)
+        self.number = self._number_of(self._own)
+
+    def dataset(self) -> tf.data.Dataset:
+        """Give a data set of all steps of an epoch; each iterator is one for the next epoch.
+
+        Returns:
+            A data set of (numbers, seeds, skipped): int64 [n]; int32 [n, 2], the samples' seeds in this epoch; and
+            bool [], whether nobody needs the step's samples, because an earlier job has trained on them. Numbers and
+            seeds of such a step are zeros, of one sample where n varies.
+        """
+        numbers, seeds = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
+        return self._steps_of(
+            lambda numbers, seeds: (numbers, seeds, tf.constant(False)),
+            lambda blank: blank.map(lambda numbers, seeds: (numbers, seeds, tf.constant(True))),
+            (numbers, seeds),
+        )
+
+    def batches(self, read: Read, spec: Any, threads: int | None = None, ordered: bool = True) -> tf.data.Dataset:
+        """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
+
+        Batches that nobody needs, because an earlier job has trained on them, are zeros, and nothing is read for them.
+
+        Args:
+            read: gives the batch of a step, in a graph.
+            spec: `tf.TensorSpec` of a batch, and of each part of it; dimensions that are not known are 1 in zeros.
+            threads: how many batches are read at the same time; None: one after the other.
+            ordered: as `deterministic` of `tf.data.Dataset.map`.
+        """
+
+        return self._steps_of(read, lambda blank: blank, spec, threads, ordered)
+
+    def _steps_of(
+        self,
+        read: Read,
+        mark: Callable[[tf.data.Dataset], tf.data.Dataset],
+        spec: Any,
+        threads: int | None = None,
+        ordered: bool = True,
+    ) -> tf.data.Dataset:
+        options = {} if threads is None else {"num_parallel_calls": threads, "deterministic": ordered}
+
+        @plain
+        def of(first: tf.Tensor, skipped: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tf.data.Dataset:
+            steps = tf.data.Dataset.range(first + skipped, first + self.number)
+            made = steps.map(plain(lambda step: read(*self._samples_of(step, parts, own))), **options)
+            return mark(_blank(spec, tf.minimum(skipped, 1))).repeat(skipped).concatenate(made)
+
+        dataset = self._begins().flat_map(of).apply(tf.data.experimental.assert_cardinality(self.number))
+        setattr(dataset, position.MARK, self)
+        return dataset
+
+    def _begins(self) -> tf.data.Dataset:
+        def begin() -> np.ndarray:
+            self.on_begin()
+            first, skipped = position.begin(self)
+            own = self._own_of(self.parts)
+            if self._number_of(own) != self.number:  # Keras knows the number of steps already
+                own = self._own
+            return np.array([first, skipped, self.parts, own], np.int64)
+
+        @plain
+        def begun(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            values = tf.numpy_function(begin, [], tf.int64)
+            return tuple(tf.unstack(tf.ensure_shape(values, [4])))
+
+        return tf.data.Dataset.from_tensors(0).map(begun)
+
+    def _samples_of(self, step: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Give the numbers and seeds of the samples of a step, which is counted through all epochs."""
+        epoch, first = step // self.number, step % self.number * self.batch_size
+        count = self.batch_size if self._steps is not None else tf.minimum(first + self.batch_size, own) - first
+        mine = (first + tf.range(count, dtype=tf.int64)) % own
+        places = (mine * self.size + self.rank) % self.samples
+        numbers, seeds = native.epoch_order(places, self.seed, epoch, self.samples, parts, shuffle=self.shuffle)
+        return tf.ensure_shape(numbers, [self.rows]), tf.ensure_shape(seeds, [self.rows, 2])
+
+    def _own_of(self, parts: int) -> int:
+        """Give the number of this rank's samples in an epoch."""
+        if self._elements is not None:
+            return self._elements
+        return len(range(self.rank, order.used(self.samples, parts, self.size, self._remainder), self.size))
+
+    def _number_of(self, own: int) -> int:
+        if self._steps is not None:
+            return self._steps
+        return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
+
+
+def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:
+    """Give a data set of one batch of zeros, which takes no memory where none is wanted."""
+
+    def zeros(one: Any) -> Any:
+        shape = [1 if length is None else length for length in one.shape]
+        dense = tf.zeros([shape[0] * wanted, *shape[1:]] if shape else [], one.dtype)
+        if isinstance(one, tf.RaggedTensorSpec):
+            return tf.RaggedTensor.from_tensor(
+                dense, ragged_rank=one.ragged_rank, row_splits_dtype=one.row_splits_dtype
+            )
+        return tf.sparse.from_dense(dense) if isinstance(one, tf.SparseTensorSpec) else dense
+
+    @plain
+    def shaped(*parts: Any) -> Any:
+        values = parts if isinstance(spec, tuple) else parts[0]
+        return tf.nest.map_structure(
+            lambda value, one: tf.ensure_shape(value, one.shape) if isinstance(one, tf.TensorSpec) else value,
+            values,
+            spec,
+        )
+
+    return tf.data.Dataset.from_tensors(tf.nest.map_structure(zeros, spec)).map(shaped)

@@ -1,0 +1,104 @@
+"""Shuffled training that was stopped in the middle of an epoch goes on with the samples that are left, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.keras.checkpoint.callback import Checkpoint
+from tests.ranks.test_checkpoint import Crash, CrashError
+from tests.ranks.training import assert_same_bits_on_all_ranks, fill, values
+
+BATCH, STEPS = 2, 5
+
+
+class Recorded(keras.Model):
+    """Trains, and writes down the samples of each step; a sample's first feature is its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.seen: list[list[int]] = []
+        self.build((None, 3))
+        fill(self.trainable_weights)
+        self.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", run_eagerly=True)
+
+    def build(self, shape: Any) -> None:
+        """Make the layer's variables."""
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x / 100)
+
+    def train_step(self, data: Any) -> Any:
+        self.seen.append(data[0][:, 0].numpy().astype(int).tolist())
+        return super().train_step(data)
+
+
+def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make samples and their targets."""
+    number = np.arange(count, dtype=np.float32)
+    return np.stack([number, number**2 / 99, 7 - number], 1), np.stack([number, -number], 1) / 50
+
+
+def fit(data: tf.data.Dataset, *callbacks: keras.callbacks.Callback, **options: Any) -> Recorded:
+    """Train a model for three epochs."""
+    model = Recorded()
+    model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=list(callbacks), **options)
+    return model
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """One directory for all ranks."""
+    return Path(hvd.broadcast_object(str(tmp_path / "job")))
+
+
+@pytest.mark.parametrize("per_epoch", [None, 3], ids=["epochs of the data", "steps_per_epoch"])
+def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit(
+    shared: Path, per_epoch: int | None
+) -> None:
+    def shuffled() -> tf.data.Dataset:
+        data = hvd.shard(samples((BATCH * STEPS + 1) * hvd.size() - 1), BATCH, shuffle=True, seed=3)
+        return data.repeat() if per_epoch else data
+
+    epoch = per_epoch or STEPS
+    whole = fit(shuffled(), *hvd.callbacks.synchronized([]), steps_per_epoch=per_epoch)
+    rows = np.concatenate(whole.seen)
+    assert set(rows % hvd.size()) == {hvd.rank()}  # the same part in every epoch
+    assert len(set(rows[: BATCH * STEPS])) == BATCH * STEPS
+    assert whole.seen[:STEPS] != whole.seen[STEPS : 2 * STEPS]
+    with pytest.raises(CrashError):
+        fit(shuffled(), Checkpoint(shared, every_steps=2), Crash(epoch + 3), steps_per_epoch=per_epoch)
+    data = shuffled()
+    if not per_epoch:  # data that were looked at, and others that were made before, change nothing
+        next(iter(data))
+    resumed = fit(data, *hvd.callbacks.synchronized([Checkpoint(shared)]), steps_per_epoch=per_epoch)
+    assert resumed.seen == whole.seen[epoch + 2 :]
+    for got, wanted in zip(
+        values([*resumed.weights, *resumed.optimizer.variables]),
+        values([*whole.weights, *whole.optimizer.variables]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got, wanted)
+    assert_same_bits_on_all_ranks(resumed.weights)
+
+
+def test_arrays_of_text_and_of_ones_own_are_shuffled_too() -> None:
+    rank = hvd.rank()
+    own = {"n": np.arange(4 + rank), "t": np.array([f"é{number}" for number in range(4 + rank)])}
+    seen = [batch for _ in range(2) for batch in hvd.shard(own, 2, shuffle=True, own=True).as_numpy_iterator()]
+    assert [len(batch["n"]) for batch in seen] == [2] * 4
+    assert all([f"é{n}".encode() for n in batch["n"]] == batch["t"].tolist() for batch in seen)
+    few = hvd.shard(np.arange(3 * hvd.size()), 2, shuffle=True, steps=4)
+    (first, second) = (np.concatenate(list(few.as_numpy_iterator())).tolist() for _ in range(2))
+    assert sorted(first[:3]) == list(range(rank, 3 * hvd.size(), hvd.size()))
+    assert len(first) == 8
+    assert set(second) == set(first)

@@ -1,0 +1,334 @@
+"""`DataCache` in one process: what is loaded once, what comes back, limits, faults, and what the next job finds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+from hvd_ext.commands.cache import app
+from hvd_ext.data import cache as caches, sources, store
+from hvd_ext.data.cache import DataCache
+from hvd_ext.errors import InvalidError, NotInitializedError
+from tests.unit.data.caching import CLASSES, Counted, decode, epoch, numbered, numbers_of, write_pictures
+
+SAMPLES = np.arange(40)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what a test has opened."""
+    yield
+    for one in caches.open_caches():
+        one.clear()
+
+
+def make(counted: Counted, name: str = "test", width: int = 64, **settings: Any) -> DataCache:
+    return DataCache(name, SAMPLES, numbered(counted, width), **{"memory": "8MB", "version": "1", **settings})
+
+
+def test_samples_are_loaded_once_and_every_epoch_has_an_order_of_its_own() -> None:
+    counted = Counted()
+    cache = make(counted)
+    data = cache.dataset(7, shuffle=True, seed=5)
+    assert int(data.cardinality()) == 6
+    epochs = [numbers_of(epoch(data)) for _ in range(3)]
+    assert all(sorted(one) == SAMPLES.tolist() for one in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert counted.times == dict.fromkeys(range(40), 1)
+    again = make(Counted(), "again").dataset(7, shuffle=True, seed=5)
+    assert [numbers_of(epoch(again)) for _ in range(3)] == epochs
+    stats = cache.stats()
+    assert (stats["loaded"], stats["hits"], stats["memory_records"]) == (40, 80, 40)
+    assert stats["memory_bytes"] == 80 * (64 * 4 + 8)
+    assert stats["load_s"] > 0
+
+
+def test_pictures_of_a_folder_come_back_with_labels_and_seeds(tmp_path: Path) -> None:
+    source = sources.folder(write_pictures(tmp_path, 12), "*.jpg")
+    cache = DataCache("pictures", source, decode, memory="8MB")
+    assert cache.element_spec == (tf.TensorSpec((8, 8, 3), tf.uint8), tf.TensorSpec((), tf.int32))
+    data = cache.dataset(5, keys=True)
+    for _ in range(2):
+        batches = epoch(data)
+        pictures = np.concatenate([pictures for (pictures, _), _ in batches])
+        assert np.array_equal(pictures[:, 3, 3, 0] // 2, np.arange(12))
+        assert np.concatenate([labels for (_, labels), _ in batches]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    seeds = [np.concatenate([seeds for _, seeds in epoch(data)]) for _ in range(2)]
+    assert seeds[0].shape == (12, 2) and not np.array_equal(seeds[0], seeds[1])
+
+
+def test_steps_remainder_and_batches_are_those_of_shard() -> None:
+    cache = make(Counted())
+    assert [len(batch["number"]) for batch in epoch(cache.dataset(16))] == [16, 16, 8]
+    assert [len(batch["number"]) for batch in epoch(cache.dataset(16, drop_remainder=True))] == [16, 16]
+    assert [len(batch["number"]) for batch in epoch(cache.dataset(16, steps=5))] == [16] * 5
+    assert cache.dataset(16, steps=5).element_spec["row"].shape == (16, 64)
+
+
+def test_elements_of_any_structure_come_back() -> None:
+    def load(number: tf.Tensor) -> Any:
+        return {
+            "fixed": (tf.cast(number, tf.bfloat16), tf.equal(number % 2, 0), tf.strings.as_string(number)),
+            "varying": tf.range(number)[:, None],
+            "strings": tf.strings.as_string(tf.range(number)),
+            "ragged": tf.RaggedTensor.from_row_lengths(tf.range(number + 2), [number, 2]),
+            "sparse": tf.sparse.from_dense(tf.one_hot(number, 5)),
+        }
+
+    cache = DataCache("structure", np.arange(6), load, memory="8MB")
+    data = cache.dataset(4)
+    for _ in range(2):
+        first, last = list(data)
+        assert [one.numpy().tolist() for one in last["fixed"]] == [[4, 5], [True, False], [b"4", b"5"]]
+        assert first["varying"].to_list() == [[[row] for row in range(number)] for number in range(4)]
+        assert first["strings"].to_list() == [[b"%d" % row for row in range(number)] for number in range(4)]
+        assert last["ragged"].to_list() == [[[0, 1, 2, 3], [4, 5]], [[0, 1, 2, 3, 4], [5, 6]]]
+        assert tf.sparse.to_dense(first["sparse"]).numpy().tolist() == np.eye(5)[:4].tolist()
+    assert cache.stats()["loaded"] == 6
+    padded = DataCache("padded", np.arange(6), lambda number: tf.range(number), memory="8MB").dataset(6, padding=-1)
+    (batch,) = epoch(padded)
+    assert batch.tolist() == [[column if column < number else -1 for column in range(5)] for number in range(6)]
+
+
+def test_room_for_half_of_the_samples_gives_half_hits(caplog: pytest.LogCaptureFixture) -> None:
+    counted = Counted()
+    width = 25_000  # 100 kB a sample
+    cache = make(counted, width=width, memory=20 * (width * 4 + 128))
+    data = cache.dataset(8, shuffle=True)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        for _ in range(3):
+            assert sorted(numbers_of(epoch(data))) == SAMPLES.tolist()
+    stats = cache.stats()
+    assert stats["memory_records"] in (19, 20)
+    assert stats["hits"] == 2 * stats["memory_records"]
+    assert sum(counted.times.values()) == 120 - stats["hits"]
+    assert stats["passed_through"] > 0 and not stats["memory_open"]
+    assert len([record for record in caplog.records if "memory" in record.getMessage()]) == 1
+
+
+def test_the_second_job_loads_nothing_from_the_disk(tmp_path: Path) -> None:
+    make(Counted(), disk=tmp_path).warm()
+    caches.open_caches()[0].close()
+    counted = Counted()
+    cache = make(counted, disk=tmp_path)
+    data = cache.dataset(7, shuffle=True)
+    for _ in range(2):
+        assert sorted(numbers_of(epoch(data))) == SAMPLES.tolist()
+    assert counted.times == {}
+    stats = cache.stats()
+    assert (stats["loaded"], stats["disk_hits"], stats["memory_hits"]) == (0, 40, 40)
+    (folder,) = (tmp_path / store.host_folder(tmp_path).name).glob("test-*")
+    assert {"about.json", "index"} <= {path.name for path in folder.iterdir()}
+
+
+def test_memory_that_stays_serves_the_next_job() -> None:
+    name = f"kept-{os.getpid()}"
+    make(Counted(), name, keep=True).warm()
+    (kept,) = (one for one in store.in_memory() if one.name == name)
+    assert kept.path.stat().st_mode & 0o777 == 0o600
+    caches.open_caches()[0].close()
+    counted = Counted()
+    cache = make(counted, name, keep=True)
+    assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
+    assert counted.times == {}
+    cache.clear()
+    assert not kept.path.exists()
+
+
+def test_another_load_begins_a_new_cache_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"disk": tmp_path, "memory": None}
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        DataCache("words", SAMPLES, lambda number: number + 1, **settings).warm()
+        caches.open_caches()[0].close()
+        DataCache("words", SAMPLES, lambda number: number + 1, **settings).close()
+        assert caplog.records == []
+        other = DataCache("words", SAMPLES, lambda number: number + 2, **settings)
+        assert np.concatenate(epoch(other.dataset(8))).tolist() == (SAMPLES + 2).tolist()
+        assert other.stats()["loaded"] == 40
+    (record,) = caplog.records
+    assert "cache words: begins anew, because the source, load or version is another" in record.getMessage()
+
+
+def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) -> None:
+    make(Counted(), disk=tmp_path, memory=None).warm()
+    caches.open_caches()[0].close()
+    (segment,) = tmp_path.glob("*/*/segment-*")
+    with segment.open("r+b") as file:
+        file.seek(10 * 320 + 100)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    cache = make(Counted(), disk=tmp_path, memory=None)
+    for _ in range(2):
+        assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
+    stats = cache.stats()
+    assert (stats["damaged"], stats["loaded"]) == (1, 1)
+    assert cache.verify()["disk_damaged"] == 0
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True
+        ).returncode
+    )
+    counted = Counted()
+    try:
+        limit = None if mounted else "1MB"
+        cache = make(counted, width=25_000, disk=tmp_path, disk_limit=limit, memory=None)
+        with caplog.at_level(logging.WARNING, "hvd_ext"):
+            for _ in range(2):
+                assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
+        stats = cache.stats()
+        assert stats["disk_hits"] == stats["disk_records"] < 12
+        assert len(caplog.records) == 1
+        cache.close()
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_bad_sample_is_named(tmp_path: Path) -> None:
+    source = sources.folder(write_pictures(tmp_path, 12, broken=(5,)), "*.jpg")
+    cache = DataCache("bad", source, decode, memory="8MB")
+    with pytest.raises(tf.errors.OpError, match=r"cache bad: sample 5 \(.*/b/0005.jpg\): it could not be loaded: "):
+        epoch(cache.dataset(4))
+    assert cache.stats()["failed"] == 1
+    (tmp_path / CLASSES[1] / "0005.jpg").write_bytes((tmp_path / CLASSES[1] / "0006.jpg").read_bytes())
+    assert len(epoch(cache.dataset(4))) == 3  # the claims were given back
+
+
+def test_a_bad_sample_is_replaced_by_another_one(tmp_path: Path) -> None:
+    source = sources.folder(write_pictures(tmp_path, 12, broken=(5, 6)), "*.jpg")
+    cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
+    data = cache.dataset(4)
+    for _ in range(2):
+        seen = np.concatenate([pictures for pictures, _ in epoch(data)])[:, 3, 3, 0] // 2
+        assert seen.tolist() == [0, 1, 2, 3, 4, 7, 7, 7, 8, 9, 10, 11]
+    stats = cache.stats()
+    assert (stats["replaced"], stats["failed"], stats["memory_records"]) == (4, 4, 10)
+
+
+def test_a_sample_is_tried_again() -> None:
+    left = {"fail": 2}
+
+    def once(number: np.ndarray) -> np.ndarray:
+        if number == 3 and left["fail"]:
+            left["fail"] -= 1
+            raise OSError("the network is away")
+        return number
+
+    def load(number: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(once, [number], tf.int64), [])
+
+    cache = DataCache("again", SAMPLES, load, memory="8MB", on_error="retry", version="1")
+    assert np.concatenate(epoch(cache.dataset(8))).tolist() == SAMPLES.tolist()
+    assert cache.stats()["retried"] >= 1
+    left["fail"] = 100
+    cache = DataCache("again", SAMPLES, load, memory="8MB", on_error="retry", retries=1, version="2")
+    with pytest.raises(tf.errors.OpError, match="sample 3 .*could not be loaded 2 times: .*the network is away"):
+        epoch(cache.dataset(8))
+
+
+def test_nothing_but_bad_samples_ends_in_words(tmp_path: Path) -> None:
+    source = sources.folder(write_pictures(tmp_path, 3, broken=(0, 1, 2)), "*.jpg")
+    cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
+    with pytest.raises(tf.errors.OpError, match="none of the 2 samples behind it could be loaded in its place either"):
+        epoch(cache.dataset(3))
+
+
+def test_what_cannot_be_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(match: str, name: Any = "refused", load: Any = None, **settings: Any) -> None:
+        with pytest.raises(InvalidError, match=match):
+            DataCache(name, SAMPLES, load, **settings)
+
+    refused(r"name \('a/b'\): must be 1 to 64 letters", name="a/b")
+    refused(r"on_error \('skip'\): must be one of raise, retry, replace", on_error="skip")
+    refused(r"retries \(-1\): must be a whole number from 0", retries=-1)
+    refused(r"threads \(0\): must be a whole number from 1", threads=0)
+    refused(r"version \(3\): must be a text", version=3)
+    refused(r"memory \('much'\): must be a number of bytes, a size such as", memory="much")
+    refused(r"memory \('101%'\): must be", memory="101%")
+    refused(r"disk_limit \('50%'\): must be", disk_limit="50%", disk=tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    refused(r"disk \(.*file.*\): it cannot be made or written", disk=tmp_path / "file")
+    refused("must give tensors of a known rank", load=lambda number: tf.py_function(lambda x: x, [number], tf.int64))
+    cache = make(Counted())
+    with pytest.raises(InvalidError, match=r"batch_size \(0\): must be a whole number from 1"):
+        cache.dataset(0)
+    with pytest.raises(InvalidError, match=r"shuffle \(100\): must be True or False"):
+        cache.dataset(4, shuffle=100)
+    with pytest.raises(InvalidError, match=r"remainder \('keep'\): must be one of"):
+        cache.dataset(4, remainder="keep")
+    with pytest.raises(InvalidError, match="cannot be given with remainder='uneven'"):
+        cache.dataset(4, remainder="uneven", steps=3)
+    with pytest.raises(InvalidError, match=r"batch_size \(41\): must be at most 40"):
+        cache.dataset(41, drop_remainder=True)
+    cache.close()
+    with pytest.raises(InvalidError, match="cache test: it is closed; make it again"):
+        cache.dataset(4)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(NotInitializedError, match=r"one of 4 ranks, and init\(\) was not called"):
+        make(Counted())
+
+
+def test_sizes_in_words() -> None:
+    read = store.nbytes_of
+    assert [read(value, "x") for value in (None, 0, 5, "8GB", "1.5 GiB", "3kB", "7 B")] == [
+        *(0, 0, 5, 8 * 10**9, 3 << 29, 3000, 7)
+    ]
+    assert read("50%", "x", lambda: 1001) == 500
+    assert 0 < store.free_memory() < 1 << 60
+
+
+def test_the_fill_is_shown_in_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    make(Counted()).warm()
+    assert "hvd_ext: cache test: 40 samples, 0.0 MB in " in capfd.readouterr().err
+    make(Counted(), "silent", progress=False).warm()
+    assert "silent" not in capfd.readouterr().err
+
+
+def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
+    name = f"listed-{os.getpid()}"
+    make(Counted(), name, disk=tmp_path, keep=True).warm()
+    caches.open_caches()[0].close()
+    run = CliRunner().invoke
+    listed = run(app, ["ls", str(tmp_path), "--name", name], env={"COLUMNS": "300"})
+    rows = [line for line in listed.output.splitlines() if name in line]
+    assert len(rows) == 2 and all("100.0%" in row and " 40 " in row for row in rows)
+    verified = run(app, ["verify", str(tmp_path), "--name", name])
+    assert verified.exit_code == 0 and verified.output.count("40 samples, ") == 2
+    (segment,) = tmp_path.glob("*/*/segment-*")
+    data = bytearray(segment.read_bytes())
+    data[10 * 320 + 100] ^= 1
+    segment.write_bytes(data)
+    verified = run(app, ["verify", str(tmp_path), "--name", name])
+    assert verified.exit_code == 1 and "1 damaged" in verified.output
+    assert run(app, ["clear", str(tmp_path), "--name", name], input="n\n").exit_code == 1
+    assert run(app, ["clear", str(tmp_path), "--name", name, "--yes"]).exit_code == 0
+    assert not list(tmp_path.glob("*/*/index")) and name not in {one.name for one in store.in_memory()}
+    assert "no caches" in run(app, ["ls", str(tmp_path), "--name", name]).output
+
+
+def test_a_process_that_never_calls_init_and_never_closes_ends_well(tmp_path: Path) -> None:
+    text = f"""
+import numpy as np
+import hvd_ext as hvd
+data = hvd.DataCache("alone", np.arange(100), memory="8MB", disk={str(tmp_path)!r}).dataset(8, shuffle=True)
+for batch in data.take(3):
+    pass
+print(hvd.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

@@ -1,0 +1,379 @@
+"""The ops of the data cache: order, lookup, insert, ranges of files; eager, in functions and in tf.data."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_ext.data import native
+from hvd_ext.engine import libraries
+from hvd_ext.errors import InvalidError, NativeLibraryError
+
+SAMPLES = 40
+NOTHING = np.array([], np.int64)
+
+
+def open_cache(samples: int = SAMPLES, memory: int = 1 << 27, **more: object) -> int:
+    """Opens a cache in memory, whose claims are old after a fifth of a second."""
+    number = ctypes.c_int64()
+    options = native.Options(name=b"ops", samples=samples, memory_bytes=memory, claim_s=0.2, **more)
+    native.call("hvd_ext_cache_open", ctypes.byref(options), ctypes.byref(number))
+    return number.value
+
+
+@pytest.fixture
+def cache() -> Iterator[int]:
+    number = open_cache()
+    yield number
+    native.call("hvd_ext_cache_close", number)
+
+
+def statistics(cache: int) -> native.Statistics:
+    seen = native.Statistics()
+    native.call("hvd_ext_cache_statistics", cache, ctypes.byref(seen))
+    return seen
+
+
+def numbers(*values: int) -> tf.Tensor:
+    return tf.constant(values, tf.int64)
+
+
+def images(at: tf.Tensor) -> tf.Tensor:
+    """Samples of 12 bytes that show their number: [n, 12]."""
+    return tf.cast(at[:, None] * 3 + tf.range(12, dtype=tf.int64), tf.uint8)
+
+
+IMAGES = {"dtypes": [tf.uint8], "elements": [12]}
+
+
+def test_the_store_works_before_tensorflow_the_ops_find_its_caches_and_neither_needs_engine_or_mpi(tmp_path):
+    code = (
+        "import ctypes, sys, types\n"
+        "package = types.ModuleType('hvd_ext.data')\n"  # what the package itself imports is not in question
+        f"package.__path__ = [{str(Path(native.__file__).parent)!r}]\n"
+        "sys.modules['hvd_ext.data'] = package\n"
+        "from hvd_ext.engine import libraries\n"
+        f"libraries.ENGINE_LIBRARY = libraries.OPS_LIBRARY = {str(tmp_path / 'absent.so')!r}\n"
+        "from hvd_ext.data import native\n"
+        "number = ctypes.c_int64()\n"
+        "options = native.Options(name=b'early', samples=4, memory_bytes=1 << 27)\n"
+        "native.call('hvd_ext_cache_open', ctypes.byref(options), ctypes.byref(number))\n"
+        "native.call('hvd_ext_cache_insert', number, 2, b'abcd', 4, None)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "import tensorflow as tf\n"
+        "batch, missing, _ = native.lookup(number.value, [2, 3], [tf.uint8], [4])\n"
+        "print(bytes(batch[0][0].numpy()), missing.numpy())\n"
+        "mapped = open('/proc/self/maps').read()\n"
+        "assert 'libhvd_ext_data.so' in mapped and 'libhvd_ext_cache.so' in mapped\n"
+        "assert 'libmpi' not in mapped and 'libhvd_ext_engine' not in mapped, mapped\n"
+        "assert 'mpi4py' not in sys.modules and 'hvd_ext.engine.native' not in sys.modules\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stdout.strip()) == (0, "b'abcd' [1]"), child.stderr
+
+
+def test_the_same_ops_from_a_second_file_are_refused_in_words(monkeypatch, tmp_path):
+    native.ops()
+    for name in libraries.DATA:
+        (tmp_path / name).write_bytes((libraries.LIBRARIES / name).read_bytes())
+    monkeypatch.setattr(native, "OPS", tmp_path / libraries.DATA_LIBRARY)
+    with pytest.raises(NativeLibraryError, match=r"already, from another file; keep one installation"):
+        native.ops.__wrapped__()
+
+
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_library_that_is_missing_or_does_not_load_says_how_to_build_it(monkeypatch, tmp_path, content):
+    path = tmp_path / "libhvd_ext_cache.so"
+    if content:
+        path.write_bytes(content)
+    monkeypatch.setattr(native, "LIBRARY", path)
+    with pytest.raises(NativeLibraryError, match="python -m hvd_ext build"):
+        native.load.__wrapped__()
+    monkeypatch.setattr(native, "OPS", tmp_path / "absent.so")
+    with pytest.raises(NativeLibraryError, match=r"absent\.so\) are missing: .*python -m hvd_ext build"):
+        native.ops.__wrapped__()
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "ABI_VERSION", 1000)
+    with pytest.raises(NativeLibraryError, match="this package needs 1000"):
+        native.load.__wrapped__()
+
+
+def test_a_status_of_the_store_becomes_an_exception():
+    with pytest.raises(InvalidError, match=r"cache \(987654\): must be the number of an open cache"):
+        native.call("hvd_ext_cache_close", 987654)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_order_is_a_permutation_of_each_part_eager_and_in_functions(parts):
+    positions = tf.range(1000, dtype=tf.int64)
+    seen, seeds = native.epoch_order(positions, 5, 2, 1000, parts)
+    assert sorted(seen.numpy()) == list(range(1000))
+    assert (seen.numpy() % parts == np.arange(1000) % parts).all()
+    assert seen.numpy().tolist() != list(range(1000))
+    assert len({tuple(pair) for pair in seeds.numpy()}) == 1000
+    traced = tf.function(lambda at, epoch: native.epoch_order(at, 5, epoch, 1000, parts))
+    again, seeds_again = traced(positions, tf.constant(2, tf.int64))
+    assert (again.numpy() == seen.numpy()).all() and (seeds_again.numpy() == seeds.numpy()).all()
+    other, _ = traced(positions, tf.constant(3, tf.int64))
+    assert (other.numpy() != seen.numpy()).any()
+    plain, plain_seeds = native.epoch_order(positions, 5, 2, 1000, parts, shuffle=False)
+    assert plain.numpy().tolist() == list(range(1000))
+    by_number = dict(zip(seen.numpy().tolist(), seeds.numpy().tolist(), strict=True))
+    assert [by_number[number] for number in range(1000)] == plain_seeds.numpy().tolist()
+
+
+def test_shapes_are_known_in_graphs():
+    @tf.function(input_signature=[tf.TensorSpec([6], tf.int64), tf.TensorSpec([None], tf.int64)])
+    def trace(at, some):
+        order, seeds = native.epoch_order(at, 0, 0, 100, 1)
+        batch, missing, pending = native.lookup(1, at, [tf.uint8, tf.string], [12, 1])
+        of_some, _, _ = native.lookup(1, some, [tf.uint8], [12])
+        stored, contents = native.insert(1, at, batch), native.read_range("x")
+        shapes.extend(
+            one.shape.as_list() for one in (order, seeds, *batch, missing, pending, *of_some, stored, contents)
+        )
+        return order
+
+    shapes: list[list[int | None]] = []
+    trace.get_concrete_function()
+    assert shapes == [[6], [6, 2], [6, 12], [6, 1], [None], [None], [None, 12], [], []]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([[0]], 0, 0, 1, 1), "rank 1"),
+        (([1], 0, 0, 1, 1), r"position \(1\): must be in \[0, 1\)"),
+        (([-1], 0, 0, 9, 1), r"position \(-1\)"),
+        (([0], 0, 0, 0, 1), r"samples \(0\): must be at least 1"),
+        (([0], 0, 0, 1, 0), r"parts \(0\): must be at least 1"),
+        (([0], [0], 0, 1, 1), r"seed \(shape \[1\]\): must be a single number"),
+    ],
+)
+def test_an_order_with_wrong_arguments_is_refused_in_words(arguments, words):
+    # A rank that is not known when a graph is made is seen when it runs.
+    with pytest.raises(
+        (tf.errors.InvalidArgumentError, ValueError), match=words if words != "rank 1" else "vector|rank 1"
+    ):
+        native.epoch_order(*arguments)
+
+
+def test_what_is_missing_is_inserted_and_found(cache):
+    batch, missing, pending = native.lookup(cache, numbers(3, 7, 5), **IMAGES)
+    assert (batch[0].numpy() == 0).all()
+    assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0, 1, 2], [])
+    assert native.insert(cache, numbers(3, 5), [images(numbers(3, 5))]).numpy() == 2
+    batch, missing, pending = native.lookup(cache, numbers(5, 7, 3), **IMAGES)
+    assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([], [1])  # the first lookup has claimed 7
+    expected = images(numbers(5, 7, 3)).numpy()
+    expected[1] = 0
+    assert (batch[0].numpy() == expected).all()
+
+
+def test_a_lookup_that_waits_takes_an_old_claim_over(cache):
+    native.lookup(cache, numbers(1), **IMAGES)
+    _, missing, pending = native.lookup(cache, numbers(1), **IMAGES, wait=True)
+    assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0], [])
+    assert statistics(cache).taken_over == 1
+
+
+def test_several_components_of_all_kinds_come_back_as_they_were(cache):
+    at = np.arange(5)
+    values = [
+        tf.constant(np.arange(15).reshape(5, 3), tf.float32) / 7,
+        tf.constant([[f"{'x' * (9 * n)}{n}", ""] for n in at]),  # short strings and long ones
+        tf.zeros([5, 0], tf.int64),
+        tf.constant(at[:, None] % 2 == 0),
+        tf.cast(tf.constant(np.arange(10).reshape(5, 2)), tf.bfloat16),
+        tf.constant([[bytes([n, 0, 255])] for n in at]),
+        tf.constant(at[:, None] * (1 - 2j), tf.complex128),
+    ]
+    form = {"dtypes": [one.dtype for one in values], "elements": [one.shape[1] for one in values]}
+    native.lookup(cache, tf.constant(at, tf.int64), **form)
+    assert native.insert(cache, tf.constant(at, tf.int64), values).numpy() == 5
+    order = [4, 0, 2, 4]
+    batch, missing, pending = native.lookup(cache, numbers(*order), **form)
+    assert (missing.shape[0], pending.shape[0]) == (0, 0)
+    for seen, value in zip(batch, values, strict=True):
+        assert seen.dtype == value.dtype
+        assert (seen.numpy() == value.numpy()[order]).all()
+
+
+def test_strings_that_are_not_there_are_empty_and_no_rows_are_no_rows(cache):
+    batch, missing, _ = native.lookup(cache, numbers(1, 2), [tf.string, tf.int32], [2, 1])
+    assert batch[0].numpy().tolist() == [[b"", b""]] * 2
+    assert batch[1].numpy().tolist() == [[0], [0]]
+    assert missing.numpy().tolist() == [0, 1]
+    batch, missing, pending = native.lookup(cache, NOTHING, [tf.string, tf.int32], [2, 1])
+    assert [one.shape.as_list() for one in (*batch, missing, pending)] == [[0, 2], [0, 1], [0], [0]]
+    assert native.insert(cache, NOTHING, [tf.zeros([0, 3])]).numpy() == 0
+
+
+def decoded(cache: int, at: tf.Tensor) -> tf.Tensor:
+    """A batch as the data set makes it: lookup, load and insert what is missing, then wait for what others load."""
+    batch, missing, pending = native.lookup(cache, at, **IMAGES)
+
+    def loaded() -> tuple[tf.Tensor, tf.Tensor]:
+        own = images(tf.gather(at, missing))
+        stored = native.insert(cache, tf.gather(at, missing), [own])
+        return tf.tensor_scatter_nd_update(batch[0], missing[:, None], own), stored
+
+    rows, stored = tf.cond(tf.size(missing) > 0, loaded, lambda: (batch[0], tf.constant(0, tf.int64)))
+
+    def waited() -> tf.Tensor:
+        wanted = tf.gather(at, pending)
+        late, gone, _ = native.lookup(cache, wanted, **IMAGES, wait=True, after=stored)
+        filled = tf.tensor_scatter_nd_update(late[0], gone[:, None], images(tf.gather(wanted, gone)))
+        return tf.tensor_scatter_nd_update(rows, pending[:, None], filled)
+
+    return tf.cond(tf.size(pending) > 0, waited, lambda: rows)
+
+
+def test_a_parallel_map_of_tf_data_fills_the_cache_and_reads_it(cache):
+    order = np.concatenate([np.random.default_rng(epoch).permutation(SAMPLES) for epoch in range(6)])
+    data = tf.data.Dataset.from_tensor_slices(order.astype(np.int64)).batch(8)
+    data = data.map(lambda at: (at, decoded(cache, at)), num_parallel_calls=4).prefetch(2)
+    seen = [(at.numpy(), rows.numpy()) for at, rows in data]
+    assert sorted(np.concatenate([at for at, _ in seen])) == sorted(order)
+    for at, rows in seen:
+        assert (rows == images(tf.constant(at)).numpy()).all()
+    assert statistics(cache).memory_inserted == SAMPLES
+    assert statistics(cache).memory_hits > 4 * SAMPLES
+
+
+def test_an_iterator_over_the_ops_can_be_saved(cache, tmp_path):
+    data = tf.data.Dataset.range(20).batch(4).map(lambda at: decoded(cache, at), num_parallel_calls=2)
+    iterator = iter(data)
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "place"))
+    second = next(iterator).numpy()
+    next(iterator)
+    tf.train.Checkpoint(iterator=iterator).restore(path)
+    assert (next(iterator).numpy() == second).all()
+
+
+def test_where_there_is_no_room_samples_pass_through():
+    cache = open_cache(memory=0)
+    try:
+        for _ in range(2):
+            _, missing, pending = native.lookup(cache, numbers(0, 1), **IMAGES)
+            assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0, 1], [])
+            assert native.insert(cache, numbers(0, 1), [images(numbers(0, 1))]).numpy() == 0
+        assert statistics(cache).passed_through == 4
+    finally:
+        native.call("hvd_ext_cache_close", cache)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda c: native.lookup(c + 1000, numbers(1), **IMAGES), r"cache \(\d+\): must be the number of a cache"),
+        (lambda c: native.insert(c + 1000, numbers(1), [images(numbers(1))]), r"cache \(\d+\): must be the number"),
+        (lambda c: native.lookup(c, numbers(1, SAMPLES), **IMAGES), rf"\({SAMPLES}\)"),
+        (lambda c: native.lookup(c, numbers(-1), **IMAGES), r"\(-1\)"),
+        (lambda c: native.insert(c, numbers(SAMPLES), [images(numbers(1))]), rf"\({SAMPLES}\)"),
+        (
+            lambda c: native.lookup(c, numbers(1), [tf.uint8], [1, 2]),
+            r"elements \(2 numbers\): must be one for each of",
+        ),
+        (lambda c: native.lookup(c, numbers(1), [tf.uint8], [-1]), r"elements \(-1\): must not be negative"),
+        (lambda c: native.lookup(c, numbers(1), [tf.variant], [1]), r"tf\.io\.serialize_tensor"),
+        (lambda c: native.lookup([c], numbers(1), **IMAGES), r"cache \(shape \[1\]\): must be a single number"),
+        (
+            lambda c: native.insert(c, numbers(1, 2), [images(numbers(1))]),
+            r"component \(0\) \(shape \[1, 12\]\): must have",
+        ),
+        (lambda c: native.insert(c, numbers(1), [tf.zeros([1])]), r"component \(0\) \(shape \[1\]\): must have"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(cache, call, words):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        call(cache)
+    # and nobody waits for a claim of the call that failed
+    _, missing, pending = native.lookup(cache, numbers(1, 2), **IMAGES)
+    assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0, 1], [])
+
+
+def test_a_variant_is_not_inserted(cache):
+    handle = tf.raw_ops.EmptyTensorList(
+        element_shape=tf.constant([], tf.int32), max_num_elements=1, element_dtype=tf.float32
+    )
+    value = tf.reshape(handle, [1, 1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"component \(0\): dtype \(21\): must be of numbers"):
+        native.insert(cache, numbers(1), [value])
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "elements"),
+    [([tf.uint8], [11]), ([tf.uint8], [13]), ([tf.string], [1]), ([tf.uint8, tf.string], [9, 1])],
+)
+def test_a_record_of_another_form_is_an_error_and_its_lookup_claims_nothing(cache, dtypes, elements):
+    native.insert(cache, numbers(1), [images(numbers(60))])
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match=r"sample \(1\): its record has 12 bytes, which are not"
+    ):
+        native.lookup(cache, numbers(1, 2), dtypes, elements)
+    _, missing, _ = native.lookup(cache, numbers(2), **IMAGES)
+    assert missing.numpy().tolist() == [0]
+
+
+def test_ranges_of_files_are_read_eager_and_in_tf_data(tmp_path):
+    path = tmp_path / "a file"
+    content = bytes(range(256)) * 40
+    path.write_bytes(content)
+    assert native.read_range(str(path)).numpy() == content
+    assert native.read_range(str(path), 300, 20).numpy() == content[300:320]
+    assert native.read_range(str(path), 10_000, -5).numpy() == content[10_000:]
+    assert native.read_range(str(path), len(content)).numpy() == b""
+    assert native.read_range(str(path), 5, 0).numpy() == b""
+    data = tf.data.Dataset.range(100).map(lambda at: native.read_range(str(path), at * 100, 100), num_parallel_calls=4)
+    assert b"".join(data.as_numpy_iterator()) == content[:10_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "nbytes", "error", "words"),
+    [
+        ("absent", 0, -1, tf.errors.NotFoundError, r"absent\): does not open: No such file"),
+        ("file", 0, 11, tf.errors.DataLossError, "has 10 bytes, and 11 from byte 0 on are asked for"),
+        ("file", 8, 3, tf.errors.DataLossError, "has 10 bytes, and 3 from byte 8 on"),
+        ("file", 11, -1, tf.errors.DataLossError, "has 10 bytes, and all from byte 11 on"),
+        ("file", 2**62, 2**62, tf.errors.DataLossError, "has 10 bytes"),
+        ("file", -1, 3, tf.errors.InvalidArgumentError, r"offset \(-1\): must not be negative"),
+        ("", 0, -1, tf.errors.InvalidArgumentError, "is a folder"),
+        ("file/inside", 0, -1, tf.errors.NotFoundError, "Not a directory"),
+        ("fi\0le", 0, -1, tf.errors.InvalidArgumentError, "has a byte 0"),
+    ],
+)
+def test_a_range_that_is_not_there_is_an_error_in_words(tmp_path, name, offset, nbytes, error, words):
+    (tmp_path / "file").write_bytes(b"0123456789")
+    with pytest.raises(error, match=words):
+        native.read_range(f"{tmp_path}/{name}", offset, nbytes)
+    with pytest.raises(error, match=words):  # and does not end the data early
+        list(tf.data.Dataset.range(2).map(lambda _: native.read_range(f"{tmp_path}/{name}", offset, nbytes)))
+
+
+def test_memory_of_large_batches_is_used_again_but_never_while_somebody_holds_it(cache):
+    count = 50_001  # no other test has batches of this size
+    with tf.device("CPU:0"):
+        native.insert(cache, numbers(0, 1), [tf.stack([tf.fill([count], tf.cast(one, tf.uint8)) for one in (3, 7)])])
+
+        def batch(number: int) -> tf.Tensor:
+            return native.lookup(cache, numbers(number, number), [tf.uint8], [count])[0][0]
+
+        held = batch(0)
+        part = tf.reshape(batch(1), [-1])  # shares its memory
+        addresses = {batch(index % 2)._numpy().ctypes.data for index in range(20)}
+    assert len(addresses) == 1  # each was dropped before the next one
+    assert held._numpy().ctypes.data not in addresses
+    assert part._numpy().ctypes.data not in addresses
+    np.testing.assert_array_equal(held, np.full([2, count], 3))
+    np.testing.assert_array_equal(part, np.full([2 * count], 7))

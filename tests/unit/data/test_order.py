@@ -1,0 +1,98 @@
+"""The order of an epoch: a permutation of each part, which every rank, every number of ranks and C++ know alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_ext.data import native, order
+
+# seed, epoch, samples, parts, position -> the sample's number and its seed; tests/native/test_order.cc has the same
+GOLDEN = [
+    ((0, 0, 1, 1, 0), 0, (1098042292, 1767912456)),
+    ((7, 1, 10, 2, 0), 4, (891688806, -834644864)),
+    ((7, 1, 10, 2, 9), 1, (-960518527, 78769134)),
+    ((7, 1, 10, 1, 4), 8, (-187175881, 987359057)),
+    ((-1, 3, 1000, 7, 123), 634, (298844181, -864034719)),
+    ((4611686018427387904, 2, 1280000, 4, 1279999), 507159, (-1903041753, 1458990278)),
+    ((42, 89, 1281167, 8, 640000), 12272, (1074373597, -411078771)),
+    ((42, 90, 1281167, 8, 640000), 381152, (1025195972, 1544542567)),
+    ((5, -2, 4097, 3, 4096), 2983, (-1392051706, -451491645)),
+    ((123456789, 0, 3000000000, 1, 2999999999), 2957774327, (1928574218, 1185537113)),
+]
+
+
+def every(samples: int, parts: int, seed: int = 1, epoch: int = 0) -> np.ndarray:
+    """Give the numbers of all positions."""
+    return order.numbers(np.arange(samples), seed=seed, epoch=epoch, samples=samples, parts=parts)
+
+
+@pytest.mark.parametrize(("of", "number", "seeds"), GOLDEN)
+def test_orders_and_seeds_are_these_in_numpy_and_in_cpp(
+    of: tuple[int, int, int, int, int], number: int, seeds: tuple[int, int]
+) -> None:
+    seed, epoch, samples, parts, position = of
+    found = order.numbers(np.array([position]), seed=seed, epoch=epoch, samples=samples, parts=parts)
+    assert found.tolist() == [number]
+    assert order.seeds(found, seed=seed, epoch=epoch).tolist() == [list(seeds)]
+
+
+def test_each_part_is_permuted_in_itself_for_any_numbers_of_samples_and_parts() -> None:
+    drawn = np.random.default_rng(11)
+    cases = [(samples, parts) for samples in range(1, 9) for parts in range(1, samples + 1)]
+    cases += [(int(drawn.integers(9, 5000)), int(drawn.integers(1, 17))) for _ in range(60)]
+    for samples, parts in cases:
+        found = every(samples, parts, seed=samples - parts, epoch=parts)
+        assert np.array_equal(np.sort(found), np.arange(samples)), (samples, parts)
+        assert np.array_equal(found % parts, np.arange(samples) % parts), (samples, parts)
+
+
+def test_seeds_and_epochs_have_different_orders_and_no_shuffle_has_that_of_the_numbers() -> None:
+    orders = [tuple(every(50, 2, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == len(orders)
+    places = np.array([[3, 1], [2, 49]])
+    plain = order.numbers(places, seed=1, epoch=2, samples=50, parts=3, shuffle=False)
+    assert plain.tolist() == places.tolist()
+    assert order.numbers(places, seed=1, epoch=2, samples=50, parts=3).shape == places.shape
+
+
+def test_the_seed_of_a_sample_depends_on_seed_epoch_and_number_alone() -> None:
+    numbers = np.arange(1000)
+    found = order.seeds(numbers, seed=4, epoch=2)
+    assert found.dtype == np.int32
+    assert found.shape == (1000, 2)
+    assert len({tuple(each) for each in found}) == 1000
+    assert np.array_equal(order.seeds(numbers[::-1], seed=4, epoch=2), found[::-1])
+    assert not np.array_equal(order.seeds(numbers, seed=4, epoch=3), found)
+    assert not np.array_equal(order.seeds(numbers, seed=5, epoch=2), found)
+
+
+def test_the_op_gives_what_numpy_gives() -> None:
+    drawn = np.random.default_rng(5)
+    for _ in range(20):
+        samples, seed, epoch = (int(drawn.integers(1, top)) for top in (100_000, 1 << 62, 1000))
+        parts, shuffle = int(drawn.integers(1, min(samples, 64) + 1)), bool(drawn.integers(4))
+        places = drawn.integers(0, samples, 300)
+        found, seeds = native.epoch_order(tf.constant(places), seed - 7, epoch, samples, parts, shuffle=shuffle)
+        wanted = order.numbers(places, seed=seed - 7, epoch=epoch, samples=samples, parts=parts, shuffle=shuffle)
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(seeds, order.seeds(wanted, seed=seed - 7, epoch=epoch))
+
+
+@pytest.mark.parametrize(
+    ("samples", "parts", "size", "remainder", "wanted"),
+    [
+        (103, 4, 4, "drop", 100),
+        (103, 4, 2, "drop", 100),  # as many as the four ranks have used
+        (103, 1, 2, "drop", 102),
+        (103, 2, 3, "drop", 102),
+        (103, 4, 1, "repeat", 104),
+        (103, 4, 3, "repeat", 105),
+        (103, 4, 2, "uneven", 103),
+    ],
+)
+def test_the_positions_in_use_follow_parts_and_ranks(
+    samples: int, parts: int, size: int, remainder: str, wanted: int
+) -> None:
+    assert order.used(samples, parts, size, remainder) == wanted

@@ -1,0 +1,170 @@
+"""Where training stands: the data of `fit` have the epoch of Keras, whichever iterators Keras makes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_ext.data import order, position
+from hvd_ext.data.steps import Steps
+from hvd_ext.keras.callbacks.ending import EndTogether
+
+SAMPLES, BATCH, STEPS = 20, 4, 5
+
+
+class Skips(keras.callbacks.Callback):
+    """Tells the data that the first steps of the first epoch are not needed, as `Checkpoint` does."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        position.epoch_begins(self, epoch, self.steps)
+        self.steps = 0
+
+
+class Recorded(keras.Model):
+    """Writes down the samples of each step instead of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[list[int]] = []
+        self.tested: list[list[int]] = []
+        self.compile(run_eagerly=True, optimizer="sgd", loss="mse")
+
+    def call(self, x: Any) -> Any:
+        return x
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.trained.append(np.asarray(data).ravel().tolist())
+        return {"loss": 0.0}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.tested.append(np.asarray(data).ravel().tolist())
+        return {"loss": 0.0}
+
+
+def shuffled(seed: int = 1, **options: Any) -> tuple[Steps, tf.data.Dataset]:
+    """Make steps of samples that are their numbers, and their data set."""
+    steps = Steps("x", SAMPLES, BATCH, shuffle=True, seed=seed, drop_remainder=True, **options)
+    spec = tf.TensorSpec([BATCH, 1], tf.float32)
+    read = lambda numbers, _: tf.cast(numbers, tf.float32)[:, None]  # noqa: E731
+    return steps, steps.batches(read, spec).prefetch(2)
+
+
+def steps_of(epoch: int, seed: int = 1) -> list[list[int]]:
+    """Give the samples of each step of an epoch."""
+    numbers = order.numbers(np.arange(SAMPLES), seed=seed, epoch=epoch, samples=SAMPLES)
+    return numbers.reshape(STEPS, BATCH).tolist()
+
+
+def fit(data: Any, *callbacks: Any, **options: Any) -> Recorded:
+    """Fit a model that records."""
+    model = Recorded()
+    model.fit(data, verbose=0, shuffle=False, callbacks=[EndTogether(), *callbacks], **options)
+    return model
+
+
+def test_each_epoch_has_its_order_and_validation_counts_its_own() -> None:
+    _, data = shuffled()
+    _, other = shuffled(seed=2)
+    for _ in range(2):  # a second fit begins again, like Keras' epochs
+        model = fit(data, epochs=3, validation_data=other)
+        assert model.trained == steps_of(0) + steps_of(1) + steps_of(2)
+    later = fit(data, epochs=4, initial_epoch=3, validation_data=data)
+    assert later.trained == steps_of(3)
+    assert later.tested == steps_of(0)
+    tested = fit(data, epochs=1, validation_data=other).tested
+    assert tested == steps_of(6, seed=2)  # six epochs have validated with it
+
+
+def test_without_a_callback_the_data_count_their_iterators() -> None:
+    _, data = shuffled()
+    model = Recorded()
+    model.built = True  # else Keras makes an iterator more, to build it
+    model.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert model.trained == steps_of(0) + steps_of(1)
+    assert [batch.ravel().tolist() for batch in data.as_numpy_iterator()] == steps_of(2)
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "repeats"), [(5, False), (5, True), (2, True), (7, True)], ids=["all", "repeated", "part", "more"]
+)
+def test_with_steps_per_epoch_one_iterator_goes_on_over_the_epochs(per_epoch: int, repeats: bool) -> None:
+    _, data = shuffled()
+    data = data.repeat() if repeats else data
+    everything = [step for epoch in range(6) for step in steps_of(epoch)]
+    model = fit(data, epochs=4, steps_per_epoch=per_epoch)
+    assert model.trained == everything[: 4 * per_epoch]
+    later = fit(data, epochs=4, initial_epoch=1, steps_per_epoch=per_epoch)
+    assert later.trained == everything[per_epoch : 4 * per_epoch]
+
+
+def test_an_iterator_that_ends_at_the_end_of_an_epoch_is_followed_by_the_next() -> None:
+    _, data = shuffled(steps=4)
+    wanted = [step for epoch in range(3) for step in steps_of(epoch)[:4]]
+    assert fit(data, epochs=6, steps_per_epoch=2).trained == wanted
+
+
+def test_a_part_of_the_steps_or_several_passes_are_epochs_too() -> None:
+    _, data = shuffled()
+    assert fit(data.take(2), epochs=2).trained == steps_of(0)[:2] + steps_of(1)[:2]
+    everything = [step for epoch in range(4) for step in steps_of(epoch)]
+    assert fit(data.repeat(2), epochs=2).trained == everything
+    assert fit(data.repeat(2), epochs=2, initial_epoch=1).trained == everything[10:]
+
+
+def test_steps_that_nobody_needs_are_zeros_only_where_they_stay_in_their_places() -> None:
+    _, data = shuffled()
+    zeros = [[0.0] * BATCH] * 3
+    plain = fit(data.map(lambda x: x), Skips(3), epochs=2)
+    assert plain.trained == zeros + steps_of(0)[3:] + steps_of(1)
+    part = fit(data.repeat(), Skips(3), epochs=3, initial_epoch=2, steps_per_epoch=4)
+    assert part.trained == zeros + [steps_of(2)[1]]
+    anyhow = data.map(lambda x: x, num_parallel_calls=2, deterministic=False)
+    assert fit(anyhow, Skips(3), epochs=1).trained.count([0.0] * BATCH) == 0
+    for other in (data.filter(lambda _: True), data.unbatch().batch(BATCH)):
+        assert fit(other, Skips(3), epochs=1).trained == steps_of(0)
+
+
+def test_keras_2_tells_the_epoch_too() -> None:
+    keras2 = pytest.importorskip("tf_keras")
+    _, data = shuffled()
+    seen: list[Any] = []
+
+    class Old(keras2.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            seen.append(np.asarray(data).ravel().tolist())
+            return {"loss": 0.0}
+
+    model = Old()
+    model.compile(run_eagerly=True)
+    model.fit(data, epochs=4, initial_epoch=2, verbose=0, callbacks=[EndTogether()])
+    assert seen == steps_of(2) + steps_of(3)
+
+
+def test_a_checkpoint_keeps_the_parts_of_the_data_of_fit(caplog: pytest.LogCaptureFixture) -> None:
+    first, data = shuffled(parts=4)
+    unused, _ = shuffled(parts=3)
+    fit(data, epochs=1)
+    saved = position.divided()
+    assert saved == {"x": {"parts": 4, "samples": SAMPLES, "samples of a step": BATCH, "seed": 1}}
+    later, again = shuffled()
+    position.restore(saved)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        fit(again, epochs=1)
+    assert (later.parts, unused.parts, caplog.text) == (4, 3, "")
+    other = Steps("x", SAMPLES + 1, 2 * BATCH, shuffle=True, seed=5)
+    position.restore(saved)
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        fit(other.dataset().map(lambda numbers, *_: numbers), epochs=1)
+    assert other.parts == 4
+    words = "x: the checkpoint was saved with 20 samples, now 21; 4 samples of a step, now 8; seed 1, now 5"
+    assert words in caplog.text
+    assert first.parts == 4

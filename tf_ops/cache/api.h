@@ -1,0 +1,95 @@
+// The C ABI of the data cache's store: Python calls it through ctypes. Every function that returns int returns a Code
+// (status.h); on failure hvd_ext_cache_error() gives the words, per calling thread. A `cache` is the number that open
+// has given; store.h says what the calls do.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVD_EXT_CACHE_ABI_VERSION 1
+
+// StoreOptions of store.h. Null stands for "" (for memory_root: "/"), and claim_s of 0 for 30 s.
+typedef struct {
+  const char* name;
+  uint64_t fingerprint[2];
+  int64_t samples;
+  int64_t memory_bytes;
+  const char* keep;
+  const char* disk;
+  int64_t disk_bytes;
+  const char* memory_root;
+  double claim_s;
+} HvdExtCacheOptions;
+
+// ArenaAddress of shm/arena.h.
+typedef struct {
+  int64_t pid, fd, capacity;  // fd -1: nothing to map
+  uint64_t token[2];
+} HvdExtCacheAddress;
+
+// StoreStatistics of store.h.
+typedef struct {
+  int64_t memory_hits, memory_hit_bytes;
+  int64_t disk_hits, disk_hit_bytes;
+  int64_t misses;
+  int64_t memory_inserted, memory_inserted_bytes;
+  int64_t disk_inserted, disk_inserted_bytes;
+  int64_t passed_through;
+  int64_t damaged;
+  int64_t taken_over;
+  int64_t waits, waited_ns;
+  int64_t memory_open, disk_open;
+  int64_t memory_records, disk_records;
+} HvdExtCacheStatistics;
+
+// StoreAbout of store.h.
+typedef struct {
+  uint64_t fingerprint[2];
+  int64_t samples;
+  int64_t records;
+  int64_t record_bytes;
+} HvdExtCacheAbout;
+
+int64_t hvd_ext_cache_abi_version(void);
+const char* hvd_ext_cache_error(void);
+
+int hvd_ext_cache_open(const HvdExtCacheOptions* options, int64_t* cache);
+// Calls that are running end as if it were open; the memory is given back when the last of them has ended.
+int hvd_ext_cache_close(int64_t cache);
+
+int hvd_ext_cache_memory_address(int64_t cache, HvdExtCacheAddress* address);
+int hvd_ext_cache_share(int64_t cache, const HvdExtCacheAddress* addresses, int64_t n, int64_t* taken);
+
+// nbytes[i] becomes the length of the record of numbers[i], or -1 where it is missing (the caller loads it), or -2
+// where it is pending. The record is copied to to[i] if room[i] bytes are enough for it; else its length is all that
+// the caller learns. `to` may be null: then no record is copied.
+int hvd_ext_cache_lookup(int64_t cache, const int64_t* numbers, int64_t n, int32_t wait, void* const* to,
+                         const int64_t* room, int64_t* nbytes);
+// One record of one piece. *stored may be null.
+int hvd_ext_cache_insert(int64_t cache, int64_t number, const void* data, int64_t nbytes, int32_t* stored);
+// numbers null: all claims that calls of this process hold in this cache.
+int hvd_ext_cache_release(int64_t cache, const int64_t* numbers, int64_t n);
+
+int hvd_ext_cache_statistics(int64_t cache, HvdExtCacheStatistics* statistics);
+// The oldest warning that has not been fetched, or null; valid until this thread asks for the next one.
+const char* hvd_ext_cache_warning(int64_t cache);
+
+// counts becomes the records, bytes and damaged records of memory, then those of the disk. progress may be null; it
+// returns 0 to end the verification early.
+int hvd_ext_cache_verify(int64_t cache, int32_t (*progress)(int64_t done, int64_t total), int64_t counts[6]);
+// Of the file `index` in a cache's folder, or of memory that stays; nothing is opened or changed.
+int hvd_ext_cache_about(const char* path, HvdExtCacheAbout* about);
+
+// What the host can give without pressing others: the smaller of what is left to this process's cgroups and to the
+// machine, in bytes. memory_root as in the options.
+int hvd_ext_cache_free_memory(const char* memory_root, int64_t* nbytes);
+
+// For tests: CRC-32C of data, going on from `crc` (0 at first).
+uint32_t hvd_ext_cache_crc32c(uint32_t crc, const void* data, int64_t nbytes);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,289 @@
+// HvdExt>CacheLookup and HvdExt>CacheInsert: batches of samples out of a store and into it.
+//
+// A sample has components, each a row of one dtype; its record holds them one after the other: numbers as they lie in
+// memory, and for each string its length (uint32) and its bytes. A lookup copies every row once, from where the store
+// has it to where the batch will have it.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "cache/store.h"
+#include "ops/data/batch_memory.h"
+#include "ops/data/capi.h"
+
+namespace hvd_ext {
+namespace {
+
+using Length = uint32_t;  // of a string in a record
+
+struct Component {
+  TF_DataType dtype = TF_UINT8;
+  int64_t elements = 0;  // of one sample
+  bool strings() const { return dtype == TF_STRING; }
+  int64_t nbytes() const { return elements * static_cast<int64_t>(TF_DataTypeSize(dtype)); }
+};
+
+bool CanBeStored(TF_DataType dtype) {
+  return dtype == TF_STRING || (dtype != TF_RESOURCE && dtype != TF_VARIANT && TF_DataTypeSize(dtype) > 0);
+}
+
+std::string Numbered(const char* what, int64_t number) {
+  return std::string(what) + " (" + std::to_string(number) + ")";
+}
+
+std::shared_ptr<Store> StoreOf(Run& run, int64_t cache) {
+  std::shared_ptr<Store> store = run.ok() ? FindStore(cache) : nullptr;
+  if (run.ok() && store == nullptr) {
+    run.Take(Invalid(Numbered("cache", cache) + ": must be the number of a cache that is open in this process"));
+  }
+  return store;
+}
+
+// --- lookup
+
+struct LookupKernel {
+  bool wait = false;
+  std::vector<Component> components;
+};
+
+Status ReadAttributes(TF_OpKernelConstruction* construction, TF_Status* status, LookupKernel* kernel) {
+  TF_Bool wait = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "wait", &wait, status);
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();  // TensorFlow's own words are told
+  kernel->wait = wait != 0;
+  int32_t n = 0, n_elements = 0, unused = 0;
+  TF_OpKernelConstruction_GetAttrSize(construction, "dtypes", &n, &unused, status);
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
+  TF_OpKernelConstruction_GetAttrSize(construction, "elements", &n_elements, &unused, status);
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
+  if (n != n_elements) {
+    return Invalid("elements (" + std::to_string(n_elements) + " numbers): must be one for each of the " +
+                   std::to_string(n) + " dtypes");
+  }
+  std::vector<TF_DataType> dtypes(n);
+  std::vector<int64_t> elements(n);
+  TF_OpKernelConstruction_GetAttrTypeList(construction, "dtypes", dtypes.data(), n, status);
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
+  TF_OpKernelConstruction_GetAttrInt64List(construction, "elements", elements.data(), n, status);
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();
+  for (int i = 0; i < n; ++i) {
+    if (!CanBeStored(dtypes[i])) {
+      return Invalid(Numbered("dtype", dtypes[i]) + Numbered(" of component", i) +
+                     ": must be of numbers or strings; tf.io.serialize_tensor makes strings of other tensors");
+    }
+    if (elements[i] < 0) return Invalid(Numbered("elements", elements[i]) + ": must not be negative");
+    kernel->components.push_back({dtypes[i], elements[i]});
+  }
+  return Status::Ok();
+}
+
+void* MakeLookup(TF_OpKernelConstruction* construction) {
+  StatusPointer status(TF_NewStatus());
+  auto kernel = std::make_unique<LookupKernel>();
+  Status read = ReadAttributes(construction, status.get(), kernel.get());
+  if (!read.ok()) TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, read.message.c_str());
+  if (TF_GetCode(status.get()) != TF_OK) TF_OpKernelConstruction_Failure(construction, status.get());
+  return kernel.release();
+}
+
+void DropLookup(void* kernel) { delete static_cast<LookupKernel*>(kernel); }
+
+// Copies a record to its row of each component; returns false where the record does not have this form.
+bool TakeRecord(const std::vector<Component>& components, const std::vector<TF_Tensor*>& batch, int64_t row,
+                const char* data, int64_t nbytes) {
+  const char* const end = data + nbytes;
+  for (size_t i = 0; i < components.size(); ++i) {
+    const Component& component = components[i];
+    if (!component.strings()) {
+      const int64_t size = component.nbytes();
+      if (end - data < size) return false;
+      if (size > 0) std::memcpy(DataOf<char>(batch[i]) + row * size, data, static_cast<size_t>(size));
+      data += size;
+      continue;
+    }
+    TF_TString* strings = DataOf<TF_TString>(batch[i]) + row * component.elements;
+    for (int64_t element = 0; element < component.elements; ++element) {
+      Length length = 0;
+      if (end - data < static_cast<int64_t>(sizeof(length))) return false;
+      std::memcpy(&length, data, sizeof(length));
+      data += sizeof(length);
+      if (end - data < static_cast<int64_t>(length)) return false;
+      TF_TString_Copy(strings + element, data, length);
+      data += length;
+    }
+  }
+  return data == end;
+}
+
+void ClearRow(const std::vector<Component>& components, const std::vector<TF_Tensor*>& batch, int64_t row) {
+  for (size_t i = 0; i < components.size(); ++i) {  // strings are empty from the beginning
+    const int64_t size = components[i].strings() ? 0 : components[i].nbytes();
+    if (size > 0) std::memset(DataOf<char>(batch[i]) + row * size, 0, static_cast<size_t>(size));
+  }
+}
+
+std::string WordsOf(const std::vector<Component>& components) {
+  std::string text;
+  for (const Component& component : components) {
+    text += (text.empty() ? "" : " + ") + std::to_string(component.elements) +
+            (component.strings() ? " strings" : " x " + std::to_string(TF_DataTypeSize(component.dtype)) + " bytes");
+  }
+  return text;
+}
+
+void RunLookup(void* made, TF_OpKernelContext* context) {
+  const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
+  const std::vector<Component>& components = kernel.components;
+  Run run(context);
+  const TF_Tensor* given = run.Vector(0, "numbers");
+  const int64_t cache = run.Scalar(1, "cache");
+  run.Scalar(2, "after");  // only orders this op
+  std::shared_ptr<Store> store = StoreOf(run, cache);
+  if (!run.ok()) return;
+  const int64_t n = TF_Dim(given, 0);
+  const int64_t* numbers = DataOf<const int64_t>(given);
+  std::vector<TF_Tensor*> batch;
+  for (size_t i = 0; i < components.size(); ++i) {
+    const int output = static_cast<int>(i);
+    const std::initializer_list<int64_t> dims = {n, components[i].elements};
+    batch.push_back(!components[i].strings() && n * components[i].nbytes() >= kLeastRecycled
+                        ? run.Output(output, NewBatch(components[i].dtype, dims))
+                        : run.Output(output, components[i].dtype, dims));
+  }
+  if (!run.ok()) return;
+
+  std::vector<int64_t> missing, pending;
+  auto take = [&](int64_t place, const char* data, int64_t nbytes) {
+    if (TakeRecord(components, batch, place, data, nbytes)) return;
+    run.Fail(TF_FAILED_PRECONDITION, Numbered("sample", numbers[place]) + ": its record has " + std::to_string(nbytes) +
+                                         " bytes, which are not " + WordsOf(components) +
+                                         ": the cache holds samples of another form; give it another name or version");
+  };
+  run.Take(store->Lookup(numbers, n, kernel.wait, take, &missing, &pending));
+  for (const std::vector<int64_t>* absent : {&missing, &pending}) {
+    for (int64_t place : *absent) ClearRow(components, batch, place);
+  }
+  const int after_batch = static_cast<int>(components.size());
+  run.Output(after_batch, missing);
+  run.Output(after_batch + 1, pending);
+  if (run.ok()) return;
+  for (int64_t place : missing) store->Release(numbers + place, 1);  // nobody will load them
+}
+
+void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+  ShapePointer numbers = FirstInput(context, 1, status);
+  if (numbers == nullptr) return;
+  ShapePointer any = VectorOf(context, -1);
+  ShapePointer rows = Concatenated(context, numbers.get(), any.get(), status);
+  if (rows == nullptr) return;
+  int outputs = 0;
+  while (SetOutput(context, outputs, rows.get())) ++outputs;
+  for (int i = outputs - 2; outputs > 2 && i < outputs; ++i) SetOutput(context, i, any.get());
+}
+
+[[maybe_unused]] const bool lookup_registered = Register({
+    "HvdExt>CacheLookup",
+    {"numbers: int64", "cache: int64", "after: int64"},
+    {"batch: dtypes", "missing: int64", "pending: int64"},
+    {"wait: bool", "dtypes: list(type)", "elements: list(int)"},
+    LookupShapes,
+    MakeLookup,
+    RunLookup,
+    DropLookup,
+});
+
+// --- insert
+
+// The components of the rows to insert, from the inputs themselves; fails where they do not fit together.
+std::vector<Component> ComponentsOf(Run& run, const std::vector<const TF_Tensor*>& values, int64_t n) {
+  std::vector<Component> components;
+  for (size_t i = 0; i < values.size() && run.ok(); ++i) {
+    const TF_DataType dtype = TF_TensorType(values[i]);
+    const std::string name = Numbered("component", static_cast<int64_t>(i));
+    if (!CanBeStored(dtype)) {
+      run.Fail(TF_INVALID_ARGUMENT,
+               name + Numbered(": dtype", dtype) +
+                   ": must be of numbers or strings; tf.io.serialize_tensor makes strings of other "
+                   "tensors");
+    } else if (TF_NumDims(values[i]) != 2 || TF_Dim(values[i], 0) != n) {
+      run.Fail(TF_INVALID_ARGUMENT, name + " (shape " + ShapeOf(values[i]) + "): must have the shape [" +
+                                        std::to_string(n) + ", elements], a row for each of the numbers");
+    } else {
+      components.push_back({dtype, TF_Dim(values[i], 1)});
+    }
+  }
+  return components;
+}
+
+void RunInsert(void*, TF_OpKernelContext* context) {
+  constexpr int kBefore = 2;  // inputs before the values
+  Run run(context);
+  const TF_Tensor* given = run.Vector(0, "numbers");
+  const int64_t cache = run.Scalar(1, "cache");
+  std::vector<const TF_Tensor*> values;
+  for (int i = kBefore; i < TF_NumInputs(context); ++i) values.push_back(run.Input(i));
+  std::shared_ptr<Store> store = StoreOf(run, cache);
+  TF_Tensor* output = run.Output(0, TF_INT64, {});
+  if (!run.ok()) return;
+  const int64_t n = TF_Dim(given, 0);
+  const int64_t* numbers = DataOf<const int64_t>(given);
+  std::vector<Component> components = ComponentsOf(run, values, n);
+
+  int64_t strings = 0, stored = 0, done = 0;
+  for (const Component& component : components) strings += component.strings() ? component.elements : 0;
+  std::vector<Length> lengths(static_cast<size_t>(strings));
+  std::vector<Piece> pieces;
+  for (; done < n && run.ok(); ++done) {
+    pieces.clear();
+    Length* length = lengths.data();
+    for (size_t i = 0; i < components.size(); ++i) {
+      const Component& component = components[i];
+      if (!component.strings()) {
+        const int64_t size = component.nbytes();
+        if (size > 0) pieces.push_back({DataOf<const char>(values[i]) + done * size, size});
+        continue;
+      }
+      const TF_TString* row = DataOf<const TF_TString>(values[i]) + done * component.elements;
+      for (int64_t element = 0; element < component.elements; ++element) {
+        const size_t size = TF_TString_GetSize(row + element);
+        if (size > std::numeric_limits<Length>::max()) {
+          run.Fail(TF_INVALID_ARGUMENT, Numbered("sample", numbers[done]) + ": a string has " + std::to_string(size) +
+                                            " bytes, and must have less than 4 GiB");
+        }
+        *length = static_cast<Length>(size);
+        pieces.push_back({length++, sizeof(Length)});
+        if (size > 0) pieces.push_back({TF_TString_GetDataPointer(row + element), static_cast<int64_t>(size)});
+      }
+    }
+    if (!run.ok()) break;
+    bool kept = false;
+    run.Take(store->Insert(numbers[done], pieces.data(), static_cast<int64_t>(pieces.size()), &kept));
+    stored += kept;
+  }
+  if (!run.ok()) {
+    store->Release(numbers, n);  // so that others need not wait for what was not stored
+    return;
+  }
+  *DataOf<int64_t>(output) = stored;
+}
+
+void InsertShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  if (FirstInput(context, 1, status) == nullptr) return;
+  SetOutput(context, 0, ShapePointer(TF_ShapeInferenceContextScalar(context)).get());
+}
+
+[[maybe_unused]] const bool insert_registered = Register({
+    "HvdExt>CacheInsert",
+    {"numbers: int64", "cache: int64", "values: dtypes"},
+    {"stored: int64"},
+    {"dtypes: list(type)"},
+    InsertShapes,
+    nullptr,
+    RunInsert,
+    nullptr,
+});
+
+}  // namespace
+}  // namespace hvd_ext
