@@ -10,7 +10,7 @@ apart unless those of rank 0 are copied to all ranks, here after every epoch.
 
 The skew is that of eager-SGD, section 6.2.3: ranks are delayed by 50 to 400 ms, shifted by one rank after each step.
 Late gradients cost the more accuracy the larger the rate is (section 5, theorem 5.2: the rate must fall with the
-staleness), and momentum makes each of them count for longer. So half the rate stands beside the first one.
+staleness). So half the rate stands beside the first one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hvd_ext.simulation.rounds import Played, Rules, play
 BENCHMARK = "accuracy of partial rounds, replayed"
 COMMAND = "python -m benchmarks.studies.stragglers_accuracy"
 HEADINGS = (
-    *("rate", "momentum", "mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks"),
+    *("rate", "mode", "accuracy", "sd", "points over full", "speed-up, modelled", "active ranks"),
     "mean staleness",
 )
 RANKS, BATCH, COMPUTING_S = 8, 16, 0.015
@@ -49,18 +49,6 @@ Gradient = Callable[[Vector, int, Sequence[int]], Vector]
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """The optimizer: its highest learning rate, and its momentum."""
-
-    rate: float = 0.2
-    momentum: float = 0.0
-
-    def rate_of(self, number: int, rounds: int) -> float:
-        """Give the learning rate of a round: a warm-up, then half a cosine."""
-        return self.rate * min(1.0, number / WARM_UP) * 0.5 * (1 + np.cos(np.pi * number / rounds))
-
-
-@dataclass(frozen=True)
 class Mode:
     """A row of the table: the rules of its rounds, and whether the results are eager-SGD's overwritten ones."""
 
@@ -68,10 +56,10 @@ class Mode:
     rules: Rules
     lost: bool = False
     copied: bool = False  # rank 0's weights to all ranks, after every epoch
-    sgd: Sgd = Sgd()
+    rate: float = 0.2  # the highest learning rate
 
 
-LOWER = Sgd(0.1)
+LOWER = 0.1
 MODES = (
     Mode("full", Rules()),
     Mode("majority", Rules("majority", seed=1)),
@@ -82,9 +70,9 @@ MODES = (
     Mode("majority, overwritten, copied", Rules("majority", seed=1), lost=True, copied=True),
     Mode("solo, overwritten", Rules("solo"), lost=True),
     Mode("solo, overwritten, copied", Rules("solo"), lost=True, copied=True),
-    Mode("full", Rules(), sgd=LOWER),
-    Mode("majority", Rules("majority", seed=1), sgd=LOWER),
-    Mode("full, delay 1", Rules(delay=1), sgd=LOWER),
+    Mode("full", Rules(), rate=LOWER),
+    Mode("majority", Rules("majority", seed=1), rate=LOWER),
+    Mode("full, delay 1", Rules(delay=1), rate=LOWER),
 )
 
 
@@ -95,27 +83,23 @@ def skewed_s(steps: int) -> npt.NDArray[np.float64]:
 
 @dataclass
 class Learner:
-    """Weights that SGD with momentum changes; a step per result."""
+    """Weights that SGD changes; a step per result."""
 
     weights: Vector
     rounds: int
-    sgd: Sgd
-    velocity: Vector = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.velocity = np.zeros_like(self.weights)
+    rate: float
 
     def apply(self, mean: Vector, number: int) -> None:
-        """Apply the result of a round at the rate of the step `number`."""
-        self.velocity = np.float32(self.sgd.momentum) * self.velocity + mean
-        self.weights = self.weights - np.float32(self.sgd.rate_of(number, self.rounds)) * self.velocity
+        """Apply the result of a round at the rate of the step `number`: a warm-up, then half a cosine."""
+        share = min(1.0, number / WARM_UP) * 0.5 * (1 + np.cos(np.pi * number / self.rounds))
+        self.weights = self.weights - np.float32(self.rate * share) * mean
 
 
 def kept(
     arrived: replay.Numbers,
     begin: Vector,
     gradient: Gradient,
-    sgd: Sgd,
+    rate: float,
     delay: int,
     tell: Callable[[int, list[Vector]], None],
 ) -> None:
@@ -125,12 +109,12 @@ def kept(
         arrived: [rounds, ranks].
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
-        sgd: the optimizer.
+        rate: the highest learning rate.
         delay: 1: a step takes the result of the round before its own.
         tell: takes the number of a round that is over, and the weights after it, once for all ranks.
     """
     rounds, ranks = arrived.shape
-    learner = Learner(begin, rounds, sgd)
+    learner = Learner(begin, rounds, rate)
     weights = {0: begin}  # after a round
     for number, given in enumerate(replay.included(arrived), 1):
         by_step: dict[int, list[int]] = {}
@@ -151,7 +135,7 @@ def overwritten(
     arrived: replay.Numbers,
     begin: Vector,
     gradient: Gradient,
-    sgd: Sgd,
+    rate: float,
     copied_after: int,
     tell: Callable[[int, list[Vector]], None],
 ) -> None:
@@ -161,14 +145,13 @@ def overwritten(
         arrived: [rounds, ranks].
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
-        sgd: the optimizer.
-        copied_after: rank 0's weights go to all ranks after every so many rounds, and momentum begins afresh; 0 for
-            never. These rounds must wait for all ranks.
+        rate: the highest learning rate.
+        copied_after: rank 0's weights go to all ranks after every so many rounds; 0 for never. These rounds must wait for all ranks.
         tell: takes the number of a round that is over, and the weights of all ranks as they are then.
     """
     rounds, ranks = arrived.shape
     found = replay.newest(arrived)
-    learners = [Learner(begin, rounds, sgd) for _ in range(ranks)]
+    learners = [Learner(begin, rounds, rate) for _ in range(ranks)]
     taken = [0] * ranks
     means: list[Vector] = [begin]  # that of round 0 is never used
 
@@ -186,7 +169,7 @@ def overwritten(
             for rank in range(ranks):
                 catch_up(rank, number)
             if copied_after and number % copied_after == 0:
-                learners = [Learner(learners[0].weights, rounds, sgd) for _ in range(ranks)]
+                learners = [Learner(learners[0].weights, rounds, rate) for _ in range(ranks)]
         tell(number, [learner.weights for learner in learners])
 
 
@@ -306,9 +289,9 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
 
     if mode.lost:
         copied_after = task.steps_per_epoch if mode.copied else 0
-        overwritten(found.arrived, task.begin(), task.gradient, mode.sgd, copied_after, tell)
+        overwritten(found.arrived, task.begin(), task.gradient, mode.rate, copied_after, tell)
     else:
-        kept(found.arrived, task.begin(), task.gradient, mode.sgd, mode.rules.delay, tell)
+        kept(found.arrived, task.begin(), task.gradient, mode.rate, mode.rules.delay, tell)
     ends = np.arange(1, epochs + 1) * task.steps_per_epoch - 1
     counts = found.staleness
     return {
@@ -320,12 +303,11 @@ def train(task: Images, mode: Mode, epochs: int) -> dict[str, Any]:
 
 
 def row_of(mode: Mode, trained: Sequence[dict[str, Any]], full: dict[str, Any] | None) -> dict[str, Any]:
-    """Make the row of a mode from its trainings, one for each seed, beside the row of full rounds of its optimizer."""
+    """Make the row of a mode from its trainings, one for each seed, beside the row of full rounds at its rate."""
     samples = [one["accuracies"][-1] for one in trained]
     mean, total_s = statistics.fmean(samples), trained[0]["times_s"][-1]
     return {
-        "rate": mode.sgd.rate,
-        "momentum": mode.sgd.momentum,
+        "rate": mode.rate,
         "mode": mode.name,
         "accuracy_mean": mean,
         "accuracy_sd": statistics.stdev(samples) if len(samples) > 1 else None,
@@ -344,7 +326,6 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         [
             f"{row['rate']:g}",
-            f"{row['momentum']:g}",
             row["mode"],
             f"{row['accuracy_mean']:.2%}",
             "" if row["accuracy_sd"] is None else f"{100 * row['accuracy_sd']:.2f}",
@@ -359,14 +340,14 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw the mean test accuracy over the modelled time, a line for each mode of the first optimizer."""
+    """Draw the mean test accuracy over the modelled time, a line for each mode at the first rate."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     first = result["rows"][0]
     for row in result["rows"]:
-        if (row["rate"], row["momentum"]) != (first["rate"], first["momentum"]):
+        if row["rate"] != first["rate"]:
             continue
         style = "--" if "overwritten" in row["mode"] else "-"
         axes.plot(row["times_s"], 100 * np.mean(row["curves"], 0), style, marker=".", label=row["mode"])
@@ -394,21 +375,21 @@ def main(arguments: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = [] if before is None else list(before["rows"])
     ready = {name_of(row) for row in rows}
     for mode in MODES:
-        if (mode.sgd.rate, mode.sgd.momentum, mode.name) in ready:
+        if (mode.rate, mode.name) in ready:
             continue
         trained = [train(Images(data, seed), mode, int(epochs)) for seed in range(int(seeds))]
-        full = [row for row in rows if name_of(row) == (mode.sgd.rate, mode.sgd.momentum, "full")]
+        full = [row for row in rows if name_of(row) == (mode.rate, "full")]
         rows.append(row_of(mode, trained, full[0] if full else None))
         words = [f"{one:.2%}" for one in rows[-1]["samples"]]
-        print(f"{mode.sgd}, {mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
+        print(f"{mode.rate:g}, {mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
         result = results.result_of(run, [row for row in rows if name_of(row) not in ready], BENCHMARK)
         results.save(Path(path), result if before is None else results.joined(before, result))
     draw({"rows": rows}, Path(path).with_suffix(".png"))
 
 
-def name_of(row: dict[str, Any]) -> tuple[float, float, str]:
-    """Give what tells a row from the others: its rate, its momentum and its mode."""
-    return row["rate"], row["momentum"], row["mode"]
+def name_of(row: dict[str, Any]) -> tuple[float, str]:
+    """Give what tells a row from the others: its rate and its mode."""
+    return row["rate"], row["mode"]
 
 
 if __name__ == "__main__":
