@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,8 @@ def overwritten(
         begin: the first weights.
         gradient: gives the sum of some ranks' gradients of a step.
         rate: the highest learning rate.
-        copied_after: rank 0's weights go to all ranks after every so many rounds; 0 for never. These rounds must wait for all ranks.
+        copied_after: rank 0's weights go to all ranks after every so many rounds; 0 for never. These rounds
+            must wait for all ranks.
         tell: takes the number of a round that is over, and the weights of all ranks as they are then.
     """
     rounds, ranks = arrived.shape
