@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvd_ext.data.cached import cached as cached
+    from hvd_ext.data.stream import cached as cached
     from hvd_ext.data.sharding import shard as shard
     from hvd_ext.data.sources import folder as folder, tar as tar, tfrecord as tfrecord
 
 # public name -> the module that has it
 _NAMES = {
-    "cached": "hvd_ext.data.cached",
+    "cached": "hvd_ext.data.stream",
     "folder": "hvd_ext.data.sources",
     "shard": "hvd_ext.data.sharding",
     "tar": "hvd_ext.data.sources",

@@ -124,3 +124,11 @@ def test_every_code_of_the_engine_is_an_exception_of_its_own() -> None:
     assert len(set(raised)) == 5
     with pytest.raises(errors.HvdExtError):
         errors.raise_for(99, "a code that does not exist")
+
+
+def test_no_module_of_the_data_package_has_the_name_of_a_public_function() -> None:
+    # the import of such a module would put it in the function's place
+    from hvd_ext import data
+
+    modules = {path.stem for path in Path(data.__file__).parent.glob("*.py")}
+    assert not modules & set(data.__all__)

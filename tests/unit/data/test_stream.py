@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_ext.data import store
-from hvd_ext.data.cached import cached
+from hvd_ext.data.stream import cached
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import Counted, numbered
 
