@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvd_ext.data.stream import cached as cached
     from hvd_ext.data.sharding import shard as shard
     from hvd_ext.data.sources import folder as folder, tar as tar, tfrecord as tfrecord
+    from hvd_ext.data.stream import cached as cached
 
 # public name -> the module that has it
 _NAMES = {
