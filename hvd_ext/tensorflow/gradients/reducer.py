@@ -475,7 +475,9 @@ class Reducer:
         ]
 
     def _load(self, number: int, every: GradientSet) -> None:
-        """Restore a list's layout and state, once the list has a channel."""
+        """Restore a list's layout and state, once the list has a channel; one of before `shutdown` gets another."""
+        if not every.channels or not every.is_open:
+            return
         if number in self._layouts:
             every.load_layout(self._layouts.pop(number))
         if number in self._restored and every.keeps:
