@@ -98,6 +98,9 @@ class TopK:
         threshold: the least absolute value that the selector "threshold" sends.
         where: "everywhere" selects from all gradients that may be sparsified; "needed" only from as few elements as
             bring the predicted step within 5 % of that, once the times of a step are known (until then everywhere).
+        until: the number of update steps after which gradients are sent whole, as without `TopK`, at least 2; None to
+            select until the end. The last step before sends all residuals; then a momentum that was taken over is back
+            in the optimizer's slots.
 
     Raises:
         InvalidError: a value breaks its rule, or two of them exclude each other.
@@ -119,6 +122,7 @@ class TopK:
     samplings: int = 30
     threshold: float = 0.0
     where: Where = "everywhere"
+    until: int | None = None
 
     def __post_init__(self) -> None:
         if self.density != "auto" and (not _is_number(self.density) or not 0 < self.density <= 1):
@@ -147,6 +151,16 @@ class TopK:
             raise InvalidError(f"TopK, seed ({self.seed}): must be below 2 to the power of 63")
         if self.warmup is not None and not isinstance(self.warmup, Warmup):
             raise InvalidError(f"TopK, warmup ({self.warmup!r}): must be a hvd_ext.Warmup, or None")
+        if self.until is not None and (not _is_whole(self.until) or self.until < 2):
+            raise InvalidError(
+                f"TopK, until ({self.until!r}): must be a whole number of update steps, at least 2, or None; to send "
+                "whole gradients from the first step on, leave TopK out"
+            )
+        if self.until is not None and self.warmup is not None and self.warmup.steps > self.until - 2:
+            raise InvalidError(
+                f"TopK, until ({self.until}): the warm-up has {self.warmup.steps} steps, and no step with the density "
+                "itself would be left; give the warm-up fewer steps, or a later until"
+            )
         if self.clip is not None and (not _is_number(self.clip) or not self.clip > 0):
             raise InvalidError(f"TopK, clip ({self.clip!r}): must be a number above 0, or None")
         if not _is_number(self.threshold) or self.threshold < 0:

@@ -110,9 +110,10 @@ class Channels:
 
     def __init__(self) -> None:
         self._open: dict[int, OpenChannel] = {}  # by handle
-        self._due: dict[int, Callable[[int], None]] = {}  # by channel: what is called before a step
+        # by channel and name: from which step on what is called
+        self._due: dict[int, dict[str, tuple[int, Callable[[int], None]]]] = {}
         # one for all calls and for good: it must not be freed while it runs
-        self._before_step = native.AT_STEP(lambda channel, step: self._due.pop(channel)(step))
+        self._before_step = native.AT_STEP(self._call_before_step)
 
     def open_channel(
         self,
@@ -147,7 +148,8 @@ class Channels:
     def switch(self, channel: int, layout: Layout, handle_of: Callable[[LogicalPlan], int], first_step: int) -> None:
         """Give a channel another layout, which its next step takes; all ranks do so before the same step.
 
-        The residuals and velocities of all tensors are zero afterwards, until `write_state`.
+        The residuals and velocities of all tensors are zero afterwards, until `write_state`. If the channel was opened
+        with sparse buckets, its steps still begin with `begin_topk_step`, even where the new layout has none.
 
         Args:
             channel: from `open_channel`.
@@ -157,7 +159,7 @@ class Channels:
 
         Raises:
             InvalidError: the layout breaks a rule of the engine or has other tensors, a top-k step is under way, or
-                only one of the two layouts has buckets with a selection.
+                the layout has buckets with a selection, and the channel was opened without.
         """
         opened = self.channels[lane_of(channel)]
         _call("hvd_ext_channel_switch", channel, *_description(opened.name, layout, handle_of))
@@ -167,17 +169,30 @@ class Channels:
         """Return the channels that are open, by handle."""
         return dict(self._open)
 
-    def at_step(self, channel: int, step: int, call: Callable[[int], None]) -> None:
-        """Have a function called once, before a step begins; it replaces the one that was to be called before.
+    def at_step(self, channel: int, step: int, call: Callable[[int], None], name: str = "") -> None:
+        """Have a function called once, before a step begins.
 
         Args:
             channel: from `open_channel`.
             step: the number of the step, the first of a channel being 1; if it has begun already, the next one.
             call: gets the number of the step that is about to begin, on the thread that begins it. It may use the
                 engine and wait for other ranks whose function is called before the same step. It must not raise.
+            name: the function replaces the one of this name that was to be called; those of other names stay. Those of
+                one step are called in the order of their names.
         """
-        self._due[channel] = call
-        _call("hvd_ext_channel_at_step", channel, step, self._before_step)
+        self._due.setdefault(channel, {})[name] = step, call
+        self._wait_for_due(channel)
+
+    def _wait_for_due(self, channel: int) -> None:
+        due = self._due.get(channel)
+        if due:
+            _call("hvd_ext_channel_at_step", channel, min(step for step, _ in due.values()), self._before_step)
+
+    def _call_before_step(self, channel: int, step: int) -> None:
+        due = self._due.get(channel, {})
+        for name in sorted(name for name, (first, _) in due.items() if first <= step):
+            due.pop(name)[1](step)
+        self._wait_for_due(channel)
 
     def times(self, channel: int, most: int = KEPT_STEPS) -> RecentSteps:
         """Return when the tensors of the newest complete steps came on this rank; the engine notes this always.
@@ -206,6 +221,7 @@ class Channels:
         """
         _call("hvd_ext_channel_close", channel)
         self._open.pop(channel, None)
+        self._due.pop(channel, None)
 
     def begin_step(self, channel: int) -> None:
         """Begin a step of a channel.
@@ -239,7 +255,8 @@ class Channels:
 
         Returns:
             A function that runs a step and waits for all ranks. It raises CommunicationError if the step has failed on
-            some rank. If the channel has sparse buckets, call `begin_topk_step` before it and `end_step` after it.
+            some rank. If the channel was opened with sparse buckets, call `begin_topk_step` before it and `end_step`
+            after it.
 
         Raises:
             InvalidError: an array is not contiguous, or does not match its tensor.
@@ -326,7 +343,7 @@ class Channels:
                 check_array(f"reduce of {name!r}", tensor, array)
 
     def begin_topk_step(self, channel: int, density: float) -> None:
-        """Begin a step of a channel with sparse buckets, in place of `begin_step`.
+        """Begin a step of a channel that was opened with sparse buckets, in place of `begin_step`.
 
         A previous step that `end_step` has not ended is dropped.
 
@@ -336,7 +353,7 @@ class Channels:
                 K(x) = floor(density * x + 1/2).
 
         Raises:
-            InvalidError: the channel has no sparse bucket, or the previous step is incomplete.
+            InvalidError: the channel was opened without a sparse bucket, or the previous step is incomplete.
         """
         _call("hvd_ext_channel_begin_topk_step", channel, density)
 

@@ -137,7 +137,6 @@ TEST("switch: residuals begin at zero, and what is written to them afterwards is
     Step(engine, channel, bucket, 0.1, Gradient(rank, bucket.elements(), 0));
     std::vector<float> kept = KeptOf(engine, channel);
     CHECK(std::any_of(kept.begin(), kept.end(), [](float x) { return x != 0; }));
-    CHECK_FAILS(engine->SwitchLayout(channel, none), Code::kInvalid, "sparse buckets must not come or go");
     CHECK_OK(engine->BeginTopKStep(channel, 0.1));
     CHECK_FAILS(engine->SwitchLayout(channel, second), Code::kInvalid, "a top-k step is under way");
     CHECK_OK(engine->EndStep(channel, false));
@@ -150,6 +149,43 @@ TEST("switch: residuals begin at zero, and what is written to them afterwards is
     const std::vector<float> sum = Step(engine, channel, bucket, 1.0, std::vector<float>(41, 0.0f));
     CHECK_EQ(sum[30], 1000.0f + 3000.0f);
     CHECK_EQ(sum[20 - 11], 2000.0f + 4000.0f);
+  });
+}
+
+TEST("switch: sparse buckets go and come back while steps begin and end alike, and come to no other channel") {
+  const Shape shape{2, 2};
+  const Bucket bucket{{30, 11}, {}};
+  Engines engines(shape.size());
+  engines.Each([&](int rank, Engine* engine) {
+    const int64_t plan = AddPlan(engine, HiTopK(rank, shape)),
+                  dense = AddPlan(engine, HiTopK(rank, shape, false, true));
+    const ChannelSpec sparse = SpecOf(bucket, plan, dense);
+    ChannelSpec whole = sparse;
+    whole.buckets[0] = {DType::kFloat32, ReduceOp::kSum, AddPlan(engine, RingAllreduce(rank, 4)), 64, {0, 1}};
+    int64_t channel = -1, other = -1;
+    CHECK_OK(engine->OpenChannel(sparse, &channel));
+    CHECK_OK(engine->OpenChannel(whole, &other));
+    CHECK_FAILS(engine->SwitchLayout(other, sparse), Code::kInvalid, "the steps of this channel have no density");
+    CHECK_FAILS(engine->BeginTopKStep(other, 0.1), Code::kInvalid, "has no sparse bucket");
+    const auto sums = [&](int step) {
+      std::vector<float> sum(41, 0.0f);
+      for (int peer = 0; peer < shape.size(); ++peer) {
+        const std::vector<float> own = Gradient(peer, bucket.elements(), step);
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += own[i];
+      }
+      return sum;
+    };
+    Step(engine, channel, bucket, 0.1, Gradient(rank, bucket.elements(), 0));
+    CHECK_OK(engine->SwitchLayout(channel, whole));
+    FeedbackShard shard;
+    CHECK_FAILS(engine->GetFeedback(channel, 0, &shard), Code::kInvalid, "is not sparse");
+    CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "begin with begin_topk_step");
+    for (int step = 1; step < 3; ++step) {
+      CHECK(Step(engine, channel, bucket, 0.1, Gradient(rank, bucket.elements(), step)) == sums(step));
+    }
+    CHECK_OK(engine->SwitchLayout(channel, sparse));
+    for (float x : KeptOf(engine, channel)) CHECK_EQ(x, 0.0f);
+    CHECK(Step(engine, channel, bucket, 0.1, Gradient(rank, bucket.elements(), 3)) != sums(3));
   });
 }
 

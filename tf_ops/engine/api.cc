@@ -285,9 +285,9 @@ int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const
   std::shared_ptr<Engine> found;
   Status status = Engine::OfChannel(channel, &found);
   if (!status.ok()) return Report(status);
-  bool sparse = false;
-  status = found->HasSparse(channel, &sparse);
-  if (status.ok() && !sparse) status = found->BeginStep(channel);
+  bool begun = false;  // by hvd_ext_channel_begin_topk_step
+  status = found->HasDensity(channel, &begun);
+  if (status.ok() && !begun) status = found->BeginStep(channel);
   Engine::CallerProgress progress(found.get());  // not before: what is called before a step may wait for the engine
   int64_t ticket = 0;
   for (int64_t i = 0; i < n_tensors && status.ok(); ++i) {

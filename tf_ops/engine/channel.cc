@@ -19,7 +19,8 @@ Channel::Channel(std::string name, std::vector<std::string> tensor_names, std::s
       tensor_names_(std::move(tensor_names)),
       lane_(lane),
       trace_(trace),
-      partial_(std::move(partial)) {
+      partial_(std::move(partial)),
+      has_density_(layout->has_sparse) {
   auto states = std::make_shared<BucketStates>(StatesOf(*layout));
   MutexLock lock(&mutex_);
   layout_ = std::move(layout);
@@ -52,8 +53,8 @@ Status Channel::Switch(const std::vector<std::string>& tensor_names, std::shared
     return Invalid(where + "tensor " + Quoted(NameOf(i)) + " has " + std::to_string(layout_->place(i).nbytes) +
                    " bytes, not " + std::to_string(layout->place(i).nbytes));
   }
-  if (layout->has_sparse != layout_->has_sparse) {
-    return Invalid(where + "sparse buckets must not come or go, because steps with them begin in another way");
+  if (layout->has_sparse && !has_density_) {
+    return Invalid(where + "it must have no sparse bucket, because the steps of this channel have no density");
   }
   if (topk_step_) return Invalid(where + "a top-k step is under way; end it first");
   layout_ = std::move(layout);
@@ -93,11 +94,6 @@ std::vector<StepTimes> Channel::Times(int64_t most) const {
 bool Channel::IsComplete(const ChannelStep& step) const {
   return step.here == tensors() && std::all_of(step.buckets.begin(), step.buckets.end(),
                                                [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });
-}
-
-bool Channel::has_sparse() const {
-  MutexLock lock(&mutex_);
-  return layout_->has_sparse;
 }
 
 bool Channel::Uses(const Plan* plan) const {
@@ -168,7 +164,7 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
     }
   }
   steps_.push_back(std::make_shared<ChannelStep>(next_step_++, density.value_or(1), layout_, states_));
-  topk_step_ = layout_->has_sparse;
+  topk_step_ = has_density_;
   return Status::Ok();
 }
 

@@ -47,12 +47,14 @@ class Channel {
   // Where rounds do not wait for all ranks: what stands between this rank's steps and the rounds, which are the steps
   // of this channel then. Null for other channels.
   const std::shared_ptr<PartialSteps>& partial() const { return partial_; }
-  bool has_sparse() const HVD_EXT_EXCLUDES(mutex_);
+  // Whether its steps have a density: its first layout had sparse buckets. A later one may have none.
+  bool has_density() const { return has_density_; }
   // Whether the layout of a step, or the one that the next step takes, uses the plan.
   bool Uses(const Plan* plan) const HVD_EXT_EXCLUDES(mutex_);
 
   // The next step takes this layout. Residuals and velocities begin at zero: who switches has read them before, and
-  // writes them after. Refused during a top-k step, and where a tensor has another size or steps would begin otherwise.
+  // writes them after. Refused during a top-k step, where a tensor has another size, and where sparse buckets come to a
+  // channel whose steps have no density.
   Status Switch(const std::vector<std::string>& tensor_names, std::shared_ptr<const Layout> layout)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
   // Calls `call` once, before step `step` or the first one after it begins, on the thread that begins it.
@@ -139,6 +141,7 @@ class Channel {
   const int64_t lane_;
   Trace* const trace_;
   const std::shared_ptr<PartialSteps> partial_;
+  const bool has_density_;
   const std::shared_ptr<SparseCounters> counters_ = std::make_shared<SparseCounters>();
   // Held while residuals are copied, which takes long, and to begin or end a step; taken before `mutex_`. So neither
   // submits nor the engine's thread wait for such a copy.

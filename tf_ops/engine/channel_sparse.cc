@@ -12,10 +12,10 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 }  // namespace
 
 Status Channel::CheckDensity(std::optional<double> density) const {
-  if (density.has_value() != layout_->has_sparse) {
+  if (density.has_value() != has_density_) {
     return Invalid("channel " + Quoted(name_) +
-                   (layout_->has_sparse ? " has sparse buckets: its steps begin with begin_topk_step"
-                                        : " has no sparse bucket: its steps begin with begin_step"));
+                   (has_density_ ? " was opened with sparse buckets: its steps begin with begin_topk_step"
+                                 : " has no sparse bucket: its steps begin with begin_step"));
   }
   if (density && !(*density >= 0 && *density <= 1)) {
     return Invalid("step of " + Quoted(name_) + ": density (" + std::to_string(*density) + ") must be in [0, 1]");

@@ -189,10 +189,10 @@ Status Engine::EndStep(int64_t channel, bool commit) {
   return found->EndStep(commit);
 }
 
-Status Engine::HasSparse(int64_t channel, bool* has) {
+Status Engine::HasDensity(int64_t channel, bool* has) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.FindChannel(channel, &found));
-  *has = found->has_sparse();
+  *has = found->has_density();
   return Status::Ok();
 }
 

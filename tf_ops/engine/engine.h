@@ -215,14 +215,14 @@ class Engine {
   // Begins a step of the channel. Fails if some tensors of the step before were submitted and others were not: then the
   // next step starts afresh where nothing of the broken step has been sent, and else the channel stays failed.
   Status BeginStep(int64_t channel);
-  // In place of BeginStep where some buckets are sparse: begins a step of a density in [0, 1]. On each rank, K(e) -
-  // K(b) entries are selected from the elements [b, e) of a bucket, with K(x) = floor(density x + 1/2). A step that has
-  // not been ended is dropped.
+  // In place of BeginStep where the channel was opened with sparse buckets, also while it has none: begins a step of a
+  // density in [0, 1]. On each rank, K(e) - K(b) entries are selected from the elements [b, e) of a sparse bucket, with
+  // K(x) = floor(density x + 1/2). A step that has not been ended is dropped.
   Status BeginTopKStep(int64_t channel, double density);
   // Ends the step under way. With `commit`, which needs all buckets to have ended well, their residuals and velocities
   // become what the step has made of them; else they stay what they were before it.
   Status EndStep(int64_t channel, bool commit);
-  Status HasSparse(int64_t channel, bool* has);
+  Status HasDensity(int64_t channel, bool* has);
   // The residual and velocity of a sparse bucket on this rank; between steps only.
   Status GetFeedback(int64_t channel, int64_t bucket, FeedbackShard* shard);
   Status ReadFeedback(int64_t channel, int64_t bucket, FeedbackArray which, float* to);

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
-from hvd_ext.keras.optimizers.wrapper import InFront
+from hvd_ext.keras.optimizers.wrapper import InFront, only_if, passes_factor
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -62,8 +65,9 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
             "would be lost; wrap an optimizer before its first step, or leave momentum_correction out"
         )
-    rate = functools.partial(_rate_of, weakref.ref(optimizer))
-    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rate)
+    itself = weakref.ref(optimizer)  # the reducer, which asks, must not keep the optimizer alive
+    rates, give_back = functools.partial(_rates_of, itself), functools.partial(_give_back, itself)
+    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rates, give_back)
 
 
 class MomentumTaken(InFront):
@@ -73,15 +77,18 @@ class MomentumTaken(InFront):
     # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
     _hvd_ext_through: frozenset[Any] = frozenset()
     _hvd_ext_read: frozenset[Any] = frozenset()
+    # whether the part of a step that is running or being traced has the momentum in its own hands again
+    _hvd_ext_has_momentum: bool = False
 
     def end_momentum(self) -> None:
         """Set the slots that no step reads to zero; rank 0 warns where there was a momentum in them.
 
         A momentum that an earlier job without the correction has left there ends. Were it kept, it would come back in a
-        job without the correction that goes on from this one's file.
+        job without the correction that goes on from this one's file. The slots stay if the optimizer has its momentum
+        back (`TopK(until=...)`).
         """
         unread = self._hvd_ext_through - self._hvd_ext_read
-        if not unread:  # there may be no slots
+        if not unread or any(channel.is_whole for channel in self._hvd_ext_reducer.channels):  # or there are no slots
             return
         with tf.init_scope():
             ended = [
@@ -95,9 +102,28 @@ class MomentumTaken(InFront):
         if ended and job is not None and job.engine.rank == 0:
             feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
 
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        plain = super()._backend_update_step
+        update = lambda: plain(grads, trainable_variables, learning_rate)  # noqa: E731 - used twice
+        whole = self._hvd_ext_reducer.whole
+        if whole is None:
+            update()
+        else:
+            only_if(whole, functools.partial(self._with_momentum, update), update)
+
+    def _with_momentum(self, update: Callable[[], None]) -> None:
+        object.__setattr__(self, "_hvd_ext_has_momentum", True)
+        try:
+            update()
+        finally:
+            object.__setattr__(self, "_hvd_ext_has_momentum", False)
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
         through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
+        if key in through and self._hvd_ext_has_momentum:
+            super().update_step(gradient, variable, learning_rate)
+            return
         if key not in through:
             if key not in self._hvd_ext_read:
                 object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
@@ -115,9 +141,20 @@ class MomentumTaken(InFront):
             object.__setattr__(self, "momentum", momentum)
 
 
-def _rate_of(optimizer: weakref.ref[Any]) -> Any:
-    """Give the learning rate of the step under way; the reducer, which asks, must not keep the optimizer alive."""
-    return optimizer()._get_current_learning_rate()
+def _rates_of(optimizer: weakref.ref[Any], variables: Sequence[Any]) -> list[Any]:
+    """Give the learning rate of the step under way for each variable."""
+    return [optimizer()._get_current_learning_rate()] * len(variables)
+
+
+def _give_back(optimizer: weakref.ref[Any], velocities: Mapping[Any, NDArray[np.float32]]) -> None:
+    """Add velocities to the slots of SGD, which are their negatives."""
+    itself = optimizer()
+    factor = np.float32(passes_factor(itself._hvd_ext_reducer))
+    with tf.init_scope():
+        for variable, slot in zip(itself._trainable_variables, itself.momentums, strict=True):
+            velocity = velocities.get(kinds.key(variable))
+            if velocity is not None:
+                slot.assign(slot - keras.ops.cast(factor * velocity, slot.dtype))
 
 
 def _fits(optimizer: Any, options: GradientOptions) -> bool:

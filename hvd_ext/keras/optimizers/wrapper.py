@@ -130,7 +130,7 @@ class Wrapper(Distributed):
         reduced = reducer.reduce_step(grads, self._iterations.value)
         if reducer.may_skip:
             object.__setattr__(self, "_hvd_ext_applies", reducer.applies)
-        return super()._clip_gradients([kinds.scaled(gradient, _factor(reducer)) for gradient in reduced])
+        return super()._clip_gradients([kinds.scaled(gradient, passes_factor(reducer)) for gradient in reduced])
 
     def _apply_weight_decay(self, variables: Any) -> None:
         plain = super()._apply_weight_decay
@@ -197,23 +197,23 @@ def refuse_global_norm(optimizer: Any) -> None:
         raise InvalidError(compatibility.words("local variables", "global_clipnorm"))
 
 
-def only_if(condition: Any, work: Callable[[], None]) -> None:
+def only_if(condition: Any, work: Callable[[], None], otherwise: Callable[[], None] = lambda: None) -> None:
     """Do something if a condition holds; eagerly, or in the graph that is being traced.
 
     Args:
         condition: a boolean tensor.
         work: assigns variables.
+        otherwise: assigns variables if the condition does not hold.
     """
     if tf.executing_eagerly():
-        if bool(condition):
-            work()
+        (work if bool(condition) else otherwise)()
         return
 
-    def worked() -> tf.Tensor:
-        work()
+    def done(one: Callable[[], None]) -> tf.Tensor:
+        one()
         return tf.constant(True)
 
-    tf.cond(condition, worked, lambda: tf.constant(False))
+    tf.cond(condition, functools.partial(done, work), functools.partial(done, otherwise))
 
 
 def _scales_loss(optimizer: Any) -> bool:
@@ -232,7 +232,7 @@ def _is_update_step(optimizer: Any) -> bool:
     return not steps or not tf.executing_eagerly() or (int(optimizer._iterations) + 1) % steps == 0
 
 
-def _factor(reducer: Reducer) -> int:
+def passes_factor(reducer: Reducer) -> int:
     """What Keras' average over accumulated passes is multiplied by: the number of passes gives Horovod's sum."""
     return 1 if reducer.options.average_aggregated_gradients else reducer.options.backward_passes_per_step
 
@@ -256,7 +256,7 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     if _scales_loss(optimizer):
         present = _told(present, reducer.local_now)
     reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
-    factor = _factor(reducer)
+    factor = passes_factor(reducer)
     return [None if one is None else kinds.scaled(next(reduced), factor) for one in ready], scale
 
 

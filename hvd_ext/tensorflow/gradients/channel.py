@@ -37,12 +37,16 @@ class Channel:
         kinds: the combined kinds of all ranks, one letter for each gradient (`registration.joint`).
         layout: how the next step is reduced. Its buckets have the dense gradients; sparse gradients are reduced
             separately (`hvd_ext.tensorflow.collectives.sparse`).
-        lay_out: plans a step with the times of its gradients, or without; the same on all ranks.
         settings: the options that the layout depends on, as text.
         partial: what makes its rounds partial; None if steps wait for all ranks.
         delay: how many steps before its own a step's results are of; `carried.Delayed` gives those of the first steps.
         flags: the bits that this rank sends along with partial rounds (`words.Word`).
         rows_nbytes: for the place of each sparse gradient the most bytes that this rank sends for it.
+        selects: whether some of its gradients have error feedback, at least in the first steps; each step must then
+            `begin` with a density and end with `end_step`.
+        with_momentum: the places of the tensors that go through momentum correction as long as it is not whole.
+        whole: a boolean variable if it can switch to whole gradients (`TopK(until=...)`): whether the step under way
+            sends them, once the step has begun; else None.
     """
 
     def __init__(
@@ -52,10 +56,12 @@ class Channel:
         layout: Layout,
         owner: runtime.Runtime,
         handle: int,
-        lay_out: Callable[[StepTimes | None], Layout],
+        lay_out: Callable[[StepTimes | None, bool], Layout],
         settings: str,
         partial: Partial | None = None,
         delay: int = 0,
+        *,
+        until: bool = False,
     ) -> None:
         """Use `registration.open`."""
         self.partial = partial
@@ -63,10 +69,16 @@ class Channel:
         self.name = name
         self.kinds = kinds
         self.layout = layout
-        self.lay_out = lay_out
+        self._lay_out = lay_out
         self.settings = settings
         self.flags = 0
         self.rows_nbytes: dict[int, int] = {}
+        self.selects = bool(layout.selected)
+        self.with_momentum = layout.with_momentum
+        self.whole: tf.Variable | None = None
+        if until and self.selects:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self.whole = tf.Variable(False, trainable=False, name="hvd_ext_topk_whole")
         self._owner = owner
         self._handle: int | None = handle
         self._number = {place: number for number, place in enumerate(layout.travelling)}  # the engine's numbers
@@ -85,13 +97,53 @@ class Channel:
         return [self.layout.tensors[place] for place in self.layout.travelling]
 
     @property
-    def selects(self) -> bool:
-        """Whether some of its gradients have error feedback; each step must then end with `end_step`."""
-        return bool(self.layout.selected)
+    def steps(self) -> int:
+        """The number of its complete steps on this rank; to be read between two steps."""
+        newest = self._owner.engine.times(self.handle, 1).steps
+        return int(newest[-1]) if len(newest) else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has switched to whole gradients."""
+        return self.selects and not self.layout.selected
+
+    def lay_out(self, times: StepTimes | None, whole: bool | None = None) -> Layout:
+        """Plan a step; the same on all ranks.
+
+        Args:
+            times: the times of its gradients; None if they are not known.
+            whole: whether its gradients are sent whole; None: as they are now.
+        """
+        return self._lay_out(times, self.is_whole if whole is None else whole)
+
+    @ops.plain
+    def begin(self, density: tf.Tensor | None = None) -> list[tf.Operation]:
+        """Begin a step, before `reduce`, which does it itself otherwise.
+
+        Args:
+            density: a float64 scalar, the same on all ranks: the fraction of elements that is sent. Required if the
+                channel `selects`.
+
+        Returns:
+            In a graph the operation, for `reduce`; else an empty list.
+
+        Raises:
+            NotInitializedError, CommunicationError: as `reduce`.
+        """
+        handle = self.handle
+        # If a graph has two steps, only this makes the second begin after the first.
+        last = list(ops.memory_of_graph().get(("last step", handle), []))
+        with ops.translated(), tf.name_scope("hvd_ext_reduce"), tf.control_dependencies(last):
+            if self.selects:
+                assert density is not None
+                begun = ops.begin_topk_step(density, channel=handle)
+            else:
+                begun = ops.begin_step(channel=handle)
+        return [] if begun is None else [begun]
 
     @ops.plain
     def reduce(
-        self, gradients: Sequence[tf.Tensor | None] | None, density: tf.Tensor | None = None
+        self, gradients: Sequence[tf.Tensor | None] | None, begun: Sequence[tf.Operation] | None = None
     ) -> list[tf.Tensor | None]:
         """Reduce one step's gradients over the ranks; eager, or while a `tf.function` is traced.
 
@@ -101,8 +153,7 @@ class Channel:
         Args:
             gradients: one dense tensor or None for each of the layout's tensors, of its shape and dtype. None: this
                 step has no gradient of this rank; eager only, with partial rounds, where the step's round is over.
-            density: a float64 scalar, the same on all ranks: the fraction of elements that is sent. Required if the
-                channel `selects`.
+            begun: what `begin` has returned; None to begin the step here, if the channel does not `select`.
 
         Returns:
             The sums or averages, bit-identical on all ranks; None where no rank has the gradient.
@@ -126,15 +177,8 @@ class Channel:
         if not self._handed_over:
             return reduced
         with ops.translated(), tf.name_scope("hvd_ext_reduce"):
-            # If a graph has two steps, only this makes the second begin after the first.
             last = ops.memory_of_graph().setdefault(("last step", handle), [])
-            with tf.control_dependencies(list(last)):
-                if self.selects:
-                    assert density is not None
-                    begin = ops.begin_topk_step(density, channel=handle)
-                else:
-                    begin = ops.begin_step(channel=handle)
-            with tf.control_dependencies([begin] if begin is not None else []):
+            with tf.control_dependencies(self.begin() if begun is None else begun):
                 # all are handed over before the first is collected: in eager mode a collect waits
                 tickets = [[self._submit(ready, places) for places in lists] for lists in self._handed_over]
             last.clear()
@@ -179,6 +223,9 @@ class Channel:
         """
         self._owner.engine.switch(self.handle, layout, self._owner.prepare, first_step)
         self.layout = layout
+        if self.whole is not None:
+            with tf.init_scope():
+                self.whole.assign(self.is_whole)
 
     def close(self) -> None:
         """Free the channel's buffers; pending collects fail. All ranks close it. A second call does nothing."""

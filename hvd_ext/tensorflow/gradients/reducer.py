@@ -67,6 +67,7 @@ class Step:
         reduced: whether the gradients were reduced.
         compared: in a graph, the comparison of the weights that must run before the reduction; None if there is none.
         applies: whether the reduced gradients are to be applied; None: they are.
+        whole: with `TopK(until=...)`, whether it sends whole gradients, known once the step has begun; else None.
     """
 
     slots: list[Slot]
@@ -78,6 +79,7 @@ class Step:
     reduced: bool = False
     compared: tf.Operation | None = None
     applies: tf.Tensor | None = None
+    whole: tf.Tensor | None = None
 
     @property
     def present(self) -> list[Slot]:
@@ -86,8 +88,8 @@ class Step:
 
     @functools.cached_property
     def through_momentum(self) -> frozenset[Any]:
-        """The keys of the variables whose gradients go through momentum correction."""
-        places = frozenset() if self.channel is None else self.channel.layout.with_momentum
+        """The keys of the variables whose gradients go through momentum correction, unless they are sent whole."""
+        places = frozenset() if self.channel is None else self.channel.with_momentum
         return frozenset(kinds.key(slot.variable) for slot in self.slots if slot.place in places)
 
 
@@ -321,8 +323,16 @@ class Reducer:
 
     @property
     def through_momentum(self) -> frozenset[Any]:
-        """The keys of the variables whose gradients go through momentum correction in the step under way."""
+        """The keys of the variables whose gradients go through momentum correction in the step under way.
+
+        If the step is `whole`, they do not.
+        """
         return frozenset() if self._under_way is None else self._under_way.through_momentum
+
+    @property
+    def whole(self) -> tf.Tensor | None:
+        """With `TopK(until=...)`, whether the step under way has sent whole gradients; None: it has not."""
+        return None if self._under_way is None else self._under_way.whole
 
     def reduce_step(self, gradients: Sequence[Any], after: tf.Variable | None = None) -> list[Any]:
         """Reduce the gradients of the step under way.
@@ -434,21 +444,27 @@ class Reducer:
         if topk is not None and topk.clip is not None:
             clipped = _clipped(list(results.values()), topk.clip / step.job.engine.size**0.5)
             results = dict(zip(results, clipped, strict=True))
+        density = None if step.feedback is None else step.feedback.density(channel)
+        begun = channel.begin(density) if channel.selects else None
+        if channel.whole is not None:
+            with tf.control_dependencies(begun or []), tf.device("CPU:0"):
+                step.whole = channel.whole.read_value()
         rates: dict[int, tf.Tensor] = {}
         if topk is not None and self.momentum is not None:
-            rate = tf.cast(self.momentum.rate(), tf.float32)
-            rates = dict.fromkeys(channel.layout.with_momentum, rate)
-            results |= {place: results[place] * rate for place in rates}
+            places = [place for place in sorted(channel.with_momentum) if place in results]
+            for place, rate in zip(places, self.momentum.rates([slots[one].variable for one in places]), strict=True):
+                own = tf.cast(rate, tf.float32)
+                rates[place] = own if step.whole is None else tf.where(step.whole, 1.0, own)
+            results |= {place: results[place] * rate for place, rate in rates.items()}
         dense = [
             results[place] if place in slots and slots[place].kind == kinds.DENSE else None
             for place in range(len(channel.layout.tensors))
         ]
         scaled = [None if gradient is None else kinds.scaled(gradient, 1 / factor) for gradient in dense]
-        density = None if step.feedback is None else step.feedback.density(channel)
         if step.delayed is not None:
             step.applies = step.delayed.next_step(gives=not self._without_gradient)
         if not self._without_gradient:
-            found = channel.reduce(scaled, density)
+            found = channel.reduce(scaled, begun)
         else:
             found = channel.reduce(None) if step.delayed is None else step.delayed.take()
         for place, (own, reduced) in enumerate(zip(dense, found, strict=True)):
@@ -487,7 +503,7 @@ class Reducer:
         """Return the set of these variables, and its place in `sets`."""
         every = self._sets.get(keys)
         if every is None or every.job is not job or not every.is_open:
-            if every is not None and every.feedback is not None:
+            if every is not None and every.feedback is not None and every.waits:
                 _LOG.warning(
                     "%s: hvd_ext was shut down, and the residuals are lost; call hvd_ext.flush() before shutdown()",
                     self.label,

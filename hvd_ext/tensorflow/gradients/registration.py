@@ -38,6 +38,7 @@ from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
+from hvd_ext.tensorflow.topk.until import Until
 from hvd_ext.topology.tree import Tree
 
 # All channels share one name, so that ranks that open different channels meet, and learn what differs.
@@ -122,34 +123,38 @@ def open(
 
     places = [place for place, kind in enumerate(agreed) if kind == _DENSE]
 
-    def lay_out(times: StepTimes | None) -> Layout:
-        forced = is_file(options.buckets)
+    def lay_out(times: StepTimes | None, whole: bool = False) -> Layout:
+        forced = is_file(options.buckets) and not whole  # a file says how gradients are selected too
         made = layout(
             owner.tree,
             tensors,
             options.op,
             algorithm=options.algorithm,
             bucket_nbytes=options.bucket_nbytes,
-            buckets="auto" if forced else options.buckets,
+            buckets="auto" if is_file(options.buckets) else options.buckets,
             times=times,
             wire=options.compression.value or None,
             groups=groups,
             places=places,
-            topk=topk,
+            topk=None if whole else topk,
             sparse_algorithm=sparse_algorithm,
-            momentum=momentum,
+            momentum=None if whole else momentum,
         )
         return _forced(options.buckets, owner.tree, made, options.op) if forced else made
 
+    until = topk is not None and topk.until is not None
+
     def described() -> dict[str, Any]:
         made.append(lay_out(None))
-        return made[0].described()
+        later = lay_out(None, whole=True).described() if until else {}
+        return {**made[0].described(), **{f"{name}, whole": values for name, values in later.items()}}
 
     layouts = consensus.exchange(owner.engine, f"{EXCHANGE}, plans", described)
     consensus.check_same(where, layouts, owner.engine.ranks)
     kept = [values[0]["options"], str(topk), sparse_algorithm, str(momentum)]
     handle = owner.open(name, made[0], partial)
-    return Channel(name, agreed, made[0], owner, handle, lay_out, json.dumps(kept, sort_keys=True), partial, delay)
+    settings = json.dumps(kept, sort_keys=True)
+    return Channel(name, agreed, made[0], owner, handle, lay_out, settings, partial, delay, until=until)
 
 
 def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
@@ -281,7 +286,9 @@ class GradientSet:
             Tensor(gradient_kinds.name(variable), tuple(variable.shape), gradient_kinds.dtype(variable).name)
             for variable in variables
         ]
-        self._groups = _groups(options.groups, [gradient_kinds.key(variable) for variable in variables])
+        self._keys = [gradient_kinds.key(variable) for variable in variables]
+        self._groups = _groups(options.groups, self._keys)
+        self._untils: dict[Channel, Until] = {}
         self._traced: dict[str, str] = {}  # own kinds -> the ranks' kinds
         self._number = -1
         self._last = ""
@@ -369,6 +376,9 @@ class GradientSet:
             self.carried.load(own, everyone)
             return
         assert self.feedback is not None
+        whole = self.feedback.was_whole(own, everyone) if self._untils else None
+        for until in self._untils.values() if whole is not None else ():
+            until.begin(whole)
         for channel in self.channels[:-1]:
             self.feedback.clear(channel)
         self.feedback.load(self.channels[-1], own, everyone)
@@ -390,6 +400,11 @@ class GradientSet:
             self.feedback.flush()
         elif self._options.partial and self.channels and self.is_open:
             self.job.engine.flush(self.channels[0].handle, ahead)
+
+    @property
+    def waits(self) -> bool:
+        """Whether residuals may wait on the ranks."""
+        return any(channel.layout.selected for channel in self.channels)
 
     def scale_momentum(self, factor: float) -> None:
         """Multiply this rank's velocities, between two steps; all ranks call it alike."""
@@ -468,13 +483,41 @@ class GradientSet:
         if topk is not None:
             self._feed(channel)
             self._tell_of_one_host(channel.layout)
+        before = self.channels[-1] if self.channels else None
         self.channels.append(channel)
         options = self._options.for_channel(self.job.options)
         planned = self.job.engine.size > 1 and channel.layout.buckets and not is_file(options.buckets)
         if planned and not self._options.partial:  # partial rounds begin when all their gradients are there
             self._replan(channel)
+        if channel.whole is not None:
+            self._switch_later(channel, before)
         explanation.say(self.job, channel.name, channel.layout, None)
         return channel
+
+    def _switch_later(self, channel: Channel, before: Channel | None) -> None:
+        """Have a new channel send whole gradients from `TopK(until=...)` on, or at once if nothing waits for it."""
+        topk, feedback = self._options.topk, self.feedback
+        assert topk is not None
+        assert topk.until is not None
+        assert feedback is not None
+
+        def times() -> StepTimes | None:
+            found = self.replannings.get(channel)
+            return found.reviews[-1].times if found is not None and found.reviews else None
+
+        made = self._untils[channel] = Until(
+            channel,
+            feedback,
+            self._options,
+            self.job,
+            name=f"{self._label}: channel {self.job.count('channel with an until')}",
+            momentum=self._momentum,
+            keys=self._keys,
+            times=times,
+        )
+        made.begin(whole=before.is_whole if before is not None else feedback.steps >= topk.until)
+        for one in self._untils.values() if len(self._untils) > 1 else ():
+            one.not_alone()
 
     def _partial(self) -> Partial:
         """Say what makes the rounds of the first channel partial; all ranks call it."""

@@ -121,12 +121,7 @@ class Replanning:
     @property
     def steps(self) -> int:
         """The number of update steps so far, with those before the channel's first; to be read between two steps."""
-        return self._done + self._steps_here
-
-    @property
-    def _steps_here(self) -> int:
-        newest = self._job.engine.times(self._channel.handle, 1).steps
-        return int(newest[-1]) if len(newest) else 0
+        return self._done + self._channel.steps
 
     def save(self) -> residuals.Arrays:
         """Copy the layout and the number of steps, between two steps, so that a resumed job reduces alike."""
@@ -153,7 +148,7 @@ class Replanning:
 
         answers = consensus.exchange(job.engine, f"{self._name}: saved layout", saved)
         same, text, updates = answers[0]
-        here, now, why = self._steps_here, channel.layout, ""
+        here, now, why = channel.steps, channel.layout, ""
         try:
             if any(answer != answers[0] for answer in answers):
                 why = "the ranks have saved different ones"
@@ -177,7 +172,7 @@ class Replanning:
     def _wait(self, step: int) -> None:
         due = following(step, self._job.options.replan_every)
         if due is not None:
-            self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin)
+            self._job.engine.at_step(self._channel.handle, due - self._done + 1, self._begin, "buckets")
 
     def _begin(self, number: int) -> None:
         """Plan anew before a step of the channel begins; the training goes on whatever happens."""
@@ -211,7 +206,9 @@ class Replanning:
         if rows:  # embeddings are the first layers, whose gradients come last
             times = dataclasses.replace(times, rows=((times.computed_s, rows),))
         last = self.reviews[-1] if self.reviews else None
-        expected_s = None if last is None else last.after_s if last.switched else last.before_s
+        expected_s = None
+        if last is not None and last.layout is now:
+            expected_s = last.after_s if last.switched else last.before_s
         late = latest.step_s is not None and expected_s is not None and latest.step_s > expected_s * (1 + TOO_SLOW)
         if late and last is not None and latest.step_s is not None:
             self._measure_network((step - last.step) * latest.step_s)
@@ -226,7 +223,7 @@ class Replanning:
             switches = worth and new.digest != now.digest
             layout = new if switches else now
             planned.append(Review(step, times, latest.step_s, expected_s, before_s, after_s, layout, switched=switches))
-            if switches and channel.selects:
+            if switches and now.selected:
                 kept.update(residuals.read(channel, job.engine))
             return [f"{layout.digest:016x}", before_s, after_s]
 
@@ -255,7 +252,7 @@ class Replanning:
         channel, job = self._channel, self._job
         try:
             channel.switch(layout, number)
-            if channel.selects:
+            if layout.selected:
                 wanted = residuals.pieces(channel, job.engine)
                 moved = residuals.redistributed(job, f"{self._name}: residuals", kept, wanted, self._process_set)
                 residuals.write(channel, job.engine, moved)

@@ -6,6 +6,7 @@ plans. Residuals and velocities differ.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ Arrays = dict[str, np.ndarray]
 Everyone = Callable[[], Iterable[Arrays]]
 
 # the names of the values that are saved beside the pieces of tensors; the name of a piece has a slash
-_RANKS, _STEPS, _FLUSHING = "ranks", "steps", "flushing"
+_RANKS, _STEPS, _FLUSHING, _WHOLE = "ranks", "steps", "flushing", "whole"
 
 
 class Feedback:
@@ -48,7 +49,7 @@ class Feedback:
     def __init__(self, label: str, options: GradientOptions, job: Runtime, first_step: int) -> None:
         assert options.topk is not None
         self._label, self._options, self._job = label, options, job
-        self._schedule = density.schedule(options.topk)
+        self._schedule, self._until = density.schedule(options.topk), options.topk.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}
@@ -86,7 +87,10 @@ class Feedback:
             if self._auto is not None:
                 last = tf.equal(place, len(self._schedule.firsts) - 1)
                 scheduled = tf.where(last, self._auto.density(), scheduled)
-            return tf.where(self._flushing[channel].read_value(), tf.constant(1.0, tf.float64), scheduled)
+            sends_all = self._flushing[channel].read_value()
+            if self._until is not None:  # the last step before it, and until all residuals are sent
+                sends_all = tf.logical_or(sends_all, self._steps.read_value() >= self._until - 1)
+            return tf.where(sends_all, tf.constant(1.0, tf.float64), scheduled)
 
     def ended(self, channel: Channel, reduced: Sequence[Any], rates: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         """End a step: its residuals and velocities are kept if all gradients are finite, and dropped otherwise.
@@ -137,8 +141,31 @@ class Feedback:
             _RANKS: np.array(self._job.engine.size),
             _STEPS: np.array(self.steps),
             _FLUSHING: np.array(any(bool(one.numpy()) for one in self._flushing.values())),
+            **({_WHOLE: np.array(True)} if channels and all(channel.is_whole for channel in channels) else {}),
             **({} if self._auto is None else self._auto.save()),
         }
+
+    def was_whole(self, own: Arrays | None, everyone: Everyone) -> bool | None:
+        """Tell whether the state of an earlier job is of whole gradients, and should be here; all ranks call it.
+
+        Args:
+            own: the state that this rank saved; None if the earlier job had no such rank.
+            everyone: returns the state of each rank of the earlier job.
+
+        Returns:
+            None if no rank can read the state.
+        """
+        saved = own
+        if saved is None:
+            with contextlib.suppress(HvdExtError, OSError, StopIteration):
+                saved = next(iter(everyone()))
+        answers = consensus.exchange(
+            self._job.engine,
+            f"{self._label}: whole gradients",
+            lambda: None if saved is None else [_WHOLE in saved, int(saved[_STEPS])],
+        )
+        known = next((answer for answer in answers if answer is not None), None)
+        return None if known is None else known[0] and known[1] >= (self._until or 0)
 
     def load(self, channel: Channel, own: Arrays | None, everyone: Everyone) -> None:
         """Restore the state that `save` returned in an earlier job of any shape; all ranks call it, between two steps.
@@ -194,7 +221,7 @@ class Feedback:
         assert first is not None
         residuals.write(channel, engine, arrays)
         self._go_on(first, pieces)
-        if engine.rank == 0:
+        if engine.rank == 0 and not channel.is_whole:
             _LOG.info("%s: residuals and velocities are redistributed over %d ranks", self._label, engine.size)
 
     def move(self, old: Channel, new: Channel) -> None:

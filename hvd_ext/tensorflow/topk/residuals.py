@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_ext.job import consensus
+from hvd_ext.options import ReduceOp
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -206,6 +207,58 @@ def redistributed(
         _slice(results, where)[:] = received[at : at + where[3]]
         at += where[3]
     return {piece.key: results[piece.where] for piece in wanted}
+
+
+def summed(
+    channel: Channel,
+    job: Runtime,
+    name: str,
+    which: str,
+    places: Iterable[int],
+    *,
+    op: ReduceOp,
+    factor: float,
+    process_set: ProcessSet | None = None,
+) -> dict[int, np.ndarray]:
+    """Reduce what all ranks keep of some tensors to whole tensors, between two steps; all ranks call it.
+
+    Args:
+        channel: an open channel.
+        job: the runtime of the ranks that take part.
+        name: the name of the calls, the same on all ranks.
+        which: `RESIDUAL` or `VELOCITY`.
+        places: the tensors' places, the same on all ranks.
+        op: `Sum` or `Average` over the ranks.
+        factor: multiplies the results.
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        For each place a float32 array of the tensor's shape, with equal bits on all ranks.
+
+    Raises:
+        CommunicationError: a peer is gone or stayed away.
+    """
+    import tensorflow as tf
+
+    from hvd_ext.tensorflow.collectives import single
+
+    kept: dict[int, list[tuple[Piece, np.ndarray]]] = {}
+    for key, array in read(channel, job.engine).items():
+        piece = parsed(key, array)
+        if piece.which == which:
+            kept.setdefault(piece.tensor, []).append((piece, array))
+    results = {}
+    for place in sorted(places):
+        tensor = channel.layout.tensors[place]
+        own = np.zeros(tensor.elements, np.float32)
+        for piece, array in kept.get(place, ()):
+            own[piece.offset : piece.offset + piece.count] = array
+        with tf.init_scope(), tf.device("CPU:0"):
+            total = single.allreduce(
+                own, op=op, postscale_factor=factor, name=f"{name}, {place}", process_set=process_set
+            )
+            results[place] = total.numpy().reshape(tensor.shape)
+    return results
 
 
 def nearest(tree: Tree, rank: int) -> list[int]:
