@@ -10,10 +10,10 @@ from pathlib import Path
 
 DEMO = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "demo.json"
 # a refused pair -> what the page says, where the error has only a few words to look for
+_ONE_KEYWORD = "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
 LONGER = {
-    frozenset({"compression", "top-k"}): (
-        "both are values of one keyword; `TopK(wire=...)` says how the values of a sparse bucket travel"
-    ),
+    frozenset({"compression", "top-k"}): _ONE_KEYWORD,
+    frozenset({"compression", "top-k until"}): _ONE_KEYWORD,
     frozenset({"backward_passes_per_step", "tape"}): (
         "must be 1, because a tape does not accumulate gradients; add the gradients of several plain tapes, or wrap "
         "the optimizer instead of the tape"

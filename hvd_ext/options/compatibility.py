@@ -13,6 +13,7 @@ FEATURES: dict[str, str] = {
     "op=Sum": "`op=hvd.Sum`",
     "compression": "`compression=hvd.Compression.fp16` or `.bf16`",
     "top-k": "`compression=hvd.TopK(...)`",
+    "top-k until": "`compression=hvd.TopK(until=...)`",
     "predivide": "`gradient_predivide_factor`",
     "accumulation": "Keras' `gradient_accumulation_steps`",
     "backward_passes_per_step": "`backward_passes_per_step`",
@@ -39,7 +40,7 @@ XLA = (
     "model.compile(..., jit_compile=False) or tf.function(jit_compile=False)"
 )
 
-REFUSED: dict[frozenset[str], str] = {
+_REFUSED: dict[frozenset[str], str] = {
     frozenset({"predivide", "op=Sum"}): (
         "gradient_predivide_factor: it splits the division of an average, but with op=Sum nothing is divided; leave "
         "one of them out"
@@ -83,6 +84,8 @@ REFUSED: dict[frozenset[str], str] = {
     ),
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
+# what is refused with top-k gradients is refused with those that end, in the same words
+REFUSED = _REFUSED | {pair - {"top-k"} | {"top-k until"}: words for pair, words in _REFUSED.items() if "top-k" in pair}
 
 # What users should know about pairs that work, and about combinations of three features.
 REMARKS = (
@@ -117,6 +120,7 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "op=Sum": ("factor",),
     "compression": ("wire",),
     "top-k": ("passes", "factor", "bucket", "wire", "memory"),
+    "top-k until": ("passes", "factor", "bucket", "wire", "memory", "update"),
     "predivide": ("factor", "wire"),
     "accumulation": ("passes", "memory", "update"),
     "backward_passes_per_step": ("passes", "factor", "memory"),

@@ -18,7 +18,7 @@ def test_the_examples_run_and_leave_equal_models(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/topk.md, example {number + 1}", "exec"), names)
     assert_same_bits_on_all_ranks(names["model"].weights)

@@ -1,4 +1,4 @@
-"""`TopK(until=...)`: first top-k steps, then dense ones: what waited is applied, and the momentum is the optimizer's."""
+"""`TopK(until=...)`: dense steps after top-k ones; what waited is applied, and the momentum is back in its slots."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ class Whole:
         self.step(*[one * np.nan if bad else one for one in own])
         if finite:
             every = [gradients(rank, number) for rank in range(hvd.size())]
-            self.plain.apply([sum(parts) * np.float32(16 * self.scale) for parts in zip(*every, strict=True)], self.reference)
+            self.plain.apply(
+                [sum(parts) * np.float32(16 * self.scale) for parts in zip(*every, strict=True)], self.reference
+            )
         self.waited = self.waited or not self.is_equal()
 
     def is_equal(self) -> bool:

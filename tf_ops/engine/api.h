@@ -89,8 +89,8 @@ int hvd_ext_channel_times(int64_t channel, int64_t most, int64_t n_tensors, int6
 int hvd_ext_channel_close(int64_t channel);
 int hvd_ext_channel_begin_step(int64_t channel);
 // One whole step, blocking: tensor i is read from inputs[i], nbytes[i] long, and its result is written to outputs[i],
-// which may be the same memory. Where the channel was opened with sparse buckets it is the step that hvd_ext_channel_begin_topk_step has
-// begun.
+// which may be the same memory. Where the channel was opened with sparse buckets it is the step that
+// hvd_ext_channel_begin_topk_step has begun.
 int hvd_ext_channel_reduce(int64_t channel, int64_t n_tensors, const void* const* inputs, void* const* outputs,
                            const int64_t* nbytes);
 // A step in parts, after hvd_ext_channel_begin_step: one tensor is handed over, and the call returns when it is copied;
@@ -100,7 +100,8 @@ int hvd_ext_channel_submit(int64_t channel, int64_t tensor, const void* data, in
 int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, void* const* outputs,
                             const int64_t* nbytes);
 
-// In place of begin_step where the channel was opened with sparse buckets, and its end: see Engine::BeginTopKStep and EndStep.
+// In place of begin_step where the channel was opened with sparse buckets, and its end: see Engine::BeginTopKStep and
+// EndStep.
 int hvd_ext_channel_begin_topk_step(int64_t channel, double density);
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit);
 // The part of a sparse bucket whose residual and velocity lie on this rank: values become its first element in the

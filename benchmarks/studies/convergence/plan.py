@@ -9,6 +9,7 @@
       dense: {}
       hitopk: {algorithm: hitopk, topk: {density: 0.01}}
       hitopk-warmed: {algorithm: hitopk, topk: {density: 0.01}, warmup: 0.3}
+      hitopk-first: {algorithm: hitopk, topk: {density: 0.01}, until: 0.8}
 
 A run is a model, a setting and a seed; without a seed it measures the time of a step. Each run writes one file when it
 ends. A file counts only if it was made with what the plan says now.
@@ -67,6 +68,7 @@ class Setting(BaseModel):
         topk: keywords of `hvd_ext.TopK`; empty for dense gradients.
         warmup: the share of all steps that belong to the warm-up, 0 to 1.
         warmup_densities: of these steps, falling; empty for those of `hvd_ext.Warmup`, [1.0] for dense steps.
+        until: the share of all steps after which gradients are sent whole (`hvd_ext.TopK(until=...)`); 0 for never.
         epochs: a factor for those of the model: a setting with faster steps may take more of them and still be sooner.
     """
 
@@ -76,14 +78,18 @@ class Setting(BaseModel):
     topk: dict[str, Any] = Field(default_factory=dict)
     warmup: float = Field(default=0.0, ge=0, le=1)
     warmup_densities: list[float] = Field(default_factory=list)
+    until: float = Field(default=0.0, ge=0, lt=1)
     epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _compressed(self) -> Setting:
-        if self.warmup and not self.topk:
-            raise ValueError("a dense setting has no warmup")
-        if "warmup" in self.topk:
-            raise ValueError("say warmup beside topk, as a share of the steps")
+        for name, share in (("warmup", self.warmup), ("until", self.until)):
+            if share and not self.topk:
+                raise ValueError(f"a dense setting has no {name}")
+            if name in self.topk:
+                raise ValueError(f"say {name} beside topk, as a share of the steps")
+        if self.until and self.warmup >= self.until:
+            raise ValueError("the warmup must end before until")
         return self
 
 
@@ -174,13 +180,16 @@ def runs_of(study: Study, models: Sequence[str] = (), settings: Sequence[str] = 
 
 def facts(study: Study, run: Run) -> dict[str, Any]:
     """Give all that decides what a run finds, as JSON; a finished run counts if its facts are equal."""
+    how = study.settings[run.setting].model_dump()
+    if not how["until"]:  # as in the files of runs that were made before there was one
+        del how["until"]
     about = {
         "model": run.model,
         "setting": run.setting,
         "seed": run.seed,
         "hosts": list(study.hosts),
         "recipe": study.models[run.model].model_dump(),
-        "how": study.settings[run.setting].model_dump(),
+        "how": how,
     }
     return about if run.seed is not None else {**about, "rate": study.rate, "steps": study.steps}
 

@@ -91,6 +91,7 @@ def collected(folder: Path, study: Study) -> dict[str, Any]:
                 "equal": all(found["equal"] for found in done.values()),
                 "step_seconds": timed["step_seconds"] if timed else None,
                 "warm_step_seconds": timed["warm_step_seconds"] if timed else [],
+                "whole_step_seconds": timed.get("whole_step_seconds", []) if timed else [],
                 "recipe": recipe.model_dump(),
             }
             rows.append(row)
@@ -121,7 +122,7 @@ def mean_curve(row: Mapping[str, Any]) -> list[tuple[int, float]]:
 def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
     """Say how long the first steps of a row take at the rate of the study: the median step times their number.
 
-    The steps of the warm-up come first; its densities have equal parts of it.
+    The steps of the warm-up come first; its densities have equal parts of it. From `until` on steps are dense.
 
     Returns:
         Seconds; None if no times were measured.
@@ -132,7 +133,10 @@ def seconds_after(row: Mapping[str, Any], steps: int) -> float | None:
     warm = [statistics.median(taken) for taken in row["warm_step_seconds"]]
     warmed = min(steps, round(row["how"]["warmup"] * last)) if warm else 0
     warm_seconds = warmed * statistics.fmean(warm) if warm else 0.0
-    return warm_seconds + (steps - warmed) * statistics.median(row["step_seconds"])
+    whole = row.get("whole_step_seconds")
+    late = max(0, steps - round(row["how"]["until"] * last)) if whole else 0
+    late_seconds = late * statistics.median(whole) if whole else 0.0
+    return warm_seconds + (steps - warmed - late) * statistics.median(row["step_seconds"]) + late_seconds
 
 
 def summary(found: Mapping[str, Any]) -> list[dict[str, Any]]:

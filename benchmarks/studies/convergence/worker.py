@@ -99,6 +99,8 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     if warmed:
         densities = how["warmup_densities"]
         keywords["warmup"] = hvd.Warmup(warmed, densities) if densities else hvd.Warmup(warmed)
+    if how.get("until") and facts["seed"] is not None:
+        keywords["until"] = max(2, warmed + 2, round(how["until"] * steps))
     return hvd.DistributedOptimizer(sgd, algorithm=how["algorithm"], compression=hvd.TopK(**keywords))
 
 
@@ -183,7 +185,7 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
 
     Returns:
         The seconds of each step on the rank that was slowest in it, their median, and such seconds for each density of
-        the warm-up.
+        the warm-up, and for the dense steps from `until` on.
     """
     how = facts["how"]
     warmed = [
@@ -191,11 +193,14 @@ def timed(facts: dict[str, Any], data: data_sets.Data) -> dict[str, Any]:
         for density in (how["warmup_densities"] or WARMUP_DENSITIES if how["warmup"] else ())
         if density > how["topk"].get("density", TopK().density)
     ]
+    dense = {**facts, "how": {**how, "algorithm": "auto", "topk": {}}}
+    whole = _step_seconds(dense, data)[0] if how.get("until") else []
     slowest, model = _step_seconds(facts, data)
     return {
         "step_seconds": slowest,
         "step_seconds_median": statistics.median(slowest),
         "warm_step_seconds": warmed,
+        "whole_step_seconds": whole,
         **_about(model),
     }
 

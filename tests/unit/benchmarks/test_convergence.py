@@ -84,7 +84,11 @@ def test_the_plan_of_the_repository_is_whole():
         ("epochs: 2", "epochs: 2, rate: 1", "models.cnn.rate"),
         ("[3, 4]", "[3, 3]", "once"),
         ("  dense: {}", "  dense: {warmup: 0.5}", "dense setting"),
+        ("  dense: {}", "  dense: {until: 0.5}", "dense setting has no until"),
         ("{density: 0.01}", "{density: 0.01, warmup: 4}", "beside topk"),
+        ("{density: 0.01}", "{density: 0.01, until: 400}", "say until beside topk"),
+        ("warmup: 0.5", "warmup: 0.5, until: 0.5", "warmup must end before until"),
+        ("warmup: 0.5", "until: 1.0", "settings.hitopk.until"),
         ("  dense:", "  den/se:", "letters"),
         ("hosts: [2, 1]", "hosts: [", "cannot be read"),
     ],
@@ -93,6 +97,15 @@ def test_a_wrong_plan_is_refused_in_words(plan: Path, old: str, new: str, words:
     plan.write_text(PLAN.replace(old, new))
     with pytest.raises(InvalidError, match=words):
         studies.read(plan)
+
+
+def test_a_run_without_an_until_has_the_facts_that_it_had_before_there_was_one(plan: Path):
+    def facts(text: str) -> dict[str, Any]:
+        plan.write_text(text)
+        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))["how"]
+
+    assert "until" not in facts(PLAN)
+    assert facts(PLAN.replace("warmup: 0.5", "warmup: 0.5, until: 0.75"))["until"] == 0.75
 
 
 def test_times_come_first_and_then_all_of_the_first_seed(plan: Path):

@@ -39,6 +39,10 @@ from hvd_ext.options.gradients import GradientOptions
         ("seed", -1, "seed .*whole number from 0"),
         ("seed", 1 << 63, "seed .*below 2"),
         ("warmup", 100, r"warmup .*must be a hvd_ext\.Warmup, or None"),
+        ("until", 1, "until .*at least 2, or None; to send whole gradients from the first step on, leave TopK out"),
+        ("until", 2.0, "until .*whole number of update steps"),
+        ("until", True, "until"),
+        ("until", "end", "until"),
         ("clip", 0.0, "clip .*above 0, or None"),
         ("clip", float("inf"), "clip"),
         ("threshold", -0.5, "threshold .*from 0"),
@@ -56,6 +60,9 @@ def test_values_that_exclude_each_other_are_refused() -> None:
         hvd.TopK(selector="threshold")
     with pytest.raises(InvalidError, match="selector 'random' does not prefer large elements"):
         hvd.TopK(selector="random", momentum_correction=True)
+    with pytest.raises(InvalidError, match=r"until \(10\): the warm-up has 9 steps.*fewer steps, or a later until"):
+        hvd.TopK(until=10, warmup=hvd.Warmup(9))
+    assert hvd.TopK(until=10, warmup=hvd.Warmup(8)).until == 10
     assert hvd.TopK(selector="threshold", threshold=0.5).threshold == 0.5
 
 
@@ -120,6 +127,7 @@ def test_small_tensors_vectors_and_other_dtypes_stay_dense() -> None:
 def test_a_command_line_says_the_same_in_one_word() -> None:
     assert from_text("topk") == hvd.TopK()
     assert from_text("topk:0.02") == hvd.TopK(0.02)
+    assert from_text("topk:0.02,until=500") == hvd.TopK(0.02, until=500)
     found = from_text("topk:density=auto,wire=bf16,warmup=10/dense,momentum_correction=true,clip=2")
     warmup = hvd.Warmup(10, dense=True)
     assert found == hvd.TopK("auto", wire="bf16", warmup=warmup, momentum_correction=True, clip=2)
@@ -130,6 +138,7 @@ def test_a_command_line_says_the_same_in_one_word() -> None:
         ("topk:warmup=10/slow", "'steps/dense'"),
         ("topk4", "begin with 'topk:'"),
         ("topk:2", "density"),
+        ("topk:until=soon", "until .*whole number"),
     ):
         with pytest.raises(InvalidError, match=words):
             GradientOptions.from_texts("it", {"compression": text})
@@ -155,5 +164,6 @@ def test_dense_gradients_beside_sparse_ones_travel_as_those_of_the_job() -> None
     assert (channel.compression, channel.algorithm) == (Compression.bf16, "ring")
     compared = GradientOptions(compression=hvd.TopK(warmup=hvd.Warmup(5))).described()
     assert compared["TopK's density"] == 0.01
+    assert compared["TopK's until"] is None
     assert compared["TopK's warmup"][0] == 5
     assert compared["sparse algorithm"] == "hitopk"

@@ -17,6 +17,8 @@ CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
 
 def test_it_is_that_of_sgd() -> None:
     assert momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, nesterov=True), CORRECTED) == Momentum(0.75, True)
+    # layouts of a checkpoint are for equal options, as text
+    assert len({str(momentum_of(keras.optimizers.SGD(0.1, momentum=0.75), CORRECTED)) for _ in range(3)}) == 1
     assert momentum_of(keras.optimizers.Adam(), GradientOptions(compression=hvd.TopK())) is None
     assert momentum_of(keras.optimizers.SGD(momentum=0.9), GradientOptions()) is None
 
