@@ -2,7 +2,8 @@
 
 Arguments: folders; in each a folder of checkpoints for each of `CASES`. Where there is none yet the job trains `BEFORE`
 steps, else it goes on from the newest. Then it saves, and trains `AFTER` steps more; rank 0 writes the weights. In each
-folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step.
+folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step. And there
+is one for each of `UNTIL`, see `switched`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,46 @@ CASES: dict[str, tuple[float, bool, Any]] = {
     "momentum": (0.5, True, hvd.Average),
     "sum": (0.0, False, hvd.Sum),
 }
+
+
+# the update step from which gradients are sent whole: after the first checkpoint, and before it
+UNTIL = {"until, later": 4, "until, past": 2}
+MOST_RANKS = 4
+
+
+def switched(directory: Path, until: int) -> list[np.ndarray]:
+    """Go on from a folder's checkpoint or begin, and train with gradients whose average any number of ranks has alike.
+
+    Returns:
+        The weights, and the optimizer's slots.
+    """
+    made = model()
+    weights = made.trainable_weights
+    optimizer = keras.optimizers.SGD(0.125, momentum=0.5)
+    topk = hvd.TopK(**OPTIONS, momentum_correction=True, until=until)
+    made.compile(hvd.DistributedOptimizer(optimizer, compression=topk), "mse", run_eagerly=True)
+    checkpoint = hvd.callbacks.Checkpoint(directory)
+    checkpoint.set_model(made)
+    epoch, _ = checkpoint.restore()
+    share = MOST_RANKS // hvd.size()
+
+    def step(number: int) -> None:
+        every = [
+            gradients(hvd.rank() * share + place, number, [tuple(weight.shape) for weight in weights])
+            for place in range(share)
+        ]
+        optimizer.apply([tf.constant(sum(parts) / np.float32(share)) for parts in zip(*every, strict=True)], weights)
+
+    for number in range(BEFORE) if epoch == 0 else ():
+        step(number)
+    if epoch:  # all ranks leave this one out
+        optimizer.apply([tf.fill(weight.shape, np.nan) for weight in weights], weights)
+    checkpoint.save(epoch + 1)
+    for number in range(BEFORE, BEFORE + AFTER):
+        step(number)
+    assert int(optimizer.iterations.numpy()) == BEFORE + AFTER
+    assert_same_bits_on_all_ranks([*weights, *optimizer.variables])
+    return values([*weights, *optimizer.momentums])
 
 
 def trained(directory: Path, momentum: float, correction: bool, op: Any) -> list[np.ndarray]:
@@ -89,6 +130,10 @@ def main() -> None:
             weights = trained(folder / case, *options)
             if hvd.rank() == 0:
                 np.savez(folder / f"{case}.npz", *weights)
+        for case, until in UNTIL.items():
+            found = switched(folder / case, until)
+            if hvd.rank() == 0:
+                np.savez(folder / f"{case}.npz", *found)
         steps = went_on(folder / "data")
         if hvd.rank() == 0:
             (folder / "data.json").write_text(json.dumps(steps))

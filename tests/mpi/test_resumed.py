@@ -12,6 +12,8 @@ import pytest
 from hvd_ext.data import order
 from hvd_ext.state import arrays, folder, manifest
 from tests.mpi import jobs
+from tests.ranks.topk_jobs import gradients
+from tests.ranks.training import model, values
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +21,7 @@ PROGRAM = Path(__file__).with_name("resumed.py")
 OWNER = "state:top-k: optimizer 0, variables 0"
 # whether TopK has taken a momentum over, and whether gradients are averaged; of tests/mpi/resumed.py
 CASES = {"plain": (False, True), "momentum": (True, True), "sum": (False, False)}
+UNTIL = ("until, later", "until, past")
 # elements of the weights of the model in tests/ranks/training.py; biases are sent whole, and nothing of them waits
 ELEMENTS = (30, 5, 10, 2)
 KERNELS = (0, 2)
@@ -69,7 +72,7 @@ def of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def handed_on(of: Path, name: str, serial: int, to: str) -> None:
     """Gives a checkpoint of a job to another one, alone."""
-    for case in (*CASES, "data"):
+    for case in (*CASES, *UNTIL, "data"):
         shutil.copytree(folder.path_of(of / name / case, serial), folder.path_of(of / to / case, serial))
 
 
@@ -107,6 +110,22 @@ def test_on_another_number_of_ranks_the_update_that_waits_is_the_same(
     last, weights = (np.load(of / name / f"{case}.npz").values() for name in (before, after))
     assert all(np.all(np.isfinite(one)) and np.any(one) for one in weights)
     assert not all(np.array_equal(*pair) for pair in zip(last, weights, strict=True))
+
+
+@pytest.mark.parametrize("case", UNTIL)
+@pytest.mark.parametrize("name", ["first", "2", "4", "2 to 1", "4 to 1"])
+def test_whatever_the_ranks_before_and_after_the_switch_to_whole_gradients_no_gradient_is_lost(
+    of: Path, name: str, case: str
+) -> None:
+    weights = values(model().trainable_weights)
+    slots = [np.zeros_like(weight) for weight in weights]
+    for step in range(5):
+        every = [gradients(rank, step, [weight.shape for weight in weights]) for rank in range(4)]
+        for place, parts in enumerate(zip(*every, strict=True)):
+            slots[place] = np.float32(0.5) * slots[place] - np.float32(0.125) * sum(parts) / np.float32(4)
+            weights[place] += slots[place]
+    for got, expected in zip(np.load(of / name / f"{case}.npz").values(), [*weights, *slots], strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_four_ranks_of_two_hosts_keep_other_parts_than_two_ranks_do(of: Path) -> None:
