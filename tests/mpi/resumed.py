@@ -2,8 +2,8 @@
 
 Arguments: folders; in each a folder of checkpoints for each of `CASES`. Where there is none yet the job trains `BEFORE`
 steps, else it goes on from the newest. Then it saves, and trains `AFTER` steps more; rank 0 writes the weights. In each
-folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step. And there
-is one for each of `UNTIL`, see `switched`.
+folder there is one of checkpoints for shuffled data too, see `went_on`; rank 0 writes the samples of each step. There
+is one for each of `UNTIL` too, see `switched`.
 """
 
 from __future__ import annotations

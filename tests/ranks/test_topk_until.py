@@ -22,10 +22,23 @@ few = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ra
 
 SWITCH, STEPS = 10, 20
 RISING = keras.optimizers.schedules.CosineDecay(0.0, 30, 0.0, warmup_target=0.125, warmup_steps=12)
-# every optimizer whose momentum TopK takes over has a line here, and one that has none
+
+
+class OfLayers(keras.optimizers.SGD):
+    """SGD with another learning rate for each variable, by its number of elements."""
+
+    def momentum_rates(self, variables: list[Any]) -> list[Any]:
+        return [self._get_current_learning_rate() / (1 + int(np.prod(variable.shape)) % 3) for variable in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate / (1 + int(np.prod(variable.shape)) % 3))
+
+
+# every optimizer whose momentum TopK takes over has a line here, and some of which it takes none
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "momentum": lambda: keras.optimizers.SGD(0.125, momentum=0.75),
     "nesterov": lambda: keras.optimizers.SGD(RISING, momentum=0.75, nesterov=True, weight_decay=0.01),
+    "rates of its own": lambda: OfLayers(RISING, momentum=0.75),
     "plain": lambda: keras.optimizers.SGD(0.125),
     "adam": lambda: keras.optimizers.Adam(0.01),
 }

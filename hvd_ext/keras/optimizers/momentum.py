@@ -71,7 +71,11 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
 
 
 class MomentumTaken(InFront):
-    """An SGD whose gradients have gone through its momentum and its learning rate before they reach it."""
+    """An optimizer whose gradients have gone through its momentum and its learning rate before they reach it.
+
+    The optimizer may have a method `momentum_rates(variables)`, which returns the learning rate of the step under way
+    for each variable, a number or a scalar tensor, equal on all ranks; else all have the optimizer's.
+    """
 
     _hvd_ext_reducer: Reducer
     # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
@@ -119,7 +123,7 @@ class MomentumTaken(InFront):
             object.__setattr__(self, "_hvd_ext_has_momentum", False)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update a variable; with momentum 0 and rate 1 where the gradient has gone through them already."""
+        """Update a variable; a gradient that has gone through momentum and rate is what the weights change by."""
         through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
         if key in through and self._hvd_ext_has_momentum:
             super().update_step(gradient, variable, learning_rate)
@@ -132,18 +136,15 @@ class MomentumTaken(InFront):
         if key not in self._hvd_ext_through:
             object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
             self.end_momentum()
-        # changed in Python while the step runs or is traced: configuration and files keep the user's value
-        momentum = self.momentum
-        object.__setattr__(self, "momentum", 0.0)
-        try:
-            super().update_step(gradient, variable, 1.0)
-        finally:
-            object.__setattr__(self, "momentum", momentum)
+        self.assign_sub(variable, keras.ops.cast(gradient, variable.dtype))
 
 
 def _rates_of(optimizer: weakref.ref[Any], variables: Sequence[Any]) -> list[Any]:
     """Give the learning rate of the step under way for each variable."""
-    return [optimizer()._get_current_learning_rate()] * len(variables)
+    itself = optimizer()
+    if hasattr(itself, "momentum_rates"):
+        return list(itself.momentum_rates(variables))
+    return [itself._get_current_learning_rate()] * len(variables)
 
 
 def _give_back(optimizer: weakref.ref[Any], velocities: Mapping[Any, NDArray[np.float32]]) -> None:
