@@ -59,7 +59,14 @@ SAME_ON_ANY_NUMBER = (
 
 # Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
 # more the sums are those of the other files, and test_optimizer_sets.py trains.
-UP_TO_THREE = ("test_data_cache.py", "test_training.py", "test_refusals_tape.py", "test_stragglers.py", "test_topk.py")
+UP_TO_THREE = (
+    "test_data_cache.py",
+    "test_training.py",
+    "test_refusals_tape.py",
+    "test_stragglers.py",
+    "test_topk.py",
+    "test_topk_until.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -385,6 +385,29 @@ def test_a_layout_that_one_rank_cannot_take_ends_the_channel_on_all(
         channel.reduce([tf.ones(70), tf.ones(9)])
 
 
+def test_functions_of_several_names_are_called_before_a_step_and_each_replaces_the_one_of_its_name(anew: Any) -> None:
+    anew(every=0)
+    channel, _ = opened({"a": (70,), "b": (9,)})
+    engine, called = runtime.current().engine, []
+
+    def noted(name: str, again: int = 0) -> Any:
+        def call(step: int) -> None:
+            called.append((name, step))
+            if again:
+                engine.at_step(channel.handle, step + again, noted(name), name)
+
+        return call
+
+    engine.at_step(channel.handle, 2, noted("replaced"), "b")
+    engine.at_step(channel.handle, 3, noted("b"), "b")
+    engine.at_step(channel.handle, 3, noted("a", again=2), "a")
+    engine.at_step(channel.handle, 4, noted("c"), "c")
+    for _ in range(6):
+        channel.reduce([tf.ones(70), tf.ones(9)])
+    assert called == [("a", 3), ("b", 3), ("c", 4), ("a", 5)]
+    channel.close()
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(InvalidError, match=r"replan_every \(-1\): must be a whole number of steps, 0 for never"):
         Options(replan_every=-1)

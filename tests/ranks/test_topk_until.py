@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError
 from hvd_ext.keras.optimizers.optimizer import channels
+from hvd_ext.tensorflow.topk import residuals
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, SHAPES, gradients, hosts_of, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
@@ -73,8 +76,8 @@ def assert_alike(ours: keras.Model, reference: keras.Model) -> None:
 @pytest.mark.parametrize("how", ["traced", "four steps in one", "eager"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_density_1_and_dense_steps_after_it_are_dense_steps_from_the_start(name: str, how: str) -> None:
-    if how != "traced" and LAUNCHED_SIZE > 2:
-        pytest.skip("the same on any number of ranks")
+    if how != "traced" and (LAUNCHED_SIZE > 2 or name != "nesterov"):
+        pytest.skip("the same on any number of ranks, and for all optimizers")
     options = {"run_eagerly": how == "eager", "steps_per_execution": 4 if how == "four steps in one" else 1}
     topk = hvd.TopK(density=1.0, min_elements=10, wire="fp32", until=SWITCH)
     ours, reference = model(OPTIMIZERS[name](), topk, **options), model(OPTIMIZERS[name](), None, **options)
@@ -304,6 +307,71 @@ def test_rows_and_local_variables_keep_their_own_momentum() -> None:
         values([*weights, *optimizer.momentums]), values([*reference, *plain.momentums]), strict=True
     ):
         np.testing.assert_array_equal(got, wanted)
+
+
+@few
+def test_a_switch_that_fails_ends_the_channel_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError("told to fail")
+
+    monkeypatch.setattr(residuals, "summed", fails)
+    tried = Whole(until=3, traced=False)
+    for number in range(3):
+        tried.take(number)
+    with caplog.at_level(logging.ERROR, "hvd_ext"), pytest.raises(HvdExtError, match="closed"):
+        tried.take(3)
+    assert "could not change to whole gradients, and is closed: told to fail" in caplog.text
+
+
+def test_ranks_that_plan_whole_gradients_differently_end_the_channel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank agrees with itself")
+    tried = Whole(until=3, traced=False)
+    tried.take(0)
+    (channel,) = channels(tried.optimizer)
+    lay_out, other = channel.lay_out, channel.layout
+    channel.lay_out = lambda times, whole: other if hvd.rank() else lay_out(times, whole)
+    for number in range(1, 3):
+        tried.take(number)
+    with caplog.at_level(logging.ERROR, "hvd_ext"), pytest.raises(HvdExtError, match="closed"):
+        tried.take(3)
+    assert "the ranks came to different plans" in caplog.text
+
+
+@few
+def test_a_new_init_after_the_switch_goes_on_with_whole_gradients_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried = Whole(traced=False)
+    for number in range(5):
+        tried.take(number)
+    restart(hosts_of(hvd.size()))
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        for number in range(5, 7):
+            tried.take(number)
+            assert channels(tried.optimizer)[-1].is_whole
+    assert "lost" not in caplog.text
+    assert "restarts" not in caplog.text
+    assert tried.is_equal()
+    assert tried.has_its_momentum()
+
+
+@few
+def test_a_state_that_nobody_can_read_leaves_the_way_to_send_as_it_is() -> None:
+    tried = Whole(traced=False)
+    for number in range(6):
+        (kept,) = tried.optimizer._hvd_ext_reducer.sets or [None]
+        if number in (1, 5):
+            kept.load(None, lambda: iter(()))
+            assert kept.channels[-1].is_whole == (number == 5)
+        tried.take(number)
+    assert kept.channels[-1].is_whole
+    assert tried.is_equal()
+    assert tried.has_its_momentum()
 
 
 CASES = {"before": 2, "at the last step before": 9, "at": 10, "after": 13}
