@@ -107,7 +107,7 @@ class Whole:
 
     Args:
         until: of the `TopK`.
-        function: makes the step a function.
+        traced: whether the step is a traced function.
         settings: of both optimizers of Keras.
         options: of `hvd.DistributedOptimizer`.
     """

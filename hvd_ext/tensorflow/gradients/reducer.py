@@ -452,9 +452,11 @@ class Reducer:
         rates: dict[int, tf.Tensor] = {}
         if topk is not None and self.momentum is not None:
             places = [place for place in sorted(channel.with_momentum) if place in results]
-            for place, rate in zip(places, self.momentum.rates([slots[one].variable for one in places]), strict=True):
-                own = tf.cast(rate, tf.float32)
-                rates[place] = own if step.whole is None else tf.where(step.whole, 1.0, own)
+            given = self.momentum.rates([slots[place].variable for place in places])
+            once = {id(rate): tf.cast(rate, tf.float32) for rate in given}  # all may have the same one
+            if step.whole is not None:
+                once = {key: tf.where(step.whole, 1.0, rate) for key, rate in once.items()}
+            rates = {place: once[id(rate)] for place, rate in zip(places, given, strict=True)}
             results |= {place: results[place] * rate for place, rate in rates.items()}
         dense = [
             results[place] if place in slots and slots[place].kind == kinds.DENSE else None

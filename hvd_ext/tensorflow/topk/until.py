@@ -89,6 +89,8 @@ class Until:
     def _look(self, number: int) -> None:
         """Switch before a step of the channel begins, if it is time; if that fails, the training ends."""
         channel = self._channel
+        if channel.is_whole:  # since it was told to look
+            return
         try:
             left = self._until - self._feedback.steps
             if left > 0 or not self._switched(number):
