@@ -81,7 +81,7 @@ format: $(stamps)/packages ## rewrites the code in the house format
 	$(VENV)/bin/clang-format -i $(cxx_files)
 
 docs: $(stamps)/packages ## rewrites the tables of the pages that come from the code and from benchmarks/results
-	$(python) docs/tables.py
+	$(python) -m docs.tables
 	$(python) -m benchmarks.studies page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md docs/buckets.md docs/stragglers.md
 
 clean: ## removes what was built; .venv stays

@@ -1,4 +1,4 @@
-"""The tables of the pages that come from the code; `python docs/tables.py` rewrites them."""
+"""The tables of the pages that come from the code; `python -m docs.tables` rewrites them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,13 @@ def pairs() -> str:
     return "\n".join([markdown(["Feature", "Asked for by", "Refused with"], rows), "", *notes])
 
 
+def api() -> str:
+    """Gives every public name with its docstring, from `hvd_ext` and what it imports."""
+    from docs import api as names
+
+    return names.page()
+
+
 def topology() -> str:
     """Gives the table of a topology file's keys, from `hvd_ext.topology.read`."""
     from hvd_ext.topology import read
@@ -138,6 +145,7 @@ def demo() -> str:
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"demo": demo},
     "docs/algorithms.md": {"algorithms": algorithms},
+    "docs/api.md": {"api": api},
     "docs/buckets.md": {"bucketers": bucketers},
     "docs/settings.md": {"settings": settings},
     "docs/migration.md": {"migration": migration, "pairs": pairs},

@@ -63,6 +63,8 @@ class ProcessSet(SetOfRanks):
 
 
 class _GlobalProcessSet(ProcessSet):
+    """The set of all ranks, which is always there; its number is 0."""
+
     def __init__(self) -> None:
         self.process_set_id = 0
         self.mpi_comm = None

@@ -145,13 +145,14 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         gradtape: a `tf.GradientTape`.
         local_layers: a Keras layer or a list of layers. Their gradients are not reduced; they are divided by the number
             of ranks unless scale_local_gradients is False. None for no layer.
-        op: as for `DistributedGradientTape`, and so are all arguments after it.
+        op: as for `DistributedGradientTape`, and so are all that follow.
 
     Returns:
         The same object.
 
     Raises:
-        As `DistributedGradientTape`, and InvalidError if an element of local_layers is not a layer.
+        InvalidError: an element of local_layers is not a layer; and as `DistributedGradientTape`.
+        PlanError: as `DistributedGradientTape`.
     """
     layers = [local_layers] if hasattr(local_layers, "trainable_weights") else list(local_layers or ())
     for layer in layers:
