@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from docs import tables
+from docs import api, tables
 from hvd_ext import options
 from hvd_ext.__main__ import app
 from hvd_ext.bench.cli import app as bench
@@ -70,6 +70,17 @@ def test_every_link_and_every_script_on_a_page_is_there(path):
     missing = [link for link in links if link and not (path.parent / link).exists()]
     scripts = re.findall(r"python ((?:examples|benchmarks|tests)/[\w/.-]+\.py)", text)
     assert missing + [script for script in scripts if not (ROOT / script).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_every_place_in_a_page_that_a_link_names_is_there(path):
+    missing = []
+    for link, place in re.findall(r"\]\(([^)\s#]*\.md)?#([^)\s]+)\)", page(path)):
+        target = page(path.parent / link) if link else page(path)
+        headings = re.findall(r"^#+ (.*)$", re.sub(r"^ *```.*?^ *```", "", target, flags=re.M | re.S), re.MULTILINE)
+        if place not in {api.anchor(heading) for heading in headings}:
+            missing.append(f"{link}#{place}")
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)

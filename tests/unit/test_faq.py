@@ -50,7 +50,7 @@ def cxx_strings(text: str) -> Iterator[str]:
         pieces, end = [], 0
         for found in STRING.finditer(statement):
             between = statement[end : found.start()].strip()
-            pieces.append((HOLE if between else "") + found[1].replace('\\"', '"'))
+            pieces.append((HOLE if between and pieces else "") + found[1].replace('\\"', '"'))
             end = found.end()
         if pieces:
             yield "".join(pieces)
