@@ -1,4 +1,4 @@
-"""docs/faq.md: every message that it quotes is one of the sources, and every answer says where to read on."""
+"""docs/faq.md and the faults of a launch: quoted messages are those of the sources, answers say where to read on."""
 
 from __future__ import annotations
 
@@ -86,6 +86,22 @@ def quotations(text: str) -> list[str]:
     return re.findall(r'"([^"]+)"', text)
 
 
+def strangers(text: str) -> list[str]:
+    """Gives the quoted messages of a text that are neither in the sources nor of another program."""
+    return [
+        quoted
+        for quoted in quotations(text)
+        if not known(quoted) and not any(quoted.startswith(words) for words in OTHERS)
+    ]
+
+
+def test_the_faults_of_a_launch_quote_messages_of_the_sources() -> None:
+    page = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
+    faults = rows(re.split(r"^## .*$", page.split("## Faults")[1], flags=re.MULTILINE)[0])
+    assert len(faults) >= 12
+    assert [quoted for row in faults for quoted in strangers(row[0])] == []
+
+
 def test_a_message_is_found_only_if_the_sources_have_it() -> None:
     assert known("has waited ... s for")
     assert not known("has slept ... s for")
@@ -98,8 +114,7 @@ def test_a_message_is_found_only_if_the_sources_have_it() -> None:
 def test_a_quoted_message_is_one_of_the_sources_and_the_answer_links_to_a_page(row: list[str]) -> None:
     seen, why, answer = row
     assert seen and why
-    for quoted in quotations(seen):
-        assert known(quoted) or any(quoted.startswith(words) for words in OTHERS), quoted
+    assert strangers(seen) == []
     assert re.search(r"\]\(\w+\.md(#[\w-]+)?\)", answer), "the answer must link to a page"
 
 
