@@ -15,6 +15,7 @@ FAQ = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
 HOLE = "\0"  # stands in a message for a value that is put in when it is written
 # what other programs say: beginning of the words -> whose they are
 OTHERS = {
+    "But I couldn't open the help file": "Open MPI's",
     "Bus error": "the kernel's",
     "ORTE has lost communication": "Open MPI's",
     "mpirun noticed that process rank": "Open MPI's",
