@@ -90,7 +90,7 @@ class DataCache:
                 equal steps; `stats()` counts them.
             retries: the number of attempts after the first with on_error="retry".
             version: a word of your own; another one begins the cache anew. For what load does outside of its graph.
-            threads: how many batches this rank makes at the same time; None: the host's processors that the process may
+            threads: how many samples this rank loads at the same time; None: the host's processors that the process may
                 use, divided by the ranks of the host.
             process_set: the ranks that use the cache; None: all.
             progress: show on rank 0 how the first fill goes on.
@@ -141,6 +141,7 @@ class DataCache:
             on_error,
             retries,
             (lambda: None) if self._filling is None else self._filling.tick,
+            self._threads,
         )
         self.is_open = True
         _open.add(self)
@@ -348,17 +349,16 @@ class DataCache:
             steps=steps,
             drop_remainder=drop_remainder,
         )
-        # An iterator that was left in the middle has claimed samples that it will not load.
-        order.on_begin = self._store.release
+        order.on_begin = self._loader.begin
         spec: Any = elements.batch_spec(order.rows)
         if keys:
             spec = (spec, tf.TensorSpec([order.rows, 2], tf.int32))
 
-        def read(numbers: tf.Tensor, seeds: tf.Tensor) -> Any:
-            batch = elements.batch(self._rows(numbers, lambda: order.parts), order.rows)
+        def read(numbers: tf.Tensor, seeds: tf.Tensor, parts: tf.Tensor) -> Any:
+            batch = elements.batch(self._rows(numbers, parts), order.rows)
             return (batch, seeds) if keys else batch
 
-        dataset = order.batches(read, spec, self._threads)
+        dataset = order.batches(read, spec)
         return dataset.with_options(self._options()).prefetch(_PREFETCHED)
 
     def _options(self) -> tf.data.Options:
@@ -368,34 +368,9 @@ class DataCache:
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         return options
 
-    def _rows(self, numbers: tf.Tensor, parts: Callable[[], int]) -> list[tf.Tensor]:
+    def _rows(self, numbers: tf.Tensor, parts: tf.Tensor | int) -> list[tf.Tensor]:
         """Give the rows of samples from the nearest place that has them, in a graph."""
-        loader, elements = self._loader, self._elements
-        found, missing, pending = native.lookup(self._store.cache, numbers, elements.dtypes, elements.counts)
-
-        def fetch(missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any]) -> Any:
-            return loader.rows(missing, pending, parts())
-
-        def fetched() -> list[tf.Tensor]:
-            left = [tf.gather(numbers, missing), tf.gather(numbers, pending)]
-            rows = tf.numpy_function(fetch, left, elements.dtypes)
-            rows = [tf.ensure_shape(row, [None, count]) for row, count in zip(rows, elements.counts, strict=True)]
-            places = tf.concat([missing, pending], 0)
-            whole = tf.logical_and(tf.equal(tf.size(pending), 0), tf.equal(tf.size(missing), tf.size(numbers)))
-            return tf.cond(
-                whole,
-                lambda: rows,
-                lambda: [
-                    tf.tensor_scatter_nd_update(all_, places[:, None], row)
-                    for all_, row in zip(found, rows, strict=True)
-                ],
-            )
-
-        there = tf.equal(tf.size(missing) + tf.size(pending), 0)
-        rows = tf.cond(there, lambda: found, fetched)
-        for row, count in zip(rows, elements.counts, strict=True):
-            row.set_shape([numbers.shape[0], count])
-        return list(rows)
+        return native.read(self._store.cache, numbers, self._elements.dtypes, self._elements.counts, parts)
 
     def warm(self) -> dict[str, Any]:
         """Load this rank's part of the samples now, as far as there is room, with a bar on rank 0.
@@ -407,13 +382,13 @@ class DataCache:
             InvalidError: a sample cannot be loaded, or the cache is closed.
         """
         self._check_open()
-        self._store.release()
+        self._loader.begin()
         numbers = tf.data.Dataset.range(self._rank, self.samples, self._size).batch(_WARMED)
 
         def read(numbers: tf.Tensor) -> tf.Tensor:
-            return tf.shape(self._rows(numbers, lambda: self._size)[0])[0]
+            return tf.shape(self._rows(numbers, self._size)[0])[0]
 
-        warmed = numbers.map(read, num_parallel_calls=self._threads, deterministic=False).with_options(self._options())
+        warmed = numbers.map(read).with_options(self._options())
         for _ in warmed:
             if not self._seen()[2]:
                 break

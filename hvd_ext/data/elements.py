@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
@@ -115,6 +117,23 @@ class Elements:
                 found += [tf.reshape(tf.io.serialize_tensor(one), [1]) for one in inner]
         return found
 
+    def records(self, rows: Sequence[np.ndarray[Any, Any]]) -> tuple[bytes, np.ndarray[Any, Any]]:
+        """Give the records of some elements, as tf_ops/ops/data/cache.cc has them.
+
+        Args:
+            rows: for each component its values, [n, count].
+
+        Returns:
+            The records, one after the other, and the bytes of each, int64 [n].
+        """
+        count = len(rows[0]) if rows else 0
+        if tf.string not in self.dtypes:
+            columns = [np.ascontiguousarray(row).view(np.uint8).reshape(count, -1) for row in rows if row.size]
+            joined = columns[0] if len(columns) == 1 else np.concatenate([np.zeros((count, 0), np.uint8), *columns], 1)
+            return joined.tobytes(), np.full(count, joined.shape[1], np.int64)
+        records = [b"".join(_bytes_of(row[place]) for row in rows) for place in range(count)]
+        return b"".join(records), np.array([len(record) for record in records], np.int64)
+
     def specs(self, rows: int | None) -> list[tf.TensorSpec]:
         """Give the specs of the components of some rows."""
         return [tf.TensorSpec([rows, count], dtype) for dtype, count in zip(self.dtypes, self.counts, strict=True)]
@@ -215,6 +234,12 @@ class Elements:
             for place, value in zip(varying, batched.element_spec, strict=True):
                 found[place] = value
         return tf.nest.pack_sequence_as(self.spec, found)
+
+
+def _bytes_of(row: np.ndarray[Any, Any]) -> bytes:
+    if row.dtype != object:
+        return row.tobytes()
+    return b"".join(len(text).to_bytes(4, sys.byteorder) + text for text in row)
 
 
 def _parsed(parts: Sequence[_Part], texts: Sequence[Sequence[tf.Tensor]]) -> tuple[Any, ...]:

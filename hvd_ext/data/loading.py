@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,7 +18,7 @@ import tensorflow as tf
 from hvd_ext.data import native
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.store import Store
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import INTERNAL, INVALID, InvalidError
 
 OnError = Literal["raise", "retry", "replace"]
 ON_ERROR = get_args(OnError)
@@ -40,6 +44,7 @@ class Loader:
         on_error: OnError,
         retries: int,
         loaded: Callable[[], None],
+        threads: int,
     ) -> None:
         """Trace what loads samples.
 
@@ -51,9 +56,12 @@ class Loader:
             on_error: what happens if one cannot be loaded.
             retries: how often it is tried again.
             loaded: is called after some samples were loaded.
+            threads: how many samples are loaded at the same time.
         """
         self._store, self._elements, self._place_of = store, elements, place_of
         self._on_error, self._retries, self._loaded = on_error, retries, loaded
+        self._threads = threads
+        self._others = ThreadPoolExecutor(threads - 1, "hvd_ext_load") if threads > 1 else None
         self._lock = threading.Lock()
         self.counts = dict.fromkeys(("loaded", "retried", "replaced", "failed", "load_ns"), 0)
         signature = tuple(
@@ -66,10 +74,24 @@ class Loader:
                     lambda number: tuple(elements.components(load(number))),
                     numbers,
                     fn_output_signature=signature,
-                    parallel_iterations=1,  # batches are loaded side by side already
+                    parallel_iterations=1,  # the threads load side by side
                 )
 
         self._many = tf.function(many).get_concrete_function(tf.TensorSpec([None], tf.int64))
+        _loaders[store.cache] = self
+        _listen()
+
+    def begin(self) -> None:
+        """Note that a pass begins: give back what one that was left in the middle has claimed and will not load."""
+        self._store.release()
+
+    def records(self, missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any], parts: int) -> Any:
+        """Give the records of samples that a lookup has not found; `rows` has the arguments and errors.
+
+        Returns:
+            See `Elements.records`.
+        """
+        return self._elements.records(self.rows(missing, pending, parts))
 
     def rows(self, missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any], parts: int) -> Rows:
         """Give the rows of samples that a lookup has not found.
@@ -110,6 +132,19 @@ class Loader:
         return [one.numpy() for one in batch], missing.numpy(), pending.numpy()
 
     def _load(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
+        """Load samples, each thread a share of them, and this thread the first one."""
+        first, *others = np.array_split(numbers, min(self._threads, len(numbers)))
+        if self._others is None or not others:
+            return self._load_share(first, parts)
+        begun = [self._others.submit(self._load_share, share, parts) for share in others]
+        try:
+            loaded = [self._load_share(first, parts)]
+        finally:
+            wait(begun)  # nobody shall go on while samples are still being loaded
+        loaded += [one.result() for one in begun]
+        return [np.concatenate(component) for component in zip(*loaded, strict=True)]
+
+    def _load_share(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
         begin = time.perf_counter_ns()
         try:
             with tf.device("CPU:0"):
@@ -204,6 +239,32 @@ class Loader:
     def _count(self, what: str, number: int = 1) -> None:
         with self._lock:
             self.counts[what] += number
+
+
+# the loaders of this process's caches, by their numbers
+_loaders: weakref.WeakValueDictionary[int, Loader] = weakref.WeakValueDictionary()
+
+
+@functools.cache
+def _listen() -> Any:
+    """Let the ops have samples loaded (tf_ops/cache/absent.h); what is set must live as long as the process."""
+    answer = native.LOAD(_answer)
+    native.call("hvd_ext_cache_set_load", answer)
+    return answer
+
+
+def _answer(cache: int, numbers: Any, missing: int, pending: int, parts: int, to: int) -> None:
+    """Load samples for an op, and give it their records, or the reason why not."""
+    try:
+        loader = _loaders.get(cache)
+        if loader is None:
+            raise InvalidError(f"cache ({cache}): it is closed; make it again")
+        wanted = np.array(numbers[: missing + pending], np.int64)
+        records, nbytes = loader.records(wanted[:missing], wanted[missing:], parts)
+        native.call("hvd_ext_cache_give", to, records, nbytes.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    except BaseException as error:  # an exception would be lost here
+        code = INVALID if isinstance(error, InvalidError) else INTERNAL
+        native.call("hvd_ext_cache_fail", to, code, f"{type(error).__name__}: {error}".encode())
 
 
 # Lines of TensorFlow's messages that say where in a graph, and not what.

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 LIBRARY = libraries.LIBRARIES / libraries.CACHE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.DATA_LIBRARY
 
-ABI_VERSION = 1  # HVD_EXT_CACHE_ABI_VERSION of api.h
+ABI_VERSION = 2  # HVD_EXT_CACHE_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
-NAMES = ("HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
+NAMES = ("HvdExt>CacheRead", "HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
 
 
 class Options(ctypes.Structure):
@@ -86,6 +86,8 @@ _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ct
 _i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
 # what is called during a verification, with the numbers looked at so far and in all; 0 ends it
 PROGRESS = ctypes.CFUNCTYPE(_i32, _i64, _i64)
+# HvdExtCacheLoad: cache, numbers, how many are missing and how many pending, parts, where to answer
+LOAD = ctypes.CFUNCTYPE(None, _i64, _i64s, _i64, _i64, _i64, _memory)
 
 # name -> (result, arguments)
 SIGNATURES: dict[str, tuple[type, list[type]]] = {
@@ -98,6 +100,9 @@ SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "hvd_ext_cache_lookup": (ctypes.c_int, [_i64, _i64s, _i64, _i32, ctypes.POINTER(_memory), _i64s, _i64s]),
     "hvd_ext_cache_insert": (ctypes.c_int, [_i64, _i64, _memory, _i64, _i32s]),
     "hvd_ext_cache_release": (ctypes.c_int, [_i64, _i64s, _i64]),
+    "hvd_ext_cache_set_load": (ctypes.c_int, [LOAD]),
+    "hvd_ext_cache_give": (ctypes.c_int, [_memory, _memory, _i64s]),
+    "hvd_ext_cache_fail": (ctypes.c_int, [_memory, _i32, _text]),
     "hvd_ext_cache_statistics": (ctypes.c_int, [_i64, ctypes.POINTER(Statistics)]),
     "hvd_ext_cache_warning": (_text, [_i64]),
     "hvd_ext_cache_verify": (ctypes.c_int, [_i64, PROGRESS, _i64s]),
@@ -300,6 +305,46 @@ def lookup(
         missing.set_shape([None])
         pending.set_shape([None])
     return list(batch), missing, pending
+
+
+def read(
+    cache: tf.Tensor | int,
+    numbers: tf.Tensor,
+    dtypes: Sequence[tf.DType],
+    elements: Sequence[int],
+    parts: tf.Tensor | int,
+) -> list[tf.Tensor]:
+    """Give a batch of samples; those that no place has are loaded (`hvd_ext.data.loading`).
+
+    Args:
+        cache: the number that `hvd_ext_cache_open` gave.
+        numbers: the samples' numbers, int64 [n].
+        dtypes: of each component: numbers or strings.
+        elements: how many elements of each component one sample has.
+        parts: of the order that the batch is of, int64.
+
+    Returns:
+        The components, each [n, elements].
+
+    Raises:
+        tf.errors.InvalidArgumentError: as `lookup`; or a sample cannot be loaded.
+        tf.errors.FailedPreconditionError: as `lookup`.
+    """
+    import tensorflow as tf
+
+    numbers = tf.convert_to_tensor(numbers, tf.int64)
+    batch = ops().hvd_ext_cache_read(
+        numbers,
+        tf.cast(cache, tf.int64),
+        tf.cast(parts, tf.int64),
+        dtypes=list(dtypes),
+        elements=[int(number) for number in elements],
+    )
+    if not tf.executing_eagerly():
+        rows = numbers.shape[0] if numbers.shape.rank else None
+        for component, number in zip(batch, elements, strict=True):
+            component.set_shape([rows, int(number)])
+    return list(batch)
 
 
 def insert(cache: tf.Tensor | int, numbers: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -363,7 +363,7 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     def take(numbers: np.ndarray) -> list[np.ndarray]:
         return [one[numbers] for one in tf.nest.flatten(whole)]
 
-    def read(numbers: tf.Tensor, _: tf.Tensor) -> Any:
+    def read(numbers: tf.Tensor, *_: tf.Tensor) -> Any:
         parts = tf.numpy_function(take, [numbers], [spec.dtype for spec in specs], stateful=False)
         shaped = [tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, specs, strict=True)]
         return tf.nest.pack_sequence_as(whole, shaped)

@@ -12,8 +12,8 @@ from hvd_ext.data import native, order, position
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
-# (samples' numbers, int64 [n]; their seeds, int32 [n, 2]) -> a batch
-Read = Callable[[tf.Tensor, tf.Tensor], Any]
+# (samples' numbers, int64 [n]; their seeds, int32 [n, 2]; the parts of the order, int64) -> a batch
+Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
 
 class Steps:
@@ -50,8 +50,7 @@ class Steps:
             batch_size: samples of this rank in a step, from 1.
             rank: of those that share the samples.
             size: how many ranks share them.
-            rows: the number of samples in each step, or None where it varies.
-        parts: the number of parts of the order; None: size, or what the earlier job had.
+            parts: the number of parts of the order; None: size, or what the earlier job had.
             shuffle: whether each epoch has an order of its own.
             seed: of the order and of the samples' seeds; the same on all ranks.
             remainder: as `hvd_ext.shard` takes it.
@@ -86,12 +85,12 @@ class Steps:
         """
         numbers, seeds = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
         return self._steps_of(
-            lambda numbers, seeds: (numbers, seeds, tf.constant(False)),
-            lambda blank: blank.map(lambda numbers, seeds: (numbers, seeds, tf.constant(True))),
-            (numbers, seeds),
+            lambda numbers, seeds, _: (numbers, seeds, tf.constant(False)),
+            lambda blank: blank.map(lambda numbers, seeds, _: (numbers, seeds, tf.constant(True))),
+            (numbers, seeds, tf.TensorSpec([], tf.bool)),
         )
 
-    def batches(self, read: Read, spec: Any, threads: int | None = None, ordered: bool = True) -> tf.data.Dataset:
+    def batches(self, read: Read, spec: Any) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
 
         Batches that nobody needs, because an earlier job has trained on them, are zeros, and nothing is read for them.
@@ -99,27 +98,23 @@ class Steps:
         Args:
             read: gives the batch of a step, in a graph.
             spec: `tf.TensorSpec` of a batch, and of each part of it; dimensions that are not known are 1 in zeros.
-            threads: how many batches are read at the same time; None: one after the other.
-            ordered: as `deterministic` of `tf.data.Dataset.map`.
         """
-
-        return self._steps_of(read, lambda blank: blank, spec, threads, ordered)
+        return self._steps_of(read, lambda blank: blank, spec)
 
     def _steps_of(
         self,
         read: Read,
         mark: Callable[[tf.data.Dataset], tf.data.Dataset],
         spec: Any,
-        threads: int | None = None,
-        ordered: bool = True,
     ) -> tf.data.Dataset:
-        options = {} if threads is None else {"num_parallel_calls": threads, "deterministic": ordered}
-
         @plain
         def of(first: tf.Tensor, skipped: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tf.data.Dataset:
             steps = tf.data.Dataset.range(first + skipped, first + self.number)
-            made = steps.map(plain(lambda step: read(*self._samples_of(step, parts, own))), **options)
-            return mark(_blank(spec, tf.minimum(skipped, 1))).repeat(skipped).concatenate(made)
+            blank = mark(_blank(spec, tf.minimum(skipped, 1)))
+            # tf.data makes tuples of lists, for example
+            shaped = tf.nest.pack_sequence_as(blank.element_spec, tf.nest.flatten(spec))
+            made = _mapped(steps, lambda step: read(*self._samples_of(step, parts, own), parts), shaped)
+            return blank.repeat(skipped).concatenate(made)
 
         dataset = self._begins().flat_map(of).apply(tf.data.experimental.assert_cardinality(self.number))
         setattr(dataset, position.MARK, self)
@@ -160,6 +155,34 @@ class Steps:
         if self._steps is not None:
             return self._steps
         return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
+
+
+def _mapped(numbers: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec: Any) -> tf.data.Dataset:
+    """Map a data set of numbers; where all results are tensors, without a change of threads.
+
+    TensorFlow runs the ops of a function on other threads than the one that calls it. For a few small ops this costs
+    more processor time than the ops. Its public `map` knows no other way, but the op that it makes does.
+
+    Args:
+        numbers: the data set, of int64 [].
+        function: gives a nest of the structure of spec; it has no control flow.
+        spec: the nest of `TypeSpec` of the results.
+    """
+    flat = tf.nest.flatten(spec)
+    if not all(isinstance(one, tf.TensorSpec) for one in flat):
+        return numbers.map(plain(function), num_parallel_calls=tf.data.AUTOTUNE)
+    traced = tf.function(lambda number: tf.nest.flatten(function(number)), autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec([], tf.int64))
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(numbers),
+        other_arguments=graph.captured_inputs,
+        f=graph,
+        output_types=[one.dtype for one in flat],
+        output_shapes=[one.shape for one in flat],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
+    return tf.data.experimental.from_variant(mapped, spec)
 
 
 def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:

@@ -94,7 +94,7 @@ def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypa
         read.extend(numbers)
         return numbers.astype(np.float32) + 1
 
-    def batch(numbers: tf.Tensor, seeds: tf.Tensor) -> dict[str, Any]:
+    def batch(numbers: tf.Tensor, *_: tf.Tensor) -> dict[str, Any]:
         x = tf.ensure_shape(tf.numpy_function(look, [numbers], tf.float32), numbers.shape)
         text = tf.strings.as_string(numbers)
         return {"x": x, "s": tf.sparse.from_dense(x), "t": text, "r": tf.RaggedTensor.from_row_lengths(x, [1] * 4)}
@@ -108,7 +108,7 @@ def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypa
     steps = Steps("x", 20, 4, shuffle=True, drop_remainder=True)
     whole = order.numbers(np.arange(20), seed=0, epoch=0, samples=20).tolist()
     monkeypatch.setattr(position, "begin", lambda _: (0, 3))
-    found = list(steps.batches(batch, spec, threads=2))
+    found = list(steps.batches(batch, spec))
     assert [each["x"].numpy().tolist() for each in found] == [[0.0] * 4] * 3 + [
         [number + 1 for number in whole[place : place + 4]] for place in (12, 16)
     ]
@@ -120,7 +120,7 @@ def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypa
 def test_a_thousand_steps_of_pictures_that_nobody_needs_are_given_without_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_read(numbers: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    def no_read(numbers: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.py_function(pytest.fail, ["read"], tf.uint8), [128, 224, 224, 3])
 
     steps = Steps("x", 1_281_167, 128, shuffle=True, drop_remainder=True)

@@ -12,33 +12,34 @@ namespace {
 
 constexpr size_t kAlignment = 64;  // of TensorFlow's tensors: others it would copy
 constexpr size_t kHuge = size_t{2} << 20;
-constexpr size_t kMostBytes = size_t{64} << 20;  // that wait to be used again
 
 struct Block {
   void* data = nullptr;
   size_t nbytes = 0;
 };
 
-// Never destroyed: tensors may live until the process ends.
-struct Free {
+// At most as many bytes wait to be used again as are in use, beside the block that came last: so a pipeline has what its
+// next batch takes, and one that has ended leaves a block. Never destroyed: tensors may live until the process ends.
+struct Memory {
   Mutex mutex;
-  size_t nbytes HVD_EXT_GUARDED_BY(mutex) = 0;
-  std::deque<Block> blocks HVD_EXT_GUARDED_BY(mutex);  // the one that came last is the first
+  size_t used HVD_EXT_GUARDED_BY(mutex) = 0, free HVD_EXT_GUARDED_BY(mutex) = 0;  // bytes
+  std::deque<Block> blocks HVD_EXT_GUARDED_BY(mutex);  // that are free; the one that came last is the first
 };
 
-Free& TheFree() {
-  static Free* free = new Free;
-  return *free;
+Memory& TheMemory() {
+  static Memory* memory = new Memory;
+  return *memory;
 }
 
 void* TakeBack(size_t nbytes) {
-  Free& free = TheFree();
-  MutexLock lock(&free.mutex);
-  for (auto block = free.blocks.begin(); block != free.blocks.end(); ++block) {
+  Memory& memory = TheMemory();
+  MutexLock lock(&memory.mutex);
+  memory.used += nbytes;
+  for (auto block = memory.blocks.begin(); block != memory.blocks.end(); ++block) {
     if (block->nbytes != nbytes) continue;
     void* data = block->data;
-    free.blocks.erase(block);
-    free.nbytes -= nbytes;
+    memory.blocks.erase(block);
+    memory.free -= nbytes;
     return data;
   }
   return nullptr;
@@ -47,14 +48,15 @@ void* TakeBack(size_t nbytes) {
 void GiveBack(void* data, size_t nbytes, void*) {
   std::vector<void*> ended;
   {
-    Free& free = TheFree();
-    MutexLock lock(&free.mutex);
-    free.blocks.push_front({data, nbytes});
-    free.nbytes += nbytes;
-    while (free.nbytes > kMostBytes) {
-      ended.push_back(free.blocks.back().data);
-      free.nbytes -= free.blocks.back().nbytes;
-      free.blocks.pop_back();
+    Memory& memory = TheMemory();
+    MutexLock lock(&memory.mutex);
+    memory.used -= nbytes;
+    memory.free += nbytes;
+    memory.blocks.push_front({data, nbytes});
+    while (memory.free > memory.used && memory.blocks.size() > 1) {
+      ended.push_back(memory.blocks.back().data);
+      memory.free -= memory.blocks.back().nbytes;
+      memory.blocks.pop_back();
     }
   }
   for (void* one : ended) std::free(one);
@@ -75,7 +77,12 @@ TensorPointer NewBatch(TF_DataType dtype, const std::vector<int64_t>& dims) {
   for (int64_t dim : dims) nbytes *= static_cast<size_t>(dim);
   void* data = TakeBack(nbytes);
   if (data == nullptr) data = Allocate(nbytes);
-  if (data == nullptr) return nullptr;
+  if (data == nullptr) {
+    Memory& memory = TheMemory();
+    MutexLock lock(&memory.mutex);
+    memory.used -= nbytes;
+    return nullptr;
+  }
   return TensorPointer(
       TF_NewTensor(dtype, dims.data(), static_cast<int>(dims.size()), data, nbytes, GiveBack, nullptr));
 }

@@ -1,13 +1,15 @@
-// HvdExt>CacheLookup and HvdExt>CacheInsert: batches of samples out of a store and into it.
+// HvdExt>CacheRead, HvdExt>CacheLookup and HvdExt>CacheInsert: batches of samples out of a store and into it.
 //
 // A sample has components, each a row of one dtype; its record holds them one after the other: numbers as they lie in
 // memory, and for each string its length (uint32) and its bytes. A lookup copies every row once, from where the store
-// has it to where the batch will have it.
+// has it to where the batch will have it. CacheRead also has loaded what is not there, and so gives the whole batch: a
+// pipeline runs this one op for a batch, because beside the copy of small samples every further op costs much.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <memory>
 
+#include "cache/absent.h"
 #include "cache/store.h"
 #include "ops/data/batch_memory.h"
 #include "ops/data/capi.h"
@@ -42,19 +44,15 @@ std::shared_ptr<Store> StoreOf(Run& run, int64_t cache) {
 
 // --- lookup
 
-struct LookupKernel {
+struct LookupKernel {  // of a read, too, which never waits itself
   bool wait = false;
   std::vector<Component> components;
 };
 
 Status ReadAttributes(TF_OpKernelConstruction* construction, TF_Status* status, LookupKernel* kernel) {
-  TF_Bool wait = 0;
-  TF_OpKernelConstruction_GetAttrBool(construction, "wait", &wait, status);
-  if (TF_GetCode(status) != TF_OK) return Status::Ok();  // TensorFlow's own words are told
-  kernel->wait = wait != 0;
   int32_t n = 0, n_elements = 0, unused = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, "dtypes", &n, &unused, status);
-  if (TF_GetCode(status) != TF_OK) return Status::Ok();
+  if (TF_GetCode(status) != TF_OK) return Status::Ok();  // TensorFlow's own words are told
   TF_OpKernelConstruction_GetAttrSize(construction, "elements", &n_elements, &unused, status);
   if (TF_GetCode(status) != TF_OK) return Status::Ok();
   if (n != n_elements) {
@@ -78,14 +76,22 @@ Status ReadAttributes(TF_OpKernelConstruction* construction, TF_Status* status, 
   return Status::Ok();
 }
 
-void* MakeLookup(TF_OpKernelConstruction* construction) {
+void* MakeKernel(TF_OpKernelConstruction* construction, bool waits) {
   StatusPointer status(TF_NewStatus());
   auto kernel = std::make_unique<LookupKernel>();
-  Status read = ReadAttributes(construction, status.get(), kernel.get());
-  if (!read.ok()) TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, read.message.c_str());
+  TF_Bool wait = 0;
+  if (waits) TF_OpKernelConstruction_GetAttrBool(construction, "wait", &wait, status.get());
+  kernel->wait = wait != 0;
+  if (TF_GetCode(status.get()) == TF_OK) {
+    Status read = ReadAttributes(construction, status.get(), kernel.get());
+    if (!read.ok()) TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, read.message.c_str());
+  }
   if (TF_GetCode(status.get()) != TF_OK) TF_OpKernelConstruction_Failure(construction, status.get());
   return kernel.release();
 }
+
+void* MakeLookup(TF_OpKernelConstruction* construction) { return MakeKernel(construction, true); }
+void* MakeRead(TF_OpKernelConstruction* construction) { return MakeKernel(construction, false); }
 
 void DropLookup(void* kernel) { delete static_cast<LookupKernel*>(kernel); }
 
@@ -132,43 +138,79 @@ std::string WordsOf(const std::vector<Component>& components) {
   return text;
 }
 
-void RunLookup(void* made, TF_OpKernelContext* context) {
-  const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
-  const std::vector<Component>& components = kernel.components;
-  Run run(context);
-  const TF_Tensor* given = run.Vector(0, "numbers");
-  const int64_t cache = run.Scalar(1, "cache");
-  run.Scalar(2, "after");  // only orders this op
-  std::shared_ptr<Store> store = StoreOf(run, cache);
-  if (!run.ok()) return;
-  const int64_t n = TF_Dim(given, 0);
-  const int64_t* numbers = DataOf<const int64_t>(given);
-  std::vector<TF_Tensor*> batch;
-  for (size_t i = 0; i < components.size(); ++i) {
-    const int output = static_cast<int>(i);
-    const std::initializer_list<int64_t> dims = {n, components[i].elements};
-    batch.push_back(!components[i].strings() && n * components[i].nbytes() >= kLeastRecycled
-                        ? run.Output(output, NewBatch(components[i].dtype, dims))
-                        : run.Output(output, components[i].dtype, dims));
-  }
-  if (!run.ok()) return;
+// A batch that is being looked up. After a failure of the run nothing in it may be used but `store` and `missing`.
+struct Batch {
+  const std::vector<Component>& components;
+  Run& run;
+  std::shared_ptr<Store> store;
+  int64_t cache = 0, n = 0;
+  const int64_t* numbers = nullptr;
+  std::vector<TF_Tensor*> tensors;
+  std::vector<int64_t> missing, pending;  // places in `numbers`
 
-  std::vector<int64_t> missing, pending;
-  auto take = [&](int64_t place, const char* data, int64_t nbytes) {
-    if (TakeRecord(components, batch, place, data, nbytes)) return;
+  void Take(int64_t place, const char* data, int64_t nbytes) {
+    if (TakeRecord(components, tensors, place, data, nbytes)) return;
     run.Fail(TF_FAILED_PRECONDITION, Numbered("sample", numbers[place]) + ": its record has " + std::to_string(nbytes) +
                                          " bytes, which are not " + WordsOf(components) +
                                          ": the cache holds samples of another form; give it another name or version");
-  };
-  run.Take(store->Lookup(numbers, n, kernel.wait, take, &missing, &pending));
-  for (const std::vector<int64_t>* absent : {&missing, &pending}) {
-    for (int64_t place : *absent) ClearRow(components, batch, place);
   }
-  const int after_batch = static_cast<int>(components.size());
-  run.Output(after_batch, missing);
-  run.Output(after_batch + 1, pending);
-  if (run.ok()) return;
-  for (int64_t place : missing) store->Release(numbers + place, 1);  // nobody will load them
+  void GiveMissingBack() {
+    for (int64_t place : missing) store->Release(numbers + place, 1);
+  }
+};
+
+void LookUp(bool wait, Batch* batch) {
+  Run& run = batch->run;
+  const TF_Tensor* given = run.Vector(0, "numbers");
+  batch->cache = run.Scalar(1, "cache");
+  batch->store = StoreOf(run, batch->cache);
+  if (!run.ok()) return;
+  const int64_t n = TF_Dim(given, 0);
+  batch->n = n;
+  batch->numbers = DataOf<const int64_t>(given);
+  for (size_t i = 0; i < batch->components.size(); ++i) {
+    const Component& component = batch->components[i];
+    const int output = static_cast<int>(i);
+    const std::initializer_list<int64_t> dims = {n, component.elements};
+    batch->tensors.push_back(!component.strings() && n * component.nbytes() >= kLeastRecycled
+                                 ? run.Output(output, NewBatch(component.dtype, dims))
+                                 : run.Output(output, component.dtype, dims));
+  }
+  if (!run.ok()) return;
+  auto take = [batch](int64_t place, const char* data, int64_t nbytes) { batch->Take(place, data, nbytes); };
+  run.Take(batch->store->Lookup(batch->numbers, n, wait, take, &batch->missing, &batch->pending));
+}
+
+void RunLookup(void* made, TF_OpKernelContext* context) {
+  const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
+  Run run(context);
+  run.Scalar(2, "after");  // only orders this op
+  Batch batch{kernel.components, run};
+  LookUp(kernel.wait, &batch);
+  for (const std::vector<int64_t>* absent : {&batch.missing, &batch.pending}) {
+    for (int64_t place : *absent) ClearRow(kernel.components, batch.tensors, place);
+  }
+  const int after_batch = static_cast<int>(kernel.components.size());
+  run.Output(after_batch, batch.missing);
+  run.Output(after_batch + 1, batch.pending);
+  if (!run.ok()) batch.GiveMissingBack();  // nobody will load them
+}
+
+void RunRead(void* made, TF_OpKernelContext* context) {
+  const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
+  Run run(context);
+  const int64_t parts = run.Scalar(2, "parts");
+  Batch batch{kernel.components, run};
+  LookUp(false, &batch);
+  std::vector<int64_t> places = batch.missing;
+  places.insert(places.end(), batch.pending.begin(), batch.pending.end());
+  if (run.ok() && !places.empty()) {
+    std::vector<int64_t> numbers;
+    for (int64_t place : places) numbers.push_back(batch.numbers[place]);
+    auto take = [&](int64_t place, const char* data, int64_t nbytes) { batch.Take(places[place], data, nbytes); };
+    run.Take(LoadAbsent(batch.cache, numbers, static_cast<int64_t>(batch.missing.size()), parts, take));
+  }
+  if (!run.ok()) batch.GiveMissingBack();
 }
 
 void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -191,6 +233,26 @@ void LookupShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
     LookupShapes,
     MakeLookup,
     RunLookup,
+    DropLookup,
+});
+
+void ReadShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+  ShapePointer numbers = FirstInput(context, 1, status);
+  if (numbers == nullptr) return;
+  ShapePointer rows = Concatenated(context, numbers.get(), VectorOf(context, -1).get(), status);
+  for (int i = 0; rows != nullptr && SetOutput(context, i, rows.get()); ++i) {
+  }
+}
+
+[[maybe_unused]] const bool read_registered = Register({
+    "HvdExt>CacheRead",
+    {"numbers: int64", "cache: int64", "parts: int64"},
+    {"batch: dtypes"},
+    {"dtypes: list(type)", "elements: list(int)"},
+    ReadShapes,
+    MakeRead,
+    RunRead,
     DropLookup,
 });
 
