@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_ext.data import fingerprint, native, sources, store
@@ -19,6 +18,7 @@ from hvd_ext.data.loading import ON_ERROR, Loader
 from hvd_ext.data.steps import Steps
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, process, process_sets, runtime
+from hvd_ext.tensorflow.ops import plain
 
 if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
@@ -388,7 +388,7 @@ class DataCache:
         def read(numbers: tf.Tensor) -> tf.Tensor:
             return tf.shape(self._rows(numbers, self._size)[0])[0]
 
-        warmed = numbers.map(read).with_options(self._options())
+        warmed = numbers.map(plain(read)).with_options(self._options())
         for _ in warmed:
             if not self._seen()[2]:
                 break
@@ -403,9 +403,10 @@ class DataCache:
             "samples"; of this rank: "hits", "memory_hits", "disk_hits" and "memory_bytes", "disk_bytes" that they had,
             "loaded" (from the source), "passed_through" (of those: found no room), "damaged" (records that were not
             what was written, and were loaded again), "replaced", "retried", "failed" (samples that could not be
-            loaded), "taken_over" (loads of processes that have ended), "load_s" (seconds of its threads in the source
-            and in load), "waits" and "wait_s" (for samples that other processes load); of the host: "memory_records",
-            "disk_records", and whether a place takes more: "memory_open", "disk_open".
+            loaded), "taken_over" (loads of processes that have ended), "waits" (for samples that other processes load);
+            where its threads were, in seconds: "memory_s", "disk_s", "load_s" (the source and load) and "wait_s" (for
+            other processes); of the host: "memory_records", "disk_records", and whether a place takes more:
+            "memory_open", "disk_open".
         """
         seen, own = self._store.statistics(), self._loader.counts
         return {
@@ -422,8 +423,10 @@ class DataCache:
             "retried": own["retried"],
             "failed": own["failed"],
             "taken_over": seen["taken_over"],
-            "load_s": own["load_ns"] / 1e9,
             "waits": seen["waits"],
+            "memory_s": seen["memory_ns"] / 1e9,
+            "disk_s": seen["disk_ns"] / 1e9,
+            "load_s": own["load_ns"] / 1e9,
             "wait_s": seen["waited_ns"] / 1e9,
             "memory_records": seen["memory_records"],
             "disk_records": seen["disk_records"],

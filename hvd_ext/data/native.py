@@ -66,6 +66,7 @@ class Statistics(ctypes.Structure):
             *("memory_hits", "memory_hit_bytes", "disk_hits", "disk_hit_bytes", "misses"),
             *("memory_inserted", "memory_inserted_bytes", "disk_inserted", "disk_inserted_bytes"),
             *("passed_through", "damaged", "taken_over", "waits", "waited_ns"),
+            *("memory_ns", "disk_ns"),
             *("memory_open", "disk_open", "memory_records", "disk_records"),
         )
     ]

@@ -41,6 +41,7 @@ typedef struct {
   int64_t damaged;
   int64_t taken_over;
   int64_t waits, waited_ns;
+  int64_t memory_ns, disk_ns;
   int64_t memory_open, disk_open;
   int64_t memory_records, disk_records;
 } HvdExtCacheStatistics;

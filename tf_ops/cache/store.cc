@@ -31,8 +31,12 @@ struct Warnings {
 
 // The counts of one call, added to the store's in one go.
 struct Counts {
-  int64_t memory_hits = 0, memory_hit_bytes = 0, disk_hits = 0, disk_hit_bytes = 0;
+  int64_t memory_hits = 0, memory_hit_bytes = 0, disk_hits = 0, disk_hit_bytes = 0, disk_ns = 0;
 };
+
+int64_t Since(Clock::time_point begin) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+}
 
 class TheStore : public Store {
  public:
@@ -83,6 +87,7 @@ class TheStore : public Store {
       if (numbers[i] < 0 || numbers[i] >= options_.samples) return NotOurs(numbers[i]);
     }
     Counts counts;
+    const Clock::time_point begin = Clock::now();
     for (int64_t i = 0; i < n; ++i) {
       if (memory_ != nullptr) {
         if (i + kEntriesAhead < n) __builtin_prefetch(&memory_->entry(numbers[i + kEntriesAhead]));
@@ -101,6 +106,7 @@ class TheStore : public Store {
       if (found == Found::kYes) continue;
       (claimed == Claimed::kByOther ? pending : missing)->push_back(i);
     }
+    memory_ns_.fetch_add(Since(begin) - counts.disk_ns, std::memory_order_relaxed);
     if (wait && !pending->empty()) {
       Wait(numbers, take, &counts, missing, pending);
       std::sort(missing->begin(), missing->end());
@@ -110,6 +116,7 @@ class TheStore : public Store {
     if (counts.disk_hits > 0) {
       disk_hits_.fetch_add(counts.disk_hits, std::memory_order_relaxed);
       disk_hit_bytes_.fetch_add(counts.disk_hit_bytes, std::memory_order_relaxed);
+      disk_ns_.fetch_add(counts.disk_ns, std::memory_order_relaxed);
     }
     if (!missing->empty()) misses_.fetch_add(static_cast<int64_t>(missing->size()), std::memory_order_relaxed);
     return Status::Ok();
@@ -175,6 +182,8 @@ class TheStore : public Store {
     s.taken_over = taken_over_;
     s.waits = waits_;
     s.waited_ns = waited_ns_;
+    s.memory_ns = memory_ns_;
+    s.disk_ns = disk_ns_;
     s.memory_open = Opened(memory_) ? 1 : 0;
     s.disk_open = Opened(disk_) ? 1 : 0;
     s.memory_records = memory_ == nullptr ? 0 : memory_->CountRecords();
@@ -242,12 +251,15 @@ class TheStore : public Store {
       counts->memory_hit_bytes += head.nbytes;
       return found;
     }
+    if (disk_ == nullptr) return found;
+    const Clock::time_point begin = Clock::now();
     Found on_disk = ReadIn(disk_.get(), number, &record, &head);
     if (on_disk == Found::kYes) {
       Promote(number, head, record);
       take(place, record + kRecordHead, head.nbytes);
       ++counts->disk_hits;
       counts->disk_hit_bytes += head.nbytes;
+      counts->disk_ns += Since(begin);
       return on_disk;
     }
     return found == Found::kNotNow ? found : on_disk;
@@ -374,8 +386,7 @@ class TheStore : public Store {
     }
     if (slept) {
       waits_.fetch_add(1, std::memory_order_relaxed);
-      auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin);
-      waited_ns_.fetch_add(waited.count(), std::memory_order_relaxed);
+      waited_ns_.fetch_add(Since(begin), std::memory_order_relaxed);
     }
   }
 
@@ -389,7 +400,8 @@ class TheStore : public Store {
   std::atomic<bool> warned_of_size_{false};
   std::atomic<int64_t> memory_hits_{0}, memory_hit_bytes_{0}, disk_hits_{0}, disk_hit_bytes_{0}, misses_{0};
   std::atomic<int64_t> memory_inserted_{0}, memory_inserted_bytes_{0}, disk_inserted_{0}, disk_inserted_bytes_{0};
-  std::atomic<int64_t> passed_through_{0}, damaged_{0}, taken_over_{0}, waits_{0}, waited_ns_{0};
+  std::atomic<int64_t> passed_through_{0}, damaged_{0}, taken_over_{0}, waits_{0}, waited_ns_{0}, memory_ns_{0},
+      disk_ns_{0};
 };
 
 }  // namespace

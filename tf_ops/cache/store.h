@@ -49,10 +49,11 @@ struct StoreStatistics {
   int64_t misses = 0;  // samples that Lookup has left to its caller to load
   int64_t memory_inserted = 0, memory_inserted_bytes = 0;
   int64_t disk_inserted = 0, disk_inserted_bytes = 0;
-  int64_t passed_through = 0;  // samples that Insert could store in no place
-  int64_t damaged = 0;         // records that were not what was written
-  int64_t taken_over = 0;      // claims of processes that had ended or took too long
-  int64_t waits = 0, waited_ns = 0;
+  int64_t passed_through = 0;                    // samples that Insert could store in no place
+  int64_t damaged = 0;                           // records that were not what was written
+  int64_t taken_over = 0;                        // claims of processes that had ended or took too long
+  int64_t waits = 0, waited_ns = 0;              // for claims of others
+  int64_t memory_ns = 0, disk_ns = 0;            // of the calling threads in each place, summed over lookups
   int64_t memory_open = 0, disk_open = 0;        // 1: the place takes records
   int64_t memory_records = 0, disk_records = 0;  // that are ready
 };

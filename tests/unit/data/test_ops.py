@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import native
+from hvd_ext.data import loading, native
+from hvd_ext.data.elements import Elements
 from hvd_ext.engine import libraries
 from hvd_ext.errors import InvalidError, NativeLibraryError
 
@@ -377,3 +378,55 @@ def test_memory_of_large_batches_is_used_again_but_never_while_somebody_holds_it
     assert part._numpy().ctypes.data not in addresses
     np.testing.assert_array_equal(held, np.full([2, count], 3))
     np.testing.assert_array_equal(part, np.full([2 * count], 7))
+
+
+def test_records_made_in_python_are_those_that_the_ops_make(cache: int) -> None:
+    spec = (
+        tf.TensorSpec([2], tf.bfloat16),
+        tf.TensorSpec([], tf.string),
+        tf.TensorSpec([0], tf.int32),
+        tf.TensorSpec([3], tf.string),
+        tf.TensorSpec([], tf.bool),
+    )
+    for chosen in (spec, (spec[0], spec[2], spec[4]), (spec[0],)):
+        elements = Elements(chosen, "test")
+        number = 4
+        rows = [
+            tf.constant([[b"%d" % (row * column) * row for column in range(count)] for row in range(number)], dtype)
+            if dtype == tf.string
+            else tf.cast(tf.reshape(tf.range(number * count) % 3, [number, count]), dtype)
+            for dtype, count in zip(elements.dtypes, elements.counts, strict=True)
+        ]
+        records, nbytes = elements.records([row.numpy() for row in rows])
+        assert len(records) == nbytes.sum()
+        begin = 0
+        for place, size in enumerate(nbytes.tolist()):
+            sample = place + 4 * len(chosen)  # a number is stored once
+            native.call("hvd_ext_cache_insert", cache, sample, records[begin : begin + size], size, None)
+            begin += size
+        samples = tf.range(number, dtype=tf.int64) + 4 * len(chosen)
+        for found in (
+            native.lookup(cache, samples, elements.dtypes, elements.counts)[0],
+            native.read(cache, samples, elements.dtypes, elements.counts, 1),
+        ):
+            for given, back in zip(rows, found, strict=True):
+                assert np.array_equal(given.numpy(), back.numpy())
+
+
+def test_a_batch_that_nobody_loads_fails_and_gives_its_claims_back(cache: int) -> None:
+    with pytest.raises(tf.errors.OpError, match=rf"cache \({cache}\): (it is closed|nobody loads)"):
+        native.read(cache, numbers(3, 5), **IMAGES, parts=1)
+    _, missing, pending = native.lookup(cache, numbers(3, 5), **IMAGES)
+    assert (missing.numpy().tolist(), pending.numpy().tolist()) == ([0, 1], [])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be the number of a cache that is open"):
+        native.read(cache + 1000, numbers(3), **IMAGES, parts=1)
+
+
+def test_a_load_that_does_not_answer_is_an_error(cache: int) -> None:
+    ignores = native.LOAD(lambda *_: None)
+    try:
+        native.call("hvd_ext_cache_set_load", ignores)
+        with pytest.raises(tf.errors.OpError, match="neither given samples nor failed"):
+            native.read(cache, numbers(1), **IMAGES, parts=1)
+    finally:
+        native.call("hvd_ext_cache_set_load", loading._listen())

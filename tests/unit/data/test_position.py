@@ -54,7 +54,7 @@ def shuffled(seed: int = 1, **options: Any) -> tuple[Steps, tf.data.Dataset]:
     """Make steps of samples that are their numbers, and their data set."""
     steps = Steps("x", SAMPLES, BATCH, shuffle=True, seed=seed, drop_remainder=True, **options)
     spec = tf.TensorSpec([BATCH, 1], tf.float32)
-    read = lambda numbers, _: tf.cast(numbers, tf.float32)[:, None]  # noqa: E731
+    read = lambda numbers, *_: tf.cast(numbers, tf.float32)[:, None]  # noqa: E731
     return steps, steps.batches(read, spec).prefetch(2)
 
 

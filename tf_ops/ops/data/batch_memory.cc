@@ -18,8 +18,9 @@ struct Block {
   size_t nbytes = 0;
 };
 
-// At most as many bytes wait to be used again as are in use, beside the block that came last: so a pipeline has what its
-// next batch takes, and one that has ended leaves a block. Never destroyed: tensors may live until the process ends.
+// At most as many bytes wait to be used again as are in use, beside the block that came last: so a pipeline has what
+// its next batch takes, and one that has ended leaves a block. Never destroyed: tensors may live until the process
+// ends.
 struct Memory {
   Mutex mutex;
   size_t used HVD_EXT_GUARDED_BY(mutex) = 0, free HVD_EXT_GUARDED_BY(mutex) = 0;  // bytes

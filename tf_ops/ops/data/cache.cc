@@ -140,6 +140,8 @@ std::string WordsOf(const std::vector<Component>& components) {
 
 // A batch that is being looked up. After a failure of the run nothing in it may be used but `store` and `missing`.
 struct Batch {
+  Batch(const std::vector<Component>& components, Run& run) : components(components), run(run) {}
+
   const std::vector<Component>& components;
   Run& run;
   std::shared_ptr<Store> store;
@@ -185,7 +187,7 @@ void RunLookup(void* made, TF_OpKernelContext* context) {
   const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
   Run run(context);
   run.Scalar(2, "after");  // only orders this op
-  Batch batch{kernel.components, run};
+  Batch batch(kernel.components, run);
   LookUp(kernel.wait, &batch);
   for (const std::vector<int64_t>* absent : {&batch.missing, &batch.pending}) {
     for (int64_t place : *absent) ClearRow(kernel.components, batch.tensors, place);
@@ -200,7 +202,7 @@ void RunRead(void* made, TF_OpKernelContext* context) {
   const LookupKernel& kernel = *static_cast<LookupKernel*>(made);
   Run run(context);
   const int64_t parts = run.Scalar(2, "parts");
-  Batch batch{kernel.components, run};
+  Batch batch(kernel.components, run);
   LookUp(false, &batch);
   std::vector<int64_t> places = batch.missing;
   places.insert(places.end(), batch.pending.begin(), batch.pending.end());
