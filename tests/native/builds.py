@@ -1,7 +1,8 @@
 """The builds of the native tests, one after the other in a thread.
 
-They begin with the session (conftest.py) and take the time that other tests leave, which mostly wait. The objects are
-kept under build/native-tests: the next build is short.
+They begin with the session (conftest.py) and take the time that other tests leave, which mostly wait. The tests without
+sanitizers are built in the folder of the libraries, from the objects that the set-up has compiled; the others keep
+their objects under build/native-tests, and the next build is short.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpi import jobs
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = Path(__file__).resolve().with_name("test_native.py")
+LIBRARIES = ROOT / "hvd_ext" / "lib"
+# Under sanitizers only the first is built.
+PROGRAMS = (
+    *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_topk_gpu_tests"),
+    *("hvd_ext_mpi_tests", "hvd_ext_mpi_life"),
+)
 # Builds that other tests hold up, on a slow machine, end in this time all the same.
 BUILD_LIMIT_S = 3600
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "HVD_EXT_")
@@ -84,7 +93,7 @@ def built(sanitize: str = "") -> Path:
         sanitize: for -DHVD_EXT_SANITIZE. Libraries of MPI are not made for sanitizers: then MPI is left out.
 
     Returns:
-        The folder of the build: programs in tests/, the engine library in lib/.
+        The folder of the build: programs in tests/.
     """
     return begin(sanitize).result()
 
@@ -97,15 +106,30 @@ def stop() -> None:
 
 
 def _build(sanitize: str) -> Path:
-    folder = ROOT / "build" / "native-tests" / (sanitize.replace(",", "-") or "plain")
-    # Tests with limits of time go first.
-    patient = ["nice", "-n", "19"] if shutil.which("nice") else []
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = [f"-DHVD_EXT_SANITIZE={sanitize}", "-DHVD_EXT_MPI=OFF"] if sanitize else []
-    configure = [*patient, "cmake", *generator, "-S", str(ROOT / "tf_ops"), "-B", str(folder), *options]
-    configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DHVD_EXT_OUTPUT={folder / 'lib'}"]
-    must_succeed([*configure, "-DHVD_EXT_TESTS=ON", "-DHVD_EXT_OPS=OFF", "-DHVD_EXT_CUDA=OFF"], BUILD_LIMIT_S)
-    targets = ["--target", "hvd_ext_native_tests"] if sanitize else []
-    jobs = str(min(os.cpu_count() or 1, 8))
-    must_succeed([*patient, "cmake", "--build", str(folder), *targets, "--parallel", jobs], BUILD_LIMIT_S)
+    folder = (None if sanitize else _of_the_libraries()) or ROOT / "build" / "native-tests" / (
+        sanitize.replace(",", "-") or "plain"
+    )
+    patient = jobs.patient(10)
+    configure = [*patient, "cmake", "-S", str(ROOT / "tf_ops"), "-B", str(folder), "-DHVD_EXT_TESTS=ON"]
+    if folder.parent.name == "native-tests":
+        configure += ["-G", "Ninja"] if shutil.which("ninja") else []
+        configure += [f"-DHVD_EXT_SANITIZE={sanitize}", "-DHVD_EXT_MPI=OFF"] if sanitize else []
+        configure += [f"-DPython3_EXECUTABLE={sys.executable}", f"-DHVD_EXT_OUTPUT={folder / 'lib'}"]
+        configure += ["-DHVD_EXT_OPS=OFF", "-DHVD_EXT_CUDA=OFF"]
+    must_succeed(configure, BUILD_LIMIT_S)
+    cores = str(min(os.cpu_count() or 1, 8))
+    programs = PROGRAMS[:1] if sanitize else PROGRAMS
+    build = [*patient, "cmake", "--build", str(folder), "--parallel", cores, "--target", *programs]
+    must_succeed(build, BUILD_LIMIT_S)
     return folder
+
+
+def _of_the_libraries() -> Path | None:
+    """Finds the folder in which `hvd_ext build` has compiled the libraries of this tree last."""
+    wanted = (f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'tf_ops'}\n", f"HVD_EXT_OUTPUT:PATH={LIBRARIES}\n")
+    found = [
+        cache
+        for cache in (ROOT / "build").glob("native-*/CMakeCache.txt")
+        if all(line in cache.read_text(encoding="utf-8") for line in wanted)
+    ]
+    return max(found, key=lambda cache: cache.stat().st_mtime).parent if found else None

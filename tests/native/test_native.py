@@ -11,9 +11,9 @@ import subprocess
 
 import pytest
 
-from tests.native.builds import ROOT, built, must_succeed, run
+from tests.native.builds import LIBRARIES, built, must_succeed, run
 
-pytestmark = pytest.mark.slow  # the first run builds for a minute
+pytestmark = [pytest.mark.slow, pytest.mark.beside]  # the first run builds for minutes
 
 RUN_LIMIT_S = 900
 # What may be seen of the engine library: the C ABI, and what the library of the ops calls.
@@ -31,9 +31,12 @@ def without_randomised_addresses() -> list[str]:
     return []
 
 
-def exported(library: str) -> list[str]:
+def exported(name: str) -> list[str]:
     """Gives the names that a shared library defines for others."""
-    lines = must_succeed(["nm", "--dynamic", "--defined-only", "--demangle", library], RUN_LIMIT_S).splitlines()
+    library = LIBRARIES / name
+    if not library.is_file():
+        pytest.skip(f"{library} is not built")
+    lines = must_succeed(["nm", "--dynamic", "--defined-only", "--demangle", str(library)], RUN_LIMIT_S).splitlines()
     return [line.split(maxsplit=2)[2] for line in lines]
 
 
@@ -64,33 +67,30 @@ def test_a_filter_that_fits_no_test_is_a_failure():
 
 
 def test_the_engine_library_exports_only_the_c_abi_and_the_engine():
-    names = exported(str(built() / "lib" / "libhvd_ext_engine.so"))
+    names = exported("libhvd_ext_engine.so")
     assert "hvd_ext_abi_version" in names
     assert any(name.startswith("hvd_ext::Engine::") for name in names)
     assert [name for name in names if not name.startswith(EXPORTS)] == []
 
 
 def test_the_library_of_the_data_cache_exports_the_c_abi_and_what_its_ops_call_and_needs_no_mpi_or_tensorflow():
-    library = str(built() / "lib" / "libhvd_ext_cache.so")
-    names = exported(library)
+    names = exported("libhvd_ext_cache.so")
     assert "hvd_ext_cache_abi_version" in names
     assert [
         name for name in names if not name.startswith(("hvd_ext_", "hvd_ext::FindStore(", "hvd_ext::EpochOrder::"))
     ] == []
-    needed = must_succeed(["readelf", "--dynamic", library], RUN_LIMIT_S)
+    needed = must_succeed(["readelf", "--dynamic", str(LIBRARIES / "libhvd_ext_cache.so")], RUN_LIMIT_S)
     assert "libc.so" in needed
     assert [word for word in ("mpi", "tensorflow", "hvd_ext_engine") if word in needed] == []
 
 
 def test_the_ops_of_the_data_cache_export_nothing_and_need_tensorflows_c_api_alone():
-    library = ROOT / "hvd_ext" / "lib" / "libhvd_ext_data.so"  # the build of the native tests is without TensorFlow
-    if not library.is_file():
-        pytest.skip(f"{library} is not built")
-    assert exported(str(library)) == []
-    needed = re.findall(r"NEEDED.*\[(.*)\]", must_succeed(["readelf", "--dynamic", str(library)], RUN_LIMIT_S))
+    assert exported("libhvd_ext_data.so") == []
+    library = str(LIBRARIES / "libhvd_ext_data.so")
+    needed = re.findall(r"NEEDED.*\[(.*)\]", must_succeed(["readelf", "--dynamic", library], RUN_LIMIT_S))
     ours = [name for name in needed if not name.startswith(("libc.", "libm.", "libstdc++.", "libgcc_s.", "ld-linux"))]
     assert ours == ["libhvd_ext_cache.so", "libtensorflow_framework.so.2"]
-    undefined = must_succeed(["nm", "--dynamic", "--undefined-only", "--demangle", str(library)], RUN_LIMIT_S)
+    undefined = must_succeed(["nm", "--dynamic", "--undefined-only", "--demangle", library], RUN_LIMIT_S)
     assert " TF_NewKernelBuilder" in undefined
     assert [line for line in undefined.splitlines() if re.search(r"tensorflow::|tsl::|absl::", line)] == []
 
