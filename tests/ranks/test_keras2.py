@@ -136,10 +136,12 @@ def test_every_order_of_calls_reduces_once(kind: Any, traced: bool) -> None:
     ]
     skip = {"skip_gradients_aggregation": True} if kind is NEW.SGD else {"experimental_aggregate_gradients": False}
     total = sum(range(1, hvd.size() + 1))
-    for where, make in makes:
-        for before, last, expected in ORDERS:
+    for place, (where, make) in enumerate(makes):
+        for number, (before, last, expected) in enumerate(ORDERS):
             if where != "plain" and ("change" in before or "aggregate" in before):
                 continue  # a loss-scale optimizer has no such method
+            if traced and where != "plain" and (place + number) % 2:
+                continue  # tracing takes long: each order is traced in one of the two wrappers
             if (where, before, last) == ("wrapped inside", "compute", "apply"):
                 expected = "refused"  # the one outside divides by its scale in between
             optimizer, first, second = make(), tf.Variable([8.0]), tf.Variable([4.0])

@@ -29,8 +29,7 @@ def weights(count: int) -> list[tf.Variable]:
     return [tf.Variable(tf.zeros(ELEMENTS)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("count", [10, 100, 1000])
-@pytest.mark.parametrize("buckets", [1, 5])
+@pytest.mark.parametrize(("count", "buckets"), [(10, 1), (10, 5), (100, 1), (1000, 5)])
 def test_the_reduction_of_a_step_has_ops_for_its_buckets_and_edges_for_its_gradients(count: int, buckets: int) -> None:
     options = GradientOptions(bucket_nbytes=4 * ELEMENTS * count // buckets)
     reducer, variables = Reducer("many", options), weights(count)
@@ -66,6 +65,6 @@ def test_an_optimizers_step_grows_with_the_number_of_gradients_and_not_with_its_
         operations, edges, _ = counted(lambda *gradients: optimizer.apply(gradients, variables), count)
         return operations, edges
 
-    (few, few_edges), (more, more_edges) = traced(20), traced(120)
-    assert more - few <= 100 * per_gradient
-    assert more_edges - few_edges <= 2 * 100 * per_gradient
+    (few, few_edges), (more, more_edges) = traced(10), traced(90)  # where each met each, there were 8000 edges more
+    assert more - few <= 80 * per_gradient
+    assert more_edges - few_edges <= 2 * 80 * per_gradient
