@@ -213,6 +213,7 @@ def test_the_command_refuses_what_it_cannot_measure() -> None:
     assert done.exit_code == 2
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_part_in_a_process_and_keeps_every_sample(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     words = ["data", "--parts", "half", "--scale", "1/32", "--repetitions", "2", "--json", str(file)]

@@ -58,6 +58,7 @@ def test_the_models_have_the_size_that_the_command_says(model: str, width: int, 
     assert Learner(model, width, batches(0, 2, BATCH)).model.count_params() == parameters
 
 
+@pytest.mark.slow
 def test_the_deep_model_has_sixty_layers_and_trains() -> None:
     deep = Learner("deep-60", WIDTH, batches(0, 2, BATCH))
     assert len(deep.model.trainable_weights) == 2 * 60
@@ -70,6 +71,7 @@ def test_a_contestant_is_an_algorithm_or_an_algorithm_with_buckets() -> None:
     assert [parts_of("auto"), parts_of("ring+wfbp")] == [("auto", ""), ("ring", "wfbp")]
 
 
+@pytest.mark.slow
 def test_a_model_of_small_tensors_has_as_many_as_its_name_says_and_trains() -> None:
     for model, tensors in SMALL.items():
         assert sum(len(layer.trainable_weights) for layer in keras.Sequential(layers(model, WIDTH)).layers) == tensors

@@ -68,6 +68,7 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
         study.splits_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_study_measures_trains_and_writes_a_row_for_each_way(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

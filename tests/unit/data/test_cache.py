@@ -318,6 +318,7 @@ def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
     assert "no caches" in run(app, ["ls", str(tmp_path), "--name", name]).output
 
 
+@pytest.mark.slow
 def test_a_process_that_never_calls_init_and_never_closes_ends_well_and_a_rank_is_refused(tmp_path: Path) -> None:
     text = f"""
 import os

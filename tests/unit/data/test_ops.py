@@ -54,6 +54,7 @@ def images(at: tf.Tensor) -> tf.Tensor:
 IMAGES = {"dtypes": [tf.uint8], "elements": [12]}
 
 
+@pytest.mark.slow
 def test_the_store_works_before_tensorflow_the_ops_find_its_caches_and_neither_needs_engine_or_mpi(tmp_path):
     code = (
         "import ctypes, sys, types\n"

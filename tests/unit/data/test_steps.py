@@ -41,7 +41,9 @@ def joined(of_ranks: list[Steps]) -> list[list[int]]:
     return [sorted(flat(step)) for step in zip(*map(taken, of_ranks), strict=True)]
 
 
-@pytest.mark.parametrize(("samples", "remainder"), [(96, "drop"), (103, "drop"), (103, "repeat")])
+@pytest.mark.parametrize(
+    ("samples", "remainder"), [pytest.param(96, "drop", marks=pytest.mark.slow), (103, "drop"), (103, "repeat")]
+)
 def test_four_two_and_one_ranks_have_the_same_samples_in_each_step_of_every_epoch(samples: int, remainder: str) -> None:
     jobs = [ranks(samples, 24, size, parts=4, shuffle=True, seed=3, remainder=remainder) for size in (4, 2, 1)]
     epochs = []
