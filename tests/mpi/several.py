@@ -6,6 +6,7 @@ process: they begin with the session; tests/conftest.py puts the tests that wait
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,26 +25,31 @@ _thread = ThreadPoolExecutor(1)
 _jobs: dict[str, Future[jobs.Job]] = {}
 
 
-def begin(name: str, folders: pytest.TempPathFactory) -> Future[jobs.Job]:
+def begin(name: str, config: pytest.Config, folders: pytest.TempPathFactory) -> Future[jobs.Job]:
     """Has a job run behind those that were asked for before, if it has not begun yet.
 
     Args:
         name: the number of ranks, for all files that depend on it; or `SAME`, for the others.
+        config: of this session; what its marks leave out (`-m`), the job leaves out too.
         folders: where its files go.
 
     Returns:
         How it ends.
     """
     if name not in _jobs:
-        _jobs[name] = _thread.submit(_run, name, folders.mktemp(f"ranks_{name[0]}"))
+        _jobs[name] = _thread.submit(_run, name, config.option.markexpr, folders.mktemp(f"ranks_{name[0]}"))
     return _jobs[name]
 
 
+def wanted(items: list[pytest.Item]) -> list[str]:
+    """Gives the names of the jobs for which some of these tests wait; without mpirun these tests are skipped."""
+    return [item.callspec.params["job"] for item in items if item.path == TESTS and shutil.which("mpirun")]
+
+
 def begin_beside(session: pytest.Session, folders: pytest.TempPathFactory) -> None:
-    """Begins the jobs that this session's tests wait for."""
-    for item in session.items:
-        if item.path == TESTS:
-            begin(item.callspec.params["job"], folders)
+    """Begins the jobs for which this session's tests wait."""
+    for name in wanted(session.items):
+        begin(name, session.config, folders)
 
 
 def stop() -> None:
@@ -52,7 +58,7 @@ def stop() -> None:
     jobs.stop()
 
 
-def _run(name: str, folder: Path) -> jobs.Job:
+def _run(name: str, marks: str, folder: Path) -> jobs.Job:
     ranks = int(name[0])
     if name == SAME:
         files = [str(FOLDER / file) for file in SAME_ON_ANY_NUMBER]
@@ -61,6 +67,6 @@ def _run(name: str, folder: Path) -> jobs.Job:
         files = [*(f"--ignore={FOLDER / file}" for file in others), str(FOLDER)]
     # The temporary folders of the ranks stay in the job's.
     own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
-    options = ["-m", "pytest", "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
+    options = ["-m", "pytest", "-m", marks, "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
     launcher = [*jobs.patient(5), *jobs.MPIRUN]
     return jobs.run(folder, [*options, *files], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S)

@@ -11,5 +11,7 @@ JOBS = ["2", *(pytest.param(job, marks=pytest.mark.slow) for job in (several.SAM
 
 @pytest.mark.beside
 @pytest.mark.parametrize("job", JOBS)
-def test_the_tests_of_ranks_pass_on_so_many_ranks(job: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    several.begin(job, tmp_path_factory).result().must_succeed()
+def test_the_tests_of_ranks_pass_on_so_many_ranks(
+    job: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    several.begin(job, pytestconfig, tmp_path_factory).result().must_succeed()

@@ -73,9 +73,9 @@ UP_TO_THREE = (
 # Files that train and plan anew on four ranks as on eight, on two uneven hosts in both: each rank takes long.
 UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_optimizer_sets.py", "test_replanning.py", "test_trace.py")
 
-
-# Of these the files that take longest, and that ask what happens between ranks: where the session has them run on two
-# ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the other files and in tests/mpi.
+# Of the files that are the same on any number of ranks those that take longest and ask what happens between ranks: where
+# the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the
+# other files and in tests/mpi.
 ON_TWO = (
     "test_bench_data.py",
     "test_callbacks_together.py",
@@ -91,19 +91,19 @@ ON_TWO = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark the tests that are the same on any number of ranks as slow; leave out what a job of two ranks runs."""
     from tests.mpi import several
 
-    jobs = [item.callspec.params["job"] for item in items if item.path == several.TESTS]
-    left_out = []
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.name in SAME_ON_ANY_NUMBER:
             item.add_marker(pytest.mark.slow)
-            if several.SAME in jobs and item.path.name in ON_TWO:
-                left_out.append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    yield  # what -m and -k leave out is gone now
+    if several.SAME in several.wanted(items):
+        left_out = [item for item in items if item.path.parent == Path(__file__).parent and item.path.name in ON_TWO]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def two_uneven_hosts(size: int) -> str:

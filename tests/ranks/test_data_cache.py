@@ -83,6 +83,7 @@ def test_the_second_job_loads_nothing(hvd: ModuleType, shared: Path, size: int) 
     assert cache.stats()["disk_hits"] == len(SAMPLES) // size
 
 
+@pytest.mark.slow
 def test_all_ranks_have_equal_steps_with_a_bad_sample(hvd: ModuleType, shared: Path, rank: int, size: int) -> None:
     if rank == 0:
         write_pictures(shared / "pictures", 24, broken=(7,))
@@ -119,6 +120,7 @@ def test_ranks_with_other_arguments_or_data_are_refused_on_all(hvd: ModuleType, 
         cache.dataset(4 + rank)
 
 
+@pytest.mark.slow
 def test_the_logs_of_fit_have_the_hits_of_each_epoch(hvd: ModuleType) -> None:
     cache = hvd.DataCache("logged", np.arange(48.0), lambda x: (x[None], x[None] * 2), memory="8MB", progress=False)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

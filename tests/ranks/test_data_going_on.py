@@ -61,7 +61,9 @@ def shared(tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path / "job")))
 
 
-@pytest.mark.parametrize("per_epoch", [None, 3], ids=["epochs of the data", "steps_per_epoch"])
+@pytest.mark.parametrize(
+    "per_epoch", [None, pytest.param(3, marks=pytest.mark.slow)], ids=["epochs of the data", "steps_per_epoch"]
+)
 def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit(
     shared: Path, per_epoch: int | None
 ) -> None:

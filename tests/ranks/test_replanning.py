@@ -94,6 +94,7 @@ def test_the_steps_after_which_buckets_are_planned_anew() -> None:
     assert following(5, 0) is None
 
 
+@pytest.mark.slow
 @FEW
 def test_a_model_trains_alike_in_any_buckets_and_is_not_traced_again(
     anew: Any, monkeypatch: pytest.MonkeyPatch, size: int
@@ -239,6 +240,7 @@ def test_sums_are_exact_whatever_the_buckets(
     channel.close()
 
 
+@pytest.mark.slow
 @FEW
 def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(anew: Any, tmp_path: Path, size: int) -> None:
     folder = Path(hvd.broadcast_object(str(tmp_path)))
@@ -268,6 +270,7 @@ def test_a_layout_is_written_and_forced_and_a_wrong_one_is_refused(anew: Any, tm
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), buckets="fastest")
 
 
+@pytest.mark.slow
 @FEW
 def test_a_resumed_job_goes_on_in_the_same_buckets(anew: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = Path(hvd.broadcast_object(str(tmp_path / "job")))
