@@ -71,10 +71,10 @@ UP_TO_THREE = (
 )
 
 # Files that train and plan anew on four ranks as on eight, on two uneven hosts in both: each rank takes long.
-UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_optimizer_sets.py", "test_replanning.py", "test_trace.py")
+UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_replanning.py", "test_trace.py")
 
-# Of the files that are the same on any number of ranks those that take longest and ask what happens between ranks: where
-# the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the
+# Of the files that are the same on any number of ranks those that take longest and ask what happens between ranks:
+# where the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the
 # other files and in tests/mpi.
 ON_TWO = (
     "test_bench_data.py",
