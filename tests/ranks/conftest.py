@@ -74,8 +74,8 @@ UP_TO_THREE = (
 UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_replanning.py", "test_trace.py")
 
 # Of the files that are the same on any number of ranks those that take longest and ask what happens between ranks:
-# where the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in the
-# other files and in tests/mpi.
+# where the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in
+# the other files and in tests/mpi.
 ON_TWO = (
     "test_bench_data.py",
     "test_callbacks_together.py",
