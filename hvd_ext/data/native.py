@@ -11,7 +11,6 @@ inputs are all constant. In pipelines `numbers` is not constant, and `after` ord
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,7 +112,7 @@ SIGNATURES: dict[str, tuple[type, list[type]]] = {
 }
 
 
-@functools.cache
+@libraries.once
 def load() -> ctypes.CDLL:
     """Load the store's library and check that it belongs to this package.
 
@@ -182,7 +181,7 @@ def about(path: str | os.PathLike[str]) -> About:
     return found
 
 
-@functools.cache
+@libraries.once
 def ops() -> Any:
     """Load the TensorFlow ops, once.
 

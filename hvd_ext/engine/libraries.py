@@ -1,10 +1,14 @@
-"""The places of this package's native sources and libraries."""
+"""The places of this package's native sources and libraries, and loading them once."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LIBRARIES = PACKAGE / "lib"
@@ -16,6 +20,28 @@ DATA = (CACHE_LIBRARY, DATA_LIBRARY)  # these need neither MPI nor the engine
 ALL = (ENGINE_LIBRARY, OPS_LIBRARY, *DATA)
 RECORD = "build.json"
 SUFFIXES = (".txt", ".cmake", ".cc", ".h", ".def", ".map")
+
+Loader = TypeVar("Loader", bound=Callable[[], Any])
+
+
+def once(load: Loader) -> Loader:
+    """Have a function run once in this process, while other threads wait; `functools.cache` alone would run it in each.
+
+    Args:
+        load: the function. If it raises, the next call runs it again.
+
+    Returns:
+        A function that gives what the first call gave; its `cache_clear` is that of `functools.cache`.
+    """
+    lock, kept = threading.RLock(), functools.cache(load)
+
+    @functools.wraps(load)
+    def loaded() -> Any:
+        with lock:
+            return kept()
+
+    loaded.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
+    return loaded  # type: ignore[return-value]
 
 
 def native_sources(package: Path = PACKAGE) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,7 +157,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
-@functools.cache
+@libraries.once
 def load() -> ctypes.CDLL:
     """Load the engine's library and check that it belongs to this package.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -46,7 +45,7 @@ def plain(function: Function) -> Function:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-@functools.cache
+@libraries.once
 def library() -> Any:
     """Load the ops, once.
 
