@@ -75,7 +75,7 @@ def test_type_checkers_are_told_the_names_that_there_are() -> None:
             told[alias.name] = node.module
     wanted = {name: module for module, names in hvd_ext._MODULES.items() for name in names}
     wanted |= dict.fromkeys(("data", "errors", "keras", "runner", "state", "tensorflow"), "hvd_ext")
-    assert told == {**wanted, "callbacks": "hvd_ext.keras"}
+    assert told == {**wanted, "callbacks": "hvd_ext.keras", "optimizers": "hvd_ext.keras"}
 
 
 def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> None:
