@@ -56,7 +56,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.gradients.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
     "hvd_ext.tensorflow.devices": ("pin_gpu",),
     "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
-    "hvd_ext.tensorflow.pto": ("pto",),
+    "hvd_ext.tensorflow.sharing": ("pto",),
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
     "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "explain", "flush"),
@@ -207,7 +207,7 @@ if TYPE_CHECKING:
         DistributedGradientTape as DistributedGradientTape,
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
-    from hvd_ext.tensorflow.pto import pto as pto
+    from hvd_ext.tensorflow.sharing import pto as pto
     from hvd_ext.tensorflow.topk.ops import mstopk as mstopk, topk_error_feedback as topk_error_feedback
 else:
     # Hidden from type checkers, because with `__getattr__` every name would seem to exist.

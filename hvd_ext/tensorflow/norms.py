@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
-from hvd_ext.tensorflow import ops, pto
+from hvd_ext.tensorflow import ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
 from hvd_ext.tensorflow.gradients import kinds
 
@@ -77,7 +77,7 @@ def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]
     flat = [size for group in sizes for size in group]
     counts = [-(-size // BLOCK) for size in flat]
     costs = [min(BLOCK, size - begin) for size in flat for begin in range(0, size, BLOCK)]
-    return pto.shares(costs, ranks), counts
+    return sharing.shares(costs, ranks), counts
 
 
 def apply_lars(

@@ -16,7 +16,7 @@ from hvd_ext.errors import InvalidError
 
 if TYPE_CHECKING:
     from hvd_ext.tensorflow.gradients.reducer import Reducer
-    from hvd_ext.tensorflow.pto import Trial
+    from hvd_ext.tensorflow.sharing import Trial
 
 # Biases, and the factors and offsets of normalisation layers, as Keras 3 names them. Their norms say nothing about the
 # scale of their updates: they often begin at 0 or 1.
@@ -167,7 +167,7 @@ class Layerwise(keras.optimizers.Optimizer):
     def _squares(self, both: tuple[list[tf.Tensor], list[tf.Tensor]], variables: Sequence[Any]) -> tf.Tensor:
         """Give the squares of the norms of two lists; by the ranks together where they divide them."""
         from hvd_ext.job import process_sets
-        from hvd_ext.tensorflow import norms, pto
+        from hvd_ext.tensorflow import norms, sharing
         from hvd_ext.tensorflow.gradients import kinds
 
         tensors = [*both[0], *both[1]]
@@ -191,8 +191,8 @@ class Layerwise(keras.optimizers.Optimizer):
 
         if self.parallel == "auto":
             if self._hvd_ext_trial is None:
-                object.__setattr__(self, "_hvd_ext_trial", pto.Trial())
-            worst = lambda times: pto.maximum(job, f"{reducer.label}: times", times)  # noqa: E731
+                object.__setattr__(self, "_hvd_ext_trial", sharing.Trial())
+            worst = lambda times: sharing.maximum(job, f"{reducer.label}: times", times)  # noqa: E731
             found = self._hvd_ext_trial.run(shared, alone, together, worst)
         else:
             found = together()

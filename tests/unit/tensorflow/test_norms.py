@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_ext.planning.models import resnet50
-from hvd_ext.tensorflow import norms, ops, pto
+from hvd_ext.tensorflow import norms, ops, sharing
 
 LENGTHS = [0, 1, 31, 32, 33, 1000, 65535, 65536, 65537, 3 * 65536 + 5]
 
@@ -64,13 +64,13 @@ def test_the_largest_share_of_resnet_50_is_near_the_mean(ranks: int) -> None:
 
 
 def test_shares_are_of_whole_pieces_and_even() -> None:
-    assert pto.shares([], 3) == [[], [], []]
-    assert pto.shares([5], 3) == [[0], [], []]
-    assert pto.shares([1, 1, 5, 3, 1, 1], 2) == [[2, 4], [0, 1, 3, 5]]
+    assert sharing.shares([], 3) == [[], [], []]
+    assert sharing.shares([5], 3) == [[0], [], []]
+    assert sharing.shares([1, 1, 5, 3, 1, 1], 2) == [[2, 4], [0, 1, 3, 5]]
     random = np.random.default_rng(1)
     for ranks in (1, 2, 7):
         costs = random.integers(0, 100, 50).tolist()
-        parts = pto.shares(costs, ranks)
+        parts = sharing.shares(costs, ranks)
         assert sorted(piece for part in parts for piece in part) == list(range(50))
         loads = [sum(costs[piece] for piece in part) for part in parts]
         assert max(loads) - min(loads) <= max(costs)
