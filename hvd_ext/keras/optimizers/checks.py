@@ -63,7 +63,8 @@ def comparable(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
             found[f"{whose} learning rate schedule"] = _as_text(value)
         elif key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
             found[f"{whose} {key}"] = value
-        elif isinstance(value, (list, tuple, Mapping)):  # the patterns and the momentum's schedule of LARS
+        # patterns, and the schedule of a momentum; other mappings hold names and rates of inner optimizers
+        elif isinstance(value, (list, tuple)) or (key == "momentum" and isinstance(value, Mapping)):
             found[f"{whose} {key}"] = _as_text(value)
     return found
 
