@@ -50,14 +50,22 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
     """
     groups = _by_dtype(tensors)
     parts, counts = division([[_elements(tensors[i]) for i in group] for group in groups], job.engine.size)
-    library, mine, begin, first = ops.library(), [tf.zeros(0, tf.float64)], 0, 0
+    library, mine, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
+    remaining = iter(counts)
     for group in groups:
-        end = begin + sum(counts[first : first + len(group)])
-        own = [block - begin for block in parts[job.engine.rank] if begin <= block < end]
-        if own:
-            blocks = tf.constant(own, tf.int64)
-            mine.append(library.hvd_ext_block_squares([tensors[i] for i in group], blocks))
-        begin, first = end, first + len(group)
+        used: list[tf.Tensor] = []  # a tensor of which this rank has no block is no input of the op
+        blocks: list[int] = []
+        before = 0  # blocks of the used tensors
+        for i in group:
+            count = next(remaining)
+            own = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
+            if own:
+                used.append(tensors[i])
+                blocks += [before + block for block in own]
+                before += count
+            begin += count
+        if used:
+            mine.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
     call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
     everyone = single.gathered(call, tf.concat(mine, 0), calls.signature("pto", f"blocks {begin}"))
     places = np.argsort(np.array([block for part in parts for block in part], np.int64))
