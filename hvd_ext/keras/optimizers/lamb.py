@@ -23,8 +23,8 @@ class LAMB(Layerwise):
         u = (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon) + d w
         w = w - r |w| / |u| u             (You et al., ICLR 2020, Algorithm 2)
 
-    The trust ratio |w| / |u| is 1 where a norm is 0, and for excluded variables; then it is not limited. Without
-    exclusions, weight decay and limits it is `keras.optimizers.Lamb`. It works in plain Keras too, without
+    Where a norm is 0, the trust ratio |w| / |u| is 1, within the limits; for excluded variables it is 1. Without
+    exclusions, weight decay and limits this is `keras.optimizers.Lamb`. It works in plain Keras too, without
     `hvd_ext.init()`. A gradient of slices, as of an embedding, is made dense.
 
     Args:

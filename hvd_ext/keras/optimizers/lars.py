@@ -19,12 +19,12 @@ class LARS(Layerwise):
 
     For weights w, a gradient g, the weight decay d, the momentum m and the learning rate r of a step:
 
-        trust = trust_coefficient * |w| / (|g| + d |w|)        (CommLib, MLSys 2021, Eq. 11; You et al. 2018)
+        trust = trust_coefficient |w| / (|g| + d |w|)          (CommLib, MLSys 2021, Eq. 11; You et al. 2018)
         u = g + d w
         v = m v + r trust u;    w = w - v                      rate_in_momentum=True
         v = m v + trust u;      w = w - r v                    rate_in_momentum=False
 
-    The trust ratio is 1 where |w| is 0 or both |g| and d |w| are, and for excluded variables; then it is not limited.
+    Where |w| is 0 or both |g| and d |w| are, the trust ratio is 1, within the limits; for excluded variables it is 1.
     It works in plain Keras too, without `hvd_ext.init()`. A gradient of slices, as of an embedding, is made dense.
 
     Args:

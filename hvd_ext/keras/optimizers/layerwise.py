@@ -77,7 +77,7 @@ class Layerwise(keras.optimizers.Optimizer):
     _hvd_ext_shared: Reducer | None = None  # what reduces its gradients
     _hvd_ext_trial: Trial | None = None
 
-    def share(self, reducer: Reducer) -> None:
+    def _share_norms(self, reducer: Reducer) -> None:
         """Let the ranks that reduce its gradients divide the norms.
 
         Args:

@@ -331,7 +331,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(label, options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
-        updating.share(reducer)
+        updating._share_norms(reducer)
     fronts: list[type] = [Wrapper]
     if momentum is not None and scaling:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
