@@ -42,8 +42,10 @@ def test_goals_compare_the_samples_of_the_same_turns_and_say_where_one_is_missed
     assert lines[0].endswith("time 1.20 of one pass over the same bytes (goal 1.30: reached)")
     assert "CPU 0.50 of norms: tf.nn.l2_loss" in lines[1]
     assert lines[1].endswith("(goal 0.33: missed)")
-    assert [line.rpartition(" ")[2] for line in lines[2:]] == ["reached)", "reached)", "reached)", "missed)"]
-    assert lines[5].startswith("resnet50 on 2 ranks: norms: auto, time 1.10 of the better way")
+    assert [line.rpartition(" ")[2] for line in lines[2:]] == ["reached)", "reached)", "missed)"]
+    assert lines[4].startswith("resnet50 on 2 ranks: norms: auto, time 1.10 of the better way")
+    four = lars.goals([{**one, "ranks": 4, "ranks_per_host": [4]} for one in ROWS])
+    assert "divided among the ranks, CPU 0.25 of norms: each rank all (goal 0.35: reached)" in four[4]
     assert not [line for line in lars.goals([{**one, "ranks": 1} for one in ROWS]) if "auto" in line]
 
 
