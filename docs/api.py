@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             *("Average", "Sum", "Min", "Max", "Product", "allreduce", "allgather", "broadcast", "reducescatter"),
             *("alltoall", "barrier", "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"),
             *("broadcast_variables", "broadcast_object", "allgather_object", "rank_op", "size_op", "local_rank_op"),
-            *("local_size_op", "process_set_included_op"),
+            *("local_size_op", "process_set_included_op", "pto"),
         ),
     ),
     (

@@ -21,6 +21,7 @@ LONGER = {
     frozenset({"accumulation", "Keras 2"}): (
         "tf_keras has no gradient_accumulation_steps; use backward_passes_per_step"
     ),
+    frozenset({"LARS, LAMB", "Keras 2"}): "they are optimizers of Keras 3, which tf_keras does not take",
     frozenset({"clipping", "global_clipnorm"}): "Keras takes only one of clipnorm, clipvalue and global_clipnorm",
 }
 

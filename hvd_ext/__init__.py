@@ -56,6 +56,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hvd_ext.tensorflow.gradients.tape": ("DistributedGradientTape", "PartialDistributedGradientTape"),
     "hvd_ext.tensorflow.devices": ("pin_gpu",),
     "hvd_ext.tensorflow.topk.ops": ("mstopk", "topk_error_feedback"),
+    "hvd_ext.tensorflow.sharing": ("pto",),
     "hvd_ext.tensorflow.collectives.objects": ("broadcast_object", "allgather_object"),
     "hvd_ext.job.recording": ("start_trace", "stop_trace", "start_timeline", "stop_timeline"),
     "hvd_ext.keras.optimizers.optimizer": ("DistributedOptimizer", "PartialDistributedOptimizer", "explain", "flush"),
@@ -83,6 +84,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
 _NAMES: dict[str, tuple[str, str]] = {
     **{name: (module, name) for module, names in _MODULES.items() for name in names},
     "callbacks": ("hvd_ext.keras.callbacks", ""),
+    "optimizers": ("hvd_ext.keras.optimizers", ""),
     "errors": ("hvd_ext.errors", ""),
 }
 
@@ -137,7 +139,7 @@ if TYPE_CHECKING:
         stop_timeline as stop_timeline,
         stop_trace as stop_trace,
     )
-    from hvd_ext.keras import callbacks as callbacks
+    from hvd_ext.keras import callbacks as callbacks, optimizers as optimizers
     from hvd_ext.keras.callbacks import (
         BestModelCheckpoint as BestModelCheckpoint,
         BroadcastGlobalVariablesCallback as BroadcastGlobalVariablesCallback,
@@ -205,6 +207,7 @@ if TYPE_CHECKING:
         DistributedGradientTape as DistributedGradientTape,
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
+    from hvd_ext.tensorflow.sharing import pto as pto
     from hvd_ext.tensorflow.topk.ops import mstopk as mstopk, topk_error_feedback as topk_error_feedback
 else:
     # Hidden from type checkers, because with `__getattr__` every name would seem to exist.
@@ -235,3 +238,5 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *_SUBMODULES})
+
+    importlib.import_module("hvd_ext.keras.saved_classes").register()

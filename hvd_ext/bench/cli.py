@@ -406,6 +406,54 @@ def topk(
 
 
 @app.command()
+def lars(
+    ranks: Annotated[str | None, command.ranks_option("1,2,4")] = None,
+    models: Annotated[str, typer.Option(help="Of resnet50, transformer, with commas.")] = "resnet50,transformer",
+    parts: Annotated[
+        str,
+        typer.Option(
+            help="With commas; norms: of all tensors, beside one pass over the same bytes and one op per tensor; "
+            "update: the whole step, beside the same in Keras' operations and SGD; pto: norms divided among ranks."
+        ),
+    ] = "norms,update,pto",
+    repetitions: command.Repetitions = 7,
+    calls: Annotated[int, typer.Option(metavar="N", help="Calls of a sample.")] = 3,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads of each rank.")] = 1,
+    launcher: command.LauncherLine = None,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without a new row.")] = 600.0,
+) -> None:
+    """Compute the norms and the update of LARS, each rank alone or the ranks together, beside other ways, in turns."""
+    from hvd_ext.bench import results
+    from hvd_ext.bench.lars import PAPER, Request, goals, lars_table, measure
+
+    with command.ended_in_words("hvd_ext bench lars"):
+        command.check_append(append, json_file)
+        start = command.launched(launcher, ranks)
+        request = Request(
+            ranks=command.ranks_of(start, ranks, "1,2,4"),
+            models=command.names(models),
+            parts=command.names(parts),
+            repetitions=repetitions,
+            calls=calls,
+            threads=threads,
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        before = command.kept_result(partial(results.load, benchmark=results.LARS), json_file, append)
+        run = results.begin_run(start.describe())
+        with command.progress(len(request.jobs(start))) as tell:
+            rows = measure(request, start, tell)
+        result = results.result_of(run, rows, results.LARS)
+        if json_file is not None:
+            results.save(json_file, results.joined(before, result) if before else result)
+        console = command.table_console()
+        console.print(lars_table(rows))
+        command.say(console, [*goals(rows), PAPER])
+
+
+@app.command()
 def data(
     parts: Annotated[
         str,

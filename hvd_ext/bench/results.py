@@ -25,6 +25,7 @@ TOPK = "top-k by magnitude, float32"
 SCHEDULE = "schedule, replayed steps, float32"
 STRAGGLERS = "stragglers, trained steps with sleeps"
 DATA = "data, handed over and kept"
+LARS = "LARS, norms and updates"
 COMMANDS = {
     ALLREDUCE: "bench allreduce",
     TRAINING: "bench training",
@@ -32,6 +33,7 @@ COMMANDS = {
     SCHEDULE: "bench schedule",
     STRAGGLERS: "bench stragglers",
     DATA: "bench data",
+    LARS: "bench lars",
 }
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.

@@ -33,6 +33,7 @@ FEATURES: dict[str, str] = {
     "partial rounds": '`sync=` other than "full"',
     "delay": "`delay=1`",
     "SyncBatchNormalization": "the layer",
+    "LARS, LAMB": "`hvd.optimizers.LARS` or `LAMB`",
 }
 
 XLA = (
@@ -82,6 +83,7 @@ _REFUSED: dict[frozenset[str], str] = {
         "sync: the model has a hvd_ext.SyncBatchNormalization, which waits for all ranks in each forward pass, so that "
         "steps would wait for all ranks too; use keras.layers.BatchNormalization, or sync='full'"
     ),
+    frozenset({"LARS, LAMB", "Keras 2"}): "Could not interpret optimizer identifier",  # tf_keras' own words
     **{frozenset({"XLA", feature}): XLA for feature in FEATURES if feature != "XLA"},
 }
 # what is refused with top-k gradients is refused with those that end, in the same words
@@ -99,6 +101,8 @@ REMARKS = (
     "on all ranks.",
     "top-k with accumulation and mixed_float16 is refused, because each pass would count as a step of momentum, "
     "warm-up and flush.",
+    'LARS, LAMB: `parallel=True` is refused with partial rounds; with "auto" each rank then computes all norms. With a '
+    "tape, too, each rank computes all of them. Norms of embeddings are those of dense gradients.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 
@@ -140,6 +144,8 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "partial rounds": ("passes", "form", "factor", "memory"),
     "delay": ("passes", "memory", "update"),
     "SyncBatchNormalization": ("forward",),
+    # all places but two: its norms are those of the reduced gradients, whatever they went through
+    "LARS, LAMB": ("passes", "form", "factor", "wire", "memory", "update"),
 }
 
 _TESTS = "tests/ranks/test_pairs.py"

@@ -54,6 +54,7 @@ SAME_ON_ANY_NUMBER = (
     "test_topk_state.py",
     "test_topk_kept.py",
     "test_topk_momentum.py",
+    "test_optimizers_page.py",
     "test_topk_page.py",
 )
 

@@ -74,11 +74,23 @@ class Case:
         if self.keras2:
             import tf_keras
 
+            if "LARS, LAMB" in self.features:
+                return tf_keras.optimizers.get(hvd.optimizers.LARS())
             made = tf_keras.optimizers.SGD(0.5, **settings)
             if "mixed_float16" in self.features:
                 made = tf_keras.mixed_precision.LossScaleOptimizer(made, initial_scale=SCALE)
             return made
         made = keras.optimizers.SGD(0.5, **settings)
+        if "LARS, LAMB" in self.features:
+            alone = plain or self.features & {"partial rounds", "tape", "XLA"}
+            made = hvd.optimizers.LARS(
+                0.5,
+                trust_coefficient=0.25,
+                weight_decay=0.125,
+                exclude_from_trust=["own"],
+                parallel=not alone,
+                **settings,
+            )
         if "mixed_float16" in self.features:
             made = keras.optimizers.LossScaleOptimizer(made, initial_scale=SCALE)
         return made

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "kernels/topk.h"
-#include "kernels/workers.h"
-#include "tensorflow/core/framework/device_base.h"
+#include "ops/kernel_parts.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -56,18 +55,6 @@ class Scratches {
   std::mutex mutex_;
   std::vector<std::unique_ptr<TopKScratch>> free_;
 };
-
-inline ParallelFor WorkersOf(tensorflow::OpKernelContext* context) {
-  const auto* workers = context->device()->tensorflow_cpu_worker_threads();
-  if (workers == nullptr || workers->num_threads < 2) return nullptr;
-  const auto schedule = [pool = workers->workers](auto work) { pool->Schedule(work); };
-  return WithTheCaller(workers->num_threads, schedule);
-}
-
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 // Reads and checks the segments.
 inline absl::Status SegmentsOf(const tensorflow::Tensor& k, const tensorflow::Tensor& offsets, int64_t elements,

@@ -23,8 +23,8 @@ class LearningRateScheduleCallback(base.Callback):
         end_epoch: the first epoch in which the rate is no longer set; None: there is none.
         staircase: True: the rate is set once in an epoch, and the multiplier gets whole numbers; False: it is set
             before every step, and the multiplier gets epoch + batch / steps_per_epoch.
-        momentum_correction: scale the velocities of SGD and RMSprop, which contain the rates of earlier steps, by new
-            rate / old rate (Goyal et al. 2017, section 3, remark 2).
+        momentum_correction: scale the velocities of SGD, RMSprop and LARS, where they contain the rates of earlier
+            steps, by new rate / old rate (Goyal et al. 2017, section 3, remark 2).
         steps_per_epoch: training steps of one rank in an epoch; None: as Keras knows it. Needed with staircase=False.
 
     Raises:

@@ -18,7 +18,7 @@ from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 # The attributes in which optimizers keep velocities that contain the learning rate. Muon has none: it applies the rate
 # after its momentum.
-_VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": ""}
+_VELOCITIES = {"SGD": "momentums", "RMSprop": "_momentums", "Muon": "", "LARS": "momentums"}
 
 
 class Velocities:
@@ -36,7 +36,8 @@ class Velocities:
         self._slots: Callable[[Any], list[Any]] = lambda optimizer: []
         self._of: list[Any] = []
         self._scale: Any = None
-        if not getattr(optimizer, "momentum", None):
+        momentum = getattr(optimizer, "momentum", None)
+        if momentum is None or (isinstance(momentum, (int, float)) and not momentum):
             return
         known = [_slots_of(kind) for kind in type(optimizer).__mro__ if _is_known(kind)]
         if not known:
@@ -60,14 +61,19 @@ class Velocities:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__name__ in _VELOCITIES and kind.__module__.startswith(("keras.", "tf_keras."))
+    return kind.__name__ in _VELOCITIES and kind.__module__.startswith(("keras.", "tf_keras.", "hvd_ext."))
 
 
 def _slots_of(kind: type) -> Callable[[Any], list[Any]]:
     if "legacy" in kind.__module__:  # of tf_keras: the slots are by variable and by name
         return lambda optimizer: [slots["momentum"] for slots in optimizer._slots.values() if "momentum" in slots]
     attribute = _VELOCITIES[kind.__name__]
-    return lambda optimizer: list(getattr(optimizer, attribute, ())) if attribute else []
+    if not attribute:
+        return lambda optimizer: []
+    # LARS may have the rate outside of its momentum
+    return lambda optimizer: (
+        list(getattr(optimizer, attribute, ())) if getattr(optimizer, "rate_in_momentum", True) else []
+    )
 
 
 def _tensorflows(slot: Any) -> tf.Variable:

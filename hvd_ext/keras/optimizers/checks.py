@@ -60,12 +60,17 @@ def comparable(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in config.items():
         if key == "learning_rate" and isinstance(value, Mapping):
-            found[f"{whose} learning rate schedule"] = json.dumps(
-                value, sort_keys=True, default=lambda one: type(one).__name__
-            )
+            found[f"{whose} learning rate schedule"] = _as_text(value)
         elif key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
             found[f"{whose} {key}"] = value
+        # patterns, and the schedule of a momentum; other mappings hold names and rates of inner optimizers
+        elif isinstance(value, (list, tuple)) or (key == "momentum" and isinstance(value, Mapping)):
+            found[f"{whose} {key}"] = _as_text(value)
     return found
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda one: type(one).__name__)
 
 
 def refuse_strategy(label: str) -> None:

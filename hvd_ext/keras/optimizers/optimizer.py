@@ -18,6 +18,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front, refuse_global_norm, updates
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
@@ -329,6 +330,8 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     steps = functools.partial(_steps_of, weakref.ref(updating))
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(label, options, momentum, steps, holds_again=scaling)
+    if isinstance(updating, Layerwise):
+        updating._share_norms(reducer)
     fronts: list[type] = [Wrapper]
     if momentum is not None and scaling:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)

@@ -198,9 +198,16 @@ def refuse_xla(label: str) -> None:
     Raises:
         InvalidError: XLA will compile the graph under construction, or a graph around it.
     """
+    if under_xla():
+        raise InvalidError(f"{label}: {compatibility.XLA}")
+
+
+def under_xla() -> bool:
+    """Say whether XLA will compile the graph under construction, or a graph around it."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()
         if context is not None and context.IsXLAContext():
-            raise InvalidError(f"{label}: {compatibility.XLA}")
+            return True
         graph = getattr(graph, "outer_graph", None)
+    return False

@@ -52,6 +52,8 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 OPEN = {
     "SyncBatchNormalization(options)": "those of keras.layers.BatchNormalization, which differ with Keras' version",
     "Options.replace(changes)": "the fields of the class",
+    "LARS(options)": "those of every optimizer of Keras, which differ with Keras' version",
+    "LAMB(options)": "see LARS",
 }
 
 # Our functions that take the options of a reduction, their module, and what they are called with.
@@ -68,7 +70,7 @@ NOT_OF_TAPES = {"backward_passes_per_step", "average_aggregated_gradients", "che
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yields our public functions and classes, and the public methods of the classes."""
-    modules = (hvd, hvd.callbacks, hvd.state, hvd.keras)
+    modules = (hvd, hvd.callbacks, hvd.optimizers, hvd.state, hvd.keras)
     for module in modules:
         for name in dir(module):
             value = getattr(module, name)

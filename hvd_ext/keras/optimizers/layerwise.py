@@ -1,0 +1,245 @@
+"""What `LARS` and `LAMB` share: a rate of its own for each variable, from norms of its weights and its update."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from hvd_ext.errors import InvalidError
+
+if TYPE_CHECKING:
+    from hvd_ext.tensorflow.gradients.reducer import Reducer
+    from hvd_ext.tensorflow.sharing import Trial
+
+# Biases, and the factors and offsets of normalisation layers, as Keras 3 names them. Their norms say nothing about the
+# scale of their updates: they often begin at 0 or 1.
+BIASES_AND_NORMALIZATION = (r"(^|/)(bias|gamma|beta|scale)$",)
+
+
+Parallel = Literal["auto", True, False]
+PARALLEL = get_args(Parallel)
+
+
+class Layerwise(keras.optimizers.Optimizer):
+    """An optimizer whose rate for a variable is the learning rate times the variable's trust ratio.
+
+    Args:
+        learning_rate: as in every optimizer of Keras.
+        weight_decay: at least 0; added to the update inside of the norm, not subtracted beside it as Keras does.
+        exclude_from_trust: patterns (`re.search`) of the paths of variables whose trust ratio is 1.
+        exclude_from_weight_decay: patterns of the paths of variables without weight decay.
+        min_trust: the least trust ratio, at least 0.
+        max_trust: the greatest, above 0 and not below min_trust; None: there is none.
+        parallel: whether the ranks of a `hvd_ext.DistributedOptimizer` divide the norms among themselves.
+        options: the other arguments of `keras.optimizers.Optimizer`.
+
+    Raises:
+        InvalidError: an argument breaks its rule.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        weight_decay: float,
+        exclude_from_trust: Sequence[str],
+        exclude_from_weight_decay: Sequence[str],
+        min_trust: float,
+        max_trust: float | None,
+        parallel: Parallel,
+        **options: Any,
+    ) -> None:
+        number("weight_decay", weight_decay, 0)
+        number("min_trust", min_trust, 0)
+        if max_trust is not None and not (_is_number(max_trust) and 0 < max_trust >= min_trust):
+            raise InvalidError(
+                f"max_trust ({max_trust!r}): must be a number above 0, and at least min_trust, which is {min_trust}; "
+                "None means no limit"
+            )
+        if parallel not in PARALLEL or (isinstance(parallel, int) and not isinstance(parallel, bool)):
+            raise InvalidError(f"parallel ({parallel!r}): must be 'auto', True or False")
+        trust = _patterns("exclude_from_trust", exclude_from_trust)
+        decay = _patterns("exclude_from_weight_decay", exclude_from_weight_decay)
+        if not callable(learning_rate):
+            number("learning_rate", learning_rate, 0)
+            learning_rate = float(learning_rate)
+        super().__init__(learning_rate=learning_rate, weight_decay=float(weight_decay), **options)
+        self.min_trust, self.max_trust = float(min_trust), None if max_trust is None else float(max_trust)
+        self.parallel = parallel
+        self._trust_patterns, self._decay_patterns = trust, decay
+
+    _hvd_ext_shared: Reducer | None = None  # what reduces its gradients
+    _hvd_ext_trial: Trial | None = None
+
+    def _share_norms(self, reducer: Reducer) -> None:
+        """Let the ranks that reduce its gradients divide the norms.
+
+        Args:
+            reducer: of the wrapped optimizer.
+
+        Raises:
+            InvalidError: parallel is True, and steps do not wait for all ranks.
+        """
+        if self.parallel is True and reducer.options.partial:
+            raise InvalidError(
+                f"parallel (True): optimizer {self.name!r} is wrapped with sync={reducer.options.sync!r}, whose steps "
+                "do not wait for all ranks, as norms that all ranks divide would; use parallel='auto' or False"
+            )
+        object.__setattr__(self, "_hvd_ext_shared", reducer)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the slots, and find which variables have a trust ratio and a weight decay.
+
+        Args:
+            variables: of Keras or of TensorFlow.
+        """
+        if self.built:
+            return
+        super().build(list(variables))
+        self._has_trust = [not _matches(self._trust_patterns, one) for one in variables]
+        self._has_decay = [not _matches(self._decay_patterns, one) and self._use_weight_decay(one) for one in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Update one variable.
+
+        Args:
+            gradient: of the variable's shape, or slices of it.
+            variable: one of those that the optimizer was built with.
+            learning_rate: of this step.
+        """
+        self._update([gradient], [variable], learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Give the arguments of the constructor."""
+        return super().get_config() | {
+            "exclude_from_trust": list(self._trust_patterns),
+            "exclude_from_weight_decay": list(self._decay_patterns),
+            "min_trust": self.min_trust,
+            "max_trust": self.max_trust,
+            "parallel": self.parallel,
+        }
+
+    def _apply_weight_decay(self, variables: Any) -> None:
+        """Do nothing: the decay is a part of the update, inside of its norm."""
+
+    def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        if tf.distribute.has_strategy():
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+        else:
+            self._update(list(grads), list(trainable_variables), learning_rate)
+
+    def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
+        """Update variables together."""
+        raise NotImplementedError
+
+    def _dense(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Give gradients as tensors of their variables' dtypes; slices of one row are added up."""
+        return [
+            tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+
+    def _places(self, variables: Sequence[Any]) -> list[int]:
+        return [self._get_variable_index(variable) for variable in variables]
+
+    def _decays(self, places: Sequence[int]) -> np.ndarray:
+        """Give each variable's weight decay, float64."""
+        return np.array([self.weight_decay if self._has_decay[place] else 0.0 for place in places])
+
+    def _norms(self, variables: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
+        """Give the Euclidean norms of variables, and of a tensor for each of them, float64; sums are in float64 too."""
+        from hvd_ext.tensorflow import norms
+
+        if norms.usable(variables):
+            both = [tf.convert_to_tensor(one) for one in variables], list(others)
+            found = self._squares(both, variables)
+        else:
+            found = ops.stack([ops.sum(ops.square(ops.cast(one, "float64"))) for one in (*variables, *others)])
+        roots = ops.sqrt(found)
+        return roots[: len(variables)], roots[len(variables) :]
+
+    def _squares(self, both: tuple[list[tf.Tensor], list[tf.Tensor]], variables: Sequence[Any]) -> tf.Tensor:
+        """Give the squares of the norms of two lists; by the ranks together where they divide them."""
+        from hvd_ext.job import process_sets
+        from hvd_ext.tensorflow import norms, sharing
+        from hvd_ext.tensorflow.gradients import kinds
+
+        tensors = [*both[0], *both[1]]
+        reducer = self._hvd_ext_shared
+        job = None if reducer is None else process_sets.runtime_of(reducer.options.process_set)
+        if reducer is None or not self.parallel or reducer.options.partial or job is None or job.engine.size == 1:
+            return norms.squares(tensors)
+        local = reducer.local_keys
+        own = [kinds.key(variable) in local for variable in variables] * 2
+        if all(own):
+            return norms.squares(tensors)
+        mine, shared = (
+            [one for one, is_own in zip(tensors, own, strict=True) if is_own == which] for which in (True, False)
+        )
+
+        def together() -> tf.Tensor:
+            return norms.divided_squares(shared, job, f"{reducer.label}: norms")
+
+        def alone() -> tf.Tensor:
+            return norms.squares(shared)
+
+        if self.parallel == "auto":
+            if self._hvd_ext_trial is None:
+                object.__setattr__(self, "_hvd_ext_trial", sharing.Trial())
+            worst = lambda times: sharing.maximum(job, f"{reducer.label}: times", times)  # noqa: E731
+            found = self._hvd_ext_trial.run(shared, alone, together, worst)
+        else:
+            found = together()
+        if not mine:
+            return found
+        places = np.argsort(np.argsort(own, kind="stable"), kind="stable")  # those of all ranks come first
+        return tf.gather(tf.concat([found, norms.squares(mine)], 0), places)
+
+    def _trust(self, places: Sequence[int], weights: Any, updates: Any) -> Any:
+        """Give the trust ratios weights / updates, float64: within the limits, and 1 where a norm is 0 or excluded."""
+        both = ops.logical_and(weights > 0, updates > 0)
+        ratio = ops.where(both, weights / ops.where(both, updates, ops.ones_like(updates)), ops.ones_like(weights))
+        limited = ops.clip(ratio, self.min_trust, math.inf if self.max_trust is None else self.max_trust)
+        return ops.where(np.array([self._has_trust[place] for place in places]), limited, ops.ones_like(limited))
+
+
+def number(name: str, value: Any, least: float, below: float = math.inf) -> None:
+    """Check that an argument is a number of a range.
+
+    Raises:
+        InvalidError: it is not at least `least` and below `below`.
+    """
+    if not _is_number(value) or not least <= value < below:
+        end = "" if below == math.inf else f" and below {below:g}"
+        raise InvalidError(f"{name} ({value!r}): must be a number, at least {least:g}{end}")
+
+
+def _is_number(value: Any) -> bool:
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _patterns(name: str, given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
+        raise InvalidError(
+            f"{name} ({given!r}): must be a list of patterns, such as ['bias$'], that are searched in variables' paths"
+        )
+    for pattern in given:
+        if not pattern:
+            raise InvalidError(f"{name} ({list(given)!r}): an empty pattern is found in every path; leave it out")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidError(f"{name}: {pattern!r} is no regular expression: {error}") from error
+    return tuple(given)
+
+
+def _matches(patterns: Sequence[str], variable: Any) -> bool:
+    path = getattr(variable, "path", None) or str(variable.name).removesuffix(":0")
+    return any(re.search(pattern, path) for pattern in patterns)

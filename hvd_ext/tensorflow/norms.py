@@ -1,0 +1,140 @@
+"""Norms of many tensors and the update of LARS, as ops; and norms that the ranks divide among themselves.
+
+There is one definition of a norm (tf_ops/kernels/norms.h): sums of squares in float64 within blocks of 65,536 elements,
+and blocks in their order. So a norm has the same bits on any number of threads and ranks, divided or not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import NativeLibraryError
+from hvd_ext.job.runtime import Runtime
+from hvd_ext.tensorflow import ops, sharing
+from hvd_ext.tensorflow.collectives import calls, single
+from hvd_ext.tensorflow.gradients import kinds
+
+BLOCK = 65536
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def usable(variables: Sequence[Any]) -> bool:
+    """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
+    return (
+        all(tf.as_dtype(one.dtype).name in DTYPES and ":GPU:" not in _tensorflows(one).device for one in variables)
+        and not kinds.under_xla()
+        and _is_there()
+    )
+
+
+def squares(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Give the sum of the squares of each tensor, float64."""
+    groups = _by_dtype(tensors)
+    library = ops.library()
+    found = [library.hvd_ext_squared_norms([tensors[i] for i in group]) for group in groups]
+    return _in_order(tf.concat(found, 0), groups)
+
+
+def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf.Tensor:
+    """Give what `squares` gives, with the same bits, from all ranks, each of which sums some of the blocks.
+
+    Args:
+        tensors: of known shapes, with the same values on all ranks.
+        job: the runtime of the ranks.
+        name: matches the ranks' calls.
+    """
+    groups = _by_dtype(tensors)
+    parts, counts = division([[_elements(tensors[i]) for i in group] for group in groups], job.engine.size)
+    library, mine, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
+    remaining = iter(counts)
+    for group in groups:
+        used: list[tf.Tensor] = []  # a tensor of which this rank has no block is no input of the op
+        blocks: list[int] = []
+        before = 0  # blocks of the used tensors
+        for i in group:
+            count = next(remaining)
+            own = [block - begin for block in parts[job.engine.rank] if begin <= block < begin + count]
+            if own:
+                used.append(tensors[i])
+                blocks += [before + block for block in own]
+                before += count
+            begin += count
+        if used:
+            mine.append(library.hvd_ext_block_squares(used, tf.constant(blocks, tf.int64)))
+    call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
+    everyone = single.gathered(call, tf.concat(mine, 0), calls.signature("pto", f"blocks {begin}"))
+    places = np.argsort(np.array([block for part in parts for block in part], np.int64))
+    return _in_order(library.hvd_ext_add_blocks(tf.gather(everyone, places), counts=counts), groups)
+
+
+def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]], list[int]]:
+    """Divide the blocks of tensors among ranks.
+
+    Args:
+        sizes: the numbers of elements of the tensors, in groups.
+        ranks: their number.
+
+    Returns:
+        For each rank its blocks, which are counted over all tensors; and for each tensor the number of its blocks.
+    """
+    flat = [size for group in sizes for size in group]
+    counts = [-(-size // BLOCK) for size in flat]
+    costs = [min(BLOCK, size - begin) for size in flat for begin in range(0, size, BLOCK)]
+    return sharing.shares(costs, ranks), counts
+
+
+def apply_lars(
+    weights: Sequence[Any],
+    velocities: Sequence[Any],
+    gradients: Sequence[tf.Tensor],
+    scales: tf.Tensor,
+    momentum: tf.Tensor,
+    rate: tf.Tensor,
+    decays: Sequence[float],
+    nesterov: bool,
+) -> None:
+    """Update float32 variables by one step of LARS; see the op's text in tf_ops/ops/lars.cc."""
+    ops.library().hvd_ext_apply_lars(
+        [_tensorflows(one).handle for one in weights],
+        [_tensorflows(one).handle for one in velocities],
+        list(gradients),
+        scales,
+        momentum,
+        rate,
+        decays=[float(one) for one in decays],
+        nesterov=nesterov,
+    )
+
+
+@functools.cache
+def _is_there() -> bool:
+    try:
+        return hasattr(ops.library(), "hvd_ext_apply_lars")  # a library of an earlier version does not have it
+    except NativeLibraryError:
+        return False
+
+
+def _tensorflows(variable: Any) -> tf.Variable:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _elements(tensor: tf.Tensor) -> int:
+    return int(tensor.shape.num_elements())
+
+
+def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    groups: dict[str, list[int]] = {}
+    for place, one in enumerate(tensors):
+        groups.setdefault(one.dtype.name, []).append(place)
+    return list(groups.values())
+
+
+def _in_order(found: tf.Tensor, groups: Sequence[Sequence[int]]) -> tf.Tensor:
+    if len(groups) == 1:
+        return found
+    return tf.gather(found, np.argsort([place for group in groups for place in group]))

@@ -1,0 +1,228 @@
+"""Work that every rank would do alike, divided among the ranks: `pto`, the parallel tensor operator of CommLib.
+
+The ranks divide a list by its costs, compute their shares, and gather the results (MLSys 2021, section 4.2, Eq. 12-14).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_ext.errors import InvalidError
+from hvd_ext.job.process_sets import ProcessSet
+from hvd_ext.job.runtime import Runtime
+from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.collectives import calls, dtypes, single
+
+# Both ways are tried in turn for so many steps; the first pair is left out, since caches and memory are cold then.
+_TRIALS = 5
+
+
+@ops.plain
+def pto(
+    function: Callable[[tf.Tensor], Any],
+    tensors: Iterable[Any],
+    cost: Sequence[float] | Callable[[tf.Tensor], float] | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Apply a function to each tensor of a list that all ranks have alike, each rank to its share; all ranks call it.
+
+    Each tensor goes to one rank as a whole: the most costly first, each to the rank that has least so far. The results
+    travel in one collective. It pays where the function costs more than a small message: that of CommLib computes the
+    rates of LARS (MLSys 2021, section 4.2, Eq. 12-14), as `hvd_ext.optimizers.LARS(parallel=True)` does. Results are
+    not differentiable.
+
+    Args:
+        function: gives a tensor for a tensor. The shape of its result must follow from that of its argument. It is
+            traced once for each shape and dtype.
+        tensors: as many as there are on the other ranks, of the same dtypes and known shapes, with the same values.
+        cost: what the function costs for each tensor, in any unit: numbers, or a function that gives a number for a
+            tensor; None: its number of elements.
+        process_set: the ranks that take part; None for all.
+
+    Returns:
+        The results in the order of the tensors, the same bits on all ranks.
+
+    Raises:
+        InvalidError: an argument breaks its rule, or a result's shape is not known before it has been computed.
+        MismatchError: the ranks' lists, costs or results differ in shape or dtype; raised on all ranks.
+        CommunicationError: a peer is gone or stayed away.
+    """
+    with calls.preparing("pto", None, process_set) as call:
+        given = _listed(function, tensors)
+        costs = _costs(given, cost)
+        traced = [_traced(function, one) for one in given]
+        signature = calls.signature(
+            "pto",
+            f"number of tensors {len(given)}",
+            *(f"tensor {i} {calls.described(one)}, cost {costs[i]:g}" for i, one in enumerate(given)),
+            *(f"result {i} {spec.dtype.name}{spec.shape.as_list()}" for i, (_, spec) in enumerate(traced)),
+        )
+        size, rank = call.job.engine.size, call.job.engine.rank
+        parts = shares(costs, size)
+        mine = [_bytes(traced[i][0](given[i]), traced[i][1]) for i in parts[rank]]
+    joined = single.gathered(call, tf.concat([tf.zeros(0, tf.uint8), *mine], 0), signature)
+    order = [i for part in parts for i in part]
+    pieces = tf.split(joined, [_nbytes(traced[i][1]) for i in order]) if order else []
+    found = {i: _of_bytes(piece, traced[i][1]) for i, piece in zip(order, pieces, strict=True)}
+    return [_without_gradient(found[i], one) for i, one in enumerate(given)]
+
+
+def shares(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Divide pieces of work among ranks: the most costly first, each to the rank that has least so far.
+
+    Args:
+        costs: of the pieces, at least 0.
+        ranks: their number.
+
+    Returns:
+        For each rank the numbers of its pieces, ascending; the same for the same arguments.
+    """
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0.0, rank) for rank in range(ranks)]
+    for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, rank = heapq.heappop(loads)
+        parts[rank].append(piece)
+        heapq.heappush(loads, (load + costs[piece], rank))
+    return [sorted(part) for part in parts]
+
+
+class Trial:
+    """Finds which of two ways of a step takes less time: both are tried in the first steps, and all ranks agree.
+
+    Attributes:
+        chosen: a variable: 1 for the second way, 0 for the first, -1 while they are tried.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.chosen = tf.Variable(-1, dtype=tf.int32, trainable=False, name="hvd_ext_chosen")
+            self._done = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_tried")
+            self._times = tf.Variable(tf.zeros([2 * _TRIALS], tf.float64), trainable=False, name="hvd_ext_times")
+
+    def run(
+        self,
+        inputs: Sequence[tf.Tensor],
+        alone: Callable[[], tf.Tensor],
+        together: Callable[[], tf.Tensor],
+        worst: Callable[[tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Go one of two ways.
+
+        Args:
+            inputs: a time begins when they are there.
+            alone: the way without other ranks.
+            together: the way with all ranks; its result has the same shape and dtype.
+            worst: gives the maximum of a vector over the ranks.
+
+        Returns:
+            The result of one way.
+        """
+
+        def timed(way: Callable[[], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies(inputs):
+                begin = tf.timestamp()
+            with tf.control_dependencies([begin]):
+                result = way()
+            with tf.control_dependencies([result]):
+                return result, tf.timestamp() - begin
+
+        def tried() -> tf.Tensor:
+            place = self._done.assign_add(1) - 1
+            result, seconds = tf.cond(place % 2 == 1, lambda: timed(together), lambda: timed(alone))
+            times = tf.tensor_scatter_nd_update(self._times, [[place]], [seconds])
+            with tf.control_dependencies([self._times.assign(times)]):
+                chosen = tf.cond(place == 2 * _TRIALS - 1, lambda: _faster(times, worst), lambda: -1)
+            with tf.control_dependencies([self.chosen.assign(chosen)]):
+                return tf.identity(result)
+
+        return tf.cond(self.chosen < 0, tried, lambda: tf.cond(self.chosen > 0, together, alone))
+
+
+def _faster(times: tf.Tensor, worst: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Give 1 if the second of two ways, in turn, took less time over all ranks, else 0.
+
+    Alone, a step waits for the slowest rank. Together all ranks wait for the one that begins last; its time, which is
+    the shortest, is what this way costs.
+    """
+    own = tf.reshape(times, [_TRIALS, 2])[1:]
+    alone, together = tf.split(worst(tf.concat([own[:, 0], -own[:, 1]], 0)), 2)
+    middle = [tf.sort(one)[(_TRIALS - 1) // 2] for one in (alone, -together)]
+    return tf.cast(middle[1] < middle[0], tf.int32)
+
+
+def maximum(job: Runtime, name: str, vector: tf.Tensor) -> tf.Tensor:
+    """Give the maximum of a vector over the ranks of a job, or of a process set."""
+    call = calls.Call("pto", job, ops.call_name("pto", name, job), False)
+    gathered = single.gathered(call, vector[tf.newaxis])
+    return tf.reduce_max(gathered, axis=0)
+
+
+def _listed(function: Any, tensors: Any) -> list[tf.Tensor]:
+    if not callable(function):
+        raise InvalidError(f"pto: function ({function!r}): must be a function of one tensor")
+    if isinstance(tensors, (tf.Tensor, tf.Variable, np.ndarray)) or not isinstance(tensors, Iterable):
+        raise InvalidError(f"pto: tensors ({type(tensors).__name__}): must be a list of tensors")
+    found = [dtypes.converted("pto", one, dtypes.MOVED) for one in tensors]
+    for place, one in enumerate(found):
+        if not one.shape.is_fully_defined():
+            raise InvalidError(f"pto: tensor {place} (shape {one.shape}): its shape must be known when it is traced")
+    return found
+
+
+def _costs(tensors: Sequence[tf.Tensor], cost: Any) -> list[float]:
+    if cost is None:
+        return [float(one.shape.num_elements() or 0) for one in tensors]
+    costs = [cost(one) for one in tensors] if callable(cost) else list(cost)
+    if len(costs) != len(tensors):
+        raise InvalidError(f"pto: cost ({len(costs)} numbers): must be one for each tensor; there are {len(tensors)}")
+    for place, one in enumerate(costs):
+        if isinstance(one, bool) or not isinstance(one, (int, float, np.number)) or not 0 <= one < float("inf"):
+            raise InvalidError(f"pto: cost of tensor {place} ({one!r}): must be a number, at least 0")
+    return [float(one) for one in costs]
+
+
+def _traced(function: Callable[[tf.Tensor], Any], tensor: tf.Tensor) -> tuple[Any, tf.TensorSpec]:
+    """Trace a function, and give it with the shape and dtype of its result."""
+    concrete = tf.function(lambda one: tf.convert_to_tensor(function(one)), autograph=False).get_concrete_function(
+        tf.TensorSpec(tensor.shape, tensor.dtype)
+    )
+    spec = tf.TensorSpec(concrete.structured_outputs.shape, concrete.structured_outputs.dtype)
+    if not spec.shape.is_fully_defined():
+        raise InvalidError(f"pto: result (shape {spec.shape}): its shape must follow from that of the tensor")
+    if spec.dtype.name not in dtypes.MOVED:
+        raise InvalidError(f"pto: result ({spec.dtype.name}): its dtype must be one of {', '.join(dtypes.MOVED)}")
+    return concrete, spec
+
+
+def _nbytes(spec: tf.TensorSpec) -> int:
+    return int(spec.shape.num_elements() or 0) * int(spec.dtype.size)
+
+
+def _bytes(result: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    flat = tf.reshape(tf.cast(result, tf.uint8) if spec.dtype == tf.bool else result, [-1])
+    return flat if flat.dtype == tf.uint8 else tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
+
+
+def _of_bytes(piece: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype == tf.bool:
+        piece = tf.cast(piece, tf.bool)
+    elif spec.dtype.size > 1:
+        piece = tf.bitcast(tf.reshape(piece, [-1, spec.dtype.size]), spec.dtype)
+    elif spec.dtype != tf.uint8:
+        piece = tf.bitcast(piece, spec.dtype)
+    return tf.reshape(piece, spec.shape)
+
+
+@tf.custom_gradient
+def _without_gradient(result: tf.Tensor, tensor: tf.Tensor) -> Any:
+    """Give a result that refuses the gradient with respect to its tensor, in place of having none."""
+
+    def refuse(*_: tf.Tensor) -> Any:
+        raise InvalidError("pto: its results have no gradient; stop the gradient behind it: tf.stop_gradient")
+
+    return tf.identity(result), refuse

@@ -1,0 +1,173 @@
+// Norms and the update of LARS against their definitions, bit for bit, for all instruction sets and numbers of threads.
+#include <cmath>
+#include <cstring>
+
+#include "harness.h"
+#include "kernels/denormals.h"
+#include "kernels/half.h"
+#include "kernels/lars.h"
+#include "kernels/norms.h"
+#include "kernels/topk_scan.h"
+#include "kernels/workers.h"
+
+namespace hvd_ext::test {
+namespace {
+
+const topk::Path kPaths[] = {topk::Path::kPortable, topk::Path::kAvx2, topk::Path::kAvx512};
+
+std::vector<float> Floats(int64_t elements, uint64_t seed) {
+  std::vector<float> x(static_cast<size_t>(elements));
+  uint64_t state = seed * 2654435761u + 1;
+  for (float& one : x) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    one = static_cast<float>(static_cast<int64_t>(state >> 20) - (int64_t{1} << 43)) * 1e-14f;
+  }
+  return x;
+}
+
+// The definition, written down once more: 32 lanes, folded in halves.
+template <typename T>
+double Expected(const T* x, int64_t elements) {
+  std::vector<double> lanes(32, 0.0);
+  for (int64_t i = 0; i < elements; ++i) {
+    double value = 0;
+    if constexpr (std::is_floating_point_v<T>) {
+      value = x[i];
+    } else {
+      value = ToFloat(x[i]);
+    }
+    lanes[static_cast<size_t>(i % 32)] += value * value;
+  }
+  while (lanes.size() > 1) {
+    const size_t half = lanes.size() / 2;
+    for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    lanes.resize(half);
+  }
+  return lanes[0];
+}
+
+// Runs units at once, the last ones first.
+void Backwards(int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+  std::vector<std::thread> threads;
+  for (int64_t unit = total; unit-- > 0;) threads.emplace_back([&body, unit] { body(unit, unit + 1); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST("norms: the sum of a block has the bits of its definition, on every path and length") {
+  for (topk::Path path : kPaths) {
+    if (!topk::UsePath(path)) continue;
+    for (int64_t elements : {0, 1, 31, 32, 33, 63, 64, 1000, 4096, 65535, 65536}) {
+      const std::vector<float> x = Floats(elements, static_cast<uint64_t>(elements) + 3);
+      const NormBlock block{x.data(), elements};
+      double sum = -1;
+      NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
+      CHECK_EQ(sum, Expected(x.data(), elements));
+    }
+  }
+  topk::UsePath(topk::BestPath());
+}
+
+TEST("norms: blocks on threads, in any order, have the same bits") {
+  const std::vector<float> x = Floats(5 * kNormBlock + 17, 5);
+  std::vector<NormBlock> blocks;
+  double expected = 0;
+  for (int64_t begin = 0; begin < static_cast<int64_t>(x.size()); begin += kNormBlock) {
+    const int64_t elements = std::min(kNormBlock, static_cast<int64_t>(x.size()) - begin);
+    blocks.push_back({x.data() + begin, elements});
+    expected += Expected(x.data() + begin, elements);
+  }
+  const int64_t n = static_cast<int64_t>(blocks.size());
+  CHECK_EQ(n, NormBlocks(static_cast<int64_t>(x.size())));
+  for (const ParallelFor& parallel_for : {ParallelFor(nullptr), ParallelFor(Backwards)}) {
+    std::vector<double> sums(blocks.size());
+    NormSquares(DType::kFloat32, blocks.data(), n, parallel_for, sums.data());
+    CHECK_EQ(NormSum(sums.data(), n), expected);
+  }
+}
+
+TEST("norms: every dtype of floating point; denormals count though the thread flushes them") {
+  const std::vector<float> x = Floats(777, 9);
+  std::vector<double> doubles(x.begin(), x.end());
+  std::vector<Float16> halves;
+  std::vector<BFloat16> brains;
+  for (float one : x) {
+    halves.push_back(ToFloat16(one));
+    brains.push_back(ToBFloat16(one));
+  }
+  double sum = -1;
+  NormBlock block{doubles.data(), 777};
+  NormSquares(DType::kFloat64, &block, 1, nullptr, &sum);
+  CHECK_EQ(sum, Expected(doubles.data(), 777));
+  block.data = halves.data();
+  NormSquares(DType::kFloat16, &block, 1, nullptr, &sum);
+  CHECK_EQ(sum, Expected(halves.data(), 777));
+  block.data = brains.data();
+  NormSquares(DType::kBFloat16, &block, 1, nullptr, &sum);
+  CHECK_EQ(sum, Expected(brains.data(), 777));
+  const std::vector<float> tiny(100, 1e-42f);
+  block = {tiny.data(), 100};
+  const WithoutDenormals flushed;
+  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
+  CHECK(sum > 0);
+}
+
+TEST("norms: no sum overflows, and what is not finite is seen") {
+  std::vector<float> x(100, 3e38f);
+  NormBlock block{x.data(), 100};
+  double sum = 0;
+  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
+  CHECK(std::isfinite(sum));
+  x[77] = INFINITY;
+  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
+  CHECK(std::isinf(sum));
+  x[3] = NAN;
+  NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
+  CHECK(std::isnan(sum));
+}
+
+TEST("lars: every path does what the definition says, in place and into other memory") {
+  const int64_t lengths[] = {0, 1, 100, kNormBlock + 5};
+  for (topk::Path path : kPaths) {
+    if (!topk::UsePath(path)) continue;
+    for (int kind = 0; kind < 8; ++kind) {
+      const bool in_place = kind & 1, threads = kind & 2;
+      const LarsStep step{0.9f, kind & 4 ? 0.25f : 1.0f, (kind & 4) != 0};
+      std::vector<std::vector<float>> weights, velocities, gradients, next_weights, next_velocities;
+      for (int64_t length : lengths) {
+        weights.push_back(Floats(length, 1));
+        velocities.push_back(Floats(length, 2));
+        gradients.push_back(Floats(length, 3));
+        next_weights.emplace_back(static_cast<size_t>(length), 7.0f);
+        next_velocities.emplace_back(static_cast<size_t>(length), 7.0f);
+      }
+      auto before = weights, before_velocities = velocities;
+      std::vector<LarsVariable> variables;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        variables.push_back({weights[i].data(), velocities[i].data(), gradients[i].data(),
+                             in_place ? weights[i].data() : next_weights[i].data(),
+                             in_place ? velocities[i].data() : next_velocities[i].data(), lengths[i],
+                             0.01f * static_cast<float>(i + 1), i % 2 ? 0.001f : 0.0f});
+      }
+      LarsUpdate(variables.data(), 4, step, threads ? ParallelFor(Backwards) : ParallelFor(nullptr));
+      for (size_t i = 0; i < weights.size(); ++i) {
+        for (size_t j = 0; j < before[i].size(); ++j) {
+          const float decayed = variables[i].decay * before[i][j];
+          const float inner = variables[i].decay != 0 ? gradients[i][j] + decayed : gradients[i][j];
+          const float update = variables[i].scale * inner;
+          const float kept = step.momentum * before_velocities[i][j];
+          const float moved = kept + update;
+          const float ahead = step.momentum * moved;
+          const float taken = step.nesterov ? ahead + update : moved;
+          const float part = step.rate * taken;
+          CHECK_EQ(variables[i].next_velocity[j], moved);
+          CHECK_EQ(variables[i].next_weights[j], before[i][j] - part);
+        }
+      }
+    }
+  }
+  topk::UsePath(topk::BestPath());
+}
+
+}  // namespace hvd_ext::test

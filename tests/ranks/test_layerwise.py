@@ -1,0 +1,275 @@
+"""LARS, LAMB and `pto` on several ranks: the same bits with the norms divided among the ranks and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.keras.callbacks.velocities import Velocities
+from hvd_ext.tensorflow import norms
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
+
+KINDS = {
+    "lars": lambda **more: hvd.optimizers.LARS(0.5, weight_decay=0.01, trust_coefficient=0.1, **more),
+    "lamb": lambda **more: hvd.optimizers.LAMB(0.05, weight_decay=0.01, **more),
+}
+
+
+@pytest.fixture(scope="module")
+def evens() -> Iterator[hvd.ProcessSet]:
+    """Ranks 0, 2, 4, ...; of two ranks rank 0 alone."""
+    if hvd.size() == 1:
+        yield hvd.global_process_set
+        return
+    added = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    yield added
+    hvd.remove_process_set(added)
+
+
+def wide(seed: int) -> keras.Model:
+    """A model with a tensor of several blocks, and small ones."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(300, activation="tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input((500,)), *layers])
+
+
+def trained(optimizer: Any, steps: int = 14, **fitting: Any) -> list[np.ndarray]:
+    ours = wide(3)
+    ours.compile(optimizer, "mse", **fitting)
+    random = np.random.default_rng(hvd.rank())
+    x, y = random.standard_normal((4 * steps, 500)), random.standard_normal((4 * steps, 2))
+    ours.fit(x.astype(np.float32), y.astype(np.float32), batch_size=4, shuffle=False, verbose=0)
+    assert_same_bits_on_all_ranks(ours.trainable_variables)
+    return values([*ours.trainable_variables, *optimizer.variables])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_slots_have_the_same_bits_however_the_norms_are_computed(kind: str) -> None:
+    alone, divided, auto = (
+        trained(hvd.DistributedOptimizer(KINDS[kind](parallel=parallel))) for parallel in (False, True, "auto")
+    )
+    for one, other, third in zip(alone, divided, auto, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+
+
+def test_auto_tries_both_ways_and_all_ranks_take_the_same() -> None:
+    optimizer = hvd.DistributedOptimizer(KINDS["lars"]())
+    trained(optimizer, steps=9)
+    if hvd.size() == 1:
+        assert optimizer._hvd_ext_trial is None
+        return
+    assert int(optimizer._hvd_ext_trial.chosen) == -1
+    trained_on = hvd.DistributedOptimizer(KINDS["lars"]())
+    trained(trained_on, steps=12)
+    chosen = hvd.allgather_object(int(trained_on._hvd_ext_trial.chosen))
+    assert set(chosen) in ({0}, {1})
+
+
+def test_eagerly_the_bits_are_the_same_too() -> None:
+    alone, divided = (
+        trained(hvd.DistributedOptimizer(KINDS["lars"](parallel=parallel)), 3, run_eagerly=True)
+        for parallel in (False, True)
+    )
+    for one, other in zip(alone, divided, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_variables_that_are_local_stay_out_of_it() -> None:
+    found = []
+    for parallel in (False, True):
+        variables = [keras.Variable(np.linspace(-1, 1, 70000), name=name) for name in ("shared", "own")]
+        optimizer = hvd.DistributedOptimizer(KINDS["lars"](parallel=parallel))
+        optimizer.register_local_var(variables[1])
+        for step in range(3):
+            gradient = tf.cos(tf.range(70000, dtype=tf.float32) + step)
+            optimizer.apply([gradient, gradient * (1 + hvd.rank())], variables)
+        assert_same_bits_on_all_ranks(variables[:1])
+        found.append(values(variables))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_process_set_divides_among_its_ranks(evens: hvd.ProcessSet) -> None:
+    found = []
+    for parallel in (False, True):
+        variables = [keras.Variable(np.linspace(-1, 1, 140000), name="kernel")]
+        optimizer = hvd.DistributedOptimizer(KINDS["lars"](parallel=parallel), process_set=evens)
+        for step in range(2):
+            optimizer.apply([tf.cos(tf.range(140000, dtype=tf.float32) + step + hvd.rank())], variables)
+        found.append(values(variables))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_one_rank_cannot_take_is_skipped_by_all(kind: str) -> None:
+    variables = [keras.Variable(np.linspace(-1, 1, 70000), name="kernel")]
+    scaled = keras.optimizers.LossScaleOptimizer(KINDS[kind](parallel=True), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(scaled)
+    for step in range(4):
+        bad = np.inf if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0
+        optimizer.apply([tf.fill([70000], 4.0 * bad)], variables)
+    assert int(optimizer.inner_optimizer.iterations) == 3
+    assert np.isfinite(values(variables)[0]).all()
+    assert_same_bits_on_all_ranks(variables)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fit_equals_training_on_the_joined_batch(kind: str) -> None:
+    rows, batch = 8, 4
+    ours, plain = model(), model()
+    ours.compile(hvd.DistributedOptimizer(KINDS[kind](parallel=True)), "mse")
+    plain.compile(KINDS[kind](), "mse")
+    x, y = data(hvd.rank(), rows)
+    ours.fit(x, y, batch_size=batch, epochs=3, shuffle=False, verbose=0)
+    plain.fit(*joined(rows, batch), batch_size=batch * hvd.size(), epochs=3, shuffle=False, verbose=0)
+    assert_same_bits_on_all_ranks(ours.weights)
+    for got, wanted in zip(values(ours.weights), values(plain.weights), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_divided_norms_are_those_of_one_rank_for_mixed_dtypes() -> None:
+    random = np.random.default_rng(5)
+    sizes = [3, 65536, 65537, 200000, 0, 1, 65536 * 3]
+    dtypes = [tf.float32, tf.bfloat16, tf.float32, tf.float64, tf.float32, tf.float16, tf.float32]
+    tensors = [tf.cast(random.standard_normal(size), dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
+    from hvd_ext.job import runtime
+
+    alone = norms.squares(tensors).numpy()
+    divided = norms.divided_squares(tensors, runtime.current(), "norms of a test").numpy()
+    np.testing.assert_array_equal(alone, divided)
+    wanted = [np.sum(np.square(one.numpy().astype(np.float64))) for one in tensors]
+    np.testing.assert_allclose(alone, wanted, rtol=1e-12)
+
+
+def test_parallel_norms_are_refused_where_steps_do_not_wait_for_all_ranks() -> None:
+    with pytest.raises(InvalidError, match=r"parallel \(True\): .* sync='majority'.* use parallel='auto' or False"):
+        hvd.DistributedOptimizer(KINDS["lars"](parallel=True), sync="majority")
+    hvd.DistributedOptimizer(KINDS["lars"](), sync="majority")
+
+
+def test_patterns_and_schedules_that_differ_between_ranks_are_refused() -> None:
+    if hvd.size() == 1:
+        pytest.skip("needs two ranks")
+    schedules = keras.optimizers.schedules
+    for more, words in (
+        ({"exclude_from_trust": ["kernel"] if hvd.rank() else ["bias"]}, "exclude_from_trust"),
+        ({"momentum": schedules.PolynomialDecay(0.9, 10 + hvd.rank(), 0.5)}, "momentum"),
+    ):
+        optimizer = hvd.DistributedOptimizer(hvd.optimizers.LARS(0.5, **more))
+        with pytest.raises(MismatchError, match=words):
+            optimizer.apply([tf.ones([3])], [keras.Variable(np.ones(3), name="kernel")])
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_velocities_follow_a_rate_that_they_contain(inside: bool) -> None:
+    optimizer = hvd.optimizers.LARS(0.5, rate_in_momentum=inside)
+    variable = keras.Variable(np.ones(3), name="kernel")
+    optimizer.apply([tf.ones([3])], [variable])
+    before = optimizer.momentums[0].numpy()
+    Velocities(optimizer).scale(2.0)
+    np.testing.assert_array_equal(optimizer.momentums[0].numpy(), before * (2.0 if inside else 1.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_resumes_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    folder = Path(hvd.broadcast_object(str(tmp_path), 0))
+    x, y = data(hvd.rank(), 8)
+
+    def compiled() -> keras.Model:
+        made = model()
+        made.compile(hvd.DistributedOptimizer(KINDS[kind](parallel=True)), "mse")
+        return made
+
+    def fit(ours: keras.Model, epochs: int, *more: Any) -> None:
+        ours.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=list(more))
+
+    through = compiled()
+    fit(through, 4)
+    fit(compiled(), 2, hvd.callbacks.Checkpoint(folder / "saved"))
+    resumed = compiled()
+    fit(resumed, 4, hvd.callbacks.Checkpoint(folder / "saved"))
+    for one, other in zip(
+        values([*through.weights, *through.optimizer.variables]),
+        values([*resumed.weights, *resumed.optimizer.variables]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_pto_gives_all_ranks_all_results_in_one_collective() -> None:
+    tensors = [tf.range(size, dtype=tf.float32) - 3 for size in (5, 1, 9, 0, 30)]
+    wanted = [np.square(one.numpy()) for one in tensors]
+    for got, value in zip(hvd.pto(tf.square, tensors), wanted, strict=True):
+        np.testing.assert_array_equal(got, value)
+
+    @tf.function
+    def traced() -> list[tf.Tensor]:
+        return hvd.pto(lambda one: tf.reduce_sum(tf.cast(one, tf.float64)), tensors, cost=lambda one: one.shape[0] ** 2)
+
+    assert [float(one) for one in traced()] == [one.numpy().sum() for one in tensors]
+    assert hvd.pto(tf.square, []) == []
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float64"])
+def test_pto_takes_every_dtype(dtype: str) -> None:
+    tensors = [tf.cast(tf.reshape(tf.range(6) % 3, [2, 3]), dtype), tf.zeros([2], dtype)]
+    for got, one in zip(hvd.pto(tf.identity, tensors), tensors, strict=True):
+        assert got.dtype == one.dtype
+        np.testing.assert_array_equal(got, one)
+
+
+def test_pto_calls_the_function_on_the_ranks_of_its_shares_alone() -> None:
+    tensors = [tf.fill([1000], float(i)) for i in range(4 * hvd.size())]
+    calls: list[int] = []
+
+    def work(one: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(lambda value: calls.append(1) or value[:1], [one], tf.float32)
+
+    found = hvd.pto(lambda one: tf.ensure_shape(work(one), [1]), tensors)
+    assert [float(one[0]) for one in found] == [float(i) for i in range(len(tensors))]
+    assert len(calls) == 4
+
+
+def test_pto_works_in_a_process_set(evens: hvd.ProcessSet) -> None:
+    if evens.included():
+        [found] = hvd.pto(tf.reduce_sum, [tf.range(4)], process_set=evens)
+        assert int(found) == 6
+
+
+def test_pto_refuses_wrong_arguments() -> None:
+    one = [tf.ones([2])]
+    for arguments, words in (
+        ((3, one), "function .* must be a function"),
+        ((tf.square, tf.ones([2])), "tensors .* must be a list"),
+        ((tf.square, ["text"]), r"pto \(string\): the dtype"),
+        ((tf.square, one, [1, 2]), r"cost \(2 numbers\): must be one for each tensor"),
+        ((tf.square, one, [-1]), r"cost of tensor 0 \(-1\): must be a number, at least 0"),
+        ((lambda x: tf.boolean_mask(x, x > 0), one), r"result \(shape .*\): its shape must follow"),
+        ((lambda x: tf.cast(x, tf.complex64), one), r"result \(complex64\): its dtype"),
+    ):
+        with pytest.raises(InvalidError, match=words):
+            hvd.pto(*arguments)
+    with tf.GradientTape() as tape:
+        x = tf.ones([2])
+        tape.watch(x)
+        [y] = hvd.pto(tf.square, [x])
+    with pytest.raises(InvalidError, match="its results have no gradient"):
+        tape.gradient(y, x)
+
+
+def test_lists_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
+    if hvd.size() == 1:
+        pytest.skip("needs two ranks")
+    with pytest.raises(MismatchError, match="tensor 0"):
+        hvd.pto(tf.square, [tf.ones([2 + hvd.rank()])])
+    [found] = hvd.pto(tf.square, [tf.fill([2], 3.0)])
+    np.testing.assert_array_equal(found, [9, 9])

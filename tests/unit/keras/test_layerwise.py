@@ -1,0 +1,297 @@
+"""LARS and LAMB beside a NumPy reference in float64, and Keras' own Lamb; what they save; what they refuse."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ext as hvd
+from hvd_ext.errors import InvalidError
+from hvd_ext.tensorflow import norms
+from tests.unit.keras.layerwise import Lamb, Lars
+
+STEPS = 100
+# the last two stay where they are excluded: a scalar, and weights that begin at 0
+SHAPES = {"dense/kernel": (40, 30), "dense/bias": (30,), "head/kernel": (7,), "scalar": (), "zeros": (5,)}
+BIASES = r"bias$"
+
+
+def beginnings() -> list[np.ndarray]:
+    random = np.random.default_rng(7)
+    found = [np.asarray(0.1 * random.standard_normal(shape), np.float32) for shape in SHAPES.values()]
+    found[-1][...] = 0
+    return found
+
+
+def gradients(step: int) -> list[np.ndarray]:
+    """Gives the gradients of a step: none in every tenth, and never any of the head's kernel in the first half."""
+    random = np.random.default_rng(1000 + step)
+    found = [np.asarray(0.01 * random.standard_normal(shape), np.float32) for shape in SHAPES.values()]
+    for place, one in enumerate(found):
+        if step % 10 == 3 or (place == 2 and step < STEPS // 2):
+            one[...] = 0
+    return found
+
+
+def variables() -> list[keras.Variable]:
+    found = []
+    for path, value in zip(SHAPES, beginnings(), strict=True):
+        with keras.name_scope(path.rpartition("/")[0] or "model"):
+            found.append(keras.Variable(value, name=path.rpartition("/")[2]))
+    return found
+
+
+def trained(optimizer: Any, steps: int = STEPS, change: Callable[[int], None] = lambda step: None) -> list[np.ndarray]:
+    weights = variables()
+
+    @tf.function(autograph=False)
+    def apply(*found: tf.Tensor) -> None:
+        optimizer.apply(list(found), weights)
+
+    optimizer.build(weights)
+    for step in range(steps):
+        change(step)
+        apply(*[tf.constant(one) for one in gradients(step)])
+    assert apply.experimental_get_tracing_count() == 1
+    return [np.asarray(one) for one in weights]
+
+
+def expected(reference: Any, steps: int = STEPS, change: Callable[[int], None] = lambda step: None) -> list[np.ndarray]:
+    weights = [one.astype(np.float64) for one in beginnings()]
+    for step in range(steps):
+        change(step)
+        weights = reference.step(weights, [one.astype(np.float64) for one in gradients(step)])
+    return weights
+
+
+def same(seen: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for path, one, other in zip(SHAPES, seen, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, err_msg=path)
+
+
+@pytest.fixture(params=["with the library", "without"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the ops of the native library, and without them."""
+    if request.param == "without":
+        monkeypatch.setattr(norms, "_is_there", lambda: False)
+    else:
+        assert norms.usable(variables())
+
+
+def float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("nesterov", "inside", "decay", "limited", "excluded"), list(itertools.product([False, True], repeat=5))
+)
+def test_lars_is_the_reference(nesterov: bool, inside: bool, decay: bool, limited: bool, excluded: bool) -> None:
+    optimizer = hvd.optimizers.LARS(
+        0.5,
+        0.9,
+        nesterov=nesterov,
+        rate_in_momentum=inside,
+        trust_coefficient=0.02,
+        weight_decay=0.01 if decay else 0.0,
+        exclude_from_trust=[BIASES] if excluded else [],
+        exclude_from_weight_decay=[BIASES, "scalar$"] if excluded else [],
+        min_trust=0.01 if limited else 0.0,
+        max_trust=0.1 if limited else None,
+    )
+    reference = Lars(0.5, float32(0.9), nesterov, inside, 0.02, 0.01 if decay else 0.0)
+    if limited:
+        reference.least, reference.most = 0.01, 0.1
+    if excluded:
+        reference.plain, reference.undecayed = (1,), (1, 3)
+    same(trained(optimizer), expected(reference))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(("decay", "limited", "excluded"), list(itertools.product([False, True], repeat=3)))
+def test_lamb_is_the_reference(decay: bool, limited: bool, excluded: bool) -> None:
+    optimizer = hvd.optimizers.LAMB(
+        0.01,
+        weight_decay=0.01 if decay else 0.0,
+        exclude_from_trust=[BIASES] if excluded else [],
+        exclude_from_weight_decay=[BIASES, "scalar$"] if excluded else [],
+        min_trust=0.01 if limited else 0.0,
+        max_trust=0.1 if limited else None,
+    )
+    reference = Lamb(float32(0.01), 0.01 if decay else 0.0)
+    if limited:
+        reference.least, reference.most = 0.01, 0.1
+    if excluded:
+        reference.plain, reference.undecayed = (1,), (1, 3)
+    same(trained(optimizer), expected(reference))
+
+
+@pytest.mark.usefixtures("library")
+def test_lamb_without_exclusions_and_decay_is_that_of_keras() -> None:
+    ours = hvd.optimizers.LAMB(0.01, exclude_from_trust=(), exclude_from_weight_decay=())
+    same(trained(ours), trained(keras.optimizers.Lamb(0.01)))
+
+
+@pytest.mark.usefixtures("library")
+def test_a_momentum_changes_between_steps_without_a_new_trace() -> None:
+    optimizer = hvd.optimizers.LARS(0.5, 0.5, exclude_from_trust=())
+    reference = Lars(0.5, 0.5, False, True, 0.001, 0.0)
+
+    def set_ours(step: int) -> None:
+        optimizer.momentum = 0.5 + step / 64
+
+    def set_theirs(step: int) -> None:
+        reference.momentum = 0.5 + step / 64
+
+    same(trained(optimizer, 20, set_ours), expected(reference, 20, set_theirs))
+    assert optimizer.get_config()["momentum"] == 0.5 + 19 / 64
+
+
+def test_a_momentum_may_be_a_schedule() -> None:
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4, 9], [0.9375, 0.75, 0.5])
+    optimizer = hvd.optimizers.LARS(0.5, schedule, exclude_from_trust=())
+    reference = Lars(0.5, 0.0, False, True, 0.001, 0.0)
+
+    def set_theirs(step: int) -> None:
+        reference.momentum = float(schedule(step))
+
+    same(trained(optimizer, 20), expected(reference, 20, set_theirs))
+    with pytest.raises(InvalidError, match=r"momentum \(0.5\): .* was made with a schedule"):
+        optimizer.momentum = 0.5
+
+
+def test_slices_of_a_gradient_are_added_up() -> None:
+    for make in (hvd.optimizers.LARS, hvd.optimizers.LAMB):
+        found = []
+        slices = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), (4, 2))
+        for gradient in (slices, tf.convert_to_tensor(slices)):
+            table = keras.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="embeddings")
+            optimizer = make(0.5, weight_decay=0.1)
+            for _ in range(3):
+                optimizer.apply([gradient], [table])
+            found.append(np.asarray(table))
+        np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.usefixtures("library")
+def test_variables_of_half_precision_train_too() -> None:
+    for make in (hvd.optimizers.LARS, hvd.optimizers.LAMB):
+        weights = keras.Variable(np.linspace(-1, 1, 50), dtype="bfloat16", name="kernel")
+        make(0.5).apply([tf.ones([50], tf.bfloat16)], [weights])
+        assert np.isfinite(np.asarray(weights, np.float32)).all()
+
+
+def test_the_patterns_exclude_biases_and_normalization_by_default() -> None:
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.LayerNormalization()]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    optimizer = hvd.optimizers.LARS()
+    optimizer.build(model.trainable_variables)
+    with_trust = [one.path for one, has in zip(model.trainable_variables, optimizer._has_trust, strict=True) if has]
+    assert [path.rpartition("/")[2] for path in with_trust] == ["kernel"]
+
+
+def test_keras_own_way_of_excluding_from_weight_decay_works() -> None:
+    optimizer = hvd.optimizers.LARS(weight_decay=0.1, exclude_from_weight_decay=())
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build(variables())
+    assert [bool(has) for has in optimizer._has_decay] == [True, False, True, True, True]
+
+
+LOADED = """
+import sys
+{imports}
+import keras
+import numpy as np
+
+for name in ("lars", "lamb"):
+    model = keras.models.load_model(f"{folder}/{{name}}.keras")
+    assert type(model.optimizer).__name__.lower() == name
+    assert type(model.optimizer).__module__.startswith("hvd_ext."), type(model.optimizer)
+    model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+    np.testing.assert_array_equal(model.get_weights()[0], np.load(f"{folder}/{{name}}.npy"))
+    if name == "lars":
+        assert float(model.optimizer.momentum) == 0.75
+"""
+
+
+@pytest.mark.parametrize("imports", ["import hvd_ext, tensorflow", "import keras, hvd_ext"])
+def test_a_saved_file_loads_where_hvd_ext_is_imported(tmp_path: Path, imports: str) -> None:
+    for name in ("lars", "lamb"):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        kinds = {"lars": hvd.optimizers.LARS, "lamb": hvd.optimizers.LAMB}
+        model.compile(kinds[name](0.5, weight_decay=0.1, exclude_from_trust=["nothing"], max_trust=2), "mse")
+        if name == "lars":
+            model.optimizer.momentum = 0.75
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+        model.save(tmp_path / f"{name}.keras")
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+        np.save(tmp_path / f"{name}.npy", model.get_weights()[0])
+    program = LOADED.format(imports=imports, folder=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_configuration_makes_the_same_optimizer() -> None:
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.98, 100, 0.9)
+    for optimizer in (
+        hvd.optimizers.LARS(0.5, schedule, nesterov=True, rate_in_momentum=False, min_trust=1e-5, max_trust=1),
+        hvd.optimizers.LARS(0.5, 0.98, trust_coefficient=8e-4, use_ema=True),
+        hvd.optimizers.LAMB(0.5, 0.8, 0.9, 1e-5, weight_decay=0.1, clipnorm=1.0),
+    ):
+        again = type(optimizer).from_config(optimizer.get_config())
+        assert again.get_config() == optimizer.get_config()
+
+
+WRONG = [
+    ({"momentum": 1.0}, r"momentum \(1.0\): must be a number, at least 0 and below 1"),
+    ({"momentum": "0.9"}, r"momentum \('0.9'\): must be a number"),
+    ({"momentum": True}, r"momentum \(True\): must be a number"),
+    ({"trust_coefficient": 0}, r"trust_coefficient \(0\): must be above 0"),
+    ({"trust_coefficient": -1}, r"trust_coefficient \(-1\): must be a number, at least 0"),
+    ({"learning_rate": "fast"}, r"learning_rate \('fast'\): must be a number"),
+    ({"learning_rate": -0.1}, r"learning_rate \(-0.1\): must be a number, at least 0"),
+    ({"weight_decay": None}, r"weight_decay \(None\): must be a number, at least 0"),
+    ({"weight_decay": float("nan")}, r"weight_decay \(nan\): must be a number, at least 0"),
+    ({"min_trust": -1}, r"min_trust \(-1\): must be a number, at least 0"),
+    ({"max_trust": 0}, r"max_trust \(0\): must be a number above 0"),
+    ({"min_trust": 2, "max_trust": 1}, r"max_trust \(1\): .* at least min_trust, which is 2"),
+    ({"exclude_from_trust": "bias"}, r"exclude_from_trust \('bias'\): must be a list of patterns"),
+    ({"exclude_from_trust": [3]}, r"exclude_from_trust \(\[3\]\): must be a list of patterns"),
+    ({"exclude_from_weight_decay": ["("]}, r"exclude_from_weight_decay: '\(' is no regular expression"),
+    ({"exclude_from_weight_decay": [""]}, r"exclude_from_weight_decay \(\[''\]\): an empty pattern"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
+def test_lars_refuses_wrong_arguments(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        hvd.optimizers.LARS(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beta_1": 1}, r"beta_1 \(1\): must be a number, at least 0 and below 1"),
+        ({"beta_2": -0.1}, r"beta_2 \(-0.1\): must be a number"),
+        ({"epsilon": 0}, r"epsilon \(0\): must be above 0"),
+        *[one for one in WRONG if not {"momentum", "trust_coefficient"} & set(one[0])],
+    ],
+)
+def test_lamb_refuses_wrong_arguments(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidError, match=words):
+        hvd.optimizers.LAMB(**options)
+
+
+def test_a_momentum_that_is_set_keeps_the_rule() -> None:
+    optimizer = hvd.optimizers.LARS()
+    with pytest.raises(InvalidError, match=r"momentum \(1\): must be a number, at least 0 and below 1"):
+        optimizer.momentum = 1

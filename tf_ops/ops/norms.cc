@@ -1,0 +1,165 @@
+// Norms of many tensors in one call, whole or by blocks. Their Python face is hvd_ext/tensorflow/norms.py.
+#include "kernels/norms.h"
+
+#include <vector>
+
+#include "ops/dtype.h"
+#include "ops/kernel_parts.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvd_ext {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("HvdExt>SquaredNorms")
+    .Input("tensors: N * T")
+    .Output("squares: double")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double, half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->num_inputs()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The sum of the squares of each tensor, in the order that tf_ops/kernels/norms.h defines.
+
+tensors: of any shapes.
+squares: one for each tensor.
+)doc");
+
+REGISTER_OP("HvdExt>BlockSquares")
+    .Input("tensors: N * T")
+    .Input("blocks: int64")
+    .Output("squares: double")
+    .Attr("N: int >= 1")
+    .Attr("T: {float, double, half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle blocks;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(c->num_inputs() - 1), 1, &blocks));
+      c->set_output(0, blocks);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The sums of the squares of some blocks of tensors.
+
+tensors: of any shapes.
+blocks: which blocks; those of all tensors are counted from 0, one tensor after the other.
+squares: one for each of them.
+)doc");
+
+REGISTER_OP("HvdExt>AddBlocks")
+    .Input("squares: double")
+    .Output("sums: double")
+    .Attr("counts: list(int) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<int64_t> counts;
+      TF_RETURN_IF_ERROR(c->GetAttr("counts", &counts));
+      c->set_output(0, c->Vector(static_cast<int64_t>(counts.size())));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds the blocks of each tensor in their order: with those of BlockSquares the result is that of SquaredNorms.
+
+squares: of all blocks of all tensors.
+sums: one for each tensor.
+counts: the number of blocks of each tensor.
+)doc");
+
+std::vector<NormBlock> BlocksOf(const OpInputList& tensors) {
+  std::vector<NormBlock> blocks;
+  for (const Tensor& tensor : tensors) {
+    const int64_t elements = tensor.NumElements();
+    const char* data = tensor.tensor_data().data();
+    const int64_t size = tensorflow::DataTypeSize(tensor.dtype());
+    for (int64_t begin = 0; begin < elements; begin += kNormBlock) {
+      blocks.push_back({data + begin * size, std::min(kNormBlock, elements - begin)});
+    }
+  }
+  return blocks;
+}
+
+class SquaredNormsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList tensors;
+    OP_REQUIRES_OK(context, context->input_list("tensors", &tensors));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({tensors.size()}), &output));
+    const std::vector<NormBlock> blocks = BlocksOf(tensors);
+    std::vector<double> sums(blocks.size());
+    const int64_t n_blocks = static_cast<int64_t>(blocks.size());
+    NormSquares(FromTensorFlow(context->input_dtype(0)), blocks.data(), n_blocks, WorkersOf(context), sums.data());
+    const double* next = sums.data();
+    for (int i = 0; i < tensors.size(); ++i) {
+      const int64_t n = NormBlocks(tensors[i].NumElements());
+      output->vec<double>()(i) = NormSum(next, n);
+      next += n;
+    }
+  }
+};
+
+class BlockSquaresOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList tensors;
+    OP_REQUIRES_OK(context, context->input_list("tensors", &tensors));
+    const Tensor& wanted = context->input(context->num_inputs() - 1);
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, wanted.shape(), &output));
+    const std::vector<NormBlock> all = BlocksOf(tensors);
+    std::vector<NormBlock> blocks;
+    for (int64_t i = 0; i < wanted.NumElements(); ++i) {
+      const int64_t block = wanted.vec<int64_t>()(i);
+      OP_REQUIRES(context, block >= 0 && block < static_cast<int64_t>(all.size()),
+                  Invalid("blocks (", block, "): must be from 0 and below ", all.size(), ", the number of blocks"));
+      blocks.push_back(all[static_cast<size_t>(block)]);
+    }
+    NormSquares(FromTensorFlow(context->input_dtype(0)), blocks.data(), static_cast<int64_t>(blocks.size()),
+                WorkersOf(context), output->vec<double>().data());
+  }
+};
+
+class AddBlocksOp : public OpKernel {
+ public:
+  explicit AddBlocksOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("counts", &counts_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& squares = context->input(0);
+    int64_t total = 0;
+    for (int64_t count : counts_) total += count;
+    OP_REQUIRES(context, squares.NumElements() == total,
+                Invalid("squares (", squares.NumElements(), "): must be one for each block; there are ", total));
+    Tensor* output = nullptr;
+    const int64_t n = static_cast<int64_t>(counts_.size());
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &output));
+    const double* next = squares.flat<double>().data();
+    for (int64_t i = 0; i < n; ++i) {
+      output->vec<double>()(i) = NormSum(next, counts_[static_cast<size_t>(i)]);
+      next += counts_[static_cast<size_t>(i)];
+    }
+  }
+
+ private:
+  std::vector<int64_t> counts_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdExt>SquaredNorms").Device(tensorflow::DEVICE_CPU), SquaredNormsOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>BlockSquares").Device(tensorflow::DEVICE_CPU), BlockSquaresOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>AddBlocks").Device(tensorflow::DEVICE_CPU), AddBlocksOp);
+
+}  // namespace
+}  // namespace hvd_ext
