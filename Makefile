@@ -88,7 +88,7 @@ format: $(stamps)/packages ## rewrites the code in the house format
 
 docs: $(stamps)/packages ## rewrites the tables of the pages that come from the code and from benchmarks/results
 	$(python) -m docs.tables
-	$(python) -m benchmarks.studies page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md docs/buckets.md docs/stragglers.md
+	$(python) -m benchmarks.studies page benchmarks/results benchmarks/README.md benchmarks/results/README.md docs/performance.md docs/buckets.md docs/data.md docs/stragglers.md
 
 clean: ## removes what was built; .venv stays
 	rm -rf build dist out hvd_ext.egg-info hvd_ext/lib .pytest_cache .ruff_cache .mypy_cache $(stamps)/hvd_ext

@@ -153,6 +153,19 @@ def test_it_sends_once_and_a_later_fit_keeps_what_was_trained() -> None:
     assert float(ours.optimizer.learning_rate) == pytest.approx(0.1 + hvd.rank())
 
 
+def test_a_callback_that_is_used_for_a_second_model_sends_its_weights_too() -> None:
+    again = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    for salt in (1, 20):
+        ours, spy = model(), Spy()
+        fill(ours.weights, salt + hvd.rank())
+        ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
+        fit(ours, again, spy)
+        root = model()
+        fill(root.weights, salt)
+        for value, wanted in zip(spy.weights, values(root.weights), strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
 @pytest.mark.parametrize("root", [-1, True, "0", 10_000])
 def test_a_root_that_is_no_rank_is_refused(root: object) -> None:
     ours = model()

@@ -59,6 +59,12 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
         self._local[id(variable)] = variable  # the object too: its id is good only as long as it lives
 
+    def set_model(self, model: Any) -> None:
+        """Take the model of `fit`; a second one gets its variables as the first one did."""
+        if model is not self._model:
+            self._sent, self._done = set(), False
+        super().set_model(model)
+
     def set_params(self, params: dict[str, Any] | None) -> None:
         """Take the parameters of `fit`; on ranks other than 0, switch its bar off in them."""
         one_bar(params)

@@ -71,6 +71,7 @@ def test_the_kept_results_are_written_in_this_way() -> None:
     "page",
     [
         *("benchmarks/README.md", "benchmarks/results/README.md", "docs/performance.md", "docs/buckets.md"),
+        "docs/data.md",
         "docs/stragglers.md",
     ],
 )
