@@ -24,6 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepares the environment that children inherit; ranks started by mpirun have it from their parent already."""
     _first_on("PATH", str(Path(sys.executable).parent))
     _first_on("PYTHONPATH", str(ROOT))
+    # Pytest imports readline, which gives children a terminal of 80 columns behind Python's back.
+    for name in ("COLUMNS", "LINES"):
+        if name not in os.environ:
+            os.unsetenv(name)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # A plan that is asserted must not depend on what a loaded machine measures.
     os.environ.setdefault("HVD_EXT_PROBE", "off")

@@ -384,7 +384,7 @@ def main(arguments: Sequence[str]) -> None:
         words = [f"{one:.2%}" for one in rows[-1]["samples"]]
         print(f"{mode.rate:g}, {mode.name}: {', '.join(words)}; x {rows[-1]['modelled_speedup']:.2f}", flush=True)
         result = results.result_of(run, [row for row in rows if name_of(row) not in ready], BENCHMARK)
-        results.save(Path(path), result if before is None else results.joined(before, result))
+        results.keep(result, before, Path(path))
     draw({"rows": rows}, Path(path).with_suffix(".png"))
 
 

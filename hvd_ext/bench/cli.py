@@ -80,9 +80,7 @@ def allreduce(
             rows, notes, topology = measure(request, start, tell)
         run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows)
-        whole = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, whole)
+        whole = results.keep(result, before, json_file)
         console = command.table_console(rank)
         console.print(allreduce_table(result))
         wrong = faults(rows)
@@ -175,9 +173,7 @@ def training(
             rows, notes, topology = measure(request, start, tell)
         run.update(topology=topology, options=dict(request.options), rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, results.TRAINING)
-        kept = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, kept)
+        kept = results.keep(result, before, json_file)
         console = command.table_console(rank)
         console.print(training_table(result))
         wrong = training_faults(rows)
@@ -253,9 +249,7 @@ def schedule(
             rows, notes, topology = measure(request, start, tell)
         run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, results.SCHEDULE)
-        kept = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, kept)
+        kept = results.keep(result, before, json_file)
         console = command.table_console(rank)
         console.print(schedule_table(result))
         wrong = schedule_faults(rows)
@@ -325,9 +319,7 @@ def stragglers(
             rows, notes, topology = measure(request, start, tell)
         run.update(topology=topology, notes=notes)
         result = results.result_of(run, rows, results.STRAGGLERS)
-        kept = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, kept)
+        kept = results.keep(result, before, json_file)
         console = command.table_console(rank)
         console.print(stragglers_table(result))
         wrong = stragglers_faults(rows)
@@ -392,9 +384,7 @@ def topk(
             rows, notes = measure(request, tell)
         run.update(evict_bytes=request.evict_bytes, notes=notes)
         result = results.result_of(run, rows, results.TOPK)
-        kept = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, kept)
+        kept = results.keep(result, before, json_file)
         console = command.table_console()
         for table in topk_tables(result):
             console.print(table)
@@ -446,8 +436,7 @@ def lars(
         with command.progress(len(request.jobs(start))) as tell:
             rows = measure(request, start, tell)
         result = results.result_of(run, rows, results.LARS)
-        if json_file is not None:
-            results.save(json_file, results.joined(before, result) if before else result)
+        results.keep(result, before, json_file)
         console = command.table_console()
         console.print(lars_table(rows))
         command.say(console, [*goals(rows), PAPER])
@@ -506,9 +495,7 @@ def data(
             rows, notes = measure(request, tell)
         run.update(notes=notes)
         result = results.result_of(run, rows, results.DATA)
-        kept = results.joined(before, result) if before else result
-        if json_file is not None:
-            results.save(json_file, kept)
+        kept = results.keep(result, before, json_file)
         console = command.table_console()
         console.print(data_table(result))
         wrong = data_faults(rows)

@@ -115,6 +115,14 @@ def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     return {**before, "runs": [*before["runs"], *after["runs"]], "rows": [*before["rows"], *later]}
 
 
+def keep(result: dict[str, Any], before: Mapping[str, Any] | None, path: Path | None) -> dict[str, Any]:
+    """Append a result to an earlier one, if there is one, and save the whole, if there is a file for it; return it."""
+    whole = joined(before, result) if before else result
+    if path is not None:
+        save(path, whole)
+    return whole
+
+
 def load(path: Path, benchmark: str = ALLREDUCE, command: str = "") -> dict[str, Any]:
     """Read a file.
 

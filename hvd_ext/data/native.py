@@ -299,12 +299,9 @@ def lookup(
         elements=[int(number) for number in elements],
     )
     if not tf.executing_eagerly():
-        rows = numbers.shape[0] if numbers.shape.rank else None
-        for component, number in zip(batch, elements, strict=True):
-            component.set_shape([rows, int(number)])
         missing.set_shape([None])
         pending.set_shape([None])
-    return list(batch), missing, pending
+    return _shaped(batch, numbers, elements), missing, pending
 
 
 def read(
@@ -340,6 +337,13 @@ def read(
         dtypes=list(dtypes),
         elements=[int(number) for number in elements],
     )
+    return _shaped(batch, numbers, elements)
+
+
+def _shaped(batch: Sequence[tf.Tensor], numbers: tf.Tensor, elements: Sequence[int]) -> list[tf.Tensor]:
+    """Give the components of a batch with the shapes that are known, which the graph of the op does not know."""
+    import tensorflow as tf
+
     if not tf.executing_eagerly():
         rows = numbers.shape[0] if numbers.shape.rank else None
         for component, number in zip(batch, elements, strict=True):

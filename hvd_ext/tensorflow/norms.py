@@ -49,7 +49,8 @@ def divided_squares(tensors: Sequence[tf.Tensor], job: Runtime, name: str) -> tf
         name: matches the ranks' calls.
     """
     groups = _by_dtype(tensors)
-    parts, counts = division([[_elements(tensors[i]) for i in group] for group in groups], job.engine.size)
+    sizes = tuple(tuple(_elements(tensors[i]) for i in group) for group in groups)
+    parts, counts = _kept_division(sizes, job.engine.size)
     library, mine, begin = ops.library(), [tf.zeros(0, tf.float64)], 0
     remaining = iter(counts)
     for group in groups:
@@ -86,6 +87,9 @@ def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]
     counts = [-(-size // BLOCK) for size in flat]
     costs = [min(BLOCK, size - begin) for size in flat for begin in range(0, size, BLOCK)]
     return sharing.shares(costs, ranks), counts
+
+
+_kept_division = functools.lru_cache(16)(division)  # eager steps ask in each step
 
 
 def apply_lars(

@@ -5,6 +5,7 @@ The ranks divide a list by its costs, compute their shares, and gather the resul
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,8 +38,8 @@ def pto(
     not differentiable.
 
     Args:
-        function: gives a tensor for a tensor. The shape of its result must follow from that of its argument. It is
-            traced once for each shape and dtype.
+        function: gives a tensor for a tensor. The shape of its result must follow from that of its argument. Each call
+            traces it once for each shape and dtype.
         tensors: as many as there are on the other ranks, of the same dtypes and known shapes, with the same values.
         cost: what the function costs for each tensor, in any unit: numbers, or a function that gives a number for a
             tensor; None: its number of elements.
@@ -55,7 +56,8 @@ def pto(
     with calls.preparing("pto", None, process_set) as call:
         given = _listed(function, tensors)
         costs = _costs(given, cost)
-        traced = [_traced(function, one) for one in given]
+        trace = functools.cache(functools.partial(_traced, function))
+        traced = [trace(tf.TensorSpec(one.shape, one.dtype)) for one in given]
         signature = calls.signature(
             "pto",
             f"number of tensors {len(given)}",
@@ -186,11 +188,10 @@ def _costs(tensors: Sequence[tf.Tensor], cost: Any) -> list[float]:
     return [float(one) for one in costs]
 
 
-def _traced(function: Callable[[tf.Tensor], Any], tensor: tf.Tensor) -> tuple[Any, tf.TensorSpec]:
-    """Trace a function, and give it with the shape and dtype of its result."""
-    concrete = tf.function(lambda one: tf.convert_to_tensor(function(one)), autograph=False).get_concrete_function(
-        tf.TensorSpec(tensor.shape, tensor.dtype)
-    )
+def _traced(function: Callable[[tf.Tensor], Any], given: tf.TensorSpec) -> tuple[Any, tf.TensorSpec]:
+    """Trace a function for a shape and a dtype, and give it with those of its result."""
+    traced = tf.function(lambda one: tf.convert_to_tensor(function(one)), autograph=False)
+    concrete = traced.get_concrete_function(given)
     spec = tf.TensorSpec(concrete.structured_outputs.shape, concrete.structured_outputs.dtype)
     if not spec.shape.is_fully_defined():
         raise InvalidError(f"pto: result (shape {spec.shape}): its shape must follow from that of the tensor")

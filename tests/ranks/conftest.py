@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,17 @@ def rank(hvd: ModuleType) -> int:
 def size(hvd: ModuleType) -> int:
     """The number of ranks."""
     return int(hvd.size())
+
+
+@pytest.fixture(scope="module")
+def evens(hvd: ModuleType) -> Iterator[Any]:
+    """The process set of the ranks 0, 2, 4, ...; of two ranks rank 0 alone. One rank has none but the global set."""
+    if hvd.size() == 1:
+        yield hvd.global_process_set
+        return
+    added = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    yield added
+    hvd.remove_process_set(added)
 
 
 @pytest.fixture

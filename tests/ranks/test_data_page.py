@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from hvd_ext.data import cache as caches
+from tests import pages
 from tests.ranks.training import assert_same_bits_on_all_ranks
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 
 
 def test_the_examples_run(hvd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hvd.broadcast_object(str(tmp_path), 0))
-    names: dict[str, Any] = {"__name__": "page"}
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
     try:
-        for number, block in enumerate(blocks):
-            exec(compile(block, f"docs/data.md, example {number + 1}", "exec"), names)
+        names = pages.run("docs/data.md", 5)
         first, second = names["history"]["pictures_cache_hits"]
         # where the samples do not divide evenly, each epoch leaves another sample of a part out
         assert (first, second) == (0, 1) if 64 % hvd.size() == 0 else first == 0 and 1 >= second >= 20 / 21

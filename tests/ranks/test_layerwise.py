@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ KINDS = {
     "lars": lambda **more: hvd.optimizers.LARS(0.5, weight_decay=0.01, trust_coefficient=0.1, **more),
     "lamb": lambda **more: hvd.optimizers.LAMB(0.05, weight_decay=0.01, **more),
 }
-
-
-@pytest.fixture(scope="module")
-def evens() -> Iterator[hvd.ProcessSet]:
-    """Ranks 0, 2, 4, ...; of two ranks rank 0 alone."""
-    if hvd.size() == 1:
-        yield hvd.global_process_set
-        return
-    added = hvd.add_process_set(list(range(0, hvd.size(), 2)))
-    yield added
-    hvd.remove_process_set(added)
 
 
 def wide(seed: int) -> keras.Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,17 +26,6 @@ CHANGE_NOTHING = {
     "SyncBatchNormalization",
 }
 HAS_KERAS2 = importlib.util.find_spec("tf_keras") is not None
-
-
-@pytest.fixture(scope="module")
-def evens() -> Iterator[hvd.ProcessSet]:
-    """Ranks 0, 2, 4, ...; of two ranks rank 0 alone. One rank has none but the global set."""
-    if hvd.size() == 1:
-        yield hvd.global_process_set
-        return
-    added = hvd.add_process_set(list(range(0, hvd.size(), 2)))
-    yield added
-    hvd.remove_process_set(added)
 
 
 @functools.cache

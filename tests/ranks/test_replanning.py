@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from hvd_ext.tensorflow.gradients import registration, replanning
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.replanning import Replanning, Review, following
 from hvd_ext.topology.tree import Link, from_hosts
+from tests import pages
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, far_apart, hosts_of
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
@@ -421,9 +421,6 @@ def test_options_are_checked() -> None:
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: Any) -> None:
     monkeypatch.chdir(tmp_path)
     hvd.shutdown()
-    page = (Path(__file__).resolve().parents[2] / "docs" / "buckets.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(block, "docs/buckets.md, example", "exec"), names)
+    names = pages.run("docs/buckets.md", 1)
     assert_same_bits_on_all_ranks(names["model"].weights)
     assert (tmp_path / "layout.json").exists() == (hvd.rank() == 0)

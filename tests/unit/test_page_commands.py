@@ -186,9 +186,11 @@ def test_the_python_blocks_of_a_page_run_in_a_test_or_have_a_reason(path: Path) 
     assert (page(path) in BLOCKS) != (page(path) in BLOCKS_NOT_RUN)
     if test := BLOCKS.get(page(path)):
         text = (ROOT / test).read_text(encoding="utf-8")
-        assert f'"{path.name}"' in text
-        counted = re.findall(r"len\((?:blocks|cells)\) == (\d+)|\((?:block|script),\) = ", text)
-        assert [int(count or 1) for count in counted] == [len(blocks)]
+        counted = re.findall(rf'pages\.run\("{re.escape(page(path))}", (\d+)', text)
+        if not counted:
+            assert f'"{path.name}"' in text
+            counted = re.findall(r"len\(cells\) == (\d+)", text)
+        assert [int(count) for count in counted] == [len(blocks)]
 
 
 @pytest.mark.parametrize("command", EVERY)

@@ -89,8 +89,7 @@ def hitopk(
                 rows += [row for row in priced if row is not None]
         run.update(topology=text, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, told.BENCHMARK)
-        if json_file is not None:
-            results.save(json_file, results.joined(before, result) if before else result)
+        results.keep(result, before, json_file)
         console = command.table_console(rank)
         console.print(told.table(result))
         steps = told.steps_table(result)

@@ -33,7 +33,7 @@ class Until:
     """The switch of one channel.
 
     Args:
-        channel: an open channel, which can `send_whole`.
+        channel: an open channel with a `whole`.
         feedback: the error feedback of the list of gradients, which counts its update steps.
         options: options with a `TopK` that has an `until`.
         job: the runtime of the ranks that take part.
