@@ -1,0 +1,160 @@
+"""A training: its optimizer, its phases, its validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_ext as hvd
+
+from . import network
+from .pictures import Pictures
+from .report import Clock, Report
+from .schedule import Steps
+from .settings import Optimizer, Settings, SettingsError, keep
+
+Kinds = tuple[str, ...]
+
+
+def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
+    """Train all phases, or go on where a training in the folder stopped; all ranks call it after `hvd.init()`.
+
+    Args:
+        settings: of the training.
+        kinds: "topk" or "dense" for each phase.
+        folder: of the results and checkpoints.
+
+    Returns:
+        0, or the exit status of a training that a signal has stopped.
+
+    Raises:
+        SettingsError: the settings do not fit the job, its pictures, or the training in the folder.
+    """
+    clock = Clock()
+    check(settings, hvd.size())
+    kept_by_root(settings, folder)
+    keras.utils.set_random_seed(settings.seed)
+    pictures = Pictures(settings)
+    steps = Steps(settings, pictures.train)
+    model = network.build(settings.network, settings.mixed_precision)
+    model.compile(
+        distributed(settings, steps, kinds),
+        network.smoothed(settings.smoothing),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+    report = Report(settings, kinds, folder, clock)
+    checkpoint = hvd.callbacks.Checkpoint(folder / "checkpoints")
+    for number, phase in enumerate(settings.phases):
+        data = pictures.training(phase, steps.in_epoch[number])
+        held = pictures.validation(phase)
+        callbacks = [*([Validation(held, clock)] if held else []), report]
+        model.fit(
+            data,
+            initial_epoch=settings.begins[number],
+            epochs=settings.begins[number + 1],
+            callbacks=hvd.callbacks.synchronized([*callbacks, checkpoint]),
+            shuffle=False,
+            verbose=0,
+        )
+        clock.go_on()
+        if checkpoint.stopped_by:
+            break
+    pictures.close()
+    return checkpoint.exit_status
+
+
+def check(settings: Settings, ranks: int) -> None:
+    """Refuse batches that the ranks cannot divide evenly."""
+    for number, phase in enumerate(settings.phases):
+        if phase.batch % ranks:
+            raise SettingsError(f"phases.{number}.batch ({phase.batch}): {ranks} ranks cannot divide it evenly")
+
+
+def kept_by_root(settings: Settings, folder: Path) -> None:
+    """Keep the settings in the folder, on rank 0; what it refuses ends all ranks."""
+    refused = ""
+    if hvd.rank() == 0:
+        try:
+            keep(settings, folder)
+        except (OSError, SettingsError) as error:
+            refused = str(error)
+    refused = hvd.broadcast_object(refused)
+    if refused:
+        raise SettingsError(refused)
+
+
+def distributed(settings: Settings, steps: Steps, kinds: Kinds) -> Any:
+    """Make the optimizer: sparse in the phases at the begin that are, dense after them."""
+    compression: dict[str, Any] = {}
+    sparse = steps.sparse(kinds)
+    if sparse:
+        until = sparse if sparse < steps.all else None
+        compression = {
+            "compression": hvd.TopK(**settings.topk, until=until),
+            "algorithm": settings.sparse_algorithm,
+        }
+    return hvd.DistributedOptimizer(plain(settings.optimizer, steps), **compression)
+
+
+def plain(how: Optimizer, steps: Steps) -> keras.optimizers.Optimizer:
+    """Make the optimizer of one rank."""
+    rate = steps.lines(how.rate)
+    values = {value for _, value in how.momentum}
+    momentum: Any = values.pop() if len(values) == 1 else steps.lines(how.momentum)
+    if how.name == "sgd":
+        sgd = keras.optimizers.SGD(rate, momentum, how.nesterov, weight_decay=how.weight_decay or None)
+        sgd.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+        return sgd
+    return hvd.optimizers.LARS(
+        rate,
+        momentum,
+        nesterov=how.nesterov,
+        trust_coefficient=how.trust_coefficient,
+        weight_decay=how.weight_decay,
+        min_trust=how.min_trust,
+        max_trust=how.max_trust,
+        parallel=how.parallel,
+    )
+
+
+class Validation(keras.callbacks.Callback):
+    """Adds the shares of pictures whose label is the first, or among the first five, to the logs of each epoch.
+
+    Each rank classifies its own pictures, and the ranks add up what they have counted.
+
+    Args:
+        pictures: batches (pictures, labels) of this rank.
+        clock: which leaves validation out.
+    """
+
+    def __init__(self, pictures: tf.data.Dataset, clock: Clock) -> None:
+        super().__init__()
+        self._pictures, self._clock, self._counted = pictures, clock, None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Validate."""
+        self._clock.stop()
+        counted = self._counted = self._counted or self._traced()
+        counts = np.zeros(3, np.int64)
+        for pictures, labels in self._pictures:
+            counts += counted(pictures, labels).numpy()
+        first, five, total = hvd.allreduce(counts, op=hvd.Sum, name="validation").numpy().tolist()
+        if logs is not None:
+            logs["top1"], logs["top5"] = first / total, five / total
+
+    def _traced(self) -> Any:
+        """Make the function that counts a batch; pictures may have any shape."""
+        model = self.model
+
+        @tf.function(input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8), tf.TensorSpec((None,), tf.int32)])
+        def counted(pictures: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+            logits = model(pictures, training=False)
+            right = [tf.math.in_top_k(labels, logits, k) for k in (1, min(5, logits.shape[-1]))]
+            counts = [tf.math.count_nonzero(one) for one in right]
+            return tf.stack([*counts, tf.size(labels, tf.int64)])
+
+        return counted
