@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ VALIDATION = ("validation", "val", "test")  # names of folders
 WIDEST, MIDDLE = 4 / 3, 7 / 8
 # Rectangular pictures are validated in groups of these aspect ratios, width over height.
 ASPECTS = (0.5, 0.6, 0.67, 0.75, 0.85, 1.0, 1.18, 1.33, 1.5, 1.67, 2.0)
-MAKE_IMAGES = Path(__file__).resolve().parents[1] / "make_images.py"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Pictures:
         self._splits = {} if self._synthetic else _splits(settings)
         self._caches: dict[tuple[str, int], hvd.DataCache] = {}
         self.cache: hvd.DataCache | None = None
-        self.train = settings.data.train if self._synthetic else self._open("train", settings.phases[0].side).samples
+        self.train = settings.data.synthetic if self._synthetic else self._open("train", settings.phases[0].side).samples
 
     def training(self, phase: Phase, steps: int) -> tf.data.Dataset:
         """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], labels int32 [batch]), other crops in each epoch.
@@ -225,15 +222,15 @@ def cut(pictures: tf.Tensor, boxes: tf.Tensor, rows: Any, columns: Any, samples:
 def _splits(settings: Settings) -> dict[str, Split]:
     source = settings.data.source
     if not source:
-        raise SettingsError("data.source: say where the pictures are: --data FOLDER, procedural or synthetic")
-    folder = _drawn(settings) if source == "procedural" else Path(source)
+        raise SettingsError("data.source: say where the pictures are, with --data FOLDER or --data synthetic")
+    folder = Path(source)
     if sorted(folder.glob("train-*")):
         return {"train": _records(folder, "train", settings), "validation": _records(folder, "validation", settings)}
     held = next((name for name in VALIDATION if (folder / name).is_dir()), None)
     if held is None or not (folder / "train").is_dir():
         raise SettingsError(
             f"data.source ({folder}): must have files train-* and validation-*, or the folders train and one of "
-            f"{', '.join(VALIDATION)}"
+            f"{', '.join(VALIDATION)}; pictures to try with: python examples/make_images.py --output {folder}"
         )
     splits = {"train": hvd.data.folder(folder / "train"), "validation": hvd.data.folder(folder / held)}
     for name, found in splits.items():
@@ -244,7 +241,8 @@ def _splits(settings: Settings) -> dict[str, Split]:
 def _check_classes(what: str, names: Sequence[str], settings: Settings) -> None:
     if len(names) != settings.network.classes:
         raise SettingsError(
-            f"network.classes ({settings.network.classes}): {what} has {len(names)}; say --set network.classes={len(names)}"
+            f"network.classes ({settings.network.classes}): {what} has {len(names)}; "
+            f"say --set network.classes={len(names)}"
         )
 
 
@@ -265,22 +263,3 @@ def _records(folder: Path, name: str, settings: Settings) -> Split:
         return found["image/encoded"], label
 
     return Split(hvd.data.tfrecord(folder / f"{name}-*"), read)
-
-
-def _drawn(settings: Settings) -> Path:
-    """Draw the procedural pictures, if they are not there; the first rank of each host does it."""
-    data, classes = settings.data, settings.network.classes
-    folder = Path("out") / f"pictures-{classes}-{data.train}-{data.validation}-{data.pixels}"
-    if hvd.local_rank() == 0:
-        options = {"train": data.train, "test": data.validation, "classes": classes, "pixels": data.pixels}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        drawn = subprocess.run(
-            [sys.executable, str(MAKE_IMAGES), "--output", str(folder), *words], capture_output=True, text=True
-        )
-        failed = "" if drawn.returncode == 0 else drawn.stderr + drawn.stdout
-    else:
-        failed = ""
-    for words_of_rank in hvd.allgather_object(failed):
-        if words_of_rank:
-            raise SettingsError(f"data.source (procedural): {words_of_rank.strip()}")
-    return folder

@@ -1,4 +1,4 @@
-"""The settings of a training: a YAML file, checked, with values that a command line changes, kept beside the results."""
+"""The settings of a training: a YAML file, checked, which a command line changes, and which stays beside the results."""
 
 from __future__ import annotations
 
@@ -119,20 +119,16 @@ class Data(_Part):
 
     Args:
         source: a folder with TFRecord files (train-*, validation-*) or with class folders (train/CLASS/FILE and
-            validation, val or test); "procedural" draws the set of make_images.py; "synthetic" is noise in memory,
-            which measures training without input.
-        train: how many pictures for training are drawn or made up.
-        validation: the same for validation.
-        pixels: the side of drawn pictures.
+            validation, val or test), as make_images.py makes them; "synthetic" is noise in memory, which measures
+            training without input.
+        synthetic: the number of pictures of an epoch of noise.
         first_label: the label of the first class in TFRecord files.
         memory: of a host for decoded pictures, as `hvd_ext.DataCache` takes it; null for none.
         disk: a folder on a disk of each host where decoded pictures stay for later jobs; null for none.
     """
 
     source: str = ""
-    train: int = Field(default=1_281_167, ge=1)
-    validation: int = Field(default=50_000, ge=1)
-    pixels: int = Field(default=64, ge=16)
+    synthetic: int = Field(default=1_281_167, ge=1)
     first_label: int = 1
     memory: str | int | None = "50%"
     disk: str | None = None
