@@ -32,8 +32,9 @@ def main(
     """Train, or go on with the training in the output folder."""
     try:
         chosen = known.read(settings, [*([f"data.source={data}"] if data else []), *(changes or [])])
-        import hvd_ext as hvd
         from resnet50 import training
+
+        import hvd_ext as hvd
 
         hvd.init(hvd.Options(algorithm=chosen.algorithm))
         kinds = tuple("dense" if phase.compression == "auto" else phase.compression for phase in chosen.phases)

@@ -37,7 +37,9 @@ class Pictures:
     """The pictures of all phases; one phase's decoded ones are kept at a time.
 
     Args:
-        settings: of the training. All ranks of the job make this together.
+        settings: of the training.
+        rank: of this process; all ranks of the job make this together.
+        ranks: their number.
 
     Attributes:
         train: the number of pictures for training.
@@ -47,17 +49,19 @@ class Pictures:
         SettingsError: there are no such pictures.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
+        self._settings, self._rank, self._ranks = settings, rank, ranks
         self._seed = settings.seed
         self._synthetic = settings.data.source == "synthetic"
         self._splits = {} if self._synthetic else _splits(settings)
         self._caches: dict[tuple[str, int], hvd.DataCache] = {}
         self.cache: hvd.DataCache | None = None
-        self.train = settings.data.synthetic if self._synthetic else self._open("train", settings.phases[0].side).samples
+        self.train = settings.data.synthetic
+        if not self._synthetic:
+            self.train = self._open("train", settings.phases[0].side).samples
 
     def training(self, phase: Phase, steps: int) -> tf.data.Dataset:
-        """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], labels int32 [batch]), other crops in each epoch.
+        """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], int32 labels [batch]), cut anew in each epoch.
 
         Order and crops depend on the seed, the epoch and the picture, and not on the number of ranks.
 
@@ -65,7 +69,7 @@ class Pictures:
             phase: of the training.
             steps: of an epoch.
         """
-        batch = phase.batch // hvd.size()
+        batch = phase.batch // self._ranks
         if self._synthetic:
             return self._noise(batch, phase.pixels).repeat(steps)
         self._close_others("train", phase.side)
@@ -83,7 +87,7 @@ class Pictures:
         if self._synthetic:
             return None
         self._close_others("validation", phase.side)
-        batch = max(1, phase.batch // hvd.size())
+        batch = max(1, phase.batch // self._ranks)
         samples = self._open("validation", phase.side).dataset(batch, remainder="uneven").unbatch()
         aspects = tf.constant(ASPECTS if phase.rectangular else (1.0,))
 
@@ -122,7 +126,7 @@ class Pictures:
             self._caches.pop(key).close()
 
     def _noise(self, batch: int, pixels: int) -> tf.data.Dataset:
-        seed = (self._seed, hvd.rank())
+        seed = (self._seed, self._rank)
         pictures = tf.random.stateless_uniform((batch, pixels, pixels, 3), seed, 0, 256, tf.int32)
         labels = tf.random.stateless_uniform((batch,), seed, 0, self._settings.network.classes, tf.int32)
         return tf.data.Dataset.from_tensors((tf.cast(pictures, tf.uint8), labels))

@@ -1,4 +1,4 @@
-"""The settings of a training: a YAML file, checked, which a command line changes, and which stays beside the results."""
+"""The settings of a training: a YAML file, checked; a command line changes it, and it stays beside the results."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     check(settings, hvd.size())
     kept_by_root(settings, folder)
     keras.utils.set_random_seed(settings.seed)
-    pictures = Pictures(settings)
+    pictures = Pictures(settings, hvd.rank(), hvd.size())
     steps = Steps(settings, pictures.train)
     model = network.build(settings.network, settings.mixed_precision)
     model.compile(
