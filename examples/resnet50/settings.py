@@ -166,6 +166,7 @@ class Settings(_Part):
         topk: keywords of `hvd_ext.TopK` in phases with compression "topk", which come first.
         data: the pictures.
         seed: of weights, order and crops.
+        deterministic: whether TensorFlow's operations give the same bits in each run, which may take longer.
         price: how times are predicted.
     """
 
@@ -179,6 +180,7 @@ class Settings(_Part):
     topk: dict[str, Any] = Field(default_factory=lambda: {"density": 0.01})
     data: Data = Data()
     seed: int = Field(default=1, ge=0)
+    deterministic: bool = False
     price: Price = Price()
 
     @model_validator(mode="after")
