@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
@@ -60,6 +61,16 @@ def test_auto_tries_both_ways_and_all_ranks_take_the_same() -> None:
     trained(trained_on, steps=12)
     chosen = hvd.allgather_object(int(trained_on._hvd_ext_trial.chosen))
     assert set(chosen) in ({0}, {1})
+
+
+def test_auto_computes_alone_where_operations_must_be_deterministic() -> None:
+    tf.config.experimental.enable_op_determinism()  # it refuses clocks, so nothing can be timed
+    try:
+        optimizer = hvd.DistributedOptimizer(KINDS["lars"]())
+        trained(optimizer, steps=2)
+        assert hvd.size() == 1 or int(optimizer._hvd_ext_trial.chosen) == -1
+    finally:
+        config.disable_op_determinism()
 
 
 def test_eagerly_the_bits_are_the_same_too() -> None:
