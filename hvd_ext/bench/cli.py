@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hvd_ext.bench import command
+from hvd_ext.bench import command, plot_commands
 from hvd_ext.commands.app import App
 
 app = App(no_args_is_help=True)
@@ -508,103 +508,60 @@ def data(
 
 
 @app.command()
-def plot(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench allreduce --json.")],
-    output: command.Output,
-    kind: Annotated[
-        str, typer.Option(help="sizes: time over bytes; clusters: bars over the bound; auto: as there are sizes.")
-    ] = "auto",
-    how: Annotated[
-        str, typer.Option(help="Which rows of ours: graph, engine or eager; auto: the first there is.")
-    ] = "auto",
-    only: command.Only = "",
+def breakdown(
+    schemes: Annotated[
+        str,
+        typer.Option(
+            help="With commas; dense; topk: each rank selects of its own gradient, and all gather; hitopk: MSTopK in "
+            "hosts' sums; cached: the same, with pictures of a DataCache."
+        ),
+    ] = "dense,topk,hitopk,cached",
+    pixels: Annotated[str, typer.Option(help="Sides of the pictures, with commas.")] = "32,96",
+    batch: Annotated[int, typer.Option(help="Pictures of a rank's step.")] = 16,
+    width: Annotated[int, typer.Option(help="Channels of the network's first convolution.")] = 32,
+    ranks: Annotated[str | None, command.ranks_option("2")] = None,
+    launcher: command.LauncherLine = None,
+    repetitions: command.Repetitions = 5,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of a sample.")] = 3,
+    json_file: command.JsonFile = None,
+    append: command.Append = False,
+    plot_file: command.PlotFile = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time without a new row.")] = 900.0,
 ) -> None:
-    """Draw results: time over bytes by algorithm, or bars of the time over the bound by cluster."""
-    with command.ended_in_words("hvd_ext bench plot"):
-        from hvd_ext.bench import plots, results
-
-        command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path)["rows"]]
-        plots.draw_allreduce(rows, output, kind, how, command.names(only))
-
-
-@app.command("plot-schedule")
-def plot_schedule(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench schedule --json.")],
-    output: command.Output,
-    only: command.Only = "",
-) -> None:
-    """Draw the step by cluster, ratio and bucketer, one bar each, beside the predicted one."""
+    """Divide a training step into input, computation, top-k, communication and update: each is left out in turns."""
     from hvd_ext.bench import results
-    from hvd_ext.bench.schedule_plot import draw_schedule
+    from hvd_ext.bench.breakdown import Request, breakdown_table, doubts, draw, measure
 
-    with command.ended_in_words("hvd_ext bench plot-schedule"):
-        command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.SCHEDULE)["rows"]]
-        draw_schedule(rows, output, command.names(only))
-
-
-@app.command("plot-stragglers")
-def plot_stragglers(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench stragglers --json.")],
-    output: command.Output,
-    only: command.Only = "",
-) -> None:
-    """Draw how many times as fast as full steps each mode is, by workload, beside the model of rounds."""
-    from hvd_ext.bench import results
-    from hvd_ext.bench.stragglers_plot import draw_stragglers
-
-    with command.ended_in_words("hvd_ext bench plot-stragglers"):
-        command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.STRAGGLERS)["rows"]]
-        draw_stragglers(rows, output, command.names(only))
-
-
-@app.command("plot-data")
-def plot_data(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench data --json.")],
-    output: command.Output,
-    only: command.Only = "",
-) -> None:
-    """Draw the processor time of samples that were read before, over that of a copy of the same bytes."""
-    from hvd_ext.bench import results
-    from hvd_ext.bench.data_plot import draw_data
-
-    with command.ended_in_words("hvd_ext bench plot-data"):
-        command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.DATA)["rows"]]
-        draw_data(rows, output, command.names(only))
+    with command.ended_in_words("hvd_ext bench breakdown"):
+        command.check_append(append, json_file)
+        start = command.launched(launcher, ranks)
+        (on_host, *others) = command.ranks_of(start, ranks, "2") or (1,)
+        if others:
+            raise typer.BadParameter("must be one number", param_hint="--ranks")
+        request = Request(
+            schemes=command.names(schemes),
+            pixels=command.numbers("--pixels", pixels),
+            batch=batch,
+            width=width,
+            repetitions=repetitions,
+            steps=steps,
+            ranks=on_host,
+            timeout_s=timeout,
+        )
+        command.check_folder("--json", json_file)
+        command.check_folder("--plot", plot_file)
+        before = command.kept_result(partial(results.load, benchmark=results.BREAKDOWN), json_file, append)
+        run = results.begin_run(start.describe())
+        with command.progress(len(request.schemes) * len(request.pixels)) as tell:
+            rows = measure(request, start, tell)
+        result = results.result_of(run, rows, results.BREAKDOWN)
+        kept = results.keep(result, before, json_file)
+        console = command.table_console()
+        console.print(breakdown_table(rows))
+        command.say(console, doubts(rows))
+        if plot_file is not None:
+            draw(kept["rows"], plot_file)
 
 
-@app.command("plot-training")
-def plot_training(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench training --json.")],
-    output: command.Output,
-    only: command.Only = "",
-) -> None:
-    """Draw the time of an epoch by cluster and algorithm, one bar each."""
-    from hvd_ext.bench import plots, results
-
-    with command.ended_in_words("hvd_ext bench plot-training"):
-        command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.TRAINING)["rows"]]
-        plots.draw_training(rows, output, command.names(only))
-
-
-@app.command("plot-topk")
-def plot_topk(
-    files: Annotated[list[Path], typer.Argument(help="Results of bench topk --json.")],
-    output: command.Output,
-    kind: Annotated[str, typer.Option(help="bars: time over one read pass; sizes: time over the length.")] = "bars",
-    elements: Annotated[str, typer.Option(help="Only these lengths, with commas.")] = "",
-    only: command.Only = "",
-) -> None:
-    """Draw selections: beside one read pass, or over the length."""
-    from hvd_ext.bench import plots, results
-
-    with command.ended_in_words("hvd_ext bench plot-topk"):
-        command.check_folder("--output", output)
-        lengths = command.numbers("--elements", elements)
-        rows = [row for path in files for row in results.load(path, results.TOPK)["rows"]]
-        rows = [row for row in rows if not lengths or row["elements"] in lengths]
-        plots.draw_topk(rows, output, kind, command.names(only))
+for name, function in plot_commands.COMMANDS.items():
+    app.command(name)(function)

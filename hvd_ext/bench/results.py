@@ -26,6 +26,7 @@ SCHEDULE = "schedule, replayed steps, float32"
 STRAGGLERS = "stragglers, trained steps with sleeps"
 DATA = "data, handed over and kept"
 LARS = "LARS, norms and updates"
+BREAKDOWN = "breakdown, parts of a training step"
 COMMANDS = {
     ALLREDUCE: "bench allreduce",
     TRAINING: "bench training",
@@ -34,6 +35,7 @@ COMMANDS = {
     STRAGGLERS: "bench stragglers",
     DATA: "bench data",
     LARS: "bench lars",
+    BREAKDOWN: "bench breakdown",
 }
 # What bench allreduce measures without a plan of ours. The yardsticks do the least that an allreduce must do, the first
 # one between hosts and the second one inside a host.

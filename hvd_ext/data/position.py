@@ -188,14 +188,26 @@ def _begin_epoch(fit: _Fit, begun: Begun, number: int, needed: int) -> None:
     begun.of_epoch += 1
 
 
-def _look(callback: Any, number: int) -> _Fit:
-    """Find the data of the `fit` that calls a callback."""
+def fit_arguments(callback: Any) -> Mapping[str, Any]:
+    """Give the arguments of the `fit` that calls a callback, which Keras tells callbacks in part only.
+
+    Args:
+        callback: one of `fit`, whose hook calls this.
+
+    Returns:
+        The local variables of `fit`; empty where no such `fit` is among the callers.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is callback.model:
-            break
+            return frame.f_locals
         frame = frame.f_back
-    given = {} if frame is None else frame.f_locals
+    return {}
+
+
+def _look(callback: Any, number: int) -> _Fit:
+    """Find the data of the `fit` that calls a callback."""
+    given = fit_arguments(callback)
     per_epoch = given.get("steps_per_epoch")
     training: dict[Steps, bool] = {}
     for steps, exact in _found(given.get("x")):

@@ -66,6 +66,11 @@ class Manifest(BaseModel):
     model: str
     files: list[File]
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch to go on with, and the number of its batches that are done."""
+        return self.epoch, self.step
+
     def text(self) -> str:
         """Give the manifest as it is written."""
         return self.model_dump_json(indent=1) + "\n"

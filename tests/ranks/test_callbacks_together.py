@@ -161,6 +161,48 @@ def test_a_metric_that_does_not_add_up_is_averaged() -> None:
             hvd.callbacks.joined_metrics(fresh)
 
 
+def with_statistics() -> keras.Model:
+    """A model whose ranks gather statistics of their own, of all ranks, and in a local layer; with frozen weights."""
+    own, everyones, local = (
+        keras.layers.BatchNormalization(),
+        hvd.SyncBatchNormalization(),
+        keras.layers.BatchNormalization(),
+    )
+    frozen = keras.layers.Dense(3, trainable=False)
+    parts = [own, everyones, local, frozen, keras.layers.Dropout(0.5, seed=hvd.rank()), keras.layers.Dense(TARGETS)]
+    ours = keras.Sequential([keras.layers.Input((FEATURES,)), *parts])
+    fill(ours.trainable_weights)
+    frozen.kernel.assign(np.full(frozen.kernel.shape, 0.1))  # a third of three times this is another number
+    ours.compile(hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=[local]), "mse")
+    return ours
+
+
+def test_statistics_are_averaged_before_validation_and_saving_and_only_those_that_differ(tmp_path: Path) -> None:
+    apart, together = with_statistics(), with_statistics()
+    x, y = data(hvd.rank(), ROWS)
+    fit(apart, hvd.callbacks.synchronized(), epochs=1)
+    best = hvd.callbacks.BestModelCheckpoint("val_loss", filepath=tmp_path / "best.keras")
+    callbacks = hvd.callbacks.synchronized([best, hvd.callbacks.AverageStatistics()])
+    validation = {"validation_data": (x, y)} if hvd.rank() == 0 else {}
+    history = fit(together, callbacks, epochs=1, **validation).history
+    before, after = (values(model.layers[0].non_trainable_weights) for model in (apart, together))
+    ranks = hvd.allgather_object(before)
+    assert hvd.size() == 1 or not np.array_equal(ranks[0][0], ranks[1][0])
+    for got, each in zip(after, zip(*ranks, strict=True), strict=True):
+        np.testing.assert_allclose(got, np.mean(each, 0), rtol=1e-6)
+    assert_same_bits_on_all_ranks(together.layers[0].non_trainable_weights)
+    for one, other in zip(apart.layers[1:], together.layers[1:], strict=True):
+        for got, wanted in zip(values(other.variables), values(one.variables), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    if hvd.rank() == 0:
+        assert history["val_loss"] == [pytest.approx(together.evaluate(x, y, verbose=0), rel=1e-6)]
+        saved = keras.models.load_model(tmp_path / "best.keras")
+        for got, wanted in zip(values(saved.layers[0].weights), values(together.layers[0].weights), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(InvalidError, match="AverageStatistics: must stand in front of BestModelCheckpoint"):
+        fit(together, [best, hvd.callbacks.AverageStatistics()], epochs=1)
+
+
 def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left(tmp_path: Path) -> None:
     def callbacks() -> list[Any]:
         return [

@@ -121,16 +121,13 @@ def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.M
 
 
 def right(model: keras.Model, split: data_sets.Split) -> tuple[int, int]:
-    """Test a model, each rank with its part of the examples; statistics of batch normalisation are averaged before.
+    """Test a model, each rank with its part of the examples.
 
     Returns:
         How many labels were right, and of how many, over all ranks.
     """
     import hvd_ext as hvd
 
-    for place, variable in enumerate(model.non_trainable_variables):
-        if str(variable.dtype).startswith("float"):
-            variable.assign(hvd.allreduce(variable.value, op=hvd.Average, name=f"statistics.{place}"))
     mine = data_sets.Split(split.inputs[hvd.rank() :: hvd.size()], split.labels[hvd.rank() :: hvd.size()])
     count = 0
     for begin in range(0, len(mine.labels), TEST_BATCH):
@@ -162,7 +159,8 @@ def learn(facts: dict[str, Any], data: data_sets.Data, tell: Callable[..., None]
     for epoch in range(count):
         mine = order(facts["seed"], epoch, len(train.labels), rank, size, recipe["batch"])
         more = {"initial_epoch": epoch, "epochs": epoch + 1, "shuffle": False, "verbose": 0}
-        history = model.fit(train.inputs[mine], train.labels[mine], recipe["batch"], **more).history
+        together = [hvd.callbacks.AverageStatistics()]  # all ranks test one model
+        history = model.fit(train.inputs[mine], train.labels[mine], recipe["batch"], callbacks=together, **more).history
         last = epoch == count - 1
         curve_found, curve_total = right(model, test.first(recipe["curve"]))
         if last:

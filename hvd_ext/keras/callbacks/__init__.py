@@ -13,10 +13,12 @@ from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback, joined_metrics
 from hvd_ext.keras.callbacks.progress import verbose
+from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 
 __all__ = [
+    "AverageStatistics",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "CacheLogs",

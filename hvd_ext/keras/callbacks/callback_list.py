@@ -14,6 +14,7 @@ from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
 from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
+from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 
@@ -46,6 +47,7 @@ def synchronized(
     - Where steps do not wait for all ranks (sync=), the ranks end each epoch together, also with unequal numbers of
       batches, and the last step of `fit` waits for all.
     - When a callback of one rank stops training, all ranks stop after the same step.
+    - Moving statistics are averaged before each validation, if `AverageStatistics` is among the callbacks.
     - The logs of each epoch have the hits of each open `hvd_ext.DataCache`.
     - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it.
 
@@ -94,8 +96,11 @@ def synchronized(
     first = [_RestoreFirst(callback) for callback in restoring if rank() == 0]
     # `Checkpoint` saves what the others have changed, and its own ranks agree on stopping
     last = [callback for callback in own if isinstance(callback, Checkpoint)]
+    # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
+    statistics = [callback for callback in own if isinstance(callback, AverageStatistics)][:1]
     logged = _taken(own, CacheLogs) or CacheLogs()
-    return [end, *first, start, average, logged, *(callback for callback in own if callback not in last), stop, *last]
+    others = [callback for callback in own if callback not in (*statistics, *last)]
+    return [end, *first, start, *statistics, average, logged, *others, stop, *last]
 
 
 class _RestoreFirst(base.Callback):

@@ -8,6 +8,7 @@ from typing import Any
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank, size
 from hvd_ext.keras.callbacks import base, velocities
+from hvd_ext.keras.checkpoint.skipping import skips
 from hvd_ext.keras.optimizers.learning_rate import check_settable
 
 
@@ -57,6 +58,7 @@ class LearningRateScheduleCallback(base.Callback):
         self.staircase = staircase
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
+        self._steps_are_given = bool(steps_per_epoch)
         self.multiplier = multiplier if callable(multiplier) else _powers(float(multiplier), start_epoch)
         self._epoch = 0
         self._velocities: velocities.Velocities | None = None
@@ -66,7 +68,7 @@ class LearningRateScheduleCallback(base.Callback):
         base.refuse_plain(self.model)
         optimizer = check_settable(type(self).__name__, getattr(self.model, "optimizer", None))
         self._velocities = velocities.Velocities(optimizer) if self.momentum_correction else None
-        if not self.staircase and not self.steps_per_epoch:
+        if not self.staircase and not self._steps_are_given:  # each `fit` may have another number
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise InvalidError(
@@ -79,7 +81,9 @@ class LearningRateScheduleCallback(base.Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set the rate, if it is time to."""
+        """Set the rate, if it is time to; batches that an earlier job has trained on change nothing."""
+        if skips(self.model):
+            return
         if self._epoch < self.start_epoch or (self.end_epoch is not None and self._epoch >= self.end_epoch):
             return
         if not self.staircase:

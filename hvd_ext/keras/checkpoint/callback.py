@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from hvd_ext.keras.checkpoint.store import Store
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
+from hvd_ext.state.manifest import Manifest
 from hvd_ext.tensorflow.gradients.words import SIGNAL_BIT, Word, partial_reducer
 
 __all__ = ["Checkpoint", "newest"]
@@ -34,6 +36,18 @@ _LOG = logging.getLogger("hvd_ext")
 # The ranks ask each other for signals about so often, in seconds. Open MPI kills a job one second after SIGTERM, unless
 # told to wait longer. An exchange takes about a thousandth of this time.
 _ASK_S = 0.25
+
+
+@dataclass
+class _Here:
+    """What this process has done with a directory: up to which epoch it trained, and by which signal it was stopped."""
+
+    trained: int = 0
+    stopped_by: str | None = None
+
+
+# The directories that this process has gone on from or begun in: from then on its models are further than checkpoints.
+_here: dict[Path, _Here] = {}
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -47,7 +61,10 @@ class Checkpoint(keras.callbacks.Callback):
     middle of an epoch, if the data come in the same order. With another number every rank gets rank 0's model, and a
     line of the log says what was dropped.
 
-    A directory is for one `fit`; a second `fit` with the same callback saves too, and does not restore.
+    A directory serves all calls of `fit` of a training, one for each of its phases, whose epochs are counted through
+    (`initial_epoch`, `epochs`). A program that is started again calls them all again: a `fit` whose epochs are done
+    trains nothing, one in whose epochs the newest checkpoint lies goes on from it, and later ones train as ever. After
+    a signal, later calls of `fit` with this directory train nothing.
 
     In a loop of your own: `set_model`, then `epoch, step = restore()`, then `save(epoch, step)`.
 
@@ -135,8 +152,12 @@ class Checkpoint(keras.callbacks.Callback):
             MismatchError: the ranks have different arguments.
         """
         self._store = Store(self.model, self._directory, self.keep, self._arguments())
-        found = None if self.resume is False else self._store.restore(must=self.resume is True)
-        return (0, 0) if found is None else (found.epoch, found.step)
+        found = self._find(self._store)
+        _here[self._directory.absolute()] = _Here()
+        if found is None:
+            return 0, 0
+        self._store.restore(*found)
+        return found[1].epoch, found[1].step
 
     def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:
         """Save; all ranks call it, after the same batch.
@@ -168,18 +189,15 @@ class Checkpoint(keras.callbacks.Callback):
         position.train_begins()
         self.stopped_by = None
         self._beside = callback_states.beside(self)
-        stopped = False
-        if self._store is None:
-            self._epoch, self._first_step = self.restore()
-            stopped = self._was_stopped()
-        else:  # this model has trained with this callback before: it is further than any checkpoint
-            self._store = Store(self.model, self._directory, self.keep, self._arguments())
-            self._epoch = self._first_step = 0
+        first = position.fit_arguments(self).get("initial_epoch", 0)
+        begin = self._go_on(first)
         self._step, self._unsaved = self._first_step, 0
         self._next_ask = self._interval = 1
-        if (self._epoch, self._first_step) != (0, 0):
-            # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
-            self.model._initial_epoch = self.params["epochs"] if stopped else self._epoch
+        if begin != first:  # `fit` reads it after this hook; Keras' own BackupAndRestore sets it too
+            self.model._initial_epoch = begin
+        if begin >= self.params["epochs"]:
+            position.restore({})  # what a checkpoint says of data was for this `fit`
+            return
         self._agree_on_signals()
         if not self._watch.start():
             _LOG.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
@@ -196,6 +214,7 @@ class Checkpoint(keras.callbacks.Callback):
                 self._skipping = Skipping(self.model, self._first_step, self._store.replayed)
             else:
                 self._store.forget()
+        _here[self._directory.absolute()].trained = epoch + 1
         position.epoch_begins(self, epoch, 0 if self._skipping is None else self._skipping.left)
         self._began = model_state.random_state()
         self._epoch, self._step, self._first_step = epoch, 0, 0
@@ -244,11 +263,54 @@ class Checkpoint(keras.callbacks.Callback):
         self._beside, self._began = [], {}
         self._watch.stop()
 
-    def _was_stopped(self) -> bool:
+    def _find(self, store: Store) -> tuple[Path, Manifest] | None:
+        return None if self.resume is False else store.find(must=self.resume is True)
+
+    def _go_on(self, first: int) -> int:
+        """Restore what the newest checkpoint has for this `fit`.
+
+        Args:
+            first: the epoch with which it was told to begin.
+
+        Returns:
+            The epoch with which it begins; at least that of its end where there is nothing to train.
+        """
+        epochs, place = self.params["epochs"], self._directory.absolute()
+        asked = {"initial_epoch": repr(first), "epochs": repr(epochs)}
+        self._store = Store(self.model, self._directory, self.keep, self._arguments() | asked)
+        self._epoch, self._first_step = first, 0
+        found = self._find(self._store)
+        before, here = _here.get(place), _here.setdefault(place, _Here())
+        if before is not None and found is not None and found[1].position <= (first, 0):
+            found = None  # training has come here in this process
+        if found is None and here.stopped_by is not None:
+            self.stopped_by = here.stopped_by
+            self._tell(logging.WARNING, "%s has stopped training: this fit trains nothing", here.stopped_by)
+            return max(first, epochs)
+        here.stopped_by = None
+        if found is None:
+            return first
+        path, saved = found
+        if saved.position >= (epochs, 0):
+            words = "the epochs of this fit, %d to %d, are done: it trains nothing"
+            # not a program that was started again, but one whose calls of `fit` have the same epochs
+            level = logging.WARNING if first < here.trained else logging.INFO
+            self._tell(level, words, first, epochs - 1)
+        if saved.position > (epochs, 0):
+            if not self._store.restore_variables(path, saved):
+                words = "%s is of a later fit with another model: the model of this one stays as it is"
+                self._tell(logging.WARNING, words, path.name)
+            return epochs
+        self._store.restore(path, saved)
+        self._epoch, self._first_step = saved.position
+        return epochs if self._was_stopped(self._store) else self._epoch
+
+    def _tell(self, level: int, words: str, *values: Any) -> None:
+        if runtime.current().engine.rank == 0:
+            _LOG.log(level, "Checkpoint, directory (%s): " + words, self._directory, *values)
+
+    def _was_stopped(self, store: Store) -> bool:
         """Give the callbacks their state, and tell whether a callback of any rank had ended training."""
-        store = self._store
-        if store is None or (self._epoch, self._first_step) == (0, 0):
-            return False
         left = store.restore_callbacks(self._beside)
         engine = runtime.current().engine
         stopped = any(consensus.exchange(engine, "Checkpoint: stopped", lambda: store.stopped))
@@ -257,8 +319,7 @@ class Checkpoint(keras.callbacks.Callback):
             _LOG.warning(words, ", ".join(left))
         if engine.rank == 0 and stopped:
             _LOG.warning(
-                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train; use "
-                "another directory to train further",
+                "Checkpoint: a callback had ended training after epoch %d: there is nothing left to train in this fit",
                 self._epoch,
             )
         return stopped
@@ -306,7 +367,7 @@ class Checkpoint(keras.callbacks.Callback):
             )
 
     def _stop(self, name: str) -> None:
-        self.stopped_by = name
+        self.stopped_by = _here.setdefault(self._directory.absolute(), _Here()).stopped_by = name
         if runtime.current().engine.rank == 0:
             _LOG.warning("Checkpoint: %s: all ranks have saved, training stops", name)
         if self.on_signal == "exit":

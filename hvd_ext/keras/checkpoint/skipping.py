@@ -11,6 +11,11 @@ import keras
 _LOG = logging.getLogger("hvd_ext")
 
 
+def skips(model: Any) -> bool:
+    """Tell whether a model of any Keras reads its coming batch and does not train on it."""
+    return isinstance(getattr(getattr(model, "train_function", None), "__self__", None), Skipping)
+
+
 class Skipping:
     """Stands in for a model's training step until a number of batches has been read."""
 

@@ -144,17 +144,17 @@ class Store:
             _LOG.info(words, name, reason, epoch, step, megabytes, seconds)
         return next((answer["signal"] for answer in answers if answer["signal"]), None)
 
-    def restore(self, must: bool) -> Manifest | None:
-        """Restore the newest checkpoint that is complete on all ranks; all ranks call it.
+    def find(self, must: bool) -> tuple[Path, Manifest] | None:
+        """Find the newest checkpoint that is complete on all ranks; all ranks call it.
 
         Args:
             must: True: it is an error if there is none.
 
         Returns:
-            Its manifest, or None.
+            Its folder and its manifest, or None.
 
         Raises:
-            CheckpointError: there is none and must is True, or it was saved from another model; on all ranks.
+            CheckpointError: there is none and must is True; on all ranks.
         """
         waiting = folder.serials(self._directory) if self._rank == 0 else []
         while (offer := self._exchange("offer", lambda: self._offer(waiting))[0]) is not None:
@@ -163,8 +163,7 @@ class Store:
             faults = self._exchange("have", functools.partial(self._fault, path, found))
             lacking = [rank for rank, fault in enumerate(faults) if fault]
             if not lacking:
-                self._apply(path, found)
-                return found
+                return path, found
             self._pass_over(f"rank {lacking[0]}: {faults[lacking[0]]}")
         best = max(range(len(self._newest)), key=self._newest.__getitem__)
         if must:
@@ -179,6 +178,47 @@ class Store:
                 name,
             )
         return None
+
+    def restore(self, path: Path, found: Manifest) -> None:
+        """Restore a checkpoint that `find` has found; all ranks call it.
+
+        Raises:
+            CheckpointError: it was saved from another model, or cannot be read; on all ranks.
+        """
+        self._load(path, found)
+        alike = found.ranks == self._job.engine.size
+        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
+        position.restore(found.data)
+        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
+        if self._rank == 0:
+            _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
+            if not alike:
+                words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
+                dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
+                _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
+
+    def restore_variables(self, path: Path, found: Manifest) -> bool:
+        """Restore the model of a checkpoint that `find` has found, and nothing beside it; all ranks call it.
+
+        Returns:
+            False where it was saved from another model, which then stays as it is.
+
+        Raises:
+            CheckpointError: it cannot be read; on all ranks.
+        """
+
+        def suits() -> bool:
+            written, others = model_state.variables(self._model)
+            with contextlib.suppress(CheckpointError):
+                model_state.check(found.variables, [*written, *others], path.name)
+                return True
+            return False
+
+        if not all(self._exchange("model", suits)):
+            return False
+        self._load(path, found)
+        self.forget()
+        return True
 
     def restore_own(self) -> None:
         """Set the variables and random generators that are this rank's own once more."""
@@ -308,7 +348,8 @@ class Store:
         if self._rank == 0:
             _LOG.warning("Checkpoint: skipped: %s", words)
 
-    def _apply(self, path: Path, found: Manifest) -> None:
+    def _load(self, path: Path, found: Manifest) -> None:
+        """Set the variables of the model and of its optimizers, and the random generators."""
         written, others = model_state.variables(self._model)
         alike = found.ranks == self._job.engine.size
 
@@ -325,15 +366,6 @@ class Store:
             model_state.send(written)
         if alike:
             self._assign(self._own)
-        owned = {name.removeprefix(_OWNER): own for name, own in self._own.items() if name.startswith(_OWNER)}
-        position.restore(found.data)
-        left = optimizer_states.restore(self._model, owned, path, found, _OWNER)
-        if self._rank == 0:
-            _LOG.info("%s: restored: epoch %d, batch %d", path.name, found.epoch, found.step)
-            if not alike:
-                words = "%s: saved by %d ranks, restored on %d: all ranks get rank 0's model; dropped: %s"
-                dropped = [*found.own, *left, "seeds, random state and the state of callbacks"]
-                _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def _assign(self, own: Sections) -> None:
         written, others = model_state.variables(self._model)

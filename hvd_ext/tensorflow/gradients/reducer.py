@@ -126,6 +126,7 @@ class Reducer:
         self.momentum = momentum
         self._first_step = first_step
         self._restored: dict[int, tuple[Arrays | None, Everyone]] = {}
+        self._factors: list[float] = []  # by which velocities in `_restored` are still to be multiplied, in turn
         self._layouts: dict[int, Arrays] = {}  # from restore_layouts, of lists that have had no step yet
         self._flushing = 0  # see `flush`, before there is a list
         self._without_gradient = False
@@ -152,7 +153,7 @@ class Reducer:
 
         A list that has had no step yet is restored at its first step; see `GradientSet.load`.
         """
-        self._restored = dict(states)
+        self._restored, self._factors = dict(states), []
         for place, one in enumerate(self.sets):
             self._load(place, one)
 
@@ -204,6 +205,7 @@ class Reducer:
 
     def scale_momentum(self, factor: float) -> None:
         """Multiply the velocities of momentum correction, between two steps; all ranks call it alike."""
+        self._factors.append(factor)
         for one in self.sets:
             one.scale_momentum(factor)
 
@@ -500,6 +502,8 @@ class Reducer:
             every.load_layout(self._layouts.pop(number))
         if number in self._restored and every.keeps:
             every.load(*self._restored.pop(number))
+            for factor in self._factors:
+                every.scale_momentum(factor)
 
     def _set(self, job: Runtime, keys: tuple[Any, ...], variables: Sequence[Any]) -> tuple[int, GradientSet]:
         """Return the set of these variables, and its place in `sets`."""

@@ -1,0 +1,164 @@
+"""One training step in its parts, each found by leaving it out: what is asked for, the job, the table and the bars."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hvd_ext.bench.breakdown_worker import PARTS, SCHEMES, Task
+from hvd_ext.bench.jobs import Launcher, Tell, events_of
+from hvd_ext.bench.results import cluster_name
+from hvd_ext.bench.sampling import EVENTS, Follower
+from hvd_ext.commands.figures import finish, panels
+from hvd_ext.errors import InvalidError
+from hvd_ext.runner.launcher import Job, job_environment
+
+MOST_OFF = 0.1  # by so much of the whole the parts may miss it together
+NAMES = {
+    "dense": "dense, auto",
+    "topk": "top-k of each rank, exact, naive_allgather",
+    "hitopk": "MSTopK, hitopk",
+    "cached": "MSTopK, hitopk, DataCache",
+}
+# From the palette of Okabe and Ito.
+COLOURS = dict(zip(PARTS, ("#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        schemes: keys of `SCHEMES`.
+        pixels: sides of the pictures.
+        batch: pictures of a rank's step.
+        width: channels of the network's first convolution.
+        repetitions: samples of each variant.
+        steps: of a sample.
+        ranks: on this host; of no account with a launcher of the user's.
+        timeout_s: longest time without a new row.
+    """
+
+    schemes: tuple[str, ...] = tuple(SCHEMES)
+    pixels: tuple[int, ...] = (32, 96)
+    batch: int = 16
+    width: int = 32
+    repetitions: int = 5
+    steps: int = 3
+    ranks: int = 2
+    timeout_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        for name in self.schemes:
+            if name not in SCHEMES or self.schemes.count(name) > 1:
+                raise InvalidError(f"scheme ({name!r}): must be one of {', '.join(SCHEMES)}, and named only once")
+        if not self.schemes or not self.pixels or len(set(self.pixels)) < len(self.pixels):
+            raise InvalidError("schemes and pixels: name at least one of each, and each only once")
+        if min(self.pixels) < 16:
+            raise InvalidError(f"pixels ({min(self.pixels)}): must be at least 16")
+        for what in ("batch", "width", "repetitions", "steps", "ranks"):
+            if getattr(self, what) < 1:
+                raise InvalidError(f"{what} ({getattr(self, what)}): must be at least 1")
+        if self.timeout_s <= 0:
+            raise InvalidError(f"timeout ({self.timeout_s:g}): must be above 0")
+
+
+def measure(request: Request, launcher: Launcher, tell: Tell) -> list[dict[str, Any]]:
+    """Measure what was asked for, in one job.
+
+    Args:
+        request: what to measure.
+        launcher: how to start the job.
+        tell: takes what runs now, and how many rows are just done.
+
+    Returns:
+        The rows.
+
+    Raises:
+        JobError: the job failed, or told nothing for too long.
+    """
+    tell("models are made", 0)
+    with tempfile.TemporaryDirectory(prefix="hvd_ext_breakdown_") as folder:
+        facts = dataclasses.asdict(request)
+        task = Task(folder, **{name: facts[name] for name in facts if name not in ("ranks", "timeout_s")})
+        program = [sys.executable, "-m", "hvd_ext.bench.breakdown_worker", task.write()]
+        with Job(launcher.command(request.ranks, program), Path(folder) / "log", job_environment()) as job:
+            rows = []
+            for event in events_of(job, Follower(Path(folder) / EVENTS), request.timeout_s, "bench breakdown"):
+                rows.append(event["row"])
+                tell(f"{event['row']['pixels']} pixels", 1)
+    return rows
+
+
+def missed(row: Mapping[str, Any]) -> float:
+    """Give the seconds of a step that are in none of its parts: below 0 where parts hide behind each other."""
+    return float(row["step_seconds"] - sum(row["parts"].values()))
+
+
+def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Show the parts of each scheme in milliseconds, and what the parts together miss of the step."""
+    table = Table(title="One training step in its parts: what it saves without each of them, medians, ms")
+    for name in ("ranks", "pixels", "scheme"):
+        table.add_column(name)
+    for name in (*PARTS, "step", "missed"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in rows:
+        if last is not None and last != row["pixels"]:
+            table.add_section()
+        last = row["pixels"]
+        parts = [f"{1e3 * row['parts'][name]:.1f}" for name in PARTS]
+        step, rest = row["step_seconds"], missed(row)
+        table.add_row(
+            cluster_name(row),
+            str(row["pixels"]),
+            NAMES[row["scheme"]],
+            *parts,
+            f"{1e3 * step:.1f}",
+            f"{rest / step:+.0%}",
+        )
+    return table
+
+
+def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say where the parts do not add up to the step within a tenth."""
+    return [
+        f"{row['pixels']} pixels, {NAMES[row['scheme']]}: the parts miss {missed(row) / row['step_seconds']:+.0%} of "
+        "the step; they are hidden behind each other, or the machine was not quiet"
+        for row in rows
+        if abs(missed(row)) > MOST_OFF * row["step_seconds"]
+    ]
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the parts as bars on each other, a panel for each size, as CommLib's Fig. 1.
+
+    Args:
+        rows: of one result of bench breakdown.
+        path: of the PNG file.
+
+    Raises:
+        InvalidError: there are no rows, or no matplotlib.
+    """
+    if not rows:
+        raise InvalidError("plot (no rows): there is nothing to draw; name results of bench breakdown")
+    sizes = list(dict.fromkeys(row["pixels"] for row in rows))
+    figure, axes = panels(len(sizes), len(sizes), 3.6, 3.8, 1.8)
+    for size, axis in zip(sizes, axes, strict=True):
+        mine = [row for row in rows if row["pixels"] == size]
+        bottoms = [0.0] * len(mine)
+        for part in PARTS:
+            heights = [max(0.0, 1e3 * row["parts"][part]) for row in mine]
+            axis.bar(range(len(mine)), heights, 0.6, bottoms, color=COLOURS[part], label=part)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        axis.plot(range(len(mine)), [1e3 * row["step_seconds"] for row in mine], "k_", markersize=18, label="step")
+        axis.set_xticks(range(len(mine)), [row["scheme"] for row in mine])
+        axis.set_ylabel("ms")
+        axis.set_title(f"{size} pixels, {cluster_name(mine[0])} ranks")
+    finish(figure, [], path)

@@ -1,0 +1,167 @@
+"""A training of several calls of `fit` with one directory goes on bit for bit, wherever it was stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_ext as hvd
+from hvd_ext.keras.checkpoint import callback as module
+from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from hvd_ext.state import manifest
+from tests.ranks.topk_jobs import OPTIONS, as_launched, hosts_of, restart
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, values
+
+# Of each phase: its first epoch, its end, the length of a series, and the series in a batch. The first two phases have
+# one optimizer, with `TopK` and a momentum; the third has weights and an optimizer of its own, without `TopK`.
+PHASES = ((0, 2, 3, 2), (2, 4, 4, 3), (4, 6, 4, 3))
+ROWS = 6
+
+
+class EndError(Exception):
+    """Ends a program."""
+
+
+class Stop(keras.callbacks.Callback):
+    """Sends the last rank a signal in a batch of an epoch, or ends the program there."""
+
+    def __init__(self, epoch: int, batch: int, *, crash: bool = False) -> None:
+        super().__init__()
+        self.at, self.crash, self._epoch = (epoch, batch), crash, 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if (self._epoch, batch) != self.at:
+            return
+        if self.crash:
+            raise EndError
+        if hvd.rank() == hvd.size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def layers(salt: int) -> list[keras.layers.Layer]:
+    return [
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dropout(0.3, seed=salt + hvd.rank()),
+        keras.layers.Dense(2),
+    ]
+
+
+def wrapped(**options: Any) -> keras.optimizers.Optimizer:
+    return hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), **options)
+
+
+class Program:
+    """A user's program, from its begin.
+
+    Attributes:
+        state: the variables at its end.
+        epochs: those that each phase has trained.
+        status: what it ends with.
+    """
+
+    def __init__(self, directory: Path | None, *more: keras.callbacks.Callback, **often: Any) -> None:
+        module._here.clear()  # it is another process
+        restart(hosts_of(hvd.size()))
+        self.epochs: list[list[int]] = []
+        self.status = 0
+        parts, optimizer = layers(5), wrapped(compression=hvd.TopK(**OPTIONS, until=8, momentum_correction=True))
+        model = None
+        for number, (first, end, length, batch) in enumerate(PHASES):
+            before, inputs = model, keras.layers.Input((length, 2))
+            if number == 2:
+                parts, optimizer = layers(9), wrapped()
+            outputs = inputs
+            for layer in parts:
+                outputs = layer(outputs)
+            model = keras.Model(inputs, outputs)
+            if before is None:
+                fill(model.trainable_weights)
+            elif number == 2:
+                model.set_weights(before.get_weights())
+            model.compile(optimizer, "mse", run_eagerly=True)
+            x, y = data(0, ROWS * hvd.size(), salt=number)
+            series = np.stack([np.resize(row, (length, 2)) for row in x])
+            callbacks = [
+                hvd.callbacks.LearningRateWarmupCallback(0.05 + 0.01 * number, warmup_epochs=end),
+                hvd.callbacks.LearningRateScheduleCallback(0.08, 0.9, start_epoch=end - 1, staircase=False),
+                keras.callbacks.EarlyStopping("loss", patience=2, mode="min"),
+                *more,
+            ]
+            if directory is not None:
+                checkpoint = Checkpoint(directory, **often)
+                callbacks.append(checkpoint)
+            history = model.fit(
+                hvd.shard((series, y), batch, shuffle=True, seed=number),
+                initial_epoch=first,
+                epochs=end,
+                shuffle=False,
+                verbose=0,
+                callbacks=hvd.callbacks.synchronized(callbacks),
+            )
+            self.epochs.append(history.epoch)
+            self.status = 0 if directory is None else checkpoint.exit_status
+        self.state = values([*model.variables, *model.optimizer.variables])
+        assert_same_bits_on_all_ranks(model.trainable_weights)
+
+
+def position(directory: Path) -> tuple[int, int]:
+    """Read how far training was when the newest checkpoint was saved."""
+    hvd.barrier()
+    found = manifest.read(newest(directory)).position
+    hvd.barrier()
+    return found
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One directory for all ranks, which ask each other for signals after each batch."""
+    monkeypatch.setattr(module, "_ASK_S", 0.0)
+    yield Path(hvd.broadcast_object(str(tmp_path / "job")))
+    as_launched()
+
+
+def test_a_training_in_phases_goes_on_bit_for_bit_wherever_it_was_stopped(
+    shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = Program(None)
+    assert whole.epochs == [[0, 1], [2, 3], [4, 5]]
+
+    # in the last batch of a phase: its end comes when the program is started again
+    stopped = Program(shared, Stop(1, 2), every=None)
+    assert (stopped.epochs, stopped.status, position(shared)) == ([[0, 1], [], []], 143, (1, 3))
+    # exactly at a change of phase
+    with pytest.raises(EndError):
+        Program(shared, Stop(2, 0, crash=True), every=2)
+    assert position(shared) == (2, 0)
+    # in the middle of a phase
+    stopped = Program(shared, Stop(3, 0), every=3)
+    assert (stopped.epochs, stopped.status, position(shared)) == ([[], [2, 3], []], 143, (3, 1))
+    # in the last epoch
+    stopped = Program(shared, Stop(5, 0))
+    assert (stopped.epochs, stopped.status, position(shared)) == ([[], [3], [4, 5]], 143, (5, 1))
+    caplog.clear()
+    resumed = Program(shared)
+    assert (resumed.epochs, resumed.status, position(shared)) == ([[], [], [5]], 0, (6, 0))
+    for got, wanted in zip(resumed.state, whole.state, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    # all is done: the model of the last phase is as it was at its end
+    done = Program(shared)
+    assert (done.epochs, done.status) == ([[], [], []], 0)
+    for got, wanted in zip(done.state, whole.state, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if hvd.rank() == 0:
+        words = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert all("is of a later fit" in text for text in words), words
