@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from hvd_ext import state
 
 from .rows import whole
 
-# So many seconds of a killed job may be unknown to the one that goes on.
+# So many seconds of a killed job are unknown to the one that goes on, at most.
 NOTE_S = 5.0
 
 
@@ -30,8 +32,7 @@ class Clock:
         self._zero_s = time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
         self._before_s = self._wall_before_s = self._left_out_s = 0.0
         self._stopped_s: float | None = None
-        self._path: Path | None = None
-        self._noted_s = -NOTE_S
+        self._closed = threading.Event()
         state.register("the clock of the recipe", self._save, load_all=self._load)
 
     @property
@@ -67,18 +68,24 @@ class Clock:
         Args:
             path: of the file.
         """
-        self._path = path
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no job has noted anything
             noted = json.loads(path.read_text(encoding="utf-8"))
             self._begin(float(noted["counted_s"]), float(noted["wall_s"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # no job has noted anything
 
-    def note(self) -> None:
-        """Note the seconds, if that was not done a moment ago."""
-        if self._path is not None and time.monotonic() - self._noted_s >= NOTE_S:
-            self._noted_s = time.monotonic()
-            whole(self._path, json.dumps({"counted_s": self.counted_s, "wall_s": self.wall_s}))
+        def note() -> None:
+            while not self._closed.wait(NOTE_S):
+                with contextlib.suppress(OSError):  # the report, in the same folder, says so
+                    self.note(path)
+
+        threading.Thread(target=note, name="clock", daemon=True).start()
+
+    def note(self, path: Path) -> None:
+        """Note the seconds in a file."""
+        whole(path, json.dumps({"counted_s": self.counted_s, "wall_s": self.wall_s}))
+
+    def close(self) -> None:
+        """Note nothing any more."""
+        self._closed.set()
 
     def _begin(self, counted_s: float, wall_s: float) -> None:
         self._before_s, self._wall_before_s = max(counted_s, self._before_s), max(wall_s, self._wall_before_s)

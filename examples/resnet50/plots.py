@@ -58,7 +58,11 @@ def _accuracy(axis: Axes, settings: Settings, rows: Sequence[Row]) -> None:
     if settings.target is not None:
         label = f"target: top-5 of {settings.target:.1%}"
         axis.axhline(100 * settings.target, color="black", linewidth=0.8, linestyle=":", label=label)
-    axis.set(title="accuracy over the hours that count", xlabel="hours", ylabel="validation pictures right, %")
+    axis.set(
+        title="accuracy over the hours that count; white: starts of jobs and phases",
+        xlabel="hours",
+        ylabel="validation pictures right, %",
+    )
     highest = [settings.target or 0.0, *(row["top5"] for row in seen)]
     axis.set_ylim(0, ROOM * 100 * (max(highest) or 1))
     axis.grid(alpha=0.3)
@@ -90,11 +94,13 @@ def _rate(axis: Axes, rows: Sequence[Row]) -> None:
 
 def _over_epochs(axis: Axes, rows: Sequence[Row]) -> list[int]:
     """Prepare an axis over epochs; give their numbers, from 1."""
+    from matplotlib.ticker import MaxNLocator
+
     numbers = [row["epoch"] + 1 for row in rows]
     axis.set_xlabel("epoch")
     axis.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
     _shade(axis, rows, [number - 0.5 for number in numbers], [number + 0.5 for number in numbers])
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return numbers
 
 

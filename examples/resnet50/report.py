@@ -66,7 +66,6 @@ class Report(keras.callbacks.Callback):
         self._skipped, trained_s = (done, trained_s) if epoch == before else (0, 0.0)
         self._epoch, self._done, self._first = epoch, self._skipped, None
         self._clock.go_on()
-        self._written(self._clock.note)
         self._begun_s = self._clock.counted_s - trained_s
         if self._view is not None:
             self.rows = [row for row in self.rows if row["epoch"] < epoch]
@@ -79,7 +78,6 @@ class Report(keras.callbacks.Callback):
         self._done = batch + 1
         if self._first is None:
             self._first = self._done, self._clock.counted_s
-        self._written(self._clock.note)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add a row, write the files, and leave out what follows, such as saving."""
@@ -98,6 +96,7 @@ class Report(keras.callbacks.Callback):
         """Draw the plot and show what the training has taken; call it once, at the end or when training has stopped."""
         if self._view is None:
             return
+        self._clock.close()
         if self.rows:
             self._written(self.write)  # what an entry says may have changed since the last epoch
         if self.rows and importlib.util.find_spec("matplotlib"):

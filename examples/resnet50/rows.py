@@ -49,7 +49,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def figures(logs: Mapping[str, Any]) -> Row:
     """Give Keras' logs of an epoch, with those of the training pictures' cache under names that all phases share."""
-    found: Row = {}
+    found: dict[str, float] = {}
     for name, value in logs.items():
         head, cache, figure = name.partition("_cache_")
         if not cache:
@@ -61,7 +61,8 @@ def figures(logs: Mapping[str, Any]) -> Row:
 
 def at(points: Iterable[tuple[float, float]], epoch: float) -> float:
     """Give the value at an epoch of (epoch, value) points, joined by straight lines."""
-    return float(np.interp(epoch, *zip(*points, strict=True)))
+    epochs, values = zip(*points, strict=True)
+    return float(np.interp(epoch, epochs, values))
 
 
 def reached(rows: Sequence[Row], target: float | None) -> float | None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hvd_ext import state
 
 KINDS = ("topk", "dense", "dense", "dense")
 CHANGES = ("data.source=synthetic", "target=0.5", "entry.hardware=one machine")
+OPEN: list[clocks.Clock] = []  # a test leaves no thread behind
 PICTURES = 96  # four steps of an epoch, and eight of the last one
 
 
@@ -33,6 +35,8 @@ def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"rank": 0, "size": 1, "local_size": 1, "cross_size": 1, "is_homogeneous": True}.items():
         monkeypatch.setattr(hvd, name, lambda value=value: value)
     yield
+    while OPEN:
+        OPEN.pop().close()
     for owner in ("the clock of the recipe", "the report of the recipe"):
         state.unregister(owner)
     state.forget_unclaimed()
@@ -99,29 +103,45 @@ def test_a_job_that_goes_on_counts_on_and_counts_what_a_killed_job_has_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     time = Time(monkeypatch)
+    path = tmp_path / "clock.json"
     first = clocks.Clock()
-    first.keep(tmp_path / "clock.json")
     time.now += 10
     saved = state.collect()  # 40 s
-    first.note()
-    time.now += 4
-    first.note()  # too soon
-    assert json.loads((tmp_path / "clock.json").read_text()) == {"counted_s": 40, "wall_s": 40}
-    time.now += 3
-    first.note()  # 47 s; then it is killed
+    time.now += 7
+    first.note(path)  # 47 s; then it is killed
     state.unregister("the clock of the recipe")
     second = clocks.Clock()
     assert second.counted_s == 30  # its own start
-    second.keep(tmp_path / "clock.json")
+    second.keep(path)
     assert second.counted_s == 30 + 47
     state.restore(saved, {owner: lambda found=found: [found] for owner, found in saved.items()})
     assert (second.counted_s, second.wall_s) == (30 + 47, 30 + 47)
-    (tmp_path / "clock.json").write_text("{}")
+    second.close()
+    path.write_text("{}")
     state.unregister("the clock of the recipe")
     third = clocks.Clock()
-    third.keep(tmp_path / "clock.json")
+    third.keep(path)
     state.restore(saved)
     assert third.counted_s == 30 + 40
+    third.close()
+
+
+def test_a_clock_notes_the_time_by_itself_whatever_happens_to_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(clocks, "NOTE_S", 0.001)
+    first, second = threading.Event(), threading.Event()
+
+    def whole(path: Path, text: str) -> None:
+        assert set(json.loads(text)) == {"counted_s", "wall_s"}
+        (second if first.is_set() else first).set()
+        raise OSError("the disk is full")  # the next one is tried all the same
+
+    monkeypatch.setattr(clocks, "whole", whole)
+    clock = clocks.Clock()
+    clock.keep(tmp_path / "clock.json")
+    assert second.wait(30)
+    clock.close()
 
 
 class Job:
@@ -132,6 +152,7 @@ class Job:
         for owner in ("the clock of the recipe", "the report of the recipe"):
             state.unregister(owner)
         self.clock = clocks.Clock()
+        OPEN.append(self.clock)
         self.steps = Steps(self.settings, PICTURES)
         self.report = report.Report(self.settings, KINDS, self.steps, folder, self.clock)
         self.saved: dict[str, Any] = {}
