@@ -92,7 +92,7 @@ def name(settings: Settings) -> str:
         entry.hardware_tag or "hardware",
         "tensorflow",
     )
-    return "_".join(re.sub(r"[^A-Za-z0-9.-]+", "", word) for word in words)
+    return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in words)
 
 
 def hardware() -> str:

@@ -135,24 +135,6 @@ class Data(_Part):
     disk: str | None = None
 
 
-class Price(_Part):
-    """What the predicted times are made of, for one device.
-
-    Args:
-        rates: pictures that one device trains in a second, without communication, by the side of the pictures.
-        smallest_gain: with `compression: auto` a phase is sparse if its step is predicted to be shorter by this share.
-    """
-
-    rates: dict[int, float] = Field(default_factory=dict)
-    smallest_gain: float = Field(default=0.1, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _positive(self) -> Price:
-        if any(rate <= 0 for rate in self.rates.values()):
-            raise ValueError("rates: must be above 0")
-        return self
-
-
 class Entry(_Part):
     """What an entry to DAWNBench says beside its figures; it changes nothing about the training.
 
@@ -179,6 +161,24 @@ class Entry(_Part):
     cost_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     log_url: str = ""
     used_blacklist: bool = False
+
+
+class Price(_Part):
+    """What the predicted times are made of, for one device.
+
+    Args:
+        rates: pictures that one device trains in a second, without communication, by the side of the pictures.
+        smallest_gain: with `compression: auto` a phase is sparse if its step is predicted to be shorter by this share.
+    """
+
+    rates: dict[int, float] = Field(default_factory=dict)
+    smallest_gain: float = Field(default=0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Price:
+        if any(rate <= 0 for rate in self.rates.values()):
+            raise ValueError("rates: must be above 0")
+        return self
 
 
 class Settings(_Part):

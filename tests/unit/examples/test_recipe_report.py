@@ -371,7 +371,7 @@ def test_what_an_entry_lacks_is_named_until_it_is_whole() -> None:
         "https://example.org/log",
         "ResNet50-v1.5",
     )
-    assert dawnbench.name(whole) == "ATeam_ResNet50-v1.5_16x8-v100_tensorflow"
+    assert dawnbench.name(whole) == "A-Team_ResNet50-v1.5_16x8-v100_tensorflow"
 
 
 def test_hardware_names_hosts_ranks_and_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
