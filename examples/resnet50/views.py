@@ -6,7 +6,7 @@ import atexit
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ LAUNCHERS = ("mpirun", "mpiexec", "orterun", "orted", "prte", "hydra", "srun", "
 # With these, launchers put words in front of lines.
 TAGS = ("tag-output", "timestamp-output", "xml", "prepend-rank")
 WIDTH = 120  # of what goes to a file
+WIDE = 74  # what the whole table of epochs needs
 REFRESHES = 2  # in a second
 NEWEST = 30  # epochs that a display shows at most
 
@@ -151,15 +152,15 @@ class Screen(Lines):
 
     def _drawn(self) -> RenderableType:
         if self._ended:
-            return epochs(self._rows)
+            return epochs(self._rows, self._console.width)
         self._console.size = size(self._path) or self._console.size
         # the display must fit into the terminal, or the terminal would scroll at each drawing
         newest = self._rows[-max(1, min(NEWEST, self._console.height - 7)) :]
         known = (len(self._rows), self._console.size)
         if known != self._known:  # a table takes ten times as long as the rest
             self._known = known
-            self._table = SegmentLines(self._console.render_lines(epochs(newest)), new_lines=True)
-        return Group(*present(self._settings, self._now()), *([self._table] if newest else []))
+            self._table = SegmentLines(self._console.render_lines(epochs(newest, self._console.width)), new_lines=True)
+        return Group(*present(self._settings, self._now(), self._console.width), *([self._table] if newest else []))
 
 
 class _Above(io.TextIOBase):
@@ -234,8 +235,14 @@ def size(path: str) -> ConsoleDimensions | None:
     return ConsoleDimensions(columns or 80, lines or 24)
 
 
-def present(settings: Settings, now: Now) -> list[RenderableType]:
-    """Draw the present epoch: its phase, a bar over its steps, and the time."""
+def present(settings: Settings, now: Now, width: int) -> list[RenderableType]:
+    """Draw the present epoch: its phase, a bar over its steps, and the time.
+
+    Args:
+        settings: of the training.
+        now: where it is.
+        width: in columns.
+    """
     number = settings.phase_of(now.epoch)
     phase, epoch = settings.phases[number], min(now.epoch + 1, settings.epochs)
     head = Text.assemble(
@@ -247,30 +254,46 @@ def present(settings: Settings, now: Now) -> list[RenderableType]:
     bar = Table.grid(padding=(0, 1))
     for _ in range(3):
         bar.add_column(no_wrap=True)
-    bar.add_row(ProgressBar(now.steps, now.done, width=40), f"{now.done:,} of {now.steps:,} steps", rate)
+    bar.add_row(
+        ProgressBar(now.steps, now.done, width=max(8, min(40, width - 40))),
+        f"{now.done:,} of {now.steps:,} steps",
+        rate,
+    )
     rest = f", about {clock(now.left_s)} left" if now.left_s is not None else ""
     return [head, bar, Text(f"{clock(now.counted_s)} counted{rest}")]
 
 
-def epochs(rows: Sequence[Row]) -> Table:
-    """Make the table of epochs."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    heads = ("epoch", "pixels", "batch", "gradients", "loss", "top-1", "top-5", "images/s", "counted", "all")
+def epochs(rows: Sequence[Row], width: int) -> Table:
+    """Make the table of epochs.
+
+    Args:
+        rows: of the epochs.
+        width: in columns; where there are few, what the head of a display says too is left out.
+    """
+    columns: dict[str, Callable[[Row], str]] = {
+        "epoch": lambda row: str(row["epoch"] + 1),
+        "pixels": lambda row: str(row["pixels"]),
+        "batch": lambda row: f"{row['batch']:,}",
+        "gradients": lambda row: kind_of(row["compression"]),
+        "loss": lambda row: f"{row['loss']:.3f}" if "loss" in row else "",
+        "top-1": lambda row: share(row.get("top1")),
+        "top-5": lambda row: share(row.get("top5")),
+        "images/s": lambda row: f"{row['images_per_s']:,.0f}",
+        "counted": lambda row: clock(3600 * row["hours"]),
+        "all": lambda row: clock(3600 * row["wall_hours"]),
+    }
+    if width < WIDE:
+        columns = {head: cell for head, cell in columns.items() if head not in ("pixels", "batch", "gradients", "all")}
+    table = _table(columns)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
+    return table
+
+
+def _table(heads: Iterable[str]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in heads:
         table.add_column(head, justify="left" if head == "gradients" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            str(row["epoch"] + 1),
-            str(row["pixels"]),
-            f"{row['batch']:,}",
-            kind_of(row["compression"]),
-            f"{row['loss']:.3f}" if "loss" in row else "",
-            share(row.get("top1")),
-            share(row.get("top5")),
-            f"{row['images_per_s']:,.0f}",
-            clock(3600 * row["hours"]),
-            clock(3600 * row["wall_hours"]),
-        )
     return table
 
 
@@ -297,9 +320,9 @@ def show(console: Console, summary: Row) -> None:
         console: where it goes.
         summary: from `Report.summary`.
     """
-    table = Table(title="phases", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("phase", "pixels", "batch", "gradients", "epochs", "seconds", "images/s", "input wait", "cache hits"):
-        table.add_column(head, justify="left" if head == "gradients" else "right", no_wrap=True)
+    table = _table(
+        ("phase", "pixels", "batch", "gradients", "epochs", "seconds", "images/s", "input wait", "cache hits")
+    )
     for row in summary["phases"]:
         table.add_row(
             str(row["phase"] + 1),
