@@ -195,6 +195,7 @@ class Settings(_Part):
         topk: keywords of `hvd_ext.TopK` in phases with compression "topk", which come first.
         data: the pictures.
         seed: of weights, order and crops.
+        deterministic: whether TensorFlow's operations give the same bits in each run, which may take longer.
         price: how times are predicted.
         target: the top-5 share whose time is reported; null for none.
         entry: to DAWNBench.
@@ -210,6 +211,7 @@ class Settings(_Part):
     topk: dict[str, Any] = Field(default_factory=lambda: {"density": 0.01})
     data: Data = Data()
     seed: int = Field(default=1, ge=0)
+    deterministic: bool = False
     price: Price = Price()
     target: float | None = Field(default=None, gt=0, le=1)
     entry: Entry = Entry()

@@ -39,6 +39,8 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     check(settings, hvd.size())
     kept_by_root(settings, folder)
     keras.utils.set_random_seed(settings.seed)
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
     pictures = Pictures(settings, hvd.rank(), hvd.size())
     steps = Steps(settings, pictures.train)
     model = network.build(settings.network, settings.mixed_precision)
@@ -52,7 +54,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     for number, phase in enumerate(settings.phases):
         data = pictures.training(phase, steps.in_epoch[number])
         held = pictures.validation(phase)
-        callbacks = [*([Validation(held, clock)] if held else []), report]
+        callbacks = [hvd.callbacks.AverageStatistics(), *([Validation(held, clock)] if held else []), report]
         model.fit(
             data,
             initial_epoch=settings.begins[number],
@@ -66,6 +68,8 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
             break
     report.close()
     pictures.close()
+    if hvd.rank() == 0 and not checkpoint.stopped_by:
+        model.save(folder / "model.keras")
     return checkpoint.exit_status
 
 

@@ -64,6 +64,8 @@ def test_a_warm_up_rises_step_by_step_and_the_momentum_follows() -> None:
     assert_same_bits_on_all_ranks(ours.weights)
     for got, wanted in zip(values(ours.weights), reference(spy.rates, 0.9), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    fit(ours, warm_up, spy, epochs=1, steps_per_epoch=1)  # a later `fit`, whose epochs have fewer steps
+    assert spy.rates[-1] == pytest.approx(0.2 / size * (1 + (size - 1) / 2), rel=1e-6)
 
 
 def test_a_momentum_that_topk_has_taken_over_follows_too() -> None:

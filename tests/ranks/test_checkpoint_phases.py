@@ -17,8 +17,9 @@ import hvd_ext as hvd
 from hvd_ext.keras.checkpoint import callback as module
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import manifest
+from tests.ranks.test_checkpoint import fit, own_model
 from tests.ranks.topk_jobs import OPTIONS, as_launched, hosts_of, restart
-from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 # Of each phase: its first epoch, its end, the length of a series, and the series in a batch. The first two phases have
 # one optimizer, with `TopK` and a momentum; the third has weights and an optimizer of its own, without `TopK`.
@@ -165,3 +166,23 @@ def test_a_training_in_phases_goes_on_bit_for_bit_wherever_it_was_stopped(
     if hvd.rank() == 0:
         words = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert all("is of a later fit" in text for text in words), words
+
+
+def test_calls_of_fit_that_do_not_count_their_epochs_through_are_told_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
+    model, checkpoint = own_model(), Checkpoint(directory)
+    assert len(fit(model, checkpoint, epochs=2)["loss"]) == 2
+    before = values(model.weights)
+    assert fit(model, checkpoint, epochs=2) == {}
+    other = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(TARGETS)])
+    fill(other.weights)
+    other.compile(wrapped(), "mse")
+    assert fit(other, Checkpoint(directory), epochs=1) == {}
+    for got, wanted in zip(values(model.weights), before, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    if hvd.rank() == 0:
+        words = [record.getMessage() for record in caplog.records]
+        assert "the epochs of this fit, 0 to 1, are done: it trains nothing" in words[0]
+        assert "checkpoint-000002 is of a later fit with another model: the model of this one stays" in words[-1]

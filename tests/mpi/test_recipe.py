@@ -1,0 +1,117 @@
+"""The DAWNBench recipe with real ranks on two rehearsed hosts: all phases, a stop, and going on with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hvd_ext.cluster.tools import obstacle
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "dawnbench_resnet50.py"
+TIMEOUT_S = 280
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(obstacle()), reason=f"a rehearsed cluster: making namespaces {obstacle()}"),
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures") / "set"
+    counts = ("--train", "96", "--test", "40", "--classes", "16", "--pixels", "32")
+    command = [sys.executable, str(ROOT / "examples" / "make_images.py"), "--output", str(folder), *counts]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+    return folder
+
+
+def begun(pictures: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
+    cluster = [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", "2,1", "--rate", "1gbit", "--"]
+    command = [
+        *cluster,
+        sys.executable,
+        str(SCRIPT),
+        "smoke",
+        "--data",
+        str(pictures),
+        "--output",
+        str(folder),
+        *options,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def ended(job: subprocess.Popen[str], status: int = 0) -> str:
+    said, _ = job.communicate(timeout=TIMEOUT_S)
+    assert job.returncode == status, said
+    return said
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads((folder / "report.json").read_text(encoding="utf-8"))["rows"])
+    except FileNotFoundError:
+        return []
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of the trained model, those of the optimizer too."""
+    found: dict[str, np.ndarray] = {}
+    with (
+        zipfile.ZipFile(folder / "model.keras") as archive,
+        h5py.File(BytesIO(archive.read("model.weights.h5"))) as file,
+    ):
+        file.visititems(lambda name, one: found.update({name: one[()]}) if isinstance(one, h5py.Dataset) else None)
+    return found
+
+
+def test_all_phases_are_trained_and_a_training_that_was_stopped_goes_on_with_the_same_bits(
+    tmp_path: Path, pictures: Path
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    ended(begun(pictures, whole))
+    found = rows(whole)
+    assert [(row["epoch"], row["pixels"], row["batch"], row["compression"]) for row in found] == [
+        (0, 16, 24, "topk"),
+        (1, 16, 24, "topk"),
+        (2, 20, 24, "dense"),
+        (3, 28, 24, "dense"),
+        (4, 32, 12, "dense"),
+    ]
+    assert [row["train-32_cache_hits"] for row in found] == [0, 1, 1, 1, 1]
+    hours = [row["hours"] for row in found]
+    assert hours == sorted(hours)
+    assert all(0 <= row["top1"] <= row["top5"] <= 1 and row["hours"] < row["wall_hours"] for row in found)
+
+    job = begun(pictures, stopped)
+    end = time.monotonic() + TIMEOUT_S
+    while len(rows(stopped)) < 2:
+        assert job.poll() is None, ended(job)
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(job.pid, signal.SIGTERM)
+    ended(job, 143)
+    assert not (stopped / "model.keras").exists()
+    said = ended(begun(pictures, stopped, "--set", "optimizer.nesterov=false"), 2)
+    assert "optimizer.nesterov (False): the training in" in said
+    ended(begun(pictures, stopped))
+    again = rows(stopped)
+    exact = ("epoch", "pixels", "batch", "compression", "loss", "accuracy", "top1", "top5")
+    assert [[row[name] for name in exact] for row in again] == [[row[name] for name in exact] for row in found]
+    expected, seen = weights(whole), weights(stopped)
+    assert seen.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(seen[name], values, err_msg=name)
