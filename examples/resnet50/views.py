@@ -26,7 +26,7 @@ LAUNCHERS = ("mpirun", "mpiexec", "orterun", "orted", "prte", "hydra", "srun", "
 # With these, launchers put words in front of lines.
 TAGS = ("tag-output", "timestamp-output", "xml", "prepend-rank")
 WIDTH = 120  # of what goes to a file
-WIDE = 74  # what the whole table of epochs needs
+WIDE = 78  # what the whole table of epochs needs
 REFRESHES = 2  # in a second
 NEWEST = 30  # epochs that a display shows at most
 
