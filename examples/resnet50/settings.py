@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PRESETS = Path(__file__).resolve().parent / "presets"
+REPORTED = {"target", "entry"}  # settings that a training which goes on may change
 Points = tuple[tuple[float, float], ...]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -134,6 +135,34 @@ class Data(_Part):
     disk: str | None = None
 
 
+class Entry(_Part):
+    """What an entry to DAWNBench says beside its figures; it changes nothing about the training.
+
+    Args:
+        author: who enters it.
+        author_email: where the author can be reached.
+        framework: empty for the versions of hvd_ext and TensorFlow.
+        code_url: where the code is; empty leaves it out.
+        model: empty for a name that follows from `network`.
+        hardware: with the cloud's provider and instance type; empty for the hosts, ranks and devices that are there.
+        hardware_tag: short, for the names of the files.
+        cost_per_hour: of all hosts together, in USD; null leaves it out.
+        log_url: where the log is; empty leaves it out.
+        used_blacklist: whether the pictures of ImageNet's blacklist were taken out of the validation pictures.
+    """
+
+    author: str = ""
+    author_email: str = ""
+    framework: str = ""
+    code_url: str = ""
+    model: str = ""
+    hardware: str = ""
+    hardware_tag: str = ""
+    cost_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    log_url: str = ""
+    used_blacklist: bool = False
+
+
 class Price(_Part):
     """What the predicted times are made of, for one device.
 
@@ -168,6 +197,8 @@ class Settings(_Part):
         seed: of weights, order and crops.
         deterministic: whether TensorFlow's operations give the same bits in each run, which may take longer.
         price: how times are predicted.
+        target: the top-5 share whose time is reported; null for none.
+        entry: to DAWNBench.
     """
 
     network: Network = Network()
@@ -182,6 +213,8 @@ class Settings(_Part):
     seed: int = Field(default=1, ge=0)
     deterministic: bool = False
     price: Price = Price()
+    target: float | None = Field(default=None, gt=0, le=1)
+    entry: Entry = Entry()
 
     @model_validator(mode="after")
     def _whole(self) -> Settings:
@@ -207,6 +240,10 @@ class Settings(_Part):
     def epochs(self) -> int:
         """The number of all epochs."""
         return self.begins[-1]
+
+    def phase_of(self, epoch: int) -> int:
+        """Give the number of an epoch's phase; of the last one for those that come after it."""
+        return next((number for number, end in enumerate(self.begins[1:]) if epoch < end), len(self.phases) - 1)
 
 
 @dataclass(frozen=True)
@@ -285,7 +322,7 @@ def written(settings: Settings) -> str:
 
 
 def keep(settings: Settings, folder: Path) -> None:
-    """Write the settings beside the results; refuse a folder of a training with others.
+    """Write the settings beside the results; refuse a folder of a training with others, but for those of `REPORTED`.
 
     Raises:
         SettingsError: the training in the folder has another value; it names the key.
@@ -293,11 +330,11 @@ def keep(settings: Settings, folder: Path) -> None:
     path = folder / "settings.yaml"
     if path.exists():
         before = read(str(path))
-        for key, (old, new) in _differences(before.model_dump(mode="json"), settings.model_dump(mode="json")).items():
+        old_values, new_values = (one.model_dump(mode="json", exclude=REPORTED) for one in (before, settings))
+        for key, (old, new) in _differences(old_values, new_values).items():
             raise SettingsError(
                 f"{key} ({new}): the training in {folder} has {old}; take another folder, or go on with {key}={old}"
             )
-        return
     folder.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".part")
     half.write_text(written(settings), encoding="utf-8")

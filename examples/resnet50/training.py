@@ -12,8 +12,9 @@ import tensorflow as tf
 import hvd_ext as hvd
 
 from . import network
+from .clock import Clock
 from .pictures import Pictures
-from .report import Clock, Report
+from .report import Report
 from .schedule import Steps
 from .settings import Optimizer, Settings, SettingsError, keep
 
@@ -48,7 +49,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
         network.smoothed(settings.smoothing),
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
-    report = Report(settings, kinds, folder, clock)
+    report = Report(settings, kinds, steps, folder, clock)
     checkpoint = hvd.callbacks.Checkpoint(folder / "checkpoints")
     for number, phase in enumerate(settings.phases):
         data = pictures.training(phase, steps.in_epoch[number])
@@ -58,13 +59,14 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
             data,
             initial_epoch=settings.begins[number],
             epochs=settings.begins[number + 1],
-            callbacks=hvd.callbacks.synchronized([*callbacks, checkpoint]),
+            callbacks=hvd.callbacks.synchronized([*callbacks, checkpoint], stop_every=None),
             shuffle=False,
             verbose=0,
         )
         clock.go_on()
         if checkpoint.stopped_by:
             break
+    report.close()
     pictures.close()
     if hvd.rank() == 0 and not checkpoint.stopped_by:
         model.save(folder / "model.keras")

@@ -91,7 +91,7 @@ def test_all_phases_are_trained_and_a_training_that_was_stopped_goes_on_with_the
         (3, 28, 24, "dense"),
         (4, 32, 12, "dense"),
     ]
-    assert [row["train-32_cache_hits"] for row in found] == [0, 1, 1, 1, 1]
+    assert [row["cache_hits"] for row in found] == [0, 1, 1, 1, 1]
     hours = [row["hours"] for row in found]
     assert hours == sorted(hours)
     assert all(0 <= row["top1"] <= row["top5"] <= 1 and row["hours"] < row["wall_hours"] for row in found)
