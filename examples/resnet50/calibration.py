@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from .settings import Phase, Settings, SettingsError
 WARM, TURNS = 3, 5
 # A sample has as many steps as this takes, so that a GPU works without pause and a clock's grain does not matter.
 SAMPLE_S, MOST_STEPS = 0.2, 20
+Run = Callable[[int], float]  # so many steps; gives their seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,38 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
         tell: called on each rank with a line about the progress.
 
     Raises:
-        SettingsError: the devices cannot divide a batch evenly.
+        SettingsError: the devices cannot divide a batch evenly, or the times make no sense.
     """
     training.check(settings, devices)
+    steps = Steps(settings, settings.data.synthetic)
+    tell("the update of the weights")
+    (update_s,) = _in_turns([_update(settings, steps)])
+    fits = [_Fit(settings, training.plain(settings.optimizer, steps))]
+    if hvd.size() == 1:
+        fits.append(_Fit(settings, training.distributed(settings, steps, ("dense",) * len(settings.phases))))
     found: dict[int, Measured] = {}
     for phase in settings.phases:
-        if phase.pixels not in found:
-            tell(f"{phase.pixels} pixels, {phase.batch // devices} pictures a step")
-            found[phase.pixels] = _measured(settings, phase, phase.batch // devices)
+        if phase.pixels in found:
+            continue
+        batch = phase.batch // devices
+        tell(f"{phase.pixels} pixels, {batch} pictures a step")
+        data = _noise(settings, phase, batch)
+        for fit in fits:
+            fit.take(data)
+        plain_s, *ours_s = _in_turns(fits)
+        if update_s >= plain_s:
+            raise SettingsError(
+                f"--calibrate, {phase.pixels} pixels: an update took {update_s * 1e3:.3g} ms and a whole step "
+                f"{plain_s * 1e3:.3g} ms; measure again, with nothing else at work, or a larger batch"
+            )
+        found[phase.pixels] = Measured(phase.pixels, batch, plain_s, ours_s[0] if ours_s else None, update_s)
     return list(found.values())
 
 
 def text(measured: list[Measured]) -> str:
     """Write what was measured as settings, with the shares of plain Keras' speed as comments."""
     rates = ", ".join(f"{one.pixels}: {one.rate:.4g}" for one in measured)
-    lines = ["price:", f"  rates: {{{rates}}}", f"  update: {statistics.median(_updates(measured)):.2g}"]
+    lines = ["price:", f"  rates: {{{rates}}}", f"  update: {measured[0].update_s:.2g}"]
     for one in measured:
         line = f"# {one.pixels} pixels, {one.batch} pictures a step: {one.plain_s * 1e3:.4g} ms with plain Keras"
         if one.ours_s is not None:
@@ -82,40 +100,21 @@ def text(measured: list[Measured]) -> str:
     return "\n".join(lines)
 
 
-def _updates(measured: list[Measured]) -> list[float]:
-    return [one.update_s for one in measured]
+def _noise(settings: Settings, phase: Phase, batch: int) -> tf.data.Dataset:
+    phase = phase.model_copy(update={"batch": batch * hvd.size()})
+    data = settings.data.model_copy(update={"source": "synthetic"})
+    return Pictures(settings.model_copy(update={"data": data, "phases": (phase,)})).training(phase, 1).repeat()
 
 
-def _measured(settings: Settings, phase: Phase, batch: int) -> Measured:
-    noise = settings.data.model_copy(update={"source": "synthetic"})
-    own = phase.model_copy(update={"batch": batch * hvd.size()})
-    one_phase = settings.model_copy(update={"data": noise, "phases": (own,)})
-    data = Pictures(one_phase).training(own, 1).repeat()
-    steps = Steps(settings, settings.data.train)
-    runs = [_fit(settings, training.plain(settings.optimizer, steps), data)]
-    if hvd.size() == 1:
-        runs.append(_fit(settings, training.distributed(settings, steps, ("dense",) * len(settings.phases)), data))
-    plain_s, *ours_s = _in_turns(runs)
-    (update_s,) = _in_turns([_update(settings, training.plain(settings.optimizer, steps))])
-    keras.utils.clear_session()
-    if update_s >= plain_s:
-        raise SettingsError(
-            f"--calibrate, {phase.pixels} pixels: an update took {update_s * 1e3:.3g} ms and a whole step "
-            f"{plain_s * 1e3:.3g} ms; measure again, with nothing else at work, or a larger batch"
-        )
-    return Measured(phase.pixels, batch, plain_s, ours_s[0] if ours_s else None, update_s)
 
-
-Run = Callable[[int], float]  # so many steps; gives their seconds
-
-
-def _in_turns(runs: list[Run]) -> list[float]:
+def _in_turns(runs: Sequence[Run]) -> list[float]:
     """Give each one's median time of a step; on several ranks that of the slowest."""
     counts = []
     for run in runs:
         run(WARM)
+        hvd.barrier()
         counts.append(min(max(1, round(SAMPLE_S / run(1))), MOST_STEPS))
-    counts = [max(hvd.allgather_object(count)) for count in counts]
+    counts = hvd.broadcast_object(counts)
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(TURNS):
         for run, count, mine in zip(runs, counts, samples, strict=True):
@@ -124,16 +123,23 @@ def _in_turns(runs: list[Run]) -> list[float]:
     return [max(hvd.allgather_object(statistics.median(mine))) for mine in samples]
 
 
-def _fit(settings: Settings, optimizer: keras.optimizers.Optimizer, data: tf.data.Dataset) -> Run:
-    model = network.build(settings.network, settings.mixed_precision)
-    model.compile(optimizer, network.smoothed(settings.smoothing))
+class _Fit:
+    """A model's calls of `fit`: so many steps, which gives their seconds."""
 
-    def run(steps: int) -> float:
+    def __init__(self, settings: Settings, optimizer: keras.optimizers.Optimizer) -> None:
+        self._model = network.build(settings.network, settings.mixed_precision)
+        self._model.compile(optimizer, network.smoothed(settings.smoothing))
+        self._model.optimizer.build(self._model.trainable_variables)  # or the first step is traced twice
+
+    def take(self, data: tf.data.Dataset) -> None:
+        """Go on with other data, in a function of its own: a function for several sizes knows none of them."""
+        self._data = data
+        self._model.make_train_function(force=True)
+
+    def __call__(self, steps: int) -> float:
         watch = _Watch()
-        model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[watch])
+        self._model.fit(self._data, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[watch])
         return watch.seconds
-
-    return run
 
 
 class _Watch(keras.callbacks.Callback):
@@ -156,7 +162,8 @@ class _Watch(keras.callbacks.Callback):
         self.seconds = time.perf_counter() - self._begun_s
 
 
-def _update(settings: Settings, optimizer: keras.optimizers.Optimizer) -> Run:
+def _update(settings: Settings, steps: Steps) -> Run:
+    optimizer = training.plain(settings.optimizer, steps)
     variables = network.build(settings.network, settings.mixed_precision).trainable_variables
     gradients = [tf.Variable(tf.random.normal(one.shape, stddev=1e-3)) for one in variables]
     optimizer.build(variables)

@@ -242,7 +242,7 @@ def dry_run(
     """Print the price of a training on a cluster; on CommLib's also the paper's figures and our prediction of them.
 
     Args:
-        settings: of the training; it has `data.train` pictures.
+        settings: of the training; it has `data.synthetic` pictures.
         topology: the cluster, a YAML file.
         console: where to print.
         price_per_hour: of one host; None for no money.
@@ -256,7 +256,7 @@ def dry_run(
         tree = read(topology)
     except HvdExtError as error:
         raise SettingsError(str(error)) from error
-    pictures, hosts = settings.data.train, len(tree.hosts())
+    pictures, hosts = settings.data.synthetic, len(tree.hosts())
     prices = predict(settings, tree, pictures, host_memory=host_memory)
     per_second = None if price_per_hour is None else hosts * price_per_hour / 3600
     inside = ", hosts in shared memory at 2 GB/s" if host_memory else ""
