@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import hvd_ext as hvd
 
 from . import network, training
 from .pictures import Pictures
+from .price import cluster
 from .schedule import Steps
 from .settings import Phase, Settings, SettingsError
 
@@ -86,6 +88,22 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
             )
         found[phase.pixels] = Measured(phase.pixels, batch, plain_s, ours_s[0] if ours_s else None, update_s)
     return list(found.values())
+
+
+def show(settings: Settings, topology: Path | None, tell: Callable[[str], None]) -> None:
+    """Measure, and tell the rates as settings on rank 0.
+
+    Args:
+        settings: of the training.
+        topology: a file with the cluster of the training, whose devices divide a phase's batch; None for this job.
+        tell: called with lines.
+
+    Raises:
+        SettingsError: as for calibrate(), or the file cannot be read.
+    """
+    say = tell if hvd.rank() == 0 else lambda _: None
+    devices = hvd.size() if topology is None else cluster(topology).size
+    say(text(calibrate(settings, devices, lambda line: say(f"# measuring {line}"))))
 
 
 def text(measured: list[Measured]) -> str:

@@ -252,10 +252,7 @@ def dry_run(
     Raises:
         SettingsError: as for predict(), or a file cannot be read or written.
     """
-    try:
-        tree = read(topology)
-    except HvdExtError as error:
-        raise SettingsError(str(error)) from error
+    tree = cluster(topology)
     pictures, hosts = settings.data.synthetic, len(tree.hosts())
     prices = predict(settings, tree, pictures, host_memory=host_memory)
     per_second = None if price_per_hour is None else hosts * price_per_hour / 3600
@@ -265,6 +262,14 @@ def dry_run(
         console.print(_paper())
     if json_file is not None:
         _write(json_file, prices, per_second)
+
+
+def cluster(topology: Path) -> Tree:
+    """Read a topology file; its errors are those of settings."""
+    try:
+        return read(topology)
+    except HvdExtError as error:
+        raise SettingsError(str(error)) from error
 
 
 def table(prices: Sequence[PhasePrice], title: str, per_second: float | None = None) -> Table:
