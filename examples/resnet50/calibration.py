@@ -124,7 +124,6 @@ def _noise(settings: Settings, phase: Phase, batch: int) -> tf.data.Dataset:
     return Pictures(settings.model_copy(update={"data": data, "phases": (phase,)})).training(phase, 1).repeat()
 
 
-
 def _in_turns(runs: Sequence[Run]) -> list[float]:
     """Give each one's median time of a step; on several ranks that of the slowest."""
     counts = []

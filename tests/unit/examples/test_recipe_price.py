@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from hvd_ext.topology.tree import SHARED_MEMORY, Link
 
 INSIDE, BETWEEN = Link(2e-6, 1 / 10e9), Link(30e-6, 8 / 1e8)
 TREE = presets.cluster([2, 2], INSIDE, BETWEEN)
-PAPER = Path(__file__).resolve().parents[3] / "benchmarks" / "paper_cluster.yaml"
+ROOT = Path(__file__).resolve().parents[3]
+PAPER = ROOT / "benchmarks" / "paper_cluster.yaml"
+PAGE = (ROOT / "docs" / "recipe.md").read_text()
 
 
 def small(*changes: str) -> settings.Settings:
-    return settings.read("small", ["price.rates={32: 400, 64: 100}", *changes])
+    """The preset with rates, and one schedule for dense gradients, because pricing all of them takes seconds."""
+    return settings.read("small", ["price.rates={32: 400, 64: 100}", "algorithm=two_level", *changes])
 
 
 def loose(**price_values: object) -> settings.Settings:
@@ -31,7 +35,7 @@ def loose(**price_values: object) -> settings.Settings:
 @pytest.mark.parametrize(
     "shape",
     [
-        settings.Network(),
+        settings.Network(widths=(2, 3, 4, 5)),
         settings.read("small").network,
         settings.read("smoke").network,
         settings.Network(classes=7, blocks=(2,), widths=(16,)),
@@ -45,9 +49,11 @@ def test_the_layers_have_the_tensors_of_the_keras_model_in_its_order(shape: sett
     assert listed == [(one.path, int(np.prod(one.shape))) for one in variables]
 
 
-def test_the_multiply_adds_are_those_of_resnet_50() -> None:
+def test_parameters_and_multiply_adds_are_those_of_resnet_50() -> None:
+    layers = price.layers(settings.Network(), 224)
+    assert (sum(one.elements for one in layers), sum(len(one.tensors) for one in layers)) == (25_557_032, 161)
     # v1.5 has the stride in the 3 x 3 convolution: 4.1 G multiply-adds, 3.9 G in v1 (He et al. 2016, Table 1).
-    convolutions = [one for one in price.layers(settings.Network(), 224) if not one.name.endswith("_bn")]
+    convolutions = [one for one in layers if not one.name.endswith("_bn")]
     assert sum(one.forward_macs for one in convolutions) == pytest.approx(4.09e9, rel=0.005)
 
 
@@ -127,11 +133,11 @@ def test_through_host_memory_only_the_links_inside_hosts_change() -> None:
     found = price.through_host_memory(racks)
     assert {host.link for rack in found.root.children for host in rack.children} == {SHARED_MEMORY}
     assert (found.root.link, [rack.link for rack in found.root.children]) == (racks.root.link, [BETWEEN] * 2)
-    through = price.predict(small(), TREE, 6400, host_memory=True)
-    assert all(
-        slow.communication_s > fast.communication_s
-        for slow, fast in zip(through, price.predict(small(), TREE, 6400), strict=True)
-    )
+    dense = small("phases.compression=dense", "price.rates={32: 400e6, 64: 100e6}")  # nothing hides communication
+    prices = {through: price.predict(dense, TREE, 6400, host_memory=through)[0] for through in (False, True)}
+    nbytes = 4 * sum(layer.elements for layer in price.layers(dense.network, 32))
+    copied_s = price.PCIE.alpha_s + nbytes * price.PCIE.beta_s_per_byte
+    assert prices[True].communication_s > prices[False].communication_s + copied_s
 
 
 def test_batches_that_the_cluster_cannot_divide_are_refused() -> None:
@@ -141,18 +147,29 @@ def test_batches_that_the_cluster_cannot_divide_are_refused() -> None:
         price.predict(small("topk={densty: 0.1}"), TREE, 6400)
 
 
-def test_a_dry_run_prints_phases_money_and_the_papers_figures(tmp_path: Path) -> None:
-    console = Console(width=200, record=True, quiet=True)
-    path = tmp_path / "price.json"
-    price.dry_run(settings.read("dawnbench"), PAPER, console, price_per_hour=36.0, json_file=path)
+def test_a_dry_run_of_the_original_prints_phases_money_and_the_papers_figures(tmp_path: Path) -> None:
+    console, path = Console(width=200, record=True, file=io.StringIO()), tmp_path / "price.json"
+    original = settings.read("dawnbench")
+    price.dry_run(original, PAPER, console, price_per_hour=36.0, json_file=path)
     shown, found = console.export_text(), json.loads(path.read_text())
     assert found["money"] == pytest.approx(found["seconds"] * 16 * 36 / 3600)
     assert f"{found['money']:.2f}" in shown and f"{found['seconds']:.1f}" in shown
-    assert [one["phase"]["pixels"] for one in found["phases"]] == [96, 128, 224, 288]
-    for figure in papers.table_4():
-        assert figure.cells()[3] in shown
+    figures = [figure.cells() for figure in papers.table_4()]
+    assert all(cells[2] in shown for cells in figures)
+    # the table of the page
+    through = price.predict(original, price.cluster(PAPER), 1_281_167, host_memory=True)
+    for number, ours in enumerate(found["phases"]):
+        cells = [*(cell.removesuffix(" samples/s") for cell in figures[number][2:4]), f"{ours['rate']:,.0f}"]
+        assert f"| {' | '.join([*cells, f'{through[number].rate:,.0f}'])} |" in PAGE
+    seconds = (found["seconds"], sum(one.seconds for one in through))
+    assert f"| {figures[-1][3]} | {seconds[0]:.1f} s | {seconds[1]:.1f} s |" in PAGE
+
+
+def test_a_dry_run_elsewhere_has_no_figures_of_the_paper(tmp_path: Path) -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
     price.dry_run(small(), _file(tmp_path), console)
-    assert "CommLib" not in console.export_text()
+    shown = console.export_text()
+    assert "CommLib" not in shown and "money" not in shown and "13 x 32, topk" in shown
 
 
 def _file(folder: Path) -> Path:
