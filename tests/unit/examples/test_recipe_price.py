@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from resnet50 import calibration, network, price, settings
 from rich.console import Console
 
+import hvd_ext as hvd
 from hvd_ext.planning import papers
 from hvd_ext.topology import presets
 from hvd_ext.topology.tree import SHARED_MEMORY, Link
@@ -35,10 +37,9 @@ def loose(**price_values: object) -> settings.Settings:
 @pytest.mark.parametrize(
     "shape",
     [
-        settings.Network(widths=(2, 3, 4, 5)),
         settings.read("small").network,
         settings.read("smoke").network,
-        settings.Network(classes=7, blocks=(2,), widths=(16,)),
+        settings.Network(classes=7, blocks=(2, 1), widths=(16, 3)),
         settings.Network(classes=7, blocks=(1, 3), widths=(5, 3), stem="small"),
     ],
     ids=lambda shape: f"{shape.stem}-{'-'.join(map(str, shape.blocks))}",
@@ -190,3 +191,26 @@ def test_what_was_measured_becomes_settings(tmp_path: Path) -> None:
     found = settings.read(str(path)).price
     assert found.rates == {32: 600.0, 40: 200.0} and found.update == 0.01
     assert "0.80 of its speed" in path.read_text()
+
+
+def test_a_device_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM", "TURNS", "MOST_STEPS"):
+        monkeypatch.setattr(calibration, name, 1)
+    update = calibration._update
+
+    def quick(*arguments: Any) -> calibration.Run:  # on a busy machine one real update may take longer than one step
+        assert update(*arguments)(1) > 0
+        return lambda steps: 1e-6 * steps
+
+    monkeypatch.setattr(calibration, "_update", quick)
+    hvd.init()
+    tiny = {"blocks": (1,), "widths": (2,), "stem": "small"}
+    phases = [{"epochs": 1, "pixels": 16, "batch": batch} for batch in (8, 16)]
+    values = {"network": tiny, "phases": phases, "optimizer": {"rate": [[0, 0.1]]}, "mixed_precision": False}
+    lines: list[str] = []
+    (one,) = calibration.calibrate(settings.checked(values, "tiny"), 2, lines.append)
+    assert (one.pixels, one.batch, one.update_s) == (16, 4, pytest.approx(1e-6)) and len(lines) == 2
+    assert one.plain_s > 1e-5 and one.ours_s is not None and one.ours_s > 1e-5
+    assert one.rate == pytest.approx(4 / (one.plain_s - 1e-6))
+    with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
+        calibration.calibrate(settings.checked(values, "tiny"), 3, lines.append)
