@@ -15,6 +15,7 @@ PRESETS = Path(__file__).resolve().parent / "presets"
 REPORTED = {"target", "entry"}  # settings that a training which goes on may change
 Points = tuple[tuple[float, float], ...]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SettingsError(ValueError):
@@ -167,18 +168,16 @@ class Price(_Part):
     """What the predicted times are made of, for one device.
 
     Args:
-        rates: pictures that one device trains in a second, without communication, by the side of the pictures.
+        rates: pictures for which one device makes gradients in a second, by the side of the pictures.
+        update: the time of an update of the weights, seconds.
+        input_rate: pictures that one device gets in a second; null where input never limits.
         smallest_gain: with `compression: auto` a phase is sparse if its step is predicted to be shorter by this share.
     """
 
-    rates: dict[int, float] = Field(default_factory=dict)
+    rates: dict[int, Positive] = Field(default_factory=dict)
+    update: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    input_rate: Positive | None = None
     smallest_gain: float = Field(default=0.1, ge=0, lt=1)
-
-    @model_validator(mode="after")
-    def _positive(self) -> Price:
-        if any(rate <= 0 for rate in self.rates.values()):
-            raise ValueError("rates: must be above 0")
-        return self
 
 
 class Settings(_Part):

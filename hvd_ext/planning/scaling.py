@@ -98,6 +98,7 @@ def on_cluster(
     bucket_nbytes: int = buckets.DEFAULT_BUCKET_NBYTES,
     wire: str | None = None,
     topk: TopK | None = None,
+    sparse_algorithm: str = "hitopk",
 ) -> Row:
     """Predicts a step on a cluster, as `layout` lays it out.
 
@@ -109,6 +110,7 @@ def on_cluster(
         bucket_nbytes: the size of the buckets of `by_size`.
         wire: the dtype in which float32 is sent, or None.
         topk: how top-k gradients are selected, or None.
+        sparse_algorithm: the algorithm of the buckets with top-k gradients.
 
     Raises:
         PlanError: there is no such bucketer or algorithm, or it cannot run on the cluster.
@@ -121,6 +123,7 @@ def on_cluster(
         bucket_nbytes=bucket_nbytes,
         wire=wire,
         topk=topk,
+        sparse_algorithm=sparse_algorithm,
         buckets=bucketer,
         times=times,
     )

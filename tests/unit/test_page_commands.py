@@ -68,6 +68,8 @@ ELSEWHERE = {
     "python tests/golden/make.py": "tests/unit/planning/test_golden.py",
     "python examples/make_images.py --output *": "tests/unit/examples/test_make_images.py",
     "python examples/images_baseline.py *": "tests/unit/examples/test_images_baseline.py",
+    "python examples/dawnbench_resnet50.py * --dry-run *": "tests/unit/examples/test_recipe_price.py",
+    "python examples/dawnbench_resnet50.py * --calibrate": "tests/unit/examples/test_recipe_price.py",
     "python -m hvd_ext bench allreduce *": "tests/mpi/test_bench.py",
     "python -m hvd_ext cluster run * -- python -m hvd_ext bench allreduce*": "tests/mpi/test_bench.py",
     "python -m hvd_ext bench plot *": "tests/unit/bench/test_plots.py",

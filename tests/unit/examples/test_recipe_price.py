@@ -1,0 +1,216 @@
+"""The price of the recipe: the network's layers, rates between sizes, parts of a step, which phases are sparse."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resnet50 import calibration, network, price, settings
+from rich.console import Console
+
+import hvd_ext as hvd
+from hvd_ext.planning import papers
+from hvd_ext.topology import presets
+from hvd_ext.topology.tree import SHARED_MEMORY, Link
+
+INSIDE, BETWEEN = Link(2e-6, 1 / 10e9), Link(30e-6, 8 / 1e8)
+TREE = presets.cluster([2, 2], INSIDE, BETWEEN)
+ROOT = Path(__file__).resolve().parents[3]
+PAPER = ROOT / "benchmarks" / "paper_cluster.yaml"
+PAGE = (ROOT / "docs" / "recipe.md").read_text()
+
+
+def small(*changes: str) -> settings.Settings:
+    """The preset with rates, and one schedule for dense gradients, because pricing all of them takes seconds."""
+    return settings.read("small", ["price.rates={32: 400, 64: 100}", "algorithm=two_level", *changes])
+
+
+def loose(**price_values: object) -> settings.Settings:
+    """Settings with one phase of 40 pixels."""
+    return small().model_copy(update={"price": settings.Price.model_validate(price_values)})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        settings.read("small").network,
+        settings.read("smoke").network,
+        settings.Network(classes=7, blocks=(2, 1), widths=(16, 3)),
+        settings.Network(classes=7, blocks=(1, 3), widths=(5, 3), stem="small"),
+    ],
+    ids=lambda shape: f"{shape.stem}-{'-'.join(map(str, shape.blocks))}",
+)
+def test_the_layers_have_the_tensors_of_the_keras_model_in_its_order(shape: settings.Network) -> None:
+    listed = [tensor for layer in price.layers(shape, 64) for tensor in layer.tensors]
+    variables = network.build(shape).trainable_variables
+    assert listed == [(one.path, int(np.prod(one.shape))) for one in variables]
+
+
+def test_parameters_and_multiply_adds_are_those_of_resnet_50() -> None:
+    layers = price.layers(settings.Network(), 224)
+    assert (sum(one.elements for one in layers), sum(len(one.tensors) for one in layers)) == (25_557_032, 161)
+    # v1.5 has the stride in the 3 x 3 convolution: 4.1 G multiply-adds, 3.9 G in v1 (He et al. 2016, Table 1).
+    convolutions = [one for one in layers if not one.name.endswith("_bn")]
+    assert sum(one.forward_macs for one in convolutions) == pytest.approx(4.09e9, rel=0.005)
+
+
+def test_between_two_sizes_the_time_of_a_picture_is_a_line_over_its_area() -> None:
+    assert price.rate_of(small(), 32) == pytest.approx(400)
+    middle = ((32**2 + 64**2) / 2) ** 0.5
+    assert price.rate_of(small(), middle) == pytest.approx(1 / ((1 / 400 + 1 / 100) / 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rates", "pixels", "words"),
+    [
+        ({}, 32, "there are none; --calibrate measures them"),
+        ({40: 9.0}, 32, "must have 32 pixels, or a size on both sides of it; there are 40"),
+        ({16: 9.0, 28: 5.0}, 32, "there are 16, 28"),
+    ],
+)
+def test_a_size_outside_of_the_given_ones_is_refused(rates: dict[int, float], pixels: int, words: str) -> None:
+    with pytest.raises(settings.SettingsError, match=words):
+        price.rate_of(loose(rates=rates), pixels)
+
+
+def test_the_parts_add_up_and_phases_have_their_steps() -> None:
+    found = price.predict(small("price.update=0.003", "price.input_rate=50"), TREE, 6400)
+    assert [one.steps for one in found] == [13 * 50, 11 * 50, 3 * 50, 1 * 100]
+    assert [one.kind for one in found] == ["topk", "dense", "dense", "dense"]
+    for one in found:
+        assert one.step_s == pytest.approx(max(one.phase.batch / 4 / 50, one.step_s - one.input_s))
+        assert one.computation_s == pytest.approx(one.phase.batch / 4 / one.device_rate)
+        assert one.seconds == pytest.approx(one.steps * one.phase.batch / one.rate)
+        assert one.linear == pytest.approx(one.computation_s / one.step_s)
+    assert found[0].input_s > 0 == found[-1].input_s
+    # A dense gradient of 1.4 million float32 has to pass a host's link of 12.5 MB/s at least once.
+    assert found[1].communication_s + found[1].computation_s > 4 * 1.4e6 / 12.5e6 > found[0].communication_s
+
+
+def test_one_rank_has_no_communication() -> None:
+    alone = presets.cluster([1], INSIDE, BETWEEN)
+    assert {one.communication_s for one in price.predict(small(), alone, 6400)} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("compression", "gain", "expected"),
+    [
+        ("dense dense dense dense", 0.1, "dddd"),
+        ("auto auto auto auto", 0.1, "tttd"),  # the last one is dense
+        ("auto auto auto auto", 0.9, "dddd"),
+        ("auto dense auto auto", 0.1, "tddd"),  # sparse ones come first
+        ("auto topk auto dense", 0.9, "ttdd"),  # what comes before a sparse one is sparse
+        ("topk topk topk topk", 0.9, "tttt"),
+    ],
+)
+def test_auto_is_sparse_where_the_step_is_enough_shorter(compression: str, gain: float, expected: str) -> None:
+    asked = [f"phases.{number}.compression={kind}" for number, kind in enumerate(compression.split())]
+    found = price.kinds(small(*asked, f"price.smallest_gain={gain}"), TREE)
+    assert "".join(kind[0] for kind in found) == expected
+
+
+def test_without_auto_kinds_need_no_rates() -> None:
+    assert price.kinds(settings.read("small"), TREE) == ("topk", "dense", "dense", "dense")
+
+
+def test_the_gain_decides_at_its_exact_value() -> None:
+    asked = small("phases.compression=auto")
+    (dense_s, *_), (topk_s, *_) = (
+        [one.step_s for one in price.predict(small(f"phases.compression={kind}"), TREE, 6400)]
+        for kind in ("dense", "topk")
+    )
+    gain = 1 - topk_s / dense_s
+    for limit, kind in ((gain - 1e-6, "topk"), (gain + 1e-6, "dense")):
+        changed = asked.model_copy(update={"price": asked.price.model_copy(update={"smallest_gain": limit})})
+        assert price.kinds(changed, TREE)[0] == kind
+
+
+def test_through_host_memory_only_the_links_inside_hosts_change() -> None:
+    racks = presets.cluster([2] * 4, INSIDE, BETWEEN, racks=2)
+    found = price.through_host_memory(racks)
+    assert {host.link for rack in found.root.children for host in rack.children} == {SHARED_MEMORY}
+    assert (found.root.link, [rack.link for rack in found.root.children]) == (racks.root.link, [BETWEEN] * 2)
+    dense = small("phases.compression=dense", "price.rates={32: 400e6, 64: 100e6}")  # nothing hides communication
+    prices = {through: price.predict(dense, TREE, 6400, host_memory=through)[0] for through in (False, True)}
+    nbytes = 4 * sum(layer.elements for layer in price.layers(dense.network, 32))
+    copied_s = price.PCIE.alpha_s + nbytes * price.PCIE.beta_s_per_byte
+    assert prices[True].communication_s > prices[False].communication_s + copied_s
+
+
+def test_batches_that_the_cluster_cannot_divide_are_refused() -> None:
+    with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
+        price.predict(small(), presets.cluster([2, 1], INSIDE, BETWEEN), 6400)
+    with pytest.raises(settings.SettingsError, match=r"topk: .*densty"):
+        price.predict(small("topk={densty: 0.1}"), TREE, 6400)
+
+
+def test_a_dry_run_of_the_original_prints_phases_money_and_the_papers_figures(tmp_path: Path) -> None:
+    console, path = Console(width=200, record=True, file=io.StringIO()), tmp_path / "price.json"
+    original = settings.read("dawnbench")
+    price.dry_run(original, PAPER, console, price_per_hour=36.0, json_file=path)
+    shown, found = console.export_text(), json.loads(path.read_text())
+    assert found["money"] == pytest.approx(found["seconds"] * 16 * 36 / 3600)
+    assert f"{found['money']:.2f}" in shown and f"{found['seconds']:.1f}" in shown
+    figures = [figure.cells() for figure in papers.table_4()]
+    assert all(cells[2] in shown for cells in figures)
+    # the table of the page
+    through = price.predict(original, price.cluster(PAPER), 1_281_167, host_memory=True)
+    for number, ours in enumerate(found["phases"]):
+        cells = [*(cell.removesuffix(" samples/s") for cell in figures[number][2:4]), f"{ours['rate']:,.0f}"]
+        assert f"| {' | '.join([*cells, f'{through[number].rate:,.0f}'])} |" in PAGE
+    seconds = (found["seconds"], sum(one.seconds for one in through))
+    assert f"| {figures[-1][3]} | {seconds[0]:.1f} s | {seconds[1]:.1f} s |" in PAGE
+
+
+def test_a_dry_run_elsewhere_has_no_figures_of_the_paper(tmp_path: Path) -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    price.dry_run(small(), _file(tmp_path), console)
+    shown = console.export_text()
+    assert "CommLib" not in shown and "money" not in shown and "13 x 32, topk" in shown
+
+
+def _file(folder: Path) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(
+        "name: cluster\nlink: {alpha_s: 3.0e-5, gbit_per_s: 1}\nchildren:\n"
+        "  - {name: a, link: {alpha_s: 2.0e-6, gbit_per_s: 16}, ranks: [0, 1]}\n"
+        "  - {name: b, link: {alpha_s: 2.0e-6, gbit_per_s: 16}, ranks: [2, 3]}\n"
+    )
+    return path
+
+
+def test_what_was_measured_becomes_settings(tmp_path: Path) -> None:
+    measured = [calibration.Measured(32, 24, 0.05, 0.0625, 0.01), calibration.Measured(40, 12, 0.07, None, 0.01)]
+    path = tmp_path / "measured.yaml"
+    text = (settings.PRESETS / "small.yaml").read_text()
+    path.write_text(text + calibration.text(measured) + "\n")
+    found = settings.read(str(path)).price
+    assert found.rates == {32: 600.0, 40: 200.0} and found.update == 0.01
+    assert "0.80 of its speed" in path.read_text()
+
+
+def test_a_device_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WARM", "TURNS", "MOST_STEPS"):
+        monkeypatch.setattr(calibration, name, 1)
+    update = calibration._update
+
+    def quick(*arguments: Any) -> calibration.Run:  # on a busy machine one real update may take longer than one step
+        assert update(*arguments)(1) > 0
+        return lambda steps: 1e-6 * steps
+
+    monkeypatch.setattr(calibration, "_update", quick)
+    hvd.init()
+    tiny = {"blocks": (1,), "widths": (2,), "stem": "small"}
+    phases = [{"epochs": 1, "pixels": 16, "batch": batch} for batch in (8, 16)]
+    values = {"network": tiny, "phases": phases, "optimizer": {"rate": [[0, 0.1]]}, "mixed_precision": False}
+    lines: list[str] = []
+    (one,) = calibration.calibrate(settings.checked(values, "tiny"), 2, lines.append)
+    assert (one.pixels, one.batch, one.update_s) == (16, 4, pytest.approx(1e-6)) and len(lines) == 2
+    assert one.plain_s > 1e-5 and one.ours_s is not None and one.ours_s > 1e-5
+    assert one.rate == pytest.approx(4 / (one.plain_s - 1e-6))
+    with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
+        calibration.calibrate(settings.checked(values, "tiny"), 3, lines.append)
