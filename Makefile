@@ -38,7 +38,7 @@ locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oldest check sanitize lint format docs clean distclean
+.PHONY: help setup demo recipe test test-oldest check sanitize lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
@@ -49,6 +49,10 @@ setup: $(stamps)/packages $(stamps)/hvd_ext $(if $(filter-out 0,$(HOROVOD)),$(st
 
 demo: setup ## trains on a rehearsed cluster with Horovod, ours and TopK: under 5 minutes after the set-up
 	$(python) examples/demo.py
+
+recipe: setup ## trains the small DAWNBench recipe on 4 ranks: about 10 minutes
+	$(python) examples/make_images.py --train 6400 --test 1600 --output out/recipe-pictures
+	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe --set phases.compression=auto
 
 test: setup ## all tests
 	$(python) -m pytest -rs $(PYTEST_ARGS) tests

@@ -27,7 +27,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Results and checkpoints; a training in it goes on.")] = Path(
         "out/recipe"
     ),
-    data: Annotated[str, typer.Option(help="A folder of pictures, procedural or synthetic.")] = "",
+    data: Annotated[str, typer.Option(help="A folder of pictures, or synthetic.")] = "",
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value; may be given again.")
     ] = None,
@@ -70,7 +70,7 @@ def main(
             calibration.show(chosen, topology, typer.echo)
             hvd.shutdown()
             return
-        hvd.init(hvd.Options(algorithm=chosen.algorithm, topology=topology))
+        hvd.init(training.options(chosen, topology))
         kinds = price.kinds(chosen, runtime.current().tree)
         status = training.train(chosen, kinds, output)
         hvd.shutdown()

@@ -73,6 +73,12 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     return checkpoint.exit_status
 
 
+def options(settings: Settings, topology: Path | None) -> hvd.Options:
+    """Give the options of the job; deterministic trainings have buckets that do not follow measured times."""
+    fixed = {"buckets": "by_size", "replan_every": 0, "probe": "off"} if settings.deterministic else {}
+    return hvd.Options(algorithm=settings.algorithm, topology=topology, **fixed)
+
+
 def check(settings: Settings, ranks: int) -> None:
     """Refuse batches that the ranks cannot divide evenly."""
     for number, phase in enumerate(settings.phases):
@@ -142,8 +148,10 @@ class Validation(keras.callbacks.Callback):
         self._pictures, self._clock, self._counted = pictures, clock, None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Validate."""
+        """Validate, unless a signal has stopped the epoch in its middle."""
         self._clock.stop()
+        if self.model.stop_training:
+            return
         counted = self._counted = self._counted or self._traced()
         counts = np.zeros(3, np.int64)
         for pictures, labels in self._pictures:

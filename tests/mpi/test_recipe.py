@@ -38,26 +38,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begun(pictures: Path, folder: Path, *options: str) -> subprocess.Popen[str]:
+def begun(pictures: Path, folder: Path) -> subprocess.Popen[str]:
     cluster = [sys.executable, "-m", "hvd_ext", "cluster", "run", "--hosts", "2,1", "--rate", "1gbit", "--"]
-    command = [
-        *cluster,
-        sys.executable,
-        str(SCRIPT),
-        "smoke",
-        "--data",
-        str(pictures),
-        "--output",
-        str(folder),
-        *options,
-    ]
+    words = ["smoke", "--data", str(pictures), "--output", str(folder)]
+    command = [*cluster, sys.executable, str(SCRIPT), *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
 
-def ended(job: subprocess.Popen[str], status: int = 0) -> str:
+def ended(job: subprocess.Popen[str], status: int = 0) -> None:
     said, _ = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == status, said
-    return said
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -99,14 +89,12 @@ def test_all_phases_are_trained_and_a_training_that_was_stopped_goes_on_with_the
     job = begun(pictures, stopped)
     end = time.monotonic() + TIMEOUT_S
     while len(rows(stopped)) < 2:
-        assert job.poll() is None, ended(job)
+        assert job.poll() is None
         assert time.monotonic() < end
         time.sleep(0.02)
     os.kill(job.pid, signal.SIGTERM)
     ended(job, 143)
     assert not (stopped / "model.keras").exists()
-    said = ended(begun(pictures, stopped, "--set", "optimizer.nesterov=false"), 2)
-    assert "optimizer.nesterov (False): the training in" in said
     ended(begun(pictures, stopped))
     again = rows(stopped)
     exact = ("epoch", "pixels", "batch", "compression", "loss", "accuracy", "top1", "top5")
