@@ -82,6 +82,9 @@ def test_the_plan_of_the_repository_is_whole():
         ("cnn:", "lenet:", "lenet.*cnn, vgg, transformer"),
         ("epochs: 2", "epochs: 0", "models.cnn.epochs"),
         ("epochs: 2", "epochs: 2, rate: 1", "models.cnn.rate"),
+        ("epochs: 2", "epochs: 2, optimizer: adam", "models.cnn.optimizer"),
+        ("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: -1}", "models.cnn.lars.weight_decay"),
+        ("epochs: 2", "epochs: 2, lars: {}", "models.cnn: .*optimizer 'sgd' has no settings of lars"),
         ("[3, 4]", "[3, 3]", "once"),
         ("  dense: {}", "  dense: {warmup: 0.5}", "dense setting"),
         ("  dense: {}", "  dense: {until: 0.5}", "dense setting has no until"),
@@ -106,6 +109,17 @@ def test_a_run_without_an_until_has_the_facts_that_it_had_before_there_was_one(p
 
     assert "until" not in facts(PLAN)
     assert facts(PLAN.replace("warmup: 0.5", "warmup: 0.5, until: 0.75"))["until"] == 0.75
+
+
+def test_a_run_with_sgd_has_the_facts_that_it_had_before_there_was_a_choice(plan: Path):
+    def recipe(text: str) -> dict[str, Any]:
+        plan.write_text(text)
+        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))["recipe"]
+
+    assert not {"optimizer", "lars"} & set(recipe(PLAN))
+    with_lars = recipe(PLAN.replace("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: 0.25}"))
+    assert with_lars["optimizer"] == "lars"
+    assert with_lars["lars"]["weight_decay"] == 0.25
 
 
 def test_times_come_first_and_then_all_of_the_first_seed(plan: Path):
