@@ -21,9 +21,6 @@ class Momentum:
     Args:
         value: the optimizer's momentum as training begins, at least 0 and below 1.
         nesterov: whether the optimizer's momentum is Nesterov's.
-
-    Attributes:
-        measures: whether its rates follow from the gradients of the step before: then a step measures its gradients.
     """
 
     value: float
@@ -31,6 +28,7 @@ class Momentum:
 
     @property
     def measures(self) -> bool:
+        """Whether its rates follow from the gradients of the step before: then a step measures its gradients."""
         return False
 
     def now(self) -> Any:
@@ -45,10 +43,11 @@ class Momentum:
         """Give the decay of each variable."""
         return [0.0] * len(variables)
 
-    def measured(self, gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> Any:
+    def measured(self, variables: Sequence[Any], gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> Any:
         """Measure this rank's gradients together with those of the other ranks; all ranks call it.
 
         Args:
+            variables: of the gradients.
             gradients: tensors, without decays and rates.
             reduced: reduces a float32 tensor over the ranks, as gradients are reduced.
 

@@ -69,7 +69,7 @@ struct SparseSpec {
 
 // What the ranks say alike of a step of a channel with sparse buckets.
 struct TopKStep {
-  double density = 1;                // in [0, 1]
+  double density = 1;               // in [0, 1]
   std::optional<float> momentum{};  // in [0, 1), in place of that of the buckets' corrections
 };
 

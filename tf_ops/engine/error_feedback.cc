@@ -77,8 +77,8 @@ void Feedback::Select(const TopKStep& step, uint64_t seed, const float* units, T
   counts_.assign(segments_.size(), 0);
   TopKOptions options = spec_.selection;
   options.seed = seed;
-  TopKErrorFeedback(options, Arrays(step, units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch, nullptr,
-                    counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
+  TopKErrorFeedback(options, Arrays(step, units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch,
+                    nullptr, counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
   int32_t* positions = own->position();
   float* values = own->value();
   int64_t place = 0;  // of a segment's picks

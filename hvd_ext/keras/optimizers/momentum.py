@@ -28,7 +28,6 @@ from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback
 
-
 _NORMS = "gradient norms"  # the name of what is saved
 
 # whose momentum is taken over with momentum_correction="auto"
@@ -84,9 +83,7 @@ def _hindrance(optimizer: Any) -> str:
             "rate; use TopK(clip=...) instead"
         )
     if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
-        return (
-            f"{name} has trained without it, and its momentum would be lost; wrap an optimizer before its first step"
-        )
+        return f"{name} has trained without it, and its momentum would be lost; wrap an optimizer before its first step"
     return ""
 
 
@@ -135,6 +132,7 @@ class OfLARS(OfSGD):
 
     @property
     def measures(self) -> bool:
+        """Yes: the norms of gradients."""
         return True
 
     def now(self) -> tf.Tensor:
@@ -155,12 +153,15 @@ class OfLARS(OfSGD):
         factor = passes_factor(optimizer._hvd_ext_reducer)
         return [float(decay) / factor for decay in optimizer._decays(optimizer._places(variables))]
 
-    def measured(self, gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> tf.Tensor:
-        """Give the norms of the reduced gradients."""
-        if not gradients:
-            return tf.zeros(0, tf.float64)
-        squares = tf.square(tf.cast(reduced(norms.sketches(gradients)), tf.float64))
-        return tf.sqrt(tf.reduce_sum(squares, 1)) * float(passes_factor(self.optimizer()._hvd_ext_reducer))
+    def measured(self, variables: Sequence[Any], gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> tf.Tensor:
+        """Give the norms of the reduced gradients; 0 for variables without a trust ratio."""
+        optimizer, found = self.optimizer(), tf.zeros(len(variables), tf.float64)
+        trusted = [i for i, place in enumerate(optimizer._places(variables)) if optimizer._has_trust[place]]
+        if not trusted:
+            return found
+        sums = tf.cast(reduced(norms.sketches([gradients[i] for i in trusted])), tf.float64)
+        lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext_reducer))
+        return tf.tensor_scatter_nd_update(found, [[i] for i in trusted], lengths)
 
     def keep(self, variables: Sequence[Any], measured: tf.Tensor, ok: tf.Tensor) -> None:
         """Keep the norms for the next step."""

@@ -85,7 +85,7 @@ def corrected(
         found.append(moved)
     measured = None
     if momentum.measures:
-        measure = functools.partial(momentum.measured, list(gradients), reduced)
+        measure = functools.partial(momentum.measured, variables, gradients, reduced)
         nothing = lambda: tf.zeros(len(variables), tf.float64)  # noqa: E731 - as short as its meaning
         measured = measure() if whole is None else tf.cond(whole, nothing, measure)
     return Corrected(momentum, variables, found, [once[id(rate)] for rate in given], measured)

@@ -64,9 +64,14 @@ def finish_all(folder: Path, study: studies.Study) -> None:
         finish(folder, study, run, accuracy=accuracy)
 
 
-def test_the_plan_of_the_repository_is_whole():
-    study = studies.read(ROOT / "benchmarks" / "convergence.yaml")
-    assert set(study.models) == {"cnn", "vgg", "transformer"}
+@pytest.mark.parametrize(
+    ("name", "models", "optimizer"),
+    [("convergence", {"cnn", "vgg", "transformer"}, "sgd"), ("convergence_lars", {"cnn", "vgg"}, "lars")],
+)
+def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], optimizer: str):
+    study = studies.read(ROOT / "benchmarks" / f"{name}.yaml")
+    assert set(study.models) == models
+    assert {recipe.optimizer for recipe in study.models.values()} == {optimizer}
     assert len(study.seeds) >= 3
     assert sum(study.hosts) >= 4
     assert len(study.hosts) >= 2
