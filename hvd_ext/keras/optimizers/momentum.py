@@ -59,7 +59,14 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
     kind = OfLARS if isinstance(optimizer, LARS) else OfSGD
     nesterov = bool(optimizer.nesterov)
     # a weak reference: the reducer, which asks, must not keep the optimizer alive
-    return kind(float(tf.convert_to_tensor(optimizer.momentum)), nesterov, weakref.ref(optimizer))
+    return kind(_momentum_now(optimizer), nesterov, weakref.ref(optimizer))
+
+
+def _momentum_now(optimizer: Any) -> float:
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return float(optimizer.momentum)
+    with tf.init_scope():
+        return float(tf.convert_to_tensor(optimizer.momentum))
 
 
 def _hindrance(optimizer: Any) -> str:
@@ -75,7 +82,7 @@ def _hindrance(optimizer: Any) -> str:
             f"{name} has rate_in_momentum=False, and what is sent late must have the rates of its own steps in it; "
             "use rate_in_momentum=True"
         )
-    if not float(tf.convert_to_tensor(optimizer.momentum)):
+    if not _momentum_now(optimizer):
         return f"{name} has momentum 0, so there is none to take over; give the optimizer a momentum"
     if any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)):
         return (
@@ -159,7 +166,8 @@ class OfLARS(OfSGD):
         trusted = [i for i, place in enumerate(optimizer._places(variables)) if optimizer._has_trust[place]]
         if not trusted:
             return found
-        sums = tf.cast(reduced(norms.sketches([gradients[i] for i in trusted])), tf.float64)
+        own = [tf.reshape(gradients[i], variables[i].shape) for i in trusted]  # a graph may not know their shapes
+        sums = tf.cast(reduced(norms.sketches(own)), tf.float64)
         lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext_reducer))
         return tf.tensor_scatter_nd_update(found, [[i] for i in trusted], lengths)
 
