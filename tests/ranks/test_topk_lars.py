@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.usefixtures("apart"),
 ]
 
+few = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
+
 MOMENTUM = keras.optimizers.schedules.PolynomialDecay(0.75, 8, 0.25)
 DECAY, COEFFICIENT, RATE = 0.0625, 0.25, 0.5
 
@@ -70,6 +72,7 @@ def test_gradients_get_decay_and_rate_before_the_selection(nesterov: bool) -> No
     assert size == 1 or expected.waiting() != 0
 
 
+@few
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +103,7 @@ def test_density_1_is_lars_with_the_norms_of_the_step_before(options: dict[str, 
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
 
 
+@few
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
 
