@@ -83,9 +83,10 @@ class TopK:
         min_elements: tensors with fewer elements stay dense.
         vectors: also sparsify tensors of rank 1 and 0 (biases, scales).
         warmup: the densities of the first steps; None for no warm-up.
-        momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`): on each rank's share,
-            gradients go through this momentum before the selection (DGC, equation 4), each multiplied by the learning
-            rate of its own step, as in Keras. "auto" does so if the optimizer has a momentum that can be taken over.
+        momentum_correction: take over the momentum of the optimizer (`keras.optimizers.SGD`,
+            `hvd_ext.optimizers.LARS`): on each rank's share, gradients go through this momentum before the selection
+            (DGC, equation 4), each multiplied by the learning rate of its own step, as in Keras. "auto" does so with
+            SGD if it has a momentum that can be taken over.
         masks: with momentum_correction, set the velocity of sent elements to 0 (DGC, equation 5). The more elements are
             sent, the less momentum is left.
         clip: before anything else, scale a rank's gradients down to a norm of clip / sqrt(number of ranks); None for no

@@ -342,7 +342,7 @@ class Channels:
             for array in arrays:
                 check_array(f"reduce of {name!r}", tensor, array)
 
-    def begin_topk_step(self, channel: int, density: float) -> None:
+    def begin_topk_step(self, channel: int, density: float, momentum: float | None = None) -> None:
         """Begin a step of a channel that was opened with sparse buckets, in place of `begin_step`.
 
         A previous step that `end_step` has not ended is dropped.
@@ -351,11 +351,12 @@ class Channels:
             channel: from `open_channel`.
             density: in [0, 1], equal on all ranks. Of the elements [b, e) of a bucket, K(e) - K(b) are selected, with
                 K(x) = floor(density * x + 1/2).
+            momentum: in [0, 1), equal on all ranks: of this step, in place of that of the layout; None for that.
 
         Raises:
             InvalidError: the channel was opened without a sparse bucket, or the previous step is incomplete.
         """
-        _call("hvd_ext_channel_begin_topk_step", channel, density)
+        _call("hvd_ext_channel_begin_topk_step", channel, density, -1.0 if momentum is None else momentum)
 
     def end_step(self, channel: int, commit: bool) -> None:
         """End the step that `begin_topk_step` has begun.

@@ -12,7 +12,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 9  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 10  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -113,7 +113,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "hvd_ext_channel_times": (ctypes.c_int, [_i64, _i64, _i64, _i64s, _doubles, _doubles, _doubles, _i64s]),
     "hvd_ext_channel_close": (ctypes.c_int, [_i64]),
     "hvd_ext_channel_begin_step": (ctypes.c_int, [_i64]),
-    "hvd_ext_channel_begin_topk_step": (ctypes.c_int, [_i64, ctypes.c_double]),
+    "hvd_ext_channel_begin_topk_step": (ctypes.c_int, [_i64, ctypes.c_double, ctypes.c_float]),
     "hvd_ext_channel_end_step": (ctypes.c_int, [_i64, _i32]),
     "hvd_ext_channel_state": (ctypes.c_int, [_i64, _i64, _i64s]),
     "hvd_ext_channel_state_read": (ctypes.c_int, [_i64, _i64, _i32, _floats]),

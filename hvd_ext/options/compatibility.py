@@ -103,6 +103,8 @@ REMARKS = (
     "warm-up and flush.",
     'LARS, LAMB: `parallel=True` is refused with partial rounds; with "auto" each rank then computes all norms. With a '
     "tape, too, each rank computes all of them. Norms of embeddings are those of dense gradients.",
+    "top-k takes over the momentum of LARS only with `momentum_correction=True`; its trust ratios then have the norms "
+    "that the gradients had in the step before.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
 )
 

@@ -20,6 +20,8 @@ from hvd_ext.tensorflow.collectives import calls, single
 from hvd_ext.tensorflow.gradients import kinds
 
 BLOCK = 65536
+# The length of a sketch. The norm of a longer tensor is known to about 1 / sqrt(2 SKETCH), 4 %, from its sketch.
+SKETCH = 256
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -92,6 +94,37 @@ def division(sizes: Sequence[Sequence[int]], ranks: int) -> tuple[list[list[int]
 _kept_division = functools.lru_cache(16)(division)  # eager steps ask in each step
 
 
+def sketches(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Give a short vector for each tensor that is linear in it, and whose expected square norm is the tensor's.
+
+    Each of its elements is a sum of some of the tensor's with signs drawn once for all jobs (a count sketch: Charikar
+    et al., 2002). So the norm of a sum over the ranks follows from the sum of the sketches.
+
+    Args:
+        tensors: float32, of known shapes.
+
+    Returns:
+        float32 [tensors, SKETCH]. A tensor of at most SKETCH elements has its own norm.
+    """
+    rows = BLOCK // SKETCH
+    signs = tf.constant(_signs(rows, 0))
+
+    def sketch(tensor: tf.Tensor) -> tf.Tensor:
+        flat, size = tf.reshape(tensor, [-1]), _elements(tensor)
+        if size <= SKETCH:
+            return tf.pad(flat, [[0, SKETCH - size]])
+        blocks, rest = divmod(size, BLOCK)
+        last = tf.reshape(tf.pad(flat[size - rest :], [[0, -rest % SKETCH]]), [-1, SKETCH])
+        found = tf.reduce_sum(last * signs[: last.shape[0]], 0)
+        if blocks:
+            each = tf.reduce_sum(tf.reshape(flat[: size - rest], [blocks, rows, SKETCH]) * signs, 1)
+            # with signs of their own, or blocks that are alike would be added up or cancel each other
+            found += tf.reduce_sum(each * tf.constant(_signs(blocks, 1)), 0)
+        return found
+
+    return tf.stack([sketch(tensor) for tensor in tensors])
+
+
 def apply_lars(
     weights: Sequence[Any],
     velocities: Sequence[Any],
@@ -113,6 +146,10 @@ def apply_lars(
         decays=[float(one) for one in decays],
         nesterov=nesterov,
     )
+
+
+def _signs(rows: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).choice(np.array([-1.0, 1.0], np.float32), (rows, SKETCH))
 
 
 @functools.cache

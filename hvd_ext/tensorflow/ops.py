@@ -81,9 +81,9 @@ def begin_step(channel: int) -> tf.Operation | None:
     return library().hvd_ext_begin_step(channel=channel)
 
 
-def begin_topk_step(density: tf.Tensor, channel: int) -> tf.Operation | None:
+def begin_topk_step(density: tf.Tensor, channel: int, momentum: Sequence[tf.Tensor] = ()) -> tf.Operation | None:
     """Begin a step of a channel with top-k gradients; see the op's text in tf_ops/ops/gradient.cc."""
-    return library().hvd_ext_begin_top_k_step(density, channel=channel)
+    return library().hvd_ext_begin_top_k_step(density, list(momentum), channel=channel)
 
 
 def end_step(ok: tf.Tensor, channel: int) -> tf.Operation | None:

@@ -300,6 +300,7 @@ TEST("top-k step: steps that begin and end wrongly are refused with words") {
   CHECK_FAILS(engine->BeginStep(channel), Code::kInvalid, "its steps begin with begin_topk_step");
   CHECK_FAILS(engine->BeginTopKStep(channel, 1.5), Code::kInvalid, "density (1.500000) must be in [0, 1]");
   CHECK_FAILS(engine->BeginTopKStep(channel, std::nan("")), Code::kInvalid, "must be in [0, 1]");
+  CHECK_FAILS(engine->BeginTopKStep(channel, 0.5, 1.0f), Code::kInvalid, "momentum (1.000000) must be in [0, 1)");
   CHECK_FAILS(engine->EndStep(channel, false), Code::kInvalid, "no top-k step is under way");
   CHECK_OK(engine->BeginTopKStep(channel, 0.5));
   CHECK_FAILS(engine->EndStep(channel, true), Code::kInvalid, "0 of 1 have; collect its tensors first");

@@ -201,7 +201,7 @@ struct LateBench {
     run.what = "bucket 0";
     run.plan = plan;
     run.elements = 8;
-    run.sparse = std::make_shared<SparseRun>(feedback, 0.5, 1, counters);
+    run.sparse = std::make_shared<SparseRun>(feedback, TopKStep{0.5, {}}, 1, counters);
     run.buffer = buffer = std::make_shared<Buffer>(pool.Take(32));
     std::fill_n(reinterpret_cast<float*>(buffer->data()), 8, 1.0f);
     run.done = [this](const Status& s) { ended.push_back(s.message); };

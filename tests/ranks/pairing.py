@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import keras
@@ -62,6 +63,9 @@ class Case:
             found["compression"] = tuple(KEYWORDS[name]["compression"] for name in ("compression", "top-k"))
         elif self.features >= {"top-k", "top-k until"}:
             found |= KEYWORDS["top-k until"]
+        topk = found.get("compression")
+        if "LARS, LAMB" in self.features and isinstance(topk, hvd.TopK):  # else its trust ratios would be late
+            found["compression"] = dataclasses.replace(topk, momentum_correction=False)
         return found
 
     def optimizer(self, plain: bool) -> Any:

@@ -9,8 +9,8 @@ from tests.ranks.training import assert_same_bits_on_all_ranks
 
 
 def test_the_examples_run_and_leave_equal_models() -> None:
-    names = pages.run("docs/optimizers.md", 4)
-    assert_same_bits_on_all_ranks(names["model"].weights)
+    names = pages.run("docs/optimizers.md", 5)
+    assert_same_bits_on_all_ranks([*names["model"].weights, *names["sparse"].weights])
     assert abs(float(names["model"].optimizer.momentum) - 0.94) < 1e-6
     assert [float(one[0, 0]) for one in names["inverses"]] == [1 / 4, 1 / 32, 1 / 16, 1 / 8]
     np.testing.assert_allclose(names["recipe"].momentum, 0.98, rtol=1e-6)

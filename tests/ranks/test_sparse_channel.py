@@ -90,6 +90,11 @@ def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
         engine.begin_step(channel)
     with pytest.raises(InvalidError, match="density"):
         engine.begin_topk_step(channel, 1.5)
+    for momentum in (1.0, -0.5, float("nan")):
+        with pytest.raises(InvalidError, match="momentum .* must be in"):
+            engine.begin_topk_step(channel, DENSITY, momentum)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most one scalar"):
+        ops.begin_topk_step(tf.constant(1.0, tf.float64), channel, [tf.constant(0.5)] * 2)
     with pytest.raises(InvalidError, match="no top-k step is under way"):
         engine.end_step(channel, True)
     with pytest.raises(InvalidError, match="bucket 0 of 'sparse' is not sparse"):
@@ -105,7 +110,8 @@ def test_wrong_uses_are_refused_and_the_next_step_works(channel: int) -> None:
     engine.end_step(channel, False)
 
 
-def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(rank: int, size: int) -> None:
+@pytest.mark.parametrize("of_the_step", ["", "engine", "op"])
+def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(of_the_step: str, rank: int, size: int) -> None:
     engine = runtime.current().engine
     channel = open_channel(momentum=0.5)
     residual = np.zeros(ELEMENTS, np.float32)
@@ -118,11 +124,14 @@ def test_what_was_set_is_sent_and_kept_apart_from_the_velocity(rank: int, size: 
     assert engine.read_state(channel, 1, 1, out) is out
     np.testing.assert_array_equal(out, velocity)
     x = [np.zeros(3, np.float32), np.zeros(ELEMENTS, np.float32)]
-    engine.begin_topk_step(channel, 0.002)
+    if of_the_step == "op":
+        ops.begin_topk_step(tf.constant(0.002, tf.float64), channel, [tf.constant(0.25)])
+    else:
+        engine.begin_topk_step(channel, 0.002, 0.25 if of_the_step else None)
     engine.reduce(channel, x, x)
     engine.end_step(channel, True)
     assert x[1][500] == size * 2.0**10
-    assert x[1][501] == sum(2.0 ** (4 + other) for other in range(size))
+    assert x[1][501] == sum(2.0 ** ((3 if of_the_step else 4) + other) for other in range(size))
     assert not engine.read_state(channel, 1, 0).any()
     # What was selected loses its velocity; of a rank alone nothing is selected.
     assert engine.read_state(channel, 1, 1).any() == (size == 1)

@@ -17,7 +17,7 @@ from hvd_ext.errors import HvdExtError
 from hvd_ext.keras.optimizers.optimizer import channels
 from hvd_ext.tensorflow.topk import residuals
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.topk_jobs import OPTIONS, SHAPES, gradients, hosts_of, restart, variables
+from tests.ranks.topk_jobs import OPTIONS, SHAPES, LateLARS, gradients, hosts_of, restart, variables
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -37,6 +37,17 @@ class OfLayers(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate / (1 + int(np.prod(variable.shape)) % 3))
 
 
+class LateUntilTheSwitch(LateLARS):
+    """What LARS is where `TopK` has its momentum until the switch."""
+
+    until = SWITCH
+
+
+def lars(kind: type = hvd.optimizers.LARS) -> keras.optimizers.Optimizer:
+    momentum = keras.optimizers.schedules.PolynomialDecay(0.75, STEPS, 0.5)
+    return kind(RISING, momentum, nesterov=True, trust_coefficient=0.25, weight_decay=0.01, parallel=False)
+
+
 # every optimizer whose momentum TopK takes over has a line here, and some of which it takes none
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "momentum": lambda: keras.optimizers.SGD(0.125, momentum=0.75),
@@ -44,7 +55,13 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "rates of its own": lambda: OfLayers(RISING, momentum=0.75),
     "plain": lambda: keras.optimizers.SGD(0.125),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "lars": lars,
+    "lars, corrected": lars,
 }
+# those that are not what they are without TopK
+REFERENCES = OPTIMIZERS | {"lars, corrected": lambda: lars(LateUntilTheSwitch)}
+AS_WELL = [("eager", "nesterov"), ("four steps in one", "nesterov"), ("eager", "lars, corrected")]
+CORRECTION = {"lars": False, "lars, corrected": True}
 
 
 def model(optimizer: keras.optimizers.Optimizer, topk: hvd.TopK | None, **options: Any) -> keras.Model:
@@ -76,11 +93,12 @@ def assert_alike(ours: keras.Model, reference: keras.Model) -> None:
 @pytest.mark.parametrize("how", ["traced", "four steps in one", "eager"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_density_1_and_dense_steps_after_it_are_dense_steps_from_the_start(name: str, how: str) -> None:
-    if how != "traced" and (LAUNCHED_SIZE > 2 or name != "nesterov"):
+    if how != "traced" and (LAUNCHED_SIZE > 2 or (how, name) not in AS_WELL):
         pytest.skip("the same on any number of ranks, and for all optimizers")
     options = {"run_eagerly": how == "eager", "steps_per_execution": 4 if how == "four steps in one" else 1}
-    topk = hvd.TopK(density=1.0, min_elements=10, wire="fp32", until=SWITCH)
-    ours, reference = model(OPTIMIZERS[name](), topk, **options), model(OPTIMIZERS[name](), None, **options)
+    correction = CORRECTION.get(name, "auto")
+    topk = hvd.TopK(density=1.0, min_elements=10, wire="fp32", until=SWITCH, momentum_correction=correction)
+    ours, reference = model(OPTIMIZERS[name](), topk, **options), model(REFERENCES[name](), None, **options)
     seen: list[tuple[bool, bool]] = []
     traced: list[int] = []
     plain = ours.compute_loss

@@ -68,6 +68,31 @@ def gradients(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) 
     return found
 
 
+class LateLARS(hvd.optimizers.LARS):
+    """LARS whose trust ratios have the gradients' norms of the step before, as where `TopK` has its momentum.
+
+    Attributes:
+        until: from this step on they have those of the step.
+    """
+
+    until: float = np.inf
+    _before: tf.Variable | None = None
+
+    def _norms(self, variables: Any, others: Any) -> Any:
+        weights, now = super()._norms(variables, others)
+        if self._before is None:
+            with tf.init_scope():  # not one of Keras' variables, so that all others compare
+                object.__setattr__(self, "_before", tf.Variable(tf.zeros(len(variables), tf.float64)))
+        before = self._before.read_value()
+        self._before.assign(now)
+        return weights, tf.where(tf.cast(self._iterations.value, tf.float64) < self.until, before, now)
+
+    def _ratios(self, places: Any, weights: Any, gradients: Any) -> Any:
+        found = super()._ratios(places, weights, gradients)
+        known = (np.array(self._has_trust)[places] == False) | (gradients > 0)  # noqa: E712 - of an array
+        return tf.where(known, found, tf.zeros_like(found))
+
+
 class Expected:
     """What an optimizer with the learning rate 1 makes of zeros.
 

@@ -307,8 +307,10 @@ int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, 
   return Report(status.ok() ? CollectAll(found.get(), channel, ticket, n_tensors, outputs, nbytes, nullptr) : status);
 }
 
-int hvd_ext_channel_begin_topk_step(int64_t channel, double density) {
-  return OnChannel(channel, [&](Engine* engine) { return engine->BeginTopKStep(channel, density); });
+int hvd_ext_channel_begin_topk_step(int64_t channel, double density, float momentum) {
+  return OnChannel(channel, [&](Engine* engine) {
+    return momentum == -1 ? engine->BeginTopKStep(channel, density) : engine->BeginTopKStep(channel, density, momentum);
+  });
 }
 
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit) {

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 9
+#define HVD_EXT_ABI_VERSION 10
 
 typedef struct {
   double stall_warn_s;
@@ -101,8 +101,8 @@ int hvd_ext_channel_collect(int64_t channel, int64_t ticket, int64_t n_tensors, 
                             const int64_t* nbytes);
 
 // In place of begin_step where the channel was opened with sparse buckets, and its end: see Engine::BeginTopKStep and
-// EndStep.
-int hvd_ext_channel_begin_topk_step(int64_t channel, double density);
+// EndStep. A momentum of -1 stands for those of the buckets.
+int hvd_ext_channel_begin_topk_step(int64_t channel, double density, float momentum);
 int hvd_ext_channel_end_step(int64_t channel, int32_t commit);
 // The part of a sparse bucket whose residual and velocity lie on this rank: values become its first element in the
 // bucket, its number of elements, whether there is a velocity, and 0. `which`: 0 the residual, 1 the velocity. kInvalid

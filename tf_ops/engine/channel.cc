@@ -123,12 +123,12 @@ Status Channel::HalfWay(const ChannelStep& step) const {
                  (missing.size() == 1 ? " was" : " were") + " not)");
 }
 
-Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost) {
+Status Channel::BeginStep(const std::optional<TopKStep>& topk, std::vector<Delivery>* ended, bool* lost) {
   *lost = false;
   MutexLock state_lock(&state_mutex_);
   MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
-  HVD_EXT_RETURN_IF_ERROR(CheckDensity(density));
+  HVD_EXT_RETURN_IF_ERROR(CheckTopK(topk));
   DropOpenStep();
   if (!steps_.empty() && steps_.back()->reserved == 0 && tensors() > 0) {
     EndWaiting(steps_.back().get(), Invalid("a step of " + Quoted(name_) + " ended before a tensor was submitted"),
@@ -163,7 +163,7 @@ Status Channel::BeginStep(std::optional<double> density, std::vector<Delivery>* 
       steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
-  steps_.push_back(std::make_shared<ChannelStep>(next_step_++, density.value_or(1), layout_, states_));
+  steps_.push_back(std::make_shared<ChannelStep>(next_step_++, topk.value_or(TopKStep{}), layout_, states_));
   topk_step_ = has_density_;
   return Status::Ok();
 }

@@ -65,9 +65,9 @@ class Channel {
   // The newest complete steps, at most `most`, the oldest first.
   std::vector<StepTimes> Times(int64_t most) const HVD_EXT_EXCLUDES(mutex_);
 
-  // See Engine::BeginStep and Engine::BeginTopKStep, which gives the density. *lost: buckets of the broken step are
+  // See Engine::BeginStep and Engine::BeginTopKStep, which gives `topk`. *lost: buckets of the broken step are
   // on their way, so the channel has failed with the status, and the lane must.
-  Status BeginStep(std::optional<double> density, std::vector<Delivery>* ended, bool* lost)
+  Status BeginStep(const std::optional<TopKStep>& topk, std::vector<Delivery>* ended, bool* lost)
       HVD_EXT_EXCLUDES(state_mutex_, mutex_);
 
   // A submit is Reserve, the copy to `to`, then Arrive, which says how many more buckets are full. For each of them the
@@ -117,7 +117,7 @@ class Channel {
 
   static BucketStates StatesOf(const Layout& layout);
   bool IsComplete(const ChannelStep& step) const HVD_EXT_REQUIRES(mutex_);
-  Status CheckDensity(std::optional<double> density) const HVD_EXT_REQUIRES(mutex_);
+  Status CheckTopK(const std::optional<TopKStep>& topk) const HVD_EXT_REQUIRES(mutex_);
   void DropOpenStep() HVD_EXT_REQUIRES(mutex_);
   void QueueNext(const std::shared_ptr<ChannelStep>& step, std::shared_ptr<const Arriving> arriving)
       HVD_EXT_REQUIRES(mutex_);
@@ -179,9 +179,9 @@ struct ChannelStep {
     Status status;
   };
 
-  ChannelStep(int64_t n, double d, std::shared_ptr<const Layout> l, std::shared_ptr<Channel::BucketStates> s)
+  ChannelStep(int64_t n, const TopKStep& t, std::shared_ptr<const Layout> l, std::shared_ptr<Channel::BucketStates> s)
       : number(n),
-        density(d),
+        topk(t),
         layout(std::move(l)),
         states(std::move(s)),
         begin_s(NowSeconds()),
@@ -193,7 +193,7 @@ struct ChannelStep {
   Tensor& tensor(int64_t i) { return tensors[static_cast<size_t>(i)]; }
 
   const int64_t number;
-  const double density;
+  const TopKStep topk;
   const std::shared_ptr<const Layout> layout;
   const std::shared_ptr<Channel::BucketStates> states;
   const double begin_s;

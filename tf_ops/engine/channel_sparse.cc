@@ -11,14 +11,19 @@ std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
 }  // namespace
 
-Status Channel::CheckDensity(std::optional<double> density) const {
-  if (density.has_value() != has_density_) {
+Status Channel::CheckTopK(const std::optional<TopKStep>& topk) const {
+  if (topk.has_value() != has_density_) {
     return Invalid("channel " + Quoted(name_) +
                    (has_density_ ? " was opened with sparse buckets: its steps begin with begin_topk_step"
                                  : " has no sparse bucket: its steps begin with begin_step"));
   }
-  if (density && !(*density >= 0 && *density <= 1)) {
-    return Invalid("step of " + Quoted(name_) + ": density (" + std::to_string(*density) + ") must be in [0, 1]");
+  if (!topk) return Status::Ok();
+  const std::string where = "step of " + Quoted(name_);
+  if (!(topk->density >= 0 && topk->density <= 1)) {
+    return Invalid(where + ": density (" + std::to_string(topk->density) + ") must be in [0, 1]");
+  }
+  if (topk->momentum && !(*topk->momentum >= 0 && *topk->momentum < 1)) {
+    return Invalid(where + ": momentum (" + std::to_string(*topk->momentum) + ") must be in [0, 1)");
   }
   return Status::Ok();
 }
@@ -136,7 +141,7 @@ TopKStatistics Channel::GetTopKStatistics() const {
 std::shared_ptr<SparseRun> Channel::MakeSparseRun(const ChannelStep& step, int64_t bucket) const {
   const std::shared_ptr<Feedback>& feedback = (*step.states)[static_cast<size_t>(bucket)].feedback;
   if (feedback == nullptr) return nullptr;
-  return std::make_shared<SparseRun>(feedback, step.density, step.number, counters_);
+  return std::make_shared<SparseRun>(feedback, step.topk, step.number, counters_);
 }
 
 }  // namespace hvd_ext

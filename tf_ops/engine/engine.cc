@@ -157,20 +157,22 @@ Status Engine::GetTimes(int64_t channel, int64_t most, std::vector<StepTimes>* t
 }
 
 Status Engine::BeginStep(int64_t channel) { return Begin(channel, std::nullopt); }
-Status Engine::BeginTopKStep(int64_t channel, double density) { return Begin(channel, density); }
+Status Engine::BeginTopKStep(int64_t channel, double density, std::optional<float> momentum) {
+  return Begin(channel, TopKStep{density, momentum});
+}
 
-Status Engine::Begin(int64_t channel, std::optional<double> density) {
+Status Engine::Begin(int64_t channel, const std::optional<TopKStep>& topk) {
   std::shared_ptr<Channel> found;
   HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
   int64_t step = 0;
   if (auto call = found->TakeCallBeforeStep(&step)) call(step);
   if (found->partial() != nullptr) {
-    if (density) return Invalid("a step of '" + found->name() + "' has no density: its rounds are partial");
+    if (topk) return Invalid("a step of '" + found->name() + "' has no density: its rounds are partial");
     return found->partial()->BeginStep();
   }
   bool lost = false;
   std::vector<Delivery> ended;
-  Status status = found->BeginStep(density, &ended, &lost);
+  Status status = found->BeginStep(topk, &ended, &lost);
   if (lost) {
     state_->PostDeliveries(std::move(ended), [state = state_.get(), lane = found->lane(), status] {
       AssertProgress();

@@ -67,6 +67,12 @@ struct SparseSpec {
   SparseIndices indices = SparseIndices::kSmallest;
 };
 
+// What the ranks say alike of a step of a channel with sparse buckets.
+struct TopKStep {
+  double density = 1;               // in [0, 1]
+  std::optional<float> momentum{};  // in [0, 1), in place of that of the buckets' corrections
+};
+
 struct BucketSpec {
   DType dtype;
   ReduceOp op;
@@ -215,10 +221,10 @@ class Engine {
   // Begins a step of the channel. Fails if some tensors of the step before were submitted and others were not: then the
   // next step starts afresh where nothing of the broken step has been sent, and else the channel stays failed.
   Status BeginStep(int64_t channel);
-  // In place of BeginStep where the channel was opened with sparse buckets, also while it has none: begins a step of a
-  // density in [0, 1]. On each rank, K(e) - K(b) entries are selected from the elements [b, e) of a sparse bucket, with
-  // K(x) = floor(density x + 1/2). A step that has not been ended is dropped.
-  Status BeginTopKStep(int64_t channel, double density);
+  // In place of BeginStep where the channel was opened with sparse buckets, also while it has none. On each rank,
+  // K(e) - K(b) entries are selected from the elements [b, e) of a sparse bucket, with K(x) = floor(density x + 1/2). A
+  // step that has not been ended is dropped.
+  Status BeginTopKStep(int64_t channel, double density, std::optional<float> momentum = std::nullopt);
   // Ends the step under way. With `commit`, which needs all buckets to have ended well, their residuals and velocities
   // become what the step has made of them; else they stay what they were before it.
   Status EndStep(int64_t channel, bool commit);
@@ -279,7 +285,7 @@ class Engine {
   static Status OfChannel(int64_t channel, std::shared_ptr<Engine>* engine);
 
  private:
-  Status Begin(int64_t channel, std::optional<double> density);
+  Status Begin(int64_t channel, const std::optional<TopKStep>& topk);
   Status FindPartial(int64_t channel, std::shared_ptr<Channel>* found) const;
 
   Engine();

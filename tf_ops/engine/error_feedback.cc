@@ -56,28 +56,29 @@ int64_t Feedback::EntriesAt(double density) const {
   return entries;
 }
 
-ErrorFeedback Feedback::Arrays(const float* units) {
+ErrorFeedback Feedback::Arrays(const TopKStep& step, const float* units) {
   ErrorFeedback arrays{units, residual_.data(), next_residual_.data()};
   if (!spec_.correction) return arrays;
   arrays.velocity = velocity_.data();
   arrays.next_velocity = next_velocity_.data();
   arrays.correction = *spec_.correction;
+  if (step.momentum) arrays.correction.momentum = *step.momentum;
   return arrays;
 }
 
-void Feedback::Select(double density, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
+void Feedback::Select(const TopKStep& step, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
                       SparseVector* own) {
   segments_.clear();
   for (size_t i = 0; i + 1 < cuts_.size(); ++i) {
-    segments_.push_back({cuts_[i] - shard_.begin, cuts_[i + 1] - cuts_[i], EntriesIn(density, i)});
+    segments_.push_back({cuts_[i] - shard_.begin, cuts_[i + 1] - cuts_[i], EntriesIn(step.density, i)});
   }
-  own->Reserve(EntriesAt(density), pool);
+  own->Reserve(EntriesAt(step.density), pool);
   own->wire = spec_.value_wire;
   counts_.assign(segments_.size(), 0);
   TopKOptions options = spec_.selection;
   options.seed = seed;
-  TopKErrorFeedback(options, Arrays(units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch, nullptr,
-                    counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
+  TopKErrorFeedback(options, Arrays(step, units), segments_.data(), static_cast<int64_t>(segments_.size()), scratch,
+                    nullptr, counts_.data(), own->position(), /*wide=*/false, own->value(), &own->marked);
   int32_t* positions = own->position();
   float* values = own->value();
   int64_t place = 0;  // of a segment's picks
@@ -93,7 +94,9 @@ void Feedback::Select(double density, uint64_t seed, const float* units, TopKScr
   }
 }
 
-void Feedback::Fold(float* units) { Accumulate(Arrays(units), shard_.elements, units, nullptr); }
+void Feedback::Fold(const TopKStep& step, float* units) {
+  Accumulate(Arrays(step, units), shard_.elements, units, nullptr);
+}
 
 void Feedback::Return(int64_t element, float value) {
   next_residual_[static_cast<size_t>(element - shard_.begin)] += value;

@@ -40,14 +40,14 @@ class Feedback {
   // How many entries a step of this density selects from the shard: the sum over its segments.
   int64_t EntriesAt(double density) const;
   // `units` is the shard in the bucket's buffer. Rounds the values of `own` to the wire's dtype.
-  void Select(double density, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
+  void Select(const TopKStep& step, uint64_t seed, const float* units, TopKScratch* scratch, BufferPool* pool,
               SparseVector* own);
-  void Fold(float* units);
+  void Fold(const TopKStep& step, float* units);
   // Adds to the residual what was selected and is not sent; `element` of the bucket lies in the shard.
   void Return(int64_t element, float value);
 
  private:
-  ErrorFeedback Arrays(const float* units);
+  ErrorFeedback Arrays(const TopKStep& step, const float* units);
   int64_t EntriesIn(double density, size_t segment) const;
 
   const SparseSpec spec_;

@@ -13,7 +13,7 @@ void Lanes::StartBucket(const std::shared_ptr<Channel>& channel) {
   const BucketSpec& spec = bucket.spec;
   Run run;
   run.what = channel->NameOfBucket(full.bucket, *step);
-  run.plan = bucket.PlanAt(step->density);
+  run.plan = bucket.PlanAt(step->topk.density);
   run.sparse = channel->MakeSparseRun(*step, full.bucket);
   run.dtype = spec.dtype;
   run.wire = spec.wire;

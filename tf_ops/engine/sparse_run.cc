@@ -163,11 +163,11 @@ Status SparseRun::RunLocal(const SparseWork& work, const Row& row) {
   switch (row.opcode) {
     case Opcode::SELECT: {
       uint64_t seed = feedback_->spec().selection.seed + static_cast<uint64_t>(step_) * 0x9e3779b97f4a7c15u;
-      feedback_->Select(density_, seed, units, work.scratch, work.pool, &own_);
+      feedback_->Select(topk_, seed, units, work.scratch, work.pool, &own_);
       return Status::Ok();
     }
     case Opcode::FOLD:
-      feedback_->Fold(units);
+      feedback_->Fold(topk_, units);
       return Status::Ok();
     case Opcode::CLEAR:
       std::memset(units, 0, static_cast<size_t>(elements) * sizeof(float));
@@ -242,7 +242,7 @@ Status SparseRun::Merge(const SparseWork& work, const Row& row) {
       put(static_cast<int32_t>(theirs), other.value()[j++]);
     }
   }
-  const int64_t k = std::min(sum.count, feedback_->EntriesAt(density_));
+  const int64_t k = std::min(sum.count, feedback_->EntriesAt(topk_.density));
   TopKSegment all{0, sum.count, k};
   Buffer picks = work.pool->Take(k * 4);
   auto* pick = reinterpret_cast<int32_t*>(picks.data());

@@ -44,8 +44,9 @@ struct SparseWork {
 class SparseRun {
  public:
   // `step` makes the random selections of steps differ.
-  SparseRun(std::shared_ptr<Feedback> feedback, double density, int64_t step, std::shared_ptr<SparseCounters> counters)
-      : feedback_(std::move(feedback)), density_(density), step_(step), counters_(std::move(counters)) {}
+  SparseRun(std::shared_ptr<Feedback> feedback, const TopKStep& topk, int64_t step,
+            std::shared_ptr<SparseCounters> counters)
+      : feedback_(std::move(feedback)), topk_(topk), step_(step), counters_(std::move(counters)) {}
 
   // False while another run uses the bucket's residual; else none other does until Leave.
   bool Enter() { return feedback_->Enter(); }
@@ -84,7 +85,7 @@ class SparseRun {
   const SparseMessage* Find(const Row& row) const;
 
   const std::shared_ptr<Feedback> feedback_;
-  const double density_;
+  const TopKStep topk_;
   const int64_t step_;
   const std::shared_ptr<SparseCounters> counters_;
   SparseVector own_;

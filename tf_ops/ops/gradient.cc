@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -69,6 +70,8 @@ channel: the channel's handle; it belongs to one init(), a later engine refuses 
 
 REGISTER_OP("HvdExt>BeginTopKStep")
     .Input("density: double")
+    .Input("momentum: M * float")
+    .Attr("M: int >= 0")
     .Attr("channel: int")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
@@ -76,6 +79,7 @@ REGISTER_OP("HvdExt>BeginTopKStep")
 Begins a step of a channel with sparse buckets, in place of BeginStep; all submits of the step run after it.
 
 density: scalar in [0, 1], the part of a sparse bucket's elements that is selected.
+momentum: none, or one scalar in [0, 1): of this step, in place of that of the buckets.
 channel: the channel's handle.
 )doc");
 
@@ -188,8 +192,16 @@ class BeginTopKStepOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, "density"), done);
     const double density = context->input(0).scalar<double>()();
-    Begin(context, std::move(done), channel_,
-          [channel = channel_, density](Engine* engine) { return engine->BeginTopKStep(channel, density); });
+    std::optional<float> momentum;
+    if (context->num_inputs() > 1) {
+      const Tensor& given = context->input(1);
+      OP_REQUIRES_ASYNC(context, context->num_inputs() == 2 && given.NumElements() == 1,
+                        ToTensorFlow(Invalid("momentum must be at most one scalar")), done);
+      momentum = given.flat<float>()(0);
+    }
+    Begin(context, std::move(done), channel_, [channel = channel_, density, momentum](Engine* engine) {
+      return engine->BeginTopKStep(channel, density, momentum);
+    });
   }
 
  private:

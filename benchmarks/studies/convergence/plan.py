@@ -5,6 +5,7 @@
     seeds: [1, 2, 3]
     models:
       cnn: {learning_rate: 0.2, epochs: 20, batch: 32, train: 15000}
+      vgg: {optimizer: lars, lars: {weight_decay: 1.0e-4}, learning_rate: 4.0, epochs: 20, batch: 32}
     settings:
       dense: {}
       hitopk: {algorithm: hitopk, topk: {density: 0.01}}
@@ -21,7 +22,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,13 +33,31 @@ from hvd_ext.errors import InvalidError
 BENCHMARK = "convergence, one run"
 
 
+class Lars(BaseModel):
+    """Settings of `hvd_ext.optimizers.LARS` beside the learning rate, the momentum and Nesterov's.
+
+    Args:
+        trust_coefficient: the factor of the trust ratios.
+        weight_decay: inside of the norms.
+        max_trust: the greatest trust ratio; None: there is no limit.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trust_coefficient: float = Field(default=0.001, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_trust: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
 class Recipe(BaseModel):
     """How a model is trained in all settings.
 
     Args:
-        learning_rate: of SGD, for all ranks together; it rises for a tenth of the steps and falls as a cosine.
-        momentum: of SGD.
-        nesterov: of SGD.
+        optimizer: "sgd" or "lars".
+        lars: with optimizer "lars", its further settings; None for its defaults.
+        learning_rate: for all ranks together; it rises for a tenth of the steps and falls as a cosine.
+        momentum: of the optimizer.
+        nesterov: of the optimizer.
         epochs: passes over the training examples.
         batch: examples of a rank's batch.
         train: the number of training examples; 0 for all.
@@ -49,6 +68,8 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    optimizer: Literal["sgd", "lars"] = "sgd"
+    lars: Lars | None = None
     learning_rate: float = Field(gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -58,6 +79,12 @@ class Recipe(BaseModel):
     curve: int = Field(default=2000, ge=1)
     width: int = Field(default=0, ge=0)
     length: int = Field(default=64, ge=2)
+
+    @model_validator(mode="after")
+    def _of_its_optimizer(self) -> Recipe:
+        if self.lars is not None and self.optimizer != "lars":
+            raise ValueError(f"optimizer {self.optimizer!r} has no settings of lars; say optimizer: lars")
+        return self
 
 
 class Setting(BaseModel):
@@ -181,14 +208,18 @@ def runs_of(study: Study, models: Sequence[str] = (), settings: Sequence[str] = 
 def facts(study: Study, run: Run) -> dict[str, Any]:
     """Give all that decides what a run finds, as JSON; a finished run counts if its facts are equal."""
     how = study.settings[run.setting].model_dump()
-    if not how["until"]:  # as in the files of runs that were made before there was one
+    recipe = study.models[run.model].model_dump()
+    # as in the files of runs that were made before there was one
+    if not how["until"]:
         del how["until"]
+    if recipe["optimizer"] == "sgd":
+        del recipe["optimizer"], recipe["lars"]
     about = {
         "model": run.model,
         "setting": run.setting,
         "seed": run.seed,
         "hosts": list(study.hosts),
-        "recipe": study.models[run.model].model_dump(),
+        "recipe": recipe,
         "how": how,
     }
     return about if run.seed is not None else {**about, "rate": study.rate, "steps": study.steps}

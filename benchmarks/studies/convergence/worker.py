@@ -90,10 +90,14 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
     schedule = keras.optimizers.schedules.CosineDecay(
         0.0, max(1, steps - rise), LAST_SHARE, warmup_target=rate, warmup_steps=rise
     )
-    sgd = keras.optimizers.SGD(schedule, momentum=recipe["momentum"], nesterov=recipe["nesterov"])
+    given: dict[str, Any] = {"momentum": recipe["momentum"], "nesterov": recipe["nesterov"]}
+    if recipe.get("optimizer") == "lars":
+        plain = hvd.optimizers.LARS(schedule, **given, **(recipe["lars"] or {}))
+    else:
+        plain = keras.optimizers.SGD(schedule, **given)
     keywords = dict(how["topk"])
     if not keywords:
-        return hvd.DistributedOptimizer(sgd, algorithm=how["algorithm"])
+        return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"])
     # a step is timed as it is after the warm-up
     warmed = round(how["warmup"] * steps) if facts["seed"] is not None else 0
     if warmed:
@@ -101,7 +105,7 @@ def optimizer(facts: dict[str, Any], steps: int) -> Any:
         keywords["warmup"] = hvd.Warmup(warmed, densities) if densities else hvd.Warmup(warmed)
     if how.get("until") and facts["seed"] is not None:
         keywords["until"] = max(2, warmed + 2, round(how["until"] * steps))
-    return hvd.DistributedOptimizer(sgd, algorithm=how["algorithm"], compression=hvd.TopK(**keywords))
+    return hvd.DistributedOptimizer(plain, algorithm=how["algorithm"], compression=hvd.TopK(**keywords))
 
 
 def compiled(facts: dict[str, Any], data: data_sets.Data, steps: int) -> keras.Model:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -151,8 +152,7 @@ class LARS(Layerwise):
     def _update(self, gradients: list[Any], variables: list[Any], learning_rate: Any) -> None:
         places, gradients = self._places(variables), self._dense(gradients, variables)
         decays = self._decays(places)
-        weights, of_gradients = self._norms(variables, gradients)
-        trust = self._trust(places, self.trust_coefficient * weights, of_gradients + decays * weights)
+        trust = self._ratios(places, *self._norms(variables, gradients))
         rate = tf.cast(learning_rate, tf.float64)
         into, out = (trust * rate, None) if self.rate_in_momentum else (trust, rate)
         if self._in_one_pass(variables, gradients, places, decays, into, out):
@@ -165,6 +165,22 @@ class LARS(Layerwise):
             self.assign(velocity, momentum * velocity + update)
             step = momentum * velocity + update if self.nesterov else velocity
             self.assign_sub(variable, step if out is None else ops.cast(out, dtype) * step)
+
+    def _ratios(self, places: list[int], weights: Any, gradients: Any) -> Any:
+        """Give the trust ratios of variables, from the norms of their weights and of their gradients, float64."""
+        return self._trust(places, self.trust_coefficient * weights, gradients + self._decays(places) * weights)
+
+    def _rates_after(self, variables: Sequence[Any], gradients: Any) -> Any:
+        """Give the rates of the step under way from the norms that the gradients had in the step before it, float64.
+
+        Args:
+            variables: whose rates they are.
+            gradients: the norms; a variable with a trust ratio stands still where its norm is 0, which may be unknown.
+        """
+        places = self._places(variables)
+        trust = self._ratios(places, self._norms_of(variables), gradients)
+        known = ops.logical_or(gradients > 0, np.array([not self._has_trust[place] for place in places]))
+        return tf.cast(self._get_current_learning_rate(), tf.float64) * ops.where(known, trust, ops.zeros_like(trust))
 
     def _in_one_pass(
         self, variables: list[Any], gradients: list[Any], places: list[int], decays: Any, into: Any, out: Any

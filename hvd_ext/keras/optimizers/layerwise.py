@@ -160,9 +160,17 @@ class Layerwise(keras.optimizers.Optimizer):
             both = [tf.convert_to_tensor(one) for one in variables], list(others)
             found = self._squares(both, variables)
         else:
-            found = ops.stack([ops.sum(ops.square(ops.cast(one, "float64"))) for one in (*variables, *others)])
+            found = _plain_squares([*variables, *others])
         roots = ops.sqrt(found)
         return roots[: len(variables)], roots[len(variables) :]
+
+    def _norms_of(self, variables: Sequence[Any]) -> Any:
+        """Give the norms of variables alone, each rank for itself."""
+        from hvd_ext.tensorflow import norms
+
+        if norms.usable(variables):
+            return ops.sqrt(norms.squares([tf.convert_to_tensor(one) for one in variables]))
+        return ops.sqrt(_plain_squares(variables))
 
     def _squares(self, both: tuple[list[tf.Tensor], list[tf.Tensor]], variables: Sequence[Any]) -> tf.Tensor:
         """Give the squares of the norms of two lists; by the ranks together where they divide them."""
@@ -207,6 +215,10 @@ class Layerwise(keras.optimizers.Optimizer):
         ratio = ops.where(both, weights / ops.where(both, updates, ops.ones_like(updates)), ops.ones_like(weights))
         limited = ops.clip(ratio, self.min_trust, math.inf if self.max_trust is None else self.max_trust)
         return ops.where(np.array([self._has_trust[place] for place in places]), limited, ops.ones_like(limited))
+
+
+def _plain_squares(tensors: Sequence[Any]) -> Any:
+    return ops.stack([ops.sum(ops.square(ops.cast(one, "float64"))) for one in tensors])
 
 
 def number(name: str, value: Any, least: float, below: float = math.inf) -> None:

@@ -6,6 +6,7 @@ optimizer, which reduces nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +20,18 @@ from numpy.typing import NDArray
 from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets
+from hvd_ext.keras.optimizers.lars import LARS
 from hvd_ext.keras.optimizers.wrapper import InFront, only_if, passes_factor
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow import norms
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.topk import feedback
+
+_NORMS = "gradient norms"  # the name of what is saved
+
+# whose momentum is taken over with momentum_correction="auto"
+BY_DEFAULT: tuple[type, ...] = (keras.optimizers.SGD,)
 
 
 def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
@@ -34,55 +42,175 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
         options: momentum_correction of its `TopK` decides.
 
     Returns:
-        None where none is asked for, or, with "auto", where there is none that could be taken over.
+        None where none is asked for, or, with "auto", where there is none that should be taken over.
 
     Raises:
         InvalidError: momentum_correction is True, and the optimizer has no momentum that could be taken over.
     """
-    if options.topk is None or not options.topk.momentum_correction:
+    topk = options.topk
+    if topk is None or not topk.momentum_correction:
         return None
-    if options.topk.momentum_correction == "auto" and not _fits(optimizer, options):
-        return None
-    if not isinstance(optimizer, keras.optimizers.SGD):
-        raise InvalidError(
-            f"TopK, momentum_correction (True): it takes over the momentum of keras.optimizers.SGD; {optimizer.name!r} "
-            f"is {type(optimizer).__name__}, whose step is not a sum of gradients; leave momentum_correction out, or "
-            "use keras.optimizers.SGD(momentum=0.9)"
-        )
-    if not optimizer.momentum:
-        raise InvalidError(
-            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has momentum 0, so there is none to take "
-            "over; leave momentum_correction out, or give the optimizer a momentum"
-        )
-    if _clips(optimizer):
-        raise InvalidError(
-            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has a clipnorm, clipvalue or "
-            "global_clipnorm, which would act after its momentum and its learning rate; "
-            "use TopK(clip=...) instead, or leave momentum_correction out"
-        )
-    if _has_trained(optimizer):
-        raise InvalidError(
-            f"TopK, momentum_correction (True): optimizer {optimizer.name!r} has trained without it, and its momentum "
-            "would be lost; wrap an optimizer before its first step, or leave momentum_correction out"
-        )
-    itself = weakref.ref(optimizer)  # the reducer, which asks, must not keep the optimizer alive
-    rates, give_back = functools.partial(_rates_of, itself), functools.partial(_give_back, itself)
-    return Momentum(float(optimizer.momentum), bool(optimizer.nesterov), rates, give_back)
+    hindrance = _hindrance(optimizer)
+    if topk.momentum_correction == "auto":
+        if hindrance or topk.selector == "random" or not isinstance(optimizer, BY_DEFAULT):
+            return None
+    elif hindrance:
+        raise InvalidError(f"TopK, momentum_correction (True): {hindrance}, or leave momentum_correction out")
+    kind = OfLARS if isinstance(optimizer, LARS) else OfSGD
+    nesterov = bool(optimizer.nesterov)
+    # a weak reference: the reducer, which asks, must not keep the optimizer alive
+    return kind(_momentum_now(optimizer), nesterov, weakref.ref(optimizer))
 
 
-class MomentumTaken(InFront):
-    """An optimizer whose gradients have gone through its momentum and its learning rate before they reach it.
+def _momentum_now(optimizer: Any) -> float:
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return float(optimizer.momentum)
+    with tf.init_scope():
+        return float(tf.convert_to_tensor(optimizer.momentum))
+
+
+def _hindrance(optimizer: Any) -> str:
+    """Say why the momentum of an optimizer cannot be taken over, and what to do; "" if it can."""
+    name = f"optimizer {optimizer.name!r}"
+    if not isinstance(optimizer, (keras.optimizers.SGD, LARS)):
+        return (
+            f"it takes over the momentum of keras.optimizers.SGD and hvd_ext.optimizers.LARS; {optimizer.name!r} is "
+            f"{type(optimizer).__name__}, whose step is not a sum of gradients; use one of these with a momentum"
+        )
+    if isinstance(optimizer, LARS) and not optimizer.rate_in_momentum:
+        return (
+            f"{name} has rate_in_momentum=False, and what is sent late must have the rates of its own steps in it; "
+            "use rate_in_momentum=True"
+        )
+    if not _momentum_now(optimizer):
+        return f"{name} has momentum 0, so there is none to take over; give the optimizer a momentum"
+    if any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)):
+        return (
+            f"{name} has a clipnorm, clipvalue or global_clipnorm, which would act after its momentum and its learning "
+            "rate; use TopK(clip=...) instead"
+        )
+    if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
+        return f"{name} has trained without it, and its momentum would be lost; wrap an optimizer before its first step"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfSGD(Momentum):
+    """The momentum of `keras.optimizers.SGD`.
 
     The optimizer may have a method `momentum_rates(variables)`, which returns the learning rate of the step under way
     for each variable, a number or a scalar tensor, equal on all ranks; else all have the optimizer's.
+
+    Args:
+        optimizer: whose momentum it is.
     """
+
+    optimizer: weakref.ref[Any] = dataclasses.field(compare=False, repr=False)
+
+    def rates(self, variables: Sequence[Any]) -> list[Any]:
+        """Give the learning rate of the step under way for each variable."""
+        optimizer = self.optimizer()
+        if hasattr(optimizer, "momentum_rates"):
+            return list(optimizer.momentum_rates(variables))
+        return [optimizer._get_current_learning_rate()] * len(variables)
+
+    def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
+        """Add velocities to the slots of SGD, which are their negatives."""
+        self._add(velocities, -1)
+
+    def _add(self, velocities: Mapping[Any, NDArray[np.float32]], sign: int) -> None:
+        optimizer = self.optimizer()
+        factor = np.float32(sign * passes_factor(optimizer._hvd_ext_reducer))
+        with tf.init_scope():
+            for variable, slot in zip(optimizer._trainable_variables, optimizer.momentums, strict=True):
+                velocity = velocities.get(kinds.key(variable))
+                if velocity is not None:
+                    slot.assign(slot + keras.ops.cast(factor * velocity, slot.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class OfLARS(OfSGD):
+    """The momentum of `hvd_ext.optimizers.LARS`, whose rates follow from the gradients' norms of the step before.
+
+    What goes through a rank's momentum is selected before the ranks' gradients are added up, so that nobody has the sum
+    whose norm the trust ratio asks for. The ranks add up sketches of their gradients (`norms.sketches`) instead, while
+    the step is under way, and the next step uses their norms.
+    """
+
+    @property
+    def measures(self) -> bool:
+        """Yes: the norms of gradients."""
+        return True
+
+    def now(self) -> tf.Tensor:
+        """Give the momentum of the step under way, which may be a schedule, or set between steps."""
+        return tf.cast(tf.convert_to_tensor(self.optimizer().momentum), tf.float32)
+
+    def rates(self, variables: Sequence[Any]) -> list[Any]:
+        """Give the learning rate times the trust ratio for each variable."""
+        if not variables:
+            return []
+        optimizer = self.optimizer()
+        before = tf.gather(self._norms.read_value(), optimizer._places(variables))
+        return tf.unstack(tf.cast(optimizer._rates_after(variables, before), tf.float32))
+
+    def decays(self, variables: Sequence[Any]) -> list[float]:
+        """Give the weight decays, on the scale of reduced gradients."""
+        optimizer = self.optimizer()
+        factor = passes_factor(optimizer._hvd_ext_reducer)
+        return [float(decay) / factor for decay in optimizer._decays(optimizer._places(variables))]
+
+    def measured(self, variables: Sequence[Any], gradients: Sequence[Any], reduced: Callable[[Any], Any]) -> tf.Tensor:
+        """Give the norms of the reduced gradients; 0 for variables without a trust ratio."""
+        optimizer, found = self.optimizer(), tf.zeros(len(variables), tf.float64)
+        trusted = [i for i, place in enumerate(optimizer._places(variables)) if optimizer._has_trust[place]]
+        if not trusted:
+            return found
+        own = [tf.reshape(gradients[i], variables[i].shape) for i in trusted]  # a graph may not know their shapes
+        sums = tf.cast(reduced(norms.sketches(own)), tf.float64)
+        lengths = tf.norm(sums, axis=1) * float(passes_factor(optimizer._hvd_ext_reducer))
+        return tf.tensor_scatter_nd_update(found, [[i] for i in trusted], lengths)
+
+    def keep(self, variables: Sequence[Any], measured: tf.Tensor, ok: tf.Tensor) -> None:
+        """Keep the norms for the next step."""
+        places = tf.constant(self.optimizer()._places(variables), tf.int32)[:, tf.newaxis]
+        before = self._norms.read_value()
+        after = tf.tensor_scatter_nd_update(before, places, measured)
+        self._norms.assign(tf.where(ok, after, before), read_value=False)
+
+    def give_back(self, velocities: Mapping[Any, NDArray[np.float32]]) -> None:
+        """Add velocities to the slots."""
+        self._add(velocities, 1)
+
+    def save(self, keys: Sequence[Any]) -> dict[str, NDArray[Any]]:
+        """Copy the norms of the gradients of these variables."""
+        return {_NORMS: self._norms.numpy()[self._places(keys)]}
+
+    def load(self, keys: Sequence[Any], saved: Mapping[str, NDArray[Any]]) -> None:
+        """Restore the norms."""
+        if _NORMS in saved:
+            kept = self._norms.numpy()
+            kept[self._places(keys)] = saved[_NORMS]
+            self._norms.assign(kept)
+
+    @functools.cached_property
+    def _norms(self) -> tf.Variable:
+        with tf.init_scope(), tf.device("CPU:0"):
+            count = len(self.optimizer()._trainable_variables)
+            return tf.Variable(tf.zeros(count, tf.float64), trainable=False, name="hvd_ext_topk_gradient_norms")
+
+    def _places(self, keys: Sequence[Any]) -> list[int]:
+        place_of = {kinds.key(one): place for place, one in enumerate(self.optimizer()._trainable_variables)}
+        return [place_of[key] for key in keys]
+
+
+class MomentumTaken(InFront):
+    """An optimizer whose gradients have gone through its momentum and its rates before they reach it."""
 
     _hvd_ext_reducer: Reducer
     # keys of variables: whose gradients have gone through it in some step, and whose slots some step has read
     _hvd_ext_through: frozenset[Any] = frozenset()
     _hvd_ext_read: frozenset[Any] = frozenset()
-    # whether the part of a step that is running or being traced has the momentum in its own hands again
-    _hvd_ext_has_momentum: bool = False
 
     def end_momentum(self) -> None:
         """Set the slots that no step reads to zero; rank 0 warns where there was a momentum in them.
@@ -107,70 +235,25 @@ class MomentumTaken(InFront):
             feedback.tell_of_momentum(self._hvd_ext_reducer.label, "without")
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        """Update variables; a gradient that has gone through momentum and rate is what the weights change by."""
         plain = super()._backend_update_step
-        update = lambda: plain(grads, trainable_variables, learning_rate)  # noqa: E731 - used twice
-        whole = self._hvd_ext_reducer.whole
+        through, whole = self._hvd_ext_reducer.through_momentum, self._hvd_ext_reducer.whole
+        pairs = [(kinds.key(one), gradient, one) for gradient, one in zip(grads, trainable_variables, strict=True)]
+
+        def update() -> None:
+            moved = [(gradient, variable) for key, gradient, variable in pairs if key in through]
+            own = [(gradient, variable) for key, gradient, variable in pairs if key not in through]
+            read = {key for key, *_ in pairs if key not in through}
+            object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | read)
+            if not through <= self._hvd_ext_through:
+                object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
+                self.end_momentum()
+            for gradient, variable in moved:
+                self.assign_sub(variable, keras.ops.cast(gradient, variable.dtype))
+            if own:
+                plain(*zip(*own, strict=True), learning_rate)
+
         if whole is None:
             update()
         else:
-            only_if(whole, functools.partial(self._with_momentum, update), update)
-
-    def _with_momentum(self, update: Callable[[], None]) -> None:
-        object.__setattr__(self, "_hvd_ext_has_momentum", True)
-        try:
-            update()
-        finally:
-            object.__setattr__(self, "_hvd_ext_has_momentum", False)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update a variable; a gradient that has gone through momentum and rate is what the weights change by."""
-        through, key = self._hvd_ext_reducer.through_momentum, kinds.key(variable)
-        if key in through and self._hvd_ext_has_momentum:
-            super().update_step(gradient, variable, learning_rate)
-            return
-        if key not in through:
-            if key not in self._hvd_ext_read:
-                object.__setattr__(self, "_hvd_ext_read", self._hvd_ext_read | {key})
-            super().update_step(gradient, variable, learning_rate)
-            return
-        if key not in self._hvd_ext_through:
-            object.__setattr__(self, "_hvd_ext_through", self._hvd_ext_through | through)
-            self.end_momentum()
-        self.assign_sub(variable, keras.ops.cast(gradient, variable.dtype))
-
-
-def _rates_of(optimizer: weakref.ref[Any], variables: Sequence[Any]) -> list[Any]:
-    """Give the learning rate of the step under way for each variable."""
-    itself = optimizer()
-    if hasattr(itself, "momentum_rates"):
-        return list(itself.momentum_rates(variables))
-    return [itself._get_current_learning_rate()] * len(variables)
-
-
-def _give_back(optimizer: weakref.ref[Any], velocities: Mapping[Any, NDArray[np.float32]]) -> None:
-    """Add velocities to the slots of SGD, which are their negatives."""
-    itself = optimizer()
-    factor = np.float32(passes_factor(itself._hvd_ext_reducer))
-    with tf.init_scope():
-        for variable, slot in zip(itself._trainable_variables, itself.momentums, strict=True):
-            velocity = velocities.get(kinds.key(variable))
-            if velocity is not None:
-                slot.assign(slot - keras.ops.cast(factor * velocity, slot.dtype))
-
-
-def _fits(optimizer: Any, options: GradientOptions) -> bool:
-    return (
-        isinstance(optimizer, keras.optimizers.SGD)
-        and bool(optimizer.momentum)
-        and not _clips(optimizer)
-        and options.topk.selector != "random"
-        and not _has_trained(optimizer)
-    )
-
-
-def _clips(optimizer: Any) -> bool:
-    return any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm))
-
-
-def _has_trained(optimizer: Any) -> bool:
-    return optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums)
+            only_if(whole, lambda: plain(grads, trainable_variables, learning_rate), update)

@@ -117,12 +117,13 @@ class Channel:
         return self._lay_out(times, self.is_whole if whole is None else whole)
 
     @ops.plain
-    def begin(self, density: tf.Tensor | None = None) -> list[tf.Operation]:
+    def begin(self, density: tf.Tensor | None = None, momentum: tf.Tensor | None = None) -> list[tf.Operation]:
         """Begin a step, before `reduce`, which does it itself otherwise.
 
         Args:
             density: a float64 scalar, the same on all ranks: the fraction of elements that is sent. Required if the
                 channel `selects`.
+            momentum: a float32 scalar, the same on all ranks: of this step; None: that of the layout.
 
         Returns:
             In a graph the operation, for `reduce`; else an empty list.
@@ -136,7 +137,7 @@ class Channel:
         with ops.translated(), tf.name_scope("hvd_ext_reduce"), tf.control_dependencies(last):
             if self.selects:
                 assert density is not None
-                begun = ops.begin_topk_step(density, channel=handle)
+                begun = ops.begin_topk_step(density, handle, [] if momentum is None else [momentum])
             else:
                 begun = ops.begin_step(channel=handle)
         return [] if begun is None else [begun]

@@ -27,6 +27,7 @@ from hvd_ext.tensorflow.gradients.carried import Delayed
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
+from hvd_ext.tensorflow.topk import correction
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
 
 Facts = Callable[[], dict[str, Any]]
@@ -435,7 +436,7 @@ class Reducer:
         return Step(slots, job, channel, every.feedback, delayed, every.name, compared=compared)
 
     def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
-        """Reduce the step's gradients; for momentum correction they are first multiplied by the learning rate."""
+        """Reduce the step's gradients; for momentum correction they are first multiplied by their rates."""
         assert step.job is not None
         assert step.channel is not None
         options, topk, channel = self.options, self.options.topk, step.channel
@@ -447,19 +448,20 @@ class Reducer:
             clipped = _clipped(list(results.values()), topk.clip / step.job.engine.size**0.5)
             results = dict(zip(results, clipped, strict=True))
         density = None if step.feedback is None else step.feedback.density(channel)
-        begun = channel.begin(density) if channel.selects else None
+        momentum = self.momentum
+        now = None if momentum is None else momentum.now()
+        begun = channel.begin(density, now) if channel.selects else None
         if channel.whole is not None:
             with tf.control_dependencies(begun or []), tf.device("CPU:0"):
                 step.whole = channel.whole.read_value()
         rates: dict[int, tf.Tensor] = {}
-        if topk is not None and self.momentum is not None:
+        corrected = None
+        if momentum is not None:
             places = [place for place in sorted(channel.with_momentum) if place in results]
-            given = self.momentum.rates([slots[place].variable for place in places])
-            once = {id(rate): tf.cast(rate, tf.float32) for rate in given}  # all may have the same one
-            if step.whole is not None:
-                once = {key: tf.where(step.whole, 1.0, rate) for key, rate in once.items()}
-            rates = {place: once[id(rate)] for place, rate in zip(places, given, strict=True)}
-            results |= {place: results[place] * rate for place, rate in rates.items()}
+            variables, own = [slots[place].variable for place in places], [results[place] for place in places]
+            corrected = correction.corrected(momentum, variables, own, step.whole, options, step.job, step.name)
+            rates = dict(zip(places, corrected.rates, strict=True))
+            results |= zip(places, corrected.gradients, strict=True)
         dense = [
             results[place] if place in slots and slots[place].kind == kinds.DENSE else None
             for place in range(len(channel.layout.tensors))
@@ -489,6 +491,8 @@ class Reducer:
             each = [rates.get(place, 1.0) for place in results]
             ended, step.applies = step.feedback.ended(channel, list(results.values()), each)
             results = dict(zip(results, ended, strict=True))
+            if corrected is not None:
+                corrected.end(step.applies)
         return [
             gradient if slot.place is None else results[slot.place]
             for slot, gradient in zip(step.present, gradients, strict=True)

@@ -550,7 +550,7 @@ class GradientSet:
             self.feedback.move(self.channels[-1], channel)
             return
         steps = consensus.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
-        self.feedback = Feedback(self._label, self._options, self.job, steps[0])
+        self.feedback = Feedback(self._label, self._options, self.job, steps[0], self._momentum, self._keys)
         self.feedback.opened(channel)
 
     def _tell_of_one_host(self, laid_out: Layout) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.compression import density
+from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import consensus
 from hvd_ext.options import Sum
@@ -44,10 +45,21 @@ class Feedback:
         options: options with a `TopK`.
         job: the runtime of the ranks that take part.
         first_step: the number of update steps so far; the same on all ranks.
+        momentum: that the gradients go through; None for none.
+        keys: of the list's variables.
     """
 
-    def __init__(self, label: str, options: GradientOptions, job: Runtime, first_step: int) -> None:
+    def __init__(
+        self,
+        label: str,
+        options: GradientOptions,
+        job: Runtime,
+        first_step: int,
+        momentum: Momentum | None = None,
+        keys: Sequence[Any] = (),
+    ) -> None:
         assert options.topk is not None
+        self._momentum, self._keys = momentum, keys
         self._label, self._options, self._job = label, options, job
         self._schedule, self._until = density.schedule(options.topk), options.topk.until
         with tf.init_scope(), tf.device("CPU:0"):
@@ -143,6 +155,7 @@ class Feedback:
             _FLUSHING: np.array(any(bool(one.numpy()) for one in self._flushing.values())),
             **({_WHOLE: np.array(True)} if channels and all(channel.is_whole for channel in channels) else {}),
             **({} if self._auto is None else self._auto.save()),
+            **({} if self._momentum is None else self._momentum.save(self._keys)),
         }
 
     def was_whole(self, own: Arrays | None, everyone: Everyone) -> bool | None:
@@ -245,6 +258,8 @@ class Feedback:
             flushing.assign(bool(saved[_FLUSHING]))
         if self._auto is not None:
             self._auto.load(saved)
+        if self._momentum is not None:
+            self._momentum.load(self._keys, saved)
 
     def _tell(self, ok: tf.Tensor) -> None:
         if self._job.engine.rank != 0:

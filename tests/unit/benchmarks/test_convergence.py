@@ -64,9 +64,14 @@ def finish_all(folder: Path, study: studies.Study) -> None:
         finish(folder, study, run, accuracy=accuracy)
 
 
-def test_the_plan_of_the_repository_is_whole():
-    study = studies.read(ROOT / "benchmarks" / "convergence.yaml")
-    assert set(study.models) == {"cnn", "vgg", "transformer"}
+@pytest.mark.parametrize(
+    ("name", "models", "optimizer"),
+    [("convergence", {"cnn", "vgg", "transformer"}, "sgd"), ("convergence_lars", {"cnn", "vgg"}, "lars")],
+)
+def test_the_plans_of_the_repository_are_whole(name: str, models: set[str], optimizer: str):
+    study = studies.read(ROOT / "benchmarks" / f"{name}.yaml")
+    assert set(study.models) == models
+    assert {recipe.optimizer for recipe in study.models.values()} == {optimizer}
     assert len(study.seeds) >= 3
     assert sum(study.hosts) >= 4
     assert len(study.hosts) >= 2
@@ -82,6 +87,9 @@ def test_the_plan_of_the_repository_is_whole():
         ("cnn:", "lenet:", "lenet.*cnn, vgg, transformer"),
         ("epochs: 2", "epochs: 0", "models.cnn.epochs"),
         ("epochs: 2", "epochs: 2, rate: 1", "models.cnn.rate"),
+        ("epochs: 2", "epochs: 2, optimizer: adam", "models.cnn.optimizer"),
+        ("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: -1}", "models.cnn.lars.weight_decay"),
+        ("epochs: 2", "epochs: 2, lars: {}", "models.cnn: .*optimizer 'sgd' has no settings of lars"),
         ("[3, 4]", "[3, 3]", "once"),
         ("  dense: {}", "  dense: {warmup: 0.5}", "dense setting"),
         ("  dense: {}", "  dense: {until: 0.5}", "dense setting has no until"),
@@ -106,6 +114,17 @@ def test_a_run_without_an_until_has_the_facts_that_it_had_before_there_was_one(p
 
     assert "until" not in facts(PLAN)
     assert facts(PLAN.replace("warmup: 0.5", "warmup: 0.5, until: 0.75"))["until"] == 0.75
+
+
+def test_a_run_with_sgd_has_the_facts_that_it_had_before_there_was_a_choice(plan: Path):
+    def recipe(text: str) -> dict[str, Any]:
+        plan.write_text(text)
+        return studies.facts(studies.read(plan), studies.Run("cnn", "hitopk", 3))["recipe"]
+
+    assert not {"optimizer", "lars"} & set(recipe(PLAN))
+    with_lars = recipe(PLAN.replace("epochs: 2", "epochs: 2, optimizer: lars, lars: {weight_decay: 0.25}"))
+    assert with_lars["optimizer"] == "lars"
+    assert with_lars["lars"]["weight_decay"] == 0.25
 
 
 def test_times_come_first_and_then_all_of_the_first_seed(plan: Path):

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.studies.convergence import data as data_sets
 from benchmarks.studies.convergence.models import DATA_OF, build
+from benchmarks.studies.convergence.worker import optimizer
 
 
 @pytest.mark.parametrize(("model", "normalised"), [("cnn", True), ("vgg", False)])
@@ -36,6 +37,20 @@ def test_the_first_weights_depend_on_the_seed_alone():
         weights.append(np.concatenate([np.ravel(part) for part in build("vgg", (16, 16, 3), 3, 5, 2).get_weights()]))
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("name", ["", "sgd", "lars"])
+@pytest.mark.parametrize("topk", [{}, {"density": 0.01, "momentum_correction": True}])
+def test_the_optimizer_is_that_of_the_recipe(name: str, topk: dict[str, object]):
+    recipe = {"learning_rate": 0.5, "momentum": 0.75, "nesterov": True}
+    if name:
+        recipe |= {"optimizer": name, "lars": {"weight_decay": 0.25} if name == "lars" else None}
+    how = {"algorithm": "hitopk" if topk else "auto", "topk": topk, "warmup": 0}
+    made = optimizer({"recipe": recipe, "how": how, "seed": 1}, 100)
+    assert type(made).__name__ == ("LARS" if name == "lars" else "SGD")
+    assert (float(made.momentum), made.nesterov) == (0.75, True)
+    assert name != "lars" or made.weight_decay == 0.25
+    assert (made._hvd_ext_reducer.momentum is not None) == bool(topk)
 
 
 def test_every_model_has_its_data():

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import hvd_ext as hvd
-from hvd_ext.compression.momentum import Momentum
 from hvd_ext.errors import InvalidError
-from hvd_ext.keras.optimizers.momentum import momentum_of
+from hvd_ext.keras.optimizers.momentum import BY_DEFAULT, OfLARS, OfSGD, momentum_of
 from hvd_ext.options.gradients import GradientOptions
 
 CORRECTED = GradientOptions(compression=hvd.TopK(momentum_correction=True))
 
 
 def test_it_is_that_of_sgd() -> None:
-    assert momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, nesterov=True), CORRECTED) == Momentum(0.75, True)
+    found = momentum_of(keras.optimizers.SGD(0.1, momentum=0.75, nesterov=True), CORRECTED)
+    assert (type(found), found.value, found.nesterov, found.now()) == (OfSGD, 0.75, True, None)
     # layouts of a checkpoint are for equal options, as text
     assert len({str(momentum_of(keras.optimizers.SGD(0.1, momentum=0.75), CORRECTED)) for _ in range(3)}) == 1
     assert momentum_of(keras.optimizers.Adam(), GradientOptions(compression=hvd.TopK())) is None
@@ -26,7 +26,8 @@ def test_it_is_that_of_sgd() -> None:
 def test_by_default_it_is_taken_over_where_there_is_one() -> None:
     default = GradientOptions(compression=hvd.TopK())
     sgd = keras.optimizers.SGD(0.1, momentum=0.75)
-    assert momentum_of(sgd, default) == Momentum(0.75, False)
+    found = momentum_of(sgd, default)
+    assert (type(found), found.value, found.nesterov) == (OfSGD, 0.75, False)
     assert momentum_of(sgd, GradientOptions(compression=hvd.TopK(momentum_correction=False))) is None
     assert momentum_of(sgd, GradientOptions(compression=hvd.TopK(selector="random"))) is None
     assert momentum_of(keras.optimizers.SGD(0.1), default) is None
@@ -35,6 +36,25 @@ def test_by_default_it_is_taken_over_where_there_is_one() -> None:
     sgd.build([variable])
     sgd.apply([np.ones(2, np.float32)], [variable])
     assert momentum_of(sgd, default) is None  # its own goes on
+
+
+def test_it_is_that_of_lars_and_the_momentum_is_asked_for_in_each_step() -> None:
+    lars = hvd.optimizers.LARS(0.1, momentum=0.75, nesterov=True)
+    found = momentum_of(lars, CORRECTED)
+    assert (type(found), found.value, found.nesterov, float(found.now())) == (OfLARS, 0.75, True, 0.75)
+    lars.momentum = 0.5
+    assert (found.value, float(found.now())) == (0.75, 0.5)
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.75, 0.25])
+    lars = hvd.optimizers.LARS(0.1, momentum=schedule)
+    found = momentum_of(lars, CORRECTED)
+    lars.iterations.assign(1)
+    assert (found.value, float(found.now())) == (0.75, 0.25)
+    taken = momentum_of(hvd.optimizers.LARS(), GradientOptions(compression=hvd.TopK()))
+    assert (taken is not None) == (hvd.optimizers.LARS in BY_DEFAULT)
+    with pytest.raises(InvalidError, match="rate_in_momentum=False.*rates of its own steps"):
+        momentum_of(hvd.optimizers.LARS(rate_in_momentum=False), CORRECTED)
+    with pytest.raises(InvalidError, match="has momentum 0"):
+        momentum_of(hvd.optimizers.LARS(momentum=0.0), CORRECTED)
 
 
 def test_optimizers_without_such_a_momentum_are_refused() -> None:

@@ -128,3 +128,19 @@ def test_variables_of_a_gpu_or_under_xla_go_another_way(monkeypatch: pytest.Monk
     assert seen == [False]
     monkeypatch.setattr(norms, "_is_there", lambda: False)
     assert not norms.usable([variable])
+
+
+@pytest.mark.parametrize("length", LENGTHS + [256, 257])
+@pytest.mark.parametrize("kind", ["normal", "equal", "of low rank"])
+def test_a_sketch_is_linear_and_has_about_the_norm(length: int, kind: str) -> None:
+    random = np.random.default_rng(length)
+    x, y = random.standard_normal((2, length)).astype(np.float32)
+    if kind == "equal":
+        x = np.ones(length, np.float32)
+    if kind == "of low rank":
+        x = np.outer(x, [1.0, 3.0, -2.0, 0.5]).astype(np.float32).reshape(-1)[:length]
+    one, other, both = norms.sketches([tf.constant(part) for part in (x, y, x + y)]).numpy()
+    np.testing.assert_allclose(one + other, both, rtol=0, atol=1e-3)
+    # four times the deviation that is promised; a short one loses nothing
+    tolerance = 4 / np.sqrt(2 * norms.SKETCH) if length > norms.SKETCH else 1e-6
+    np.testing.assert_allclose(np.linalg.norm(one), np.linalg.norm(x), rtol=tolerance)
