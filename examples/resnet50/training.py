@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
 
     Args:
         settings: of the training.
-        kinds: "topk" or "dense" for each phase.
+        kinds: "topk" or "dense" for each phase; a training that goes on keeps those that it has begun with.
         folder: of the results and checkpoints.
 
     Returns:
@@ -37,7 +38,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     """
     clock = Clock()
     check(settings, hvd.size())
-    kept_by_root(settings, folder)
+    kinds = kept_by_root(settings, kinds, folder)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -55,6 +56,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
         data = pictures.training(phase, steps.in_epoch[number])
         held = pictures.validation(phase)
         callbacks = [hvd.callbacks.AverageStatistics(), *([Validation(held, clock)] if held else []), report]
+        model.make_train_function(force=True)  # for this size: the old one would be traced for pictures of any size
         model.fit(
             data,
             initial_epoch=settings.begins[number],
@@ -86,17 +88,26 @@ def check(settings: Settings, ranks: int) -> None:
             raise SettingsError(f"phases.{number}.batch ({phase.batch}): {ranks} ranks cannot divide it evenly")
 
 
-def kept_by_root(settings: Settings, folder: Path) -> None:
-    """Keep the settings in the folder, on rank 0; what it refuses ends all ranks."""
-    refused = ""
+def kept_by_root(settings: Settings, kinds: Kinds, folder: Path) -> Kinds:
+    """Keep settings and kinds in the folder, on rank 0; what it refuses ends all ranks.
+
+    Returns:
+        The kinds that the training in the folder has begun with.
+    """
+    refused, path = "", folder / "compression.json"
     if hvd.rank() == 0:
         try:
             keep(settings, folder)
-        except (OSError, SettingsError) as error:
+            if path.exists():
+                kinds = tuple(json.loads(path.read_text(encoding="utf-8")))
+            else:
+                path.write_text(json.dumps(kinds), encoding="utf-8")
+        except (OSError, ValueError) as error:
             refused = str(error)
-    refused = hvd.broadcast_object(refused)
+    refused, kinds = hvd.broadcast_object((refused, kinds))
     if refused:
         raise SettingsError(refused)
+    return kinds
 
 
 def distributed(settings: Settings, steps: Steps, kinds: Kinds) -> Any:
