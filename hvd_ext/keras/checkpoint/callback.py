@@ -125,6 +125,9 @@ class Checkpoint(keras.callbacks.Callback):
     def restore(self) -> tuple[int, int]:
         """Go on from the newest checkpoint that is complete on all ranks; all ranks call it.
 
+        In a loop of your own, the next iterator of each data set of `DataCache` and `hvd_ext.shard(shuffle=True)` has
+        the order of the epoch to go on with, from its first batch on: `data.skip(step)` leaves out those that are done.
+
         Returns:
             The epoch to go on with, from 0, and the number of its batches that are done; (0, 0) where training begins
             afresh.
@@ -134,6 +137,12 @@ class Checkpoint(keras.callbacks.Callback):
             InvalidError: the model has no variables yet, or the directory cannot be used; on all ranks.
             MismatchError: the ranks have different arguments.
         """
+        epoch, step = self._restored()
+        if (epoch, step) != (0, 0):
+            position.go_on(epoch)
+        return epoch, step
+
+    def _restored(self) -> tuple[int, int]:
         self._store = Store(self.model, self._directory, self.keep, self._arguments())
         found = None if self.resume is False else self._store.restore(must=self.resume is True)
         return (0, 0) if found is None else (found.epoch, found.step)
@@ -170,7 +179,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._beside = callback_states.beside(self)
         stopped = False
         if self._store is None:
-            self._epoch, self._first_step = self.restore()
+            self._epoch, self._first_step = self._restored()
             stopped = self._was_stopped()
         else:  # this model has trained with this callback before: it is further than any checkpoint
             self._store = Store(self.model, self._directory, self.keep, self._arguments())
