@@ -380,22 +380,27 @@ def insert(
     return ops().hvd_ext_cache_insert(numbers, *(tf.cast(one, tf.int64) for one in (cache, load, place)), list(values))
 
 
-def read_range(path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1) -> tf.Tensor:
+def read_range(
+    path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1, *, checked: bool = False
+) -> tf.Tensor:
     """Read a range of a file of this machine.
 
     Args:
         path: string [].
         offset: the first byte, int64 [].
         nbytes: how many bytes, int64 []; a negative number: all to the end.
+        checked: compare the bytes with the masked CRC-32C that lies behind them, as in TFRecord files.
 
     Returns:
         The bytes, string [].
 
     Raises:
         tf.errors.NotFoundError: there is no such file.
-        tf.errors.DataLossError: the file is shorter than that.
+        tf.errors.DataLossError: the file is shorter than that, or the checksum is wrong.
         tf.errors.OpError: the file does not read; the class is that of the system's error.
     """
     import tensorflow as tf
 
-    return ops().hvd_ext_read_range(tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64))
+    return ops().hvd_ext_read_range(
+        tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64), checked=checked
+    )

@@ -331,7 +331,7 @@ class _TFRecord(_Files):
     def read(self, located: Any) -> Any:
         from hvd_ext.data import native
 
-        return native.read_range(*located)
+        return native.read_range(*located, checked=True)
 
 
 def tfrecord(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Source:
