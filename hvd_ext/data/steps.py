@@ -164,7 +164,9 @@ def _mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec
     if not _of_tensors(spec):
         return _as(spec, dataset.map(plain(function), num_parallel_calls=tf.data.AUTOTUNE))
     traced = _traced(lambda element: tf.nest.flatten(function(element)), dataset.element_spec)
-    return _made(tf.raw_ops.MapDataset, dataset, traced, spec, use_inter_op_parallelism=False, preserve_cardinality=True)
+    return _made(
+        tf.raw_ops.MapDataset, dataset, traced, spec, use_inter_op_parallelism=False, preserve_cardinality=True
+    )
 
 
 def _flat_mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], tf.data.Dataset], spec: Any) -> Any:

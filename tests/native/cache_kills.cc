@@ -4,8 +4,9 @@
 //
 // Three processes at a time load samples of 0 to 40 kB into a folder and into memory that stays, which has room for
 // half of them, and compare every byte that they look up. One of them is killed at random instants, which are spread
-// over what is left of SECONDS, all checks included, and another takes its place. After every ten kills they are asked to end; the samples that had been finished (Insert
-// said that they were stored) are then looked up in a new store, and the next round begins with nothing.
+// over what is left of SECONDS, all checks included, and another takes its place. After every ten kills they are asked
+// to end; the samples that had been finished (Insert said that they were stored) are then looked up in a new store, and
+// the next round begins with nothing.
 //
 // Exit status 1 where a byte was wrong, a process hung, or less than 99 % of the finished samples were found. It prints
 // what it has counted.
@@ -128,7 +129,8 @@ struct Totals {
   int64_t kills = 0, rounds = 0, finished = 0, found = 0, hung = 0, wrong = 0, failed = 0;
 };
 
-// `left_s` gives the seconds until all kills of all rounds shall be done, of which `kills_left` were left before this one.
+// `left_s` gives the seconds until all kills of all rounds shall be done, of which `kills_left` were left before this
+// one.
 void Round(const Noise& noise, const std::string& folder, int kills, int kills_left,
            const std::function<double()>& left_s, std::mt19937* random, Totals* totals) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
