@@ -136,7 +136,8 @@ class DataCache:
         self._loader = Loader(
             self._store,
             self._elements,
-            self._element,
+            self._source.locate,
+            lambda located: self._call(self._source.read(located)),
             self._source.place_of,
             on_error,
             retries,
@@ -202,9 +203,6 @@ class DataCache:
         if self._load is None:
             return element
         return self._load(*element) if isinstance(element, tuple) else self._load(element)
-
-    def _element(self, number: tf.Tensor) -> Any:
-        return self._call(self._source.read(number))
 
     def _tell_of_earlier(self) -> None:
         if self._rank != 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 
@@ -32,6 +33,7 @@ class Filling:
         self._lock = threading.Lock()
         self._begun = self._next = self._line = 0.0
         self._done = False
+        self._timer: threading.Timer | None = None
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
@@ -41,21 +43,29 @@ class Filling:
         Args:
             now: look even if the last look was a moment ago; if nothing was loaded, nothing is shown.
         """
-        if self._done or (now and not self._begun) or (not now and time.monotonic() < self._next):
+        if self._done or (now and not self._begun):
             return
-        if not self._lock.acquire(blocking=now):
-            return
-        try:
-            self._show()
-        finally:
-            self._lock.release()
+        if (now or time.monotonic() >= self._next) and self._lock.acquire(blocking=now):
+            try:
+                if not self._done:
+                    self._show()
+            finally:
+                self._lock.release()
+        elif self._timer is None:  # or nobody would see the last samples
+            self._timer = threading.Timer(_LOOK_S, self._late)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _late(self) -> None:
+        self._timer = None
+        self.tick(now=True)
 
     def _show(self) -> None:
         now = time.monotonic()
         records, nbytes, takes = self._seen()
         if not self._begun:
             self._begun = self._line = now
-            if sys.stderr is not None and sys.stderr.isatty() and not _in_keras():
+            if _terminal() and not _in_keras():
                 columns = (
                     TextColumn("{task.description}"),
                     BarColumn(),
@@ -65,6 +75,8 @@ class Filling:
                 self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
                 self._task = self._bar.add_task(f"cache {self._name}", total=self._expected, size="")
                 self._bar.start()
+                # the process may end, or never come back to the data: the terminal shall have its cursor again
+                weakref.finalize(self, self._bar.stop)
         ended = records >= self._expected or not takes
         if self._bar is not None:
             self._bar.update(self._task, completed=records, size=_size(nbytes))
@@ -84,7 +96,8 @@ class Filling:
         self._write(f"{records:,} samples{full}, {_size(nbytes)} in {time.monotonic() - self._begun:.1f} s")
 
     def _write(self, words: str) -> None:
-        log.write(log.line(f"cache {self._name}: {words}"))
+        # what stands in this line of a terminal is Keras' bar, which comes again with the next step
+        log.write(("\r\x1b[K" if _terminal() else "") + log.line(f"cache {self._name}: {words}"))
 
     def close(self) -> None:
         """Take the bar away."""
@@ -95,7 +108,13 @@ class Filling:
 
 
 def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+    if nbytes >= 1e6:
+        return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+    return f"{nbytes / 1e3:,.1f} kB"
+
+
+def _terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _in_keras() -> bool:

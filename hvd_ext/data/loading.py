@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -39,7 +38,8 @@ class Loader:
         self,
         store: Store,
         elements: Elements,
-        load: Callable[[tf.Tensor], Any],
+        locate: Callable[[tf.Tensor], Any],
+        load: Callable[[Any], Any],
         place_of: Callable[[int], str],
         on_error: OnError,
         retries: int,
@@ -51,7 +51,8 @@ class Loader:
         Args:
             store: where they are stored.
             elements: how they become records.
-            load: gives the element of a number, in a graph.
+            locate: says where the samples of some numbers lie, in a graph: a nest of tensors with a row for each.
+            load: gives the element that lies there, of one row of them, in a graph.
             place_of: says where a sample lies.
             on_error: what happens if one cannot be loaded.
             retries: how often it is tried again.
@@ -60,24 +61,26 @@ class Loader:
         """
         self._store, self._elements, self._place_of = store, elements, place_of
         self._on_error, self._retries, self._loaded = on_error, retries, loaded
-        self._threads = threads
-        self._others = ThreadPoolExecutor(threads - 1, "hvd_ext_load") if threads > 1 else None
         self._lock = threading.Lock()
         self.counts = dict.fromkeys(("loaded", "retried", "replaced", "failed", "load_ns"), 0)
-        signature = tuple(
-            tf.TensorSpec([count], dtype) for dtype, count in zip(elements.dtypes, elements.counts, strict=True)
-        )
 
-        def many(numbers: tf.Tensor) -> Any:
+        def many(work: tf.Tensor) -> tf.Tensor:
+            """Load, store and give samples; work has the load's number, the place of the first one, and the numbers."""
+            number, place, numbers = work[0], work[1], work[2:]
+            count = tf.size(numbers, tf.int64)
+
+            def one(at: tf.Tensor, stored: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                sample, here = tf.nest.map_structure(lambda column: tf.gather(column, at), (numbers, located))
+                values = [value[None] for value in elements.components(load(here))]
+                return at + 1, stored + native.insert(store.cache, sample[None], values, number, place + at)
+
+            # `map_fn` would put results together, which costs more than the loop
             with tf.device("CPU:0"):
-                return tf.map_fn(
-                    lambda number: tuple(elements.components(load(number))),
-                    numbers,
-                    fn_output_signature=signature,
-                    parallel_iterations=1,  # the threads load side by side
-                )
+                located, zero = locate(numbers), tf.constant(0, tf.int64)
+                begun = (zero, zero)
+                return tf.while_loop(lambda at, _: at < count, one, begun, parallel_iterations=threads)[1]
 
-        self._many = tf.function(many).get_concrete_function(tf.TensorSpec([None], tf.int64))
+        self._many = tf.function(many, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.int64))
         _loaders[store.cache] = self
         _listen()
 
@@ -85,43 +88,30 @@ class Loader:
         """Note that a pass begins: give back what one that was left in the middle has claimed and will not load."""
         self._store.release()
 
-    def records(self, missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any], parts: int) -> Any:
-        """Give the records of samples that a lookup has not found; `rows` has the arguments and errors.
-
-        Returns:
-            See `Elements.records`.
-        """
-        return self._elements.records(self.rows(missing, pending, parts))
-
-    def rows(self, missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any], parts: int) -> Rows:
-        """Give the rows of samples that a lookup has not found.
+    def give(self, load: int, missing: np.ndarray[Any, Any], pending: np.ndarray[Any, Any], parts: int) -> None:
+        """Give a load (tf_ops/cache/absent.h) the samples that a lookup has not found.
 
         Args:
-            missing: numbers that this call loads; it has claimed them.
+            load: its number.
+            missing: numbers that this call loads; it has claimed them. They have the first places.
             pending: numbers that others load.
             parts: of the order; a bad sample is replaced by one of its own part.
-
-        Returns:
-            For each component the rows of the missing samples, then those of the pending ones.
 
         Raises:
             InvalidError: a sample cannot be loaded.
         """
-        found = self._load(missing, parts) if len(missing) else None
-        if len(pending):
-            waited = self._wait(pending, parts)
-            found = waited if found is None else [np.concatenate(pair) for pair in zip(found, waited, strict=True)]
-        self._store.tell_warnings()
-        assert found is not None
-        return found
-
-    def _wait(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
-        rows, missing, _ = self._lookup(numbers, wait=True)
         if len(missing):
-            rows = [np.array(one) for one in rows]
-            for to, of in zip(rows, self._load(numbers[missing], parts), strict=True):
-                to[missing] = of
-        return rows
+            self._load(load, missing, parts)
+        if len(pending):
+            self._wait(load, pending, len(missing), parts)
+        self._store.tell_warnings()
+
+    def _wait(self, load: int, numbers: np.ndarray[Any, Any], first: int, parts: int) -> None:
+        rows, missing, _ = self._lookup(numbers, wait=True)
+        there = np.setdiff1d(np.arange(len(numbers)), missing)
+        self._give_rows(load, there + first, [one[there] for one in rows])
+        for place in missing.tolist():
+            self._load(load, numbers[place : place + 1], parts, first + place)
 
     def _lookup(self, numbers: np.ndarray[Any, Any], wait: bool) -> tuple[Rows, Any, Any]:
         elements = self._elements
@@ -131,62 +121,48 @@ class Loader:
             )
         return [one.numpy() for one in batch], missing.numpy(), pending.numpy()
 
-    def _load(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
-        """Load samples, each thread a share of them, and this thread the first one."""
-        first, *others = np.array_split(numbers, min(self._threads, len(numbers)))
-        if self._others is None or not others:
-            return self._load_share(first, parts)
-        begun = [self._others.submit(self._load_share, share, parts) for share in others]
-        try:
-            loaded = [self._load_share(first, parts)]
-        finally:
-            wait(begun)  # nobody shall go on while samples are still being loaded
-        loaded += [one.result() for one in begun]
-        return [np.concatenate(component) for component in zip(*loaded, strict=True)]
+    def _give_rows(self, load: int, places: np.ndarray[Any, Any], rows: Rows) -> None:
+        if not len(places):
+            return
+        records, nbytes = self._elements.records(rows)
+        at, sizes = (one.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for one in (places, nbytes))
+        native.call("hvd_ext_cache_give", load, at, len(places), records, sizes)
 
-    def _load_share(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
+    def _load(self, load: int, numbers: np.ndarray[Any, Any], parts: int, first: int = 0) -> None:
+        """Load samples, store them, and give them to a load from a place of it on."""
         begin = time.perf_counter_ns()
         try:
-            with tf.device("CPU:0"):
-                values = self._many(tf.constant(numbers))
+            self._many(tf.constant(np.concatenate([[load, first], numbers])))
         except tf.errors.CancelledError:
             self._store.release(numbers.tolist())
             raise
         except tf.errors.OpError:
-            rows = self._one_by_one(numbers, parts)
-        else:
-            self._insert(numbers, values)
-            rows = [value.numpy() for value in values]
-        self._count("loaded", len(numbers))
-        self._count("load_ns", time.perf_counter_ns() - begin)
+            self._one_by_one(load, numbers, parts, first)
+        with self._lock:
+            self.counts["loaded"] += len(numbers)
+            self.counts["load_ns"] += time.perf_counter_ns() - begin
         self._loaded()
-        return rows
 
-    def _insert(self, numbers: np.ndarray[Any, Any], values: Any) -> None:
-        with tf.device("CPU:0"):
-            native.insert(self._store.cache, tf.constant(numbers), list(values))
-
-    def _one_by_one(self, numbers: np.ndarray[Any, Any], parts: int) -> Rows:
+    def _one_by_one(self, load: int, numbers: np.ndarray[Any, Any], parts: int, first: int) -> None:
         """Load samples of which at least one is bad."""
-        rows: list[Rows] = []
         left = numbers.tolist()
         try:
             while left:
-                rows.append(self._one(left[0], parts))
+                self._one(load, left[0], parts, first + len(numbers) - len(left))
                 left.pop(0)
         finally:
             if left:  # nobody shall wait for what will not come
                 self._store.release(left)
-        return [np.concatenate(component) for component in zip(*rows, strict=True)]
 
-    def _one(self, number: int, parts: int) -> Rows:
+    def _one(self, load: int, number: int, parts: int, place: int) -> None:
         tries = 1 + (self._retries if self._on_error == "retry" else 0)
         for attempt in range(tries):
             if attempt:
                 time.sleep(_PAUSE_S * 2 ** (attempt - 1))
                 self._count("retried")
             try:
-                return self._loaded_and_stored(number)
+                self._many(tf.constant([load, place, number], tf.int64))
+                return
             except tf.errors.CancelledError:
                 raise
             except tf.errors.OpError as error:
@@ -200,41 +176,36 @@ class Loader:
                 f"{subject}: it could not be loaded{often}: {words}; mend or remove it, or use on_error='replace', "
                 "which takes another sample"
             )
-        return self._other(number, parts, f"{subject}: {words}")
+        self._other(load, number, parts, place, f"{subject}: {words}")
 
-    def _other(self, number: int, parts: int, words: str) -> Rows:
+    def _other(self, load: int, number: int, parts: int, place: int, words: str) -> None:
         """Give another sample of the same part: the next one that can be loaded, the same on every rank and each time.
 
         It is not stored under the bad sample's number, which another job may find mended.
         """
         count = len(range(number % parts, self._store.samples, parts))
-        place = number // parts
+        at = number // parts
         for step in range(1, min(count, _OTHERS + 1)):
-            other = number % parts + (place + step) % count * parts
+            other = number % parts + (at + step) % count * parts
             try:
-                rows = self._found_or_loaded(other)
+                self._found_or_loaded(load, other, place)
             except tf.errors.CancelledError:
                 raise
             except tf.errors.OpError:
                 self._store.release([other])
                 continue
             self._count("replaced")
-            return rows
+            return
         raise InvalidError(
             f"{words}; none of the {min(count - 1, _OTHERS)} samples behind it could be loaded in its place either"
         )
 
-    def _found_or_loaded(self, number: int) -> Rows:
+    def _found_or_loaded(self, load: int, number: int, place: int) -> None:
         rows, missing, pending = self._lookup(np.array([number]), wait=False)
-        if len(missing):
-            return self._loaded_and_stored(number)
-        return [one.numpy() for one in self._many(tf.constant([number], tf.int64))] if len(pending) else rows
-
-    def _loaded_and_stored(self, number: int) -> Rows:
-        with tf.device("CPU:0"):
-            values = self._many(tf.constant([number], tf.int64))
-        self._insert(np.array([number]), values)
-        return [value.numpy() for value in values]
+        if len(missing) or len(pending):
+            self._many(tf.constant([load, place, number], tf.int64))
+        else:
+            self._give_rows(load, np.array([place]), rows)
 
     def _count(self, what: str, number: int = 1) -> None:
         with self._lock:
@@ -253,18 +224,17 @@ def _listen() -> Any:
     return answer
 
 
-def _answer(cache: int, numbers: Any, missing: int, pending: int, parts: int, to: int) -> None:
-    """Load samples for an op, and give it their records, or the reason why not."""
+def _answer(cache: int, numbers: Any, missing: int, pending: int, parts: int, load: int) -> None:
+    """Give a load of an op its samples, or the reason why not."""
     try:
         loader = _loaders.get(cache)
         if loader is None:
             raise InvalidError(f"cache ({cache}): it is closed; make it again")
         wanted = np.array(numbers[: missing + pending], np.int64)
-        records, nbytes = loader.records(wanted[:missing], wanted[missing:], parts)
-        native.call("hvd_ext_cache_give", to, records, nbytes.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        loader.give(load, wanted[:missing], wanted[missing:], parts)
     except BaseException as error:  # an exception would be lost here
         code = INVALID if isinstance(error, InvalidError) else INTERNAL
-        native.call("hvd_ext_cache_fail", to, code, f"{type(error).__name__}: {error}".encode())
+        native.call("hvd_ext_cache_fail", load, code, f"{type(error).__name__}: {error}".encode())
 
 
 # Lines of TensorFlow's messages that say where in a graph, and not what.

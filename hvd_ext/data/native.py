@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LIBRARY = libraries.LIBRARIES / libraries.CACHE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.DATA_LIBRARY
 
-ABI_VERSION = 2  # HVD_EXT_CACHE_ABI_VERSION of api.h
+ABI_VERSION = 3  # HVD_EXT_CACHE_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 NAMES = ("HvdExt>CacheRead", "HvdExt>CacheLookup", "HvdExt>CacheInsert", "HvdExt>EpochOrder", "HvdExt>ReadRange")
 
@@ -86,8 +86,8 @@ _i32, _i64, _text, _memory = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ct
 _i32s, _i64s = ctypes.POINTER(_i32), ctypes.POINTER(_i64)
 # what is called during a verification, with the numbers looked at so far and in all; 0 ends it
 PROGRESS = ctypes.CFUNCTYPE(_i32, _i64, _i64)
-# HvdExtCacheLoad: cache, numbers, how many are missing and how many pending, parts, where to answer
-LOAD = ctypes.CFUNCTYPE(None, _i64, _i64s, _i64, _i64, _i64, _memory)
+# HvdExtCacheLoad: cache, numbers, how many are missing and how many pending, parts, the number of the load
+LOAD = ctypes.CFUNCTYPE(None, _i64, _i64s, _i64, _i64, _i64, _i64)
 
 # name -> (result, arguments)
 SIGNATURES: dict[str, tuple[type, list[type]]] = {
@@ -101,8 +101,8 @@ SIGNATURES: dict[str, tuple[type, list[type]]] = {
     "hvd_ext_cache_insert": (ctypes.c_int, [_i64, _i64, _memory, _i64, _i32s]),
     "hvd_ext_cache_release": (ctypes.c_int, [_i64, _i64s, _i64]),
     "hvd_ext_cache_set_load": (ctypes.c_int, [LOAD]),
-    "hvd_ext_cache_give": (ctypes.c_int, [_memory, _memory, _i64s]),
-    "hvd_ext_cache_fail": (ctypes.c_int, [_memory, _i32, _text]),
+    "hvd_ext_cache_give": (ctypes.c_int, [_i64, _i64s, _i64, _memory, _i64s]),
+    "hvd_ext_cache_fail": (ctypes.c_int, [_i64, _i32, _text]),
     "hvd_ext_cache_statistics": (ctypes.c_int, [_i64, ctypes.POINTER(Statistics)]),
     "hvd_ext_cache_warning": (_text, [_i64]),
     "hvd_ext_cache_verify": (ctypes.c_int, [_i64, PROGRESS, _i64s]),
@@ -351,43 +351,56 @@ def _shaped(batch: Sequence[tf.Tensor], numbers: tf.Tensor, elements: Sequence[i
     return list(batch)
 
 
-def insert(cache: tf.Tensor | int, numbers: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Tensor:
+def insert(
+    cache: tf.Tensor | int,
+    numbers: tf.Tensor,
+    values: Sequence[tf.Tensor],
+    load: tf.Tensor | int = 0,
+    place: tf.Tensor | int = 0,
+) -> tf.Tensor:
     """Insert samples, and end the claims on them; a sample that finds no room is no error.
 
     Args:
         cache: the number that `hvd_ext_cache_open` gave.
         numbers: the samples' numbers, int64 [m].
         values: the components, each [m, elements], of numbers or strings.
+        load: the number of a load that is under way, which the samples are given to as well; 0: none.
+        place: of the first of them in the load's numbers; the others follow it.
 
     Returns:
         How many of them a place of the cache now has, int64 []; hand it to the `lookup` that must come after this.
 
     Raises:
         tf.errors.InvalidArgumentError: the cache is not open in this process, a number is not one of its samples, or
-            the values do not fit. The claims on all the numbers are given back.
+            the values or the place do not fit. The claims on all the numbers are given back.
     """
     import tensorflow as tf
 
     numbers = tf.convert_to_tensor(numbers, tf.int64)
-    return ops().hvd_ext_cache_insert(numbers, tf.cast(cache, tf.int64), list(values))
+    return ops().hvd_ext_cache_insert(numbers, *(tf.cast(one, tf.int64) for one in (cache, load, place)), list(values))
 
 
-def read_range(path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1) -> tf.Tensor:
+def read_range(
+    path: tf.Tensor | str, offset: tf.Tensor | int = 0, nbytes: tf.Tensor | int = -1, *, checked: bool = False
+) -> tf.Tensor:
     """Read a range of a file of this machine.
 
     Args:
         path: string [].
         offset: the first byte, int64 [].
         nbytes: how many bytes, int64 []; a negative number: all to the end.
+        checked: compare the bytes with the masked CRC-32C that lies behind them, as in TFRecord files.
 
     Returns:
         The bytes, string [].
 
     Raises:
         tf.errors.NotFoundError: there is no such file.
-        tf.errors.DataLossError: the file is shorter than that.
+        tf.errors.DataLossError: the file is shorter than that, or the checksum is wrong.
         tf.errors.OpError: the file does not read; the class is that of the system's error.
     """
     import tensorflow as tf
 
-    return ops().hvd_ext_read_range(tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64))
+    return ops().hvd_ext_read_range(
+        tf.convert_to_tensor(path), tf.cast(offset, tf.int64), tf.cast(nbytes, tf.int64), checked=checked
+    )

@@ -3,7 +3,8 @@
 A data set with an order (`hvd_ext.data.steps`) asks whenever an iterator of it gives its first element. Keras does not
 tell a data set which epoch it is in, so the callbacks `Checkpoint` and `EndTogether` (`synchronized` has it) do, before
 Keras makes the epoch's iterator. They also find the data of `fit` in its frame, because data sets of the same kind may
-validate. Data sets that no callback has told anything count their iterators.
+validate. Data sets that no callback has told anything, as in loops of the user's own, count their iterators, from the
+epoch on that `Checkpoint.restore` has found.
 
 Steps are counted through all epochs: step s of epoch e is the step e * number + s. So it does not matter whether Keras
 makes an iterator for each epoch, or, with steps_per_epoch, one for several epochs or for a part of one.
@@ -15,7 +16,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ class Begun:
     """The iterators of a data set that have begun: how many that no `fit` has, and the newest one that a `fit` has."""
 
     counted: int = 0
+    went_on: int = 0  # which `go_on` it has followed
     fit: int = 0
     epoch: int = -1
     of_epoch: int = 0
@@ -64,9 +66,11 @@ _lock = threading.Lock()
 # the `fit` that runs, and how many there have been
 _fit: _Fit | None = None
 _fits = 0
-# what a checkpoint has said of data sets that no `fit` has had since, by their names
+# how often training has gone on in a loop of the user's own, and with which epoch the last time
+_gone_on = (0, 0)
+# what a checkpoint has said of data sets that have not begun since, by their names
 _restored: dict[str, dict[str, int]] = {}
-# the data sets of the newest `fit`, by their names in checkpoints
+# the data sets of the newest `fit`, or those that have begun since and without one, by their names in checkpoints
 _trained: weakref.WeakValueDictionary[str, Steps] = weakref.WeakValueDictionary()
 
 
@@ -95,7 +99,9 @@ def epoch_begins(callback: Any, epoch: int, first_step: int = 0) -> None:
         if _fit is None:
             _fits += 1
             _fit = _look(callback, _fits)
-            _claim(_fit.training)
+            _trained.clear()
+            for steps in _fit.training:
+                _claim(steps)
         elif _fit.epoch == epoch:  # another callback has told it too
             first_step = max(first_step, _fit.first_step)
         _fit.epoch, _fit.first_step, _fit.validates = epoch, first_step, False
@@ -127,6 +133,8 @@ def begin(steps: Steps) -> tuple[int, int]:
     with _lock:
         fit, begun, number = _fit, steps.begun, steps.number
         if fit is None or steps not in fit.training or (fit.validates and steps in fit.validation):
+            if fit is None:
+                _follow(steps)
             begun.counted += 1
             return (begun.counted - 1) * number, 0
         needed = fit.first_step if fit.training[steps] else 0
@@ -138,13 +146,16 @@ def begin(steps: Steps) -> tuple[int, int]:
 
 
 def divided() -> dict[str, dict[str, int]]:
-    """Give what a checkpoint keeps of the data of `fit`, by their names; all ranks that share data have the same."""
+    """Give what a checkpoint keeps of the data of `fit`, or of a loop of the user's own, by their names.
+
+    All ranks that share data have the same.
+    """
     with _lock:
         return {name: _kept(steps) for name, steps in _trained.items()}
 
 
 def restore(saved: Mapping[str, Mapping[str, int]]) -> None:
-    """Let the next `fit` go on with data as they were divided when a checkpoint was saved, on any number of ranks.
+    """Let training go on with data as they were divided when a checkpoint was saved, on any number of ranks.
 
     Args:
         saved: what `divided` gave.
@@ -154,20 +165,40 @@ def restore(saved: Mapping[str, Mapping[str, int]]) -> None:
         _restored.update({name: dict(values) for name, values in saved.items()})
 
 
-def _claim(training: Iterable[Steps]) -> None:
-    _trained.clear()
-    for steps in training:
-        if not steps.shared:
-            continue
-        name, index = steps.name, 1
-        while name in _trained:
-            index += 1
-            name = f"{steps.name} {index}"
-        _trained[name] = steps
-        saved = _restored.pop(name, None)
-        if saved is not None:
-            _compare(steps, saved)
-            steps.parts = saved["parts"]
+def go_on(epoch: int) -> None:
+    """Let the next iterator of each data set, in a loop of the user's own, be one for this epoch.
+
+    Args:
+        epoch: from 0.
+    """
+    global _gone_on
+    with _lock:
+        _gone_on = (_gone_on[0] + 1, epoch)
+        _trained.clear()
+
+
+def _follow(steps: Steps) -> None:
+    """Note that an iterator begins without a `fit`."""
+    if not any(steps is one for one in _trained.values()):
+        _claim(steps)
+    times, epoch = _gone_on
+    if steps.begun.went_on != times:
+        steps.begun.went_on, steps.begun.counted = times, epoch
+
+
+def _claim(steps: Steps) -> None:
+    """Let a checkpoint keep how data are divided, and divide them as the one that was restored says."""
+    if not steps.shared:
+        return
+    name, index = steps.name, 1
+    while name in _trained:
+        index += 1
+        name = f"{steps.name} {index}"
+    _trained[name] = steps
+    saved = _restored.pop(name, None)
+    if saved is not None:
+        _compare(steps, saved)
+        steps.parts = saved["parts"]
 
 
 def _begin_kept(fit: _Fit, begun: Begun, number: int, needed: int) -> None:

@@ -62,12 +62,23 @@ class Source(abc.ABC):
     def contents(self) -> str:
         """What must be the same on all ranks: names and sizes, without times, which copies on other hosts may lose."""
 
+    def locate(self, numbers: tf.Tensor) -> Any:
+        """Say where samples lie, as a pure function of TensorFlow: once for many of them, because this costs much less.
+
+        Args:
+            numbers: int64 [n].
+
+        Returns:
+            A nest of tensors with n rows, from which `read` reads.
+        """
+        return numbers
+
     @abc.abstractmethod
-    def read(self, number: tf.Tensor) -> Any:
+    def read(self, located: Any) -> Any:
         """Read a sample, as a pure function of TensorFlow.
 
         Args:
-            number: an int64 scalar.
+            located: one row of what `locate` gives.
 
         Returns:
             A nest of tensors as `element_spec` has it.
@@ -147,16 +158,22 @@ class _Folder(Source):
         texts = {"heads": self._heads, "tails": self._tails, "middles": self._middles}
         return _constants({**self._columns, **texts})
 
-    def read(self, number: tf.Tensor) -> Any:
+    def locate(self, numbers: tf.Tensor) -> Any:
         import tensorflow as tf
 
         at = self._tensors
-        folder = _found(at["first"], number)
-        begin, end = (tf.cast(tf.gather(at["offset"], one), tf.int64) for one in (number, number + 1))
-        middle = tf.strings.substr(at["middles"], begin, end - begin)
-        path = tf.gather(at["heads"], folder) + middle + tf.gather(at["tails"], folder)
-        contents = tf.io.read_file(path)
-        return (contents, tf.gather(at["label"], folder)) if self._labels else contents
+        folder = _found(at["first"], numbers)
+        begin, end = (tf.cast(tf.gather(at["offset"], one), tf.int64) for one in (numbers, numbers + 1))
+        heads, tails = (tf.gather(at[name], folder) for name in ("heads", "tails"))
+        return heads, begin, end - begin, tails, tf.gather(at["label"], folder)
+
+    def read(self, located: Any) -> Any:
+        import tensorflow as tf
+
+        head, begin, nbytes, tail, label = located
+        # here and not in `locate`, where TensorFlow would copy all names for each sample
+        contents = tf.io.read_file(head + tf.strings.substr(self._tensors["middles"], begin, nbytes) + tail)
+        return (contents, label) if self._labels else contents
 
     def place_of(self, number: int) -> str:
         folder = int(np.searchsorted(self._columns["first"], number, "right")) - 1
@@ -304,15 +321,17 @@ class _TFRecord(_Files):
 
         return tf.TensorSpec((), tf.string)
 
-    def read(self, number: tf.Tensor) -> Any:
+    def locate(self, numbers: tf.Tensor) -> Any:
         import tensorflow as tf
 
+        at = self._tensors
+        path = tf.gather(at["path"], _found(at["first"], numbers))
+        return path, *(tf.cast(tf.gather(at[name], numbers), tf.int64) for name in ("offset", "nbytes"))
+
+    def read(self, located: Any) -> Any:
         from hvd_ext.data import native
 
-        at = self._tensors
-        path = tf.gather(at["path"], _found(at["first"], number))
-        offset, nbytes = (tf.cast(tf.gather(at[name], number), tf.int64) for name in ("offset", "nbytes"))
-        return native.read_range(path, offset, nbytes)
+        return native.read_range(*located, checked=True)
 
 
 def tfrecord(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Source:
@@ -345,21 +364,23 @@ class _Tar(_Files):
         self.open()
         return {key: tf.TensorSpec((), tf.string) for key in self._keys}
 
-    def read(self, number: tf.Tensor) -> Any:
+    def locate(self, numbers: tf.Tensor) -> Any:
         import tensorflow as tf
 
-        from hvd_ext.data import native
-
         at = self._tensors
-        path = tf.gather(at["path"], _found(at["first"], number))
 
         def of(name: str) -> tf.Tensor:
-            return tf.cast(tf.gather(at[name], number), tf.int64)
+            return tf.cast(tf.gather(at[name], numbers), tf.int64)
 
         begin = of("block")
-        return {
-            key: native.read_range(path, (begin + of(f"block.{key}")) * 512, of(f"nbytes.{key}")) for key in self._keys
-        }
+        ranges = {key: ((begin + of(f"block.{key}")) * 512, of(f"nbytes.{key}")) for key in self._keys}
+        return tf.gather(at["path"], _found(at["first"], numbers)), ranges
+
+    def read(self, located: Any) -> Any:
+        from hvd_ext.data import native
+
+        path, ranges = located
+        return {key: native.read_range(path, offset, nbytes) for key, (offset, nbytes) in ranges.items()}
 
 
 def tar(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Source:
@@ -437,10 +458,10 @@ class _Arrays(Source):
     def _readers(self) -> list[Callable[[tf.Tensor], tf.Tensor]]:
         return [_reader(one) for one in self._flat]
 
-    def read(self, number: tf.Tensor) -> Any:
+    def read(self, located: Any) -> Any:
         import tensorflow as tf
 
-        return tf.nest.pack_sequence_as(self._arrays, [reader(number) for reader in self._readers])
+        return tf.nest.pack_sequence_as(self._arrays, [reader(located) for reader in self._readers])
 
     def place_of(self, number: int) -> str:
         return f"row {number} of the arrays"
@@ -602,11 +623,11 @@ def _constants(columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         return {name: tf.constant(column) for name, column in columns.items()}
 
 
-def _found(first: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Find the file of a sample, by the numbers of the files' first samples."""
+def _found(first: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Find the files of samples, by the numbers of the files' first samples."""
     import tensorflow as tf
 
-    return tf.searchsorted(first, tf.reshape(number, (1,)), side="right")[0] - 1
+    return tf.searchsorted(first, numbers, side="right") - 1
 
 
 def _hex(whole: Any, *more: Any) -> str:

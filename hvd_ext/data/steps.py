@@ -12,6 +12,7 @@ from hvd_ext.data import native, order, position
 from hvd_ext.errors import InvalidError
 from hvd_ext.tensorflow.ops import plain
 
+_BEGUN = tf.TensorSpec([4], tf.int64)  # first step, steps that nobody needs, parts of the order, samples of this rank
 # (samples' numbers, int64 [n]; their seeds, int32 [n, 2]; the parts of the order, int64) -> a batch
 Read = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any]
 
@@ -86,8 +87,8 @@ class Steps:
         numbers, seeds = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
         return self._steps_of(
             lambda numbers, seeds, _: (numbers, seeds, tf.constant(False)),
-            lambda blank: blank.map(lambda numbers, seeds, _: (numbers, seeds, tf.constant(True))),
             (numbers, seeds, tf.TensorSpec([], tf.bool)),
+            lambda zeros: (*zeros[:2], tf.constant(True)),
         )
 
     def batches(self, read: Read, spec: Any) -> tf.data.Dataset:
@@ -99,28 +100,25 @@ class Steps:
             read: gives the batch of a step, in a graph.
             spec: `tf.TensorSpec` of a batch, and of each part of it; dimensions that are not known are 1 in zeros.
         """
-        return self._steps_of(read, lambda blank: blank, spec)
+        return self._steps_of(read, spec)
 
-    def _steps_of(
-        self,
-        read: Read,
-        mark: Callable[[tf.data.Dataset], tf.data.Dataset],
-        spec: Any,
-    ) -> tf.data.Dataset:
-        @plain
-        def of(first: tf.Tensor, skipped: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tf.data.Dataset:
+    def _steps_of(self, read: Read, spec: Any, mark: Callable[[Any], Any] = lambda zeros: zeros) -> tf.data.Dataset:
+        def of(begun: tf.Tensor) -> tf.data.Dataset:
+            # not `unstack`: TensorFlow's optimizer crashes where the number of repetitions is not an op's first output
+            first, skipped, parts, own = (begun[place] for place in range(4))
             steps = tf.data.Dataset.range(first + skipped, first + self.number)
-            blank = mark(_blank(spec, tf.minimum(skipped, 1)))
-            # tf.data makes tuples of lists, for example
-            shaped = tf.nest.pack_sequence_as(blank.element_spec, tf.nest.flatten(spec))
-            made = _mapped(steps, lambda step: read(*self._samples_of(step, parts, own), parts), shaped)
+            blank = _blank(spec, tf.minimum(skipped, 1), mark)
+            made = _mapped(steps, lambda step: read(*self._samples_of(step, parts, own), parts), spec)
             return blank.repeat(skipped).concatenate(made)
 
-        dataset = self._begins().flat_map(of).apply(tf.data.experimental.assert_cardinality(self.number))
+        dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), self._begin, _BEGUN), of, spec)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.number))
         setattr(dataset, position.MARK, self)
         return dataset
 
-    def _begins(self) -> tf.data.Dataset:
+    def _begin(self, _: tf.Tensor) -> tf.Tensor:
+        """Ask where the iterator begins that is about to give its first element, in a graph."""
+
         def begin() -> np.ndarray:
             self.on_begin()
             first, skipped = position.begin(self)
@@ -129,12 +127,7 @@ class Steps:
                 own = self._own
             return np.array([first, skipped, self.parts, own], np.int64)
 
-        @plain
-        def begun(_: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            values = tf.numpy_function(begin, [], tf.int64)
-            return tuple(tf.unstack(tf.ensure_shape(values, [4])))
-
-        return tf.data.Dataset.from_tensors(0).map(begun)
+        return tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), _BEGUN.shape)
 
     def _samples_of(self, step: tf.Tensor, parts: tf.Tensor, own: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Give the numbers and seeds of the samples of a step, which is counted through all epochs."""
@@ -157,36 +150,73 @@ class Steps:
         return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
 
 
-def _mapped(numbers: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec: Any) -> tf.data.Dataset:
-    """Map a data set of numbers; where all results are tensors, without a change of threads.
+def _mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec: Any) -> tf.data.Dataset:
+    """Map a data set of single tensors; where all results are tensors, without a change of threads.
 
     TensorFlow runs the ops of a function on other threads than the one that calls it. For a few small ops this costs
     more processor time than the ops. Its public `map` knows no other way, but the op that it makes does.
 
     Args:
-        numbers: the data set, of int64 [].
+        dataset: the data set.
         function: gives a nest of the structure of spec; it has no control flow.
         spec: the nest of `TypeSpec` of the results.
     """
+    if not _of_tensors(spec):
+        return _as(spec, dataset.map(plain(function), num_parallel_calls=tf.data.AUTOTUNE))
+    traced = _traced(lambda element: tf.nest.flatten(function(element)), dataset.element_spec)
+    return _made(
+        tf.raw_ops.MapDataset, dataset, traced, spec, use_inter_op_parallelism=False, preserve_cardinality=True
+    )
+
+
+def _flat_mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], tf.data.Dataset], spec: Any) -> Any:
+    """Make a data set of each element of a data set of single tensors, and give their elements one after the other.
+
+    Args:
+        dataset: the data set.
+        function: gives a data set.
+        spec: the nest of `TypeSpec` of its elements.
+    """
+    if not _of_tensors(spec):
+        return dataset.flat_map(plain(function))
+    traced = _traced(lambda element: tf.data.experimental.to_variant(function(element)), dataset.element_spec)
+    return _made(tf.raw_ops.FlatMapDataset, dataset, traced, spec)
+
+
+def _traced(function: Callable[[tf.Tensor], Any], spec: Any) -> Any:
+    """Trace a function of a data set that runs as it is.
+
+    TensorFlow optimizes other functions anew for each iterator: 5 to 10 ms for a few ops, which gain nothing. It leaves
+    a function alone that stays on the device of its data set, and this attribute says so.
+    """
+    attributes = {"experimental_ints_on_device": True}
+    return tf.function(function, autograph=False, experimental_attributes=attributes).get_concrete_function(spec)
+
+
+def _made(op: Callable[..., tf.Tensor], dataset: tf.data.Dataset, function: Any, spec: Any, **more: Any) -> Any:
     flat = tf.nest.flatten(spec)
-    if not all(isinstance(one, tf.TensorSpec) for one in flat):
-        return numbers.map(plain(function), num_parallel_calls=tf.data.AUTOTUNE)
-    traced = tf.function(lambda number: tf.nest.flatten(function(number)), autograph=False)
-    graph = traced.get_concrete_function(tf.TensorSpec([], tf.int64))
-    mapped = tf.raw_ops.MapDataset(
-        input_dataset=tf.data.experimental.to_variant(numbers),
-        other_arguments=graph.captured_inputs,
-        f=graph,
+    made = op(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=function.captured_inputs,
+        f=function,
         output_types=[one.dtype for one in flat],
         output_shapes=[one.shape for one in flat],
-        use_inter_op_parallelism=False,
-        preserve_cardinality=True,
+        **more,
     )
-    return tf.data.experimental.from_variant(mapped, spec)
+    return tf.data.experimental.from_variant(made, spec)
 
 
-def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:
-    """Give a data set of one batch of zeros, which takes no memory where none is wanted."""
+def _of_tensors(spec: Any) -> bool:
+    return all(isinstance(one, tf.TensorSpec) for one in tf.nest.flatten(spec))
+
+
+def _as(spec: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Give a data set with elements of this structure: tf.data makes tuples of lists, for example."""
+    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec)
+
+
+def _blank(spec: Any, wanted: tf.Tensor, mark: Callable[[Any], Any]) -> tf.data.Dataset:
+    """Give a data set of one batch of zeros, as `mark` gives it, which takes no memory where none is wanted."""
 
     def zeros(one: Any) -> Any:
         shape = [1 if length is None else length for length in one.shape]
@@ -197,13 +227,4 @@ def _blank(spec: Any, wanted: tf.Tensor) -> tf.data.Dataset:
             )
         return tf.sparse.from_dense(dense) if isinstance(one, tf.SparseTensorSpec) else dense
 
-    @plain
-    def shaped(*parts: Any) -> Any:
-        values = parts if isinstance(spec, tuple) else parts[0]
-        return tf.nest.map_structure(
-            lambda value, one: tf.ensure_shape(value, one.shape) if isinstance(one, tf.TensorSpec) else value,
-            values,
-            spec,
-        )
-
-    return tf.data.Dataset.from_tensors(tf.nest.map_structure(zeros, spec)).map(shaped)
+    return _as(spec, tf.data.Dataset.from_tensors(mark(tf.nest.map_structure(zeros, spec))))

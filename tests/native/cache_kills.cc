@@ -3,9 +3,10 @@
 //   hvd_ext_cache_kills KILLS SECONDS [SEED]
 //
 // Three processes at a time load samples of 0 to 40 kB into a folder and into memory that stays, which has room for
-// half of them, and compare every byte that they look up. One of them is killed after each SECONDS / KILLS, on average,
-// and another takes its place. After every ten kills they are asked to end; the samples that had been finished (Insert
-// said that they were stored) are then looked up in a new store, and the next round begins with nothing.
+// half of them, and compare every byte that they look up. One of them is killed at random instants, which are spread
+// over what is left of SECONDS, all checks included, and another takes its place. After every ten kills they are asked
+// to end; the samples that had been finished (Insert said that they were stored) are then looked up in a new store, and
+// the next round begins with nothing.
 //
 // Exit status 1 where a byte was wrong, a process hung, or less than 99 % of the finished samples were found. It prints
 // what it has counted.
@@ -21,6 +22,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <string>
@@ -127,8 +129,10 @@ struct Totals {
   int64_t kills = 0, rounds = 0, finished = 0, found = 0, hung = 0, wrong = 0, failed = 0;
 };
 
-void Round(const Noise& noise, const std::string& folder, int kills, double pause_s, std::mt19937* random,
-           Totals* totals) {
+// `left_s` gives the seconds until all kills of all rounds shall be done, of which `kills_left` were left before this
+// one.
+void Round(const Noise& noise, const std::string& folder, int kills, int kills_left,
+           const std::function<double()>& left_s, std::mt19937* random, Totals* totals) {
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
   Shared* shared = new (memory) Shared;
@@ -144,8 +148,9 @@ void Round(const Noise& noise, const std::string& folder, int kills, double paus
   };
   for (int i = 0; i < kProcesses; ++i) begin_one();
   for (int i = 0; i < kills; ++i) {
+    const double most_s = std::max(0.001, 2 * left_s() / (kills_left - i));
     std::this_thread::sleep_for(
-        std::chrono::duration<double>(std::uniform_real_distribution<double>(0, 2 * pause_s)(*random)));
+        std::chrono::duration<double>(std::uniform_real_distribution<double>(0, most_s)(*random)));
     size_t which = (*random)() % processes.size();
     kill(processes[which], SIGKILL);
     if (i % 2 == 0) waitpid(processes[which], nullptr, 0);  // the others see a zombie in half of the cases
@@ -211,18 +216,19 @@ int main(int argc, char** argv) {
     return 2;
   }
   int kills = std::atoi(argv[1]);
-  double pause_s = std::atof(argv[2]) / kills;
+  const double seconds = std::atof(argv[2]);
   std::mt19937 random(argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 1);
   std::string pattern = (std::filesystem::temp_directory_path() / "hvd_ext-kills-XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) return 2;
   Noise noise;
   Totals totals;
   Clock::time_point begin = Clock::now();
+  auto left_s = [&] { return seconds - std::chrono::duration<double>(Clock::now() - begin).count(); };
   while (totals.kills < kills) {
     std::string folder = pattern + "/" + std::to_string(totals.rounds);
     std::filesystem::create_directory(folder);
-    Round(noise, folder, std::min<int>(kKillsOfRound, kills - static_cast<int>(totals.kills)), pause_s, &random,
-          &totals);
+    const int kills_left = kills - static_cast<int>(totals.kills);
+    Round(noise, folder, std::min(kKillsOfRound, kills_left), kills_left, left_s, &random, &totals);
     std::filesystem::remove_all(folder);
   }
   std::filesystem::remove_all(pattern);

@@ -2,24 +2,43 @@
 
 #include <atomic>
 #include <string>
+#include <unordered_map>
+
+#include "base/mutex.h"
 
 namespace hvd_ext {
 namespace {
 
 std::atomic<HvdExtCacheLoad> the_load{nullptr};
 
-}  // namespace
-}  // namespace hvd_ext
-
-// What one load gives.
-struct HvdExtCacheLoaded {
-  int64_t n = 0;
-  const hvd_ext::Store::Take& take;
-  bool answered = false;
-  hvd_ext::Status status;
+// A load that is under way. Its places are given by any number of threads, each of them its own.
+struct Loading {
+  const Store::Take& take;
+  std::vector<char> given;
+  Mutex mutex;
+  Status status HVD_EXT_GUARDED_BY(mutex);
 };
 
-namespace hvd_ext {
+struct Loadings {
+  Mutex mutex;
+  int64_t last HVD_EXT_GUARDED_BY(mutex) = 0;
+  std::unordered_map<int64_t, Loading*> by_number HVD_EXT_GUARDED_BY(mutex);
+
+  Loading* Find(int64_t number) {
+    MutexLock lock(&mutex);
+    auto found = by_number.find(number);
+    return found == by_number.end() ? nullptr : found->second;
+  }
+};
+
+Loadings& TheLoadings() {
+  static Loadings* loadings = new Loadings;
+  return *loadings;
+}
+
+Status NotUnderWay(int64_t load) { return Invalid("load (" + std::to_string(load) + "): must be one under way"); }
+
+}  // namespace
 
 void SetLoad(HvdExtCacheLoad load) { the_load.store(load); }
 
@@ -29,32 +48,54 @@ Status LoadAbsent(int64_t cache, const std::vector<int64_t>& numbers, int64_t mi
   const std::string subject = "cache (" + std::to_string(cache) + ")";
   if (load == nullptr) return Internal(subject + ": nobody loads samples in this process");
   const int64_t n = static_cast<int64_t>(numbers.size());
-  HvdExtCacheLoaded loaded{n, take, false, Status::Ok()};
-  load(cache, numbers.data(), missing, n - missing, parts, &loaded);
-  if (!loaded.answered) return Internal(subject + ": the load has neither given samples nor failed");
-  return loaded.status;
+  Loading loading{take, std::vector<char>(numbers.size()), {}, Status::Ok()};
+  Loadings& loadings = TheLoadings();
+  int64_t number = 0;
+  {
+    MutexLock lock(&loadings.mutex);
+    number = ++loadings.last;
+    loadings.by_number[number] = &loading;
+  }
+  load(cache, numbers.data(), missing, n - missing, parts, number);
+  {
+    MutexLock lock(&loadings.mutex);
+    loadings.by_number.erase(number);
+  }
+  MutexLock lock(&loading.mutex);
+  HVD_EXT_RETURN_IF_ERROR(loading.status);
+  for (char given : loading.given) {
+    if (!given) return Internal(subject + ": the load has neither given all samples nor failed");
+  }
+  return Status::Ok();
+}
+
+Status GiveLoaded(int64_t load, int64_t place, const Piece* pieces, int64_t n_pieces) {
+  Loading* loading = TheLoadings().Find(load);
+  if (loading == nullptr) return NotUnderWay(load);
+  if (place < 0 || place >= static_cast<int64_t>(loading->given.size())) {
+    return Invalid("place (" + std::to_string(place) + "): must be one of the " +
+                   std::to_string(loading->given.size()) + " of the load");
+  }
+  if (n_pieces == 1) {
+    loading->take(place, static_cast<const char*>(pieces->data), pieces->nbytes);
+  } else {
+    std::vector<char> record;
+    for (int64_t i = 0; i < n_pieces; ++i) {
+      const char* data = static_cast<const char*>(pieces[i].data);
+      record.insert(record.end(), data, data + pieces[i].nbytes);
+    }
+    loading->take(place, record.data(), static_cast<int64_t>(record.size()));
+  }
+  loading->given[static_cast<size_t>(place)] = 1;
+  return Status::Ok();
+}
+
+Status FailLoad(int64_t load, Status status) {
+  Loading* loading = TheLoadings().Find(load);
+  if (loading == nullptr) return NotUnderWay(load);
+  MutexLock lock(&loading->mutex);
+  loading->status = std::move(status);
+  return Status::Ok();
 }
 
 }  // namespace hvd_ext
-
-extern "C" {
-
-int hvd_ext_cache_set_load(HvdExtCacheLoad load) {
-  hvd_ext::SetLoad(load);
-  return 0;
-}
-
-int hvd_ext_cache_give(HvdExtCacheLoaded* loaded, const void* records, const int64_t* nbytes) {
-  const char* data = static_cast<const char*>(records);
-  for (int64_t place = 0; place < loaded->n; data += nbytes[place++]) loaded->take(place, data, nbytes[place]);
-  loaded->answered = true;
-  return 0;
-}
-
-int hvd_ext_cache_fail(HvdExtCacheLoaded* loaded, int32_t code, const char* words) {
-  loaded->status = {static_cast<hvd_ext::Code>(code), words};
-  loaded->answered = true;
-  return 0;
-}
-
-}  // extern "C"

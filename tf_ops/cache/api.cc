@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/absent.h"
 #include "cache/crc32c.h"
 #include "cache/free_memory.h"
 #include "cache/store.h"
@@ -131,6 +132,25 @@ int hvd_ext_cache_release(int64_t cache, const int64_t* numbers, int64_t n) {
     store->Release(numbers, n);
   }
   return Report(Status::Ok());
+}
+
+int hvd_ext_cache_set_load(HvdExtCacheLoad load) {
+  SetLoad(load);
+  return Report(Status::Ok());
+}
+
+int hvd_ext_cache_give(int64_t load, const int64_t* places, int64_t n, const void* records, const int64_t* nbytes) {
+  const char* data = static_cast<const char*>(records);
+  Status status;
+  for (int64_t i = 0; i < n && status.ok(); data += nbytes[i++]) {
+    const Piece piece{data, nbytes[i]};
+    status = GiveLoaded(load, places[i], &piece, 1);
+  }
+  return Report(status);
+}
+
+int hvd_ext_cache_fail(int64_t load, int32_t code, const char* words) {
+  return Report(FailLoad(load, {static_cast<Code>(code), Text(words)}));
 }
 
 int hvd_ext_cache_statistics(int64_t cache, HvdExtCacheStatistics* statistics) {

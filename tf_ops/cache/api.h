@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_CACHE_ABI_VERSION 2
+#define HVD_EXT_CACHE_ABI_VERSION 3
 
 // StoreOptions of store.h. Null stands for "" (for memory_root: "/"), and claim_s of 0 for 30 s.
 typedef struct {
@@ -74,16 +74,15 @@ int hvd_ext_cache_insert(int64_t cache, int64_t number, const void* data, int64_
 // numbers null: all claims that calls of this process hold in this cache.
 int hvd_ext_cache_release(int64_t cache, const int64_t* numbers, int64_t n);
 
-// Loads samples for a batch: absent.h has the rules. It answers before it returns, with give or with fail.
-typedef struct HvdExtCacheLoaded HvdExtCacheLoaded;
+// Loads samples for a batch: absent.h has the rules. Before it returns, every sample is given to `load`, or it fails.
 typedef void (*HvdExtCacheLoad)(int64_t cache, const int64_t* numbers, int64_t missing, int64_t pending, int64_t parts,
-                                HvdExtCacheLoaded* loaded);
+                                int64_t load);
 // For all caches of the process; null: none.
 int hvd_ext_cache_set_load(HvdExtCacheLoad load);
-// The records of all the numbers, one after the other, and the bytes of each.
-int hvd_ext_cache_give(HvdExtCacheLoaded* loaded, const void* records, const int64_t* nbytes);
+// The records of n places of its numbers, one after the other, and the bytes of each.
+int hvd_ext_cache_give(int64_t load, const int64_t* places, int64_t n, const void* records, const int64_t* nbytes);
 // A Code other than 0, and why.
-int hvd_ext_cache_fail(HvdExtCacheLoaded* loaded, int32_t code, const char* words);
+int hvd_ext_cache_fail(int64_t load, int32_t code, const char* words);
 
 int hvd_ext_cache_statistics(int64_t cache, HvdExtCacheStatistics* statistics);
 // The oldest warning that has not been fetched, or null; valid until this thread asks for the next one.

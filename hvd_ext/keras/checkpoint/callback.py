@@ -142,6 +142,9 @@ class Checkpoint(keras.callbacks.Callback):
     def restore(self) -> tuple[int, int]:
         """Go on from the newest checkpoint that is complete on all ranks; all ranks call it.
 
+        In a loop of your own, the next iterator of each data set of `DataCache` and `hvd_ext.shard(shuffle=True)` has
+        the order of the epoch to go on with, from its first batch on: `data.skip(step)` leaves out those that are done.
+
         Returns:
             The epoch to go on with, from 0, and the number of its batches that are done; (0, 0) where training begins
             afresh.
@@ -157,6 +160,7 @@ class Checkpoint(keras.callbacks.Callback):
         if found is None:
             return 0, 0
         self._store.restore(*found)
+        position.go_on(found[1].epoch)
         return found[1].epoch, found[1].step
 
     def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import pty
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,9 +293,24 @@ def test_sizes_in_words() -> None:
 
 def test_the_fill_is_shown_in_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     make(Counted()).warm()
-    assert "hvd_ext: cache test: 40 samples, 0.0 MB in " in capfd.readouterr().err
+    assert "hvd_ext: cache test: 40 samples, 10.6 kB in " in capfd.readouterr().err
     make(Counted(), "silent", progress=False).warm()
     assert "silent" not in capfd.readouterr().err
+
+
+def test_a_terminal_has_a_bar_that_ends_with_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        epoch(make(Counted()).dataset(16))  # all samples between two looks
+        shown = ""
+        while "40 samples" not in shown:
+            assert select.select([master], [], [], 60)[0]
+            shown += os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert "cache test " in shown and "/40" in shown
+    assert shown.endswith("\r\x1b[Khvd_ext: cache test: 40 samples, " + shown.rsplit("samples, ", 1)[1])
+    assert "\x1b[?25h" in shown  # the cursor is back
 
 
 def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
@@ -322,6 +339,8 @@ def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
 def test_a_process_that_never_calls_init_and_never_closes_ends_well_and_a_rank_is_refused(tmp_path: Path) -> None:
     text = f"""
 import os
+import pty
+import select
 import numpy as np
 import hvd_ext as hvd
 from hvd_ext.errors import NotInitializedError

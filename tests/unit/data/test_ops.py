@@ -427,7 +427,7 @@ def test_a_load_that_does_not_answer_is_an_error(cache: int) -> None:
     ignores = native.LOAD(lambda *_: None)
     try:
         native.call("hvd_ext_cache_set_load", ignores)
-        with pytest.raises(tf.errors.OpError, match="neither given samples nor failed"):
+        with pytest.raises(tf.errors.OpError, match="neither given all samples nor failed"):
             native.read(cache, numbers(1), **IMAGES, parts=1)
     finally:
         native.call("hvd_ext_cache_set_load", loading._listen())

@@ -149,6 +149,25 @@ def test_keras_2_tells_the_epoch_too() -> None:
     assert seen == steps_of(2) + steps_of(3)
 
 
+def test_a_loop_of_ones_own_goes_on_with_the_epoch_and_the_parts_of_its_checkpoint() -> None:
+    def rows(data: tf.data.Dataset) -> list[list[int]]:
+        return [batch.ravel().astype(int).tolist() for batch in data.as_numpy_iterator()]
+
+    position.go_on(0)  # as in a process that has trained nothing
+    first, data = shuffled(parts=4)
+    epochs = [rows(data) for _ in range(3)]
+    saved = position.divided()
+    assert saved["x"]["parts"] == 4
+    later, again = shuffled()
+    rows(again)  # before the checkpoint is restored
+    position.restore(saved)
+    position.go_on(1)
+    assert rows(again.skip(2)) == epochs[1][2:]
+    assert rows(again) == epochs[2]
+    assert (first.parts, later.parts) == (4, 4)
+    assert position.divided() == saved
+
+
 def test_a_checkpoint_keeps_the_parts_of_the_data_of_fit(caplog: pytest.LogCaptureFixture) -> None:
     first, data = shuffled(parts=4)
     unused, _ = shuffled(parts=3)

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_ext.data import record_files, sources
+from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 
 RECORDS = [bytes([index % 251]) * (index * 37) for index in range(50)]
@@ -20,7 +21,25 @@ RECORDS = [bytes([index % 251]) * (index * 37) for index in range(50)]
 
 def read_all(source: sources.Source) -> list[Any]:
     """Read the samples as a cache does: in a graph that captures the index."""
-    return list(tf.data.Dataset.range(source.samples).map(source.read).as_numpy_iterator())
+    numbers = tf.data.Dataset.range(source.samples).batch(max(1, source.samples))
+    located = numbers.map(source.locate).unbatch()
+    # a tuple that says where a sample lies is one argument
+    return list(located.map(lambda *parts: source.read(parts if len(parts) > 1 else parts[0])).as_numpy_iterator())
+
+
+def test_a_flipped_byte_of_a_record_is_found_and_its_file_and_record_are_named(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.tfrecord", RECORDS[10:14])
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1  # in the data of the last record
+    path.write_bytes(content)
+    with pytest.raises(tf.errors.DataLossError, match=rf"file \({path}\): the checksum of the 481 bytes from byte"):
+        read_all(sources.tfrecord(path))
+    cache = DataCache("damaged", sources.tfrecord(path), memory="1MB")
+    with pytest.raises(tf.errors.OpError, match=r"sample 3 \(.*a.tfrecord, its sample 3\): it could not be loaded"):
+        list(cache.dataset(4))
+    replaced = DataCache("damaged", sources.tfrecord(path), memory="1MB", on_error="replace")
+    (batch,) = replaced.dataset(4)
+    assert batch.numpy().tolist() == [*RECORDS[10:13], RECORDS[10]]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include "base/mutex.h"
 #include "cache/absent.h"
 #include "cache/store.h"
 #include "ops/data/batch_memory.h"
@@ -149,9 +150,12 @@ struct Batch {
   const int64_t* numbers = nullptr;
   std::vector<TF_Tensor*> tensors;
   std::vector<int64_t> missing, pending;  // places in `numbers`
+  Mutex failing;
 
+  // Any number of threads may call it at the same time, each with places of its own.
   void Take(int64_t place, const char* data, int64_t nbytes) {
     if (TakeRecord(components, tensors, place, data, nbytes)) return;
+    MutexLock lock(&failing);
     run.Fail(TF_FAILED_PRECONDITION, Numbered("sample", numbers[place]) + ": its record has " + std::to_string(nbytes) +
                                          " bytes, which are not " + WordsOf(components) +
                                          ": the cache holds samples of another form; give it another name or version");
@@ -282,10 +286,10 @@ std::vector<Component> ComponentsOf(Run& run, const std::vector<const TF_Tensor*
 }
 
 void RunInsert(void*, TF_OpKernelContext* context) {
-  constexpr int kBefore = 2;  // inputs before the values
+  constexpr int kBefore = 4;  // inputs before the values
   Run run(context);
   const TF_Tensor* given = run.Vector(0, "numbers");
-  const int64_t cache = run.Scalar(1, "cache");
+  const int64_t cache = run.Scalar(1, "cache"), load = run.Scalar(2, "load"), place = run.Scalar(3, "place");
   std::vector<const TF_Tensor*> values;
   for (int i = kBefore; i < TF_NumInputs(context); ++i) values.push_back(run.Input(i));
   std::shared_ptr<Store> store = StoreOf(run, cache);
@@ -322,9 +326,11 @@ void RunInsert(void*, TF_OpKernelContext* context) {
       }
     }
     if (!run.ok()) break;
+    const int64_t n_pieces = static_cast<int64_t>(pieces.size());
     bool kept = false;
-    run.Take(store->Insert(numbers[done], pieces.data(), static_cast<int64_t>(pieces.size()), &kept));
+    run.Take(store->Insert(numbers[done], pieces.data(), n_pieces, &kept));
     stored += kept;
+    if (load != 0 && run.ok()) run.Take(GiveLoaded(load, place + done, pieces.data(), n_pieces));
   }
   if (!run.ok()) {
     store->Release(numbers, n);  // so that others need not wait for what was not stored
@@ -340,7 +346,7 @@ void InsertShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 [[maybe_unused]] const bool insert_registered = Register({
     "HvdExt>CacheInsert",
-    {"numbers: int64", "cache: int64", "values: dtypes"},
+    {"numbers: int64", "cache: int64", "load: int64", "place: int64", "values: dtypes"},
     {"stored: int64"},
     {"dtypes: list(type)"},
     InsertShapes,

@@ -1,4 +1,5 @@
-// HvdExt>ReadRange: a range of a file of this machine, as a string: a file of a folder, or a member of an archive.
+// HvdExt>ReadRange: a range of a file of this machine, as a string: a member of an archive, or a record of a TFRecord
+// file, behind which its checksum lies.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cache/api.h"
 #include "ops/data/capi.h"
 
 namespace hvd_ext {
@@ -51,7 +53,44 @@ void FailAt(Run& run, const std::string& path, const char* what) {
   run.Fail(CodeOfErrno(error), "file (" + path + "): " + what + ": " + std::strerror(error));
 }
 
-void RunReadRange(void*, TF_OpKernelContext* context) {
+// Of TFRecord files: tensorflow/core/lib/hash/crc32c.h.
+uint32_t Masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
+
+// Reads `wanted` bytes; returns false after a failure.
+bool ReadAt(Run& run, const File& file, const std::string& path, int64_t offset, int64_t wanted, char* to) {
+  for (int64_t done = 0; done < wanted;) {
+    ssize_t got = pread(file.descriptor(), to + done, static_cast<size_t>(wanted - done), offset + done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      FailAt(run, path, "does not read");
+      return false;
+    }
+    if (got == 0) {
+      run.Fail(TF_DATA_LOSS,
+               "file (" + path + "): ended at byte " + std::to_string(offset + done) + " while it was read");
+      return false;
+    }
+    done += got;
+  }
+  return true;
+}
+
+struct ReadRangeKernel {
+  bool checked = false;
+};
+
+void* MakeReadRange(TF_OpKernelConstruction* construction) {
+  StatusPointer status(TF_NewStatus());
+  TF_Bool checked = 0;
+  TF_OpKernelConstruction_GetAttrBool(construction, "checked", &checked, status.get());
+  if (TF_GetCode(status.get()) != TF_OK) TF_OpKernelConstruction_Failure(construction, status.get());
+  return new ReadRangeKernel{checked != 0};
+}
+
+void DropReadRange(void* kernel) { delete static_cast<ReadRangeKernel*>(kernel); }
+
+void RunReadRange(void* made, TF_OpKernelContext* context) {
+  const bool checked = static_cast<ReadRangeKernel*>(made)->checked;
   Run run(context);
   const TF_TString* named = run.StringScalar(0, "path");
   int64_t offset = run.Scalar(1, "offset"), nbytes = run.Scalar(2, "nbytes");
@@ -74,15 +113,12 @@ void RunReadRange(void*, TF_OpKernelContext* context) {
                                       std::to_string(offset) + " on are asked for; it is shorter than it was");
   }
   char* to = TF_TString_ResizeUninitialized(DataOf<TF_TString>(output), static_cast<size_t>(wanted));
-  for (int64_t done = 0; done < wanted;) {
-    ssize_t got = pread(file.descriptor(), to + done, static_cast<size_t>(wanted - done), offset + done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return FailAt(run, path, "does not read");
-    if (got == 0) {
-      return run.Fail(TF_DATA_LOSS, "file (" + path + "): ended at byte " + std::to_string(offset + done) +
-                                        " while it was read; it had " + std::to_string(size) + " bytes");
-    }
-    done += got;
+  if (!ReadAt(run, file, path, offset, wanted, to) || !checked) return;
+  uint32_t kept = 0;
+  if (!ReadAt(run, file, path, offset + wanted, sizeof(kept), reinterpret_cast<char*>(&kept))) return;
+  if (Masked(hvd_ext_cache_crc32c(0, to, wanted)) != kept) {
+    run.Fail(TF_DATA_LOSS, "file (" + path + "): the checksum of the " + std::to_string(wanted) + " bytes from byte " +
+                               std::to_string(offset) + " on is wrong: the file is damaged");
   }
 }
 
@@ -95,11 +131,11 @@ void ReadRangeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
     "HvdExt>ReadRange",
     {"path: string", "offset: int64", "nbytes: int64"},
     {"contents: string"},
-    {},
+    {"checked: bool"},
     ReadRangeShapes,
-    nullptr,
+    MakeReadRange,
     RunReadRange,
-    nullptr,
+    DropReadRange,
 });
 
 }  // namespace
