@@ -28,9 +28,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "gpu_benchmark"
-LIBRARY, PROGRAM = BUILT / "libhvd_ext_topk_gpu.so", BUILT / "topk_on_gpu"
+LIBRARY, PROGRAM = BUILT / "libhvd_ext_gpu.so", BUILT / "on_gpu"
 INSTALLED = Path("/usr/local")  # where CUDA's installer puts it
-NO_GPU = 2  # the exit status of topk_on_gpu and of compare_torch.py where something they need is missing
+NO_GPU = 2  # the exit status of on_gpu and of compare_torch.py where something they need is missing
 TOTAL_S = 470.0
 KEPT_CHARACTERS = 3000
 # What a phase may take; their sum is below TOTAL_S. A kernel that hangs ends at its phase's limit.
@@ -171,15 +171,14 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
     """
     shutil.rmtree(BUILT, ignore_errors=True)
     BUILT.mkdir(parents=True)
-    kernels, program = (
-        ROOT / "tf_ops" / "kernels" / "topk_gpu.cu.cc",
-        ROOT / "tests" / "native" / "gpu" / "on_gpu.cu.cc",
-    )
+    kernels = sorted(str(path) for path in (ROOT / "tf_ops" / "kernels").glob("*.cu.cc"))
+    program = ROOT / "tests" / "native" / "gpu" / "on_gpu.cu.cc"
     # The flags of tf_ops/CMakeLists.txt, for this GPU alone; -lineinfo lets compute-sanitizer name lines.
-    flags = ["-std=c++17", "-O3", "-cudart", "static", "-Xcompiler=-fPIC", "-lpthread", "-lineinfo", "-Xptxas", "-v"]
+    flags = ["-std=c++17", "-O3", "-cudart", "static", "-Xcompiler=-fPIC,-ffp-contract=off", "-lpthread"]
+    flags += ["-lineinfo", "-Xptxas", "-v"]
     flags += ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}", "-I", str(ROOT / "tf_ops")]
     more = {
-        "build library": ["--shared", "-x", "cu", "-o", str(LIBRARY), str(kernels)],
+        "build library": ["--shared", "-x", "cu", "-o", str(LIBRARY), *kernels],
         "build program": [
             "-I",
             str(ROOT / "tests" / "native"),
@@ -188,7 +187,7 @@ def built(nvcc: str, architecture: str, clock: Clock) -> list[Phase]:
             "-o",
             str(PROGRAM),
             str(program),
-            str(kernels),
+            *kernels,
         ],
     }
     limit_s = clock.limit("build")
@@ -328,7 +327,7 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
         one["output"] = one["output"][-KEPT_CHARACTERS:]
         told.append({"run": 0, **one})
     lists = {"runs": [run_], "phases": told, "rows": [{"run": 0, **row} for row in rows]}
-    parts = ['"benchmark": "top-k on a GPU"']
+    parts = ['"benchmark": "top-k and norms on a GPU"']
     for name, items in lists.items():
         lines = ",\n".join(f"  {json.dumps(item)}" for item in items)
         parts.append(f'"{name}": [\n{lines}\n ]' if items else f'"{name}": []')
@@ -339,22 +338,32 @@ def saved(path: Path, run_: dict[str, Any], phases: list[Phase], rows: list[dict
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Writes the times as a table of Markdown.
+    """Writes the times as two tables of Markdown, of top-k and of norms.
 
     Args:
         rows: of the phases times and torch.
 
     Returns:
-        The table; a cell is "-" where a phase did not measure it.
+        The tables; a cell is "-" where a phase did not measure it.
     """
     headings = ("phase", "elements", "k", "topk ms", "copy ms", "no-op ms", "torch.topk ms", "x copy", "x torch.topk")
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in rows:
+        if "norms_ms" in row:
+            continue
         ours, copy, torch = (row.get(name) for name in ("topk_ms", "copy_ms", "torch_ms"))
         cells = [row["phase"], f"{row['elements']:,}", f"{row['k']:,}"]
         cells += [_number(time_ms) for time_ms in (ours, copy, row.get("noop_ms"), torch)]
         cells += [_number(ours / other if other else None) for other in (copy, torch)]
         lines.append(f"| {' | '.join(cells)} |")
+    headings = ("tensors", "elements in all", "norms ms", "copy ms", "no-op ms", "x copy")
+    lines += ["", f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for row in rows:
+        if "norms_ms" in row:
+            ours, copy = row["norms_ms"], row["copy_ms"]
+            cells = [f"{row['tensors']:,}", f"{row['elements']:,}"]
+            cells += [_number(time_ms) for time_ms in (ours, copy, row["noop_ms"], ours / copy if copy else None)]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -418,7 +427,7 @@ def measured(path: Path, clock: Clock) -> int:
 def main() -> int:
     """Reads the arguments and runs all phases; the exit status."""
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "out" / "topk_gpu.json", help="the result")
+    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "out" / "gpu.json", help="the result")
     return measured(parser.parse_args().file, Clock(TOTAL_S))
 
 

@@ -106,23 +106,10 @@ def sketches(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Returns:
         float32 [tensors, SKETCH]. A tensor of at most SKETCH elements has its own norm.
     """
-    rows = BLOCK // SKETCH
-    signs = tf.constant(_signs(rows, 0))
-
-    def sketch(tensor: tf.Tensor) -> tf.Tensor:
-        flat, size = tf.reshape(tensor, [-1]), _elements(tensor)
-        if size <= SKETCH:
-            return tf.pad(flat, [[0, SKETCH - size]])
-        blocks, rest = divmod(size, BLOCK)
-        last = tf.reshape(tf.pad(flat[size - rest :], [[0, -rest % SKETCH]]), [-1, SKETCH])
-        found = tf.reduce_sum(last * signs[: last.shape[0]], 0)
-        if blocks:
-            each = tf.reduce_sum(tf.reshape(flat[: size - rest], [blocks, rows, SKETCH]) * signs, 1)
-            # with signs of their own, or blocks that are alike would be added up or cancel each other
-            found += tf.reduce_sum(each * tf.constant(_signs(blocks, 1)), 0)
-        return found
-
-    return tf.stack([sketch(tensor) for tensor in tensors])
+    longest = max((_elements(one) for one in tensors), default=0)
+    # whole blocks have signs of their own, or blocks that are alike would be added up or cancel each other
+    signs, block_signs = _sign_words(BLOCK // SKETCH, 0), _sign_words(longest // BLOCK, 1)
+    return ops.library().hvd_ext_sketches(list(tensors), signs, block_signs)
 
 
 def apply_lars(
@@ -148,8 +135,12 @@ def apply_lars(
     )
 
 
-def _signs(rows: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).choice(np.array([-1.0, 1.0], np.float32), (rows, SKETCH))
+@functools.lru_cache(16)
+def _sign_words(rows: int, seed: int) -> np.ndarray:
+    """Give signs for rows of SKETCH elements, as tf_ops/kernels/sketch.h reads them: 32 words for each 1,024."""
+    negative = np.random.default_rng(seed).choice([True, False], (rows, SKETCH)).reshape(-1)
+    bits = np.pad(negative, (0, -negative.size % 1024)).reshape(-1, 32, 32).astype(np.uint32)
+    return np.bitwise_or.reduce(bits << np.arange(32, dtype=np.uint32)[:, np.newaxis], 1)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ TESTS = Path(__file__).resolve().with_name("test_native.py")
 LIBRARIES = ROOT / "hvd_ext" / "lib"
 # Under sanitizers only the first is built.
 PROGRAMS = (
-    *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_topk_gpu_tests"),
+    *("hvd_ext_native_tests", "hvd_ext_cache_kills", "hvd_ext_gpu_tests"),
     *("hvd_ext_mpi_tests", "hvd_ext_mpi_life"),
 )
 # Builds that other tests hold up, on a slow machine, end in this time all the same.

@@ -1,4 +1,5 @@
-// Norms and the update of LARS against their definitions, bit for bit, for all instruction sets and numbers of threads.
+// Norms, sketches and the update of LARS against their definitions, bit for bit, for all instruction sets and numbers
+// of threads.
 #include <cmath>
 #include <cstring>
 
@@ -7,6 +8,7 @@
 #include "kernels/half.h"
 #include "kernels/lars.h"
 #include "kernels/norms.h"
+#include "kernels/sketch.h"
 #include "kernels/topk_scan.h"
 #include "kernels/workers.h"
 
@@ -125,6 +127,48 @@ TEST("norms: no sum overflows, and what is not finite is seen") {
   x[3] = NAN;
   NormSquares(DType::kFloat32, &block, 1, nullptr, &sum);
   CHECK(std::isnan(sum));
+}
+
+TEST("sketches: the bits of their definition, on every path, on threads in any order") {
+  const int64_t lengths[] = {0, 1, 256, 257, 1000, kNormBlock - 1, kNormBlock, 6 * kNormBlock + 333};
+  std::vector<uint32_t> signs(static_cast<size_t>(NormSignWords(kNormBlock / kSketch))), block_signs(signs);
+  for (size_t i = 0; i < signs.size(); ++i) {
+    signs[i] = BitsOf(static_cast<float>(i) * 1.7f) * 2654435761u;
+    block_signs[i] = ~signs[i] * 2246822519u;
+  }
+  // The sign of the element at `at` of rows.
+  const auto sign = [](const std::vector<uint32_t>& words, int64_t at) {
+    return words[static_cast<size_t>(at / 1024 * 32 + at % 32)] >> (at % 1024 / 32) & 1 ? -1.0f : 1.0f;
+  };
+  std::vector<std::vector<float>> memory;
+  std::vector<SketchTensor> tensors;
+  std::vector<float> expected;
+  for (int64_t length : lengths) {
+    const std::vector<float>& x = memory.emplace_back(Floats(length, static_cast<uint64_t>(length)));
+    std::vector<float> found(kSketch, 0.0f);
+    for (int64_t begin = 0; begin < length; begin += kNormBlock) {
+      std::vector<float> sums(kSketch, 0.0f);
+      const int64_t block = begin / kNormBlock, elements = std::min(kNormBlock, length - begin);
+      for (int64_t i = 0; i < elements; ++i) {
+        sums[static_cast<size_t>(i % kSketch)] += (length > kSketch ? sign(signs, i) : 1.0f) * x[begin + i];
+      }
+      for (int64_t c = 0; c < kSketch; ++c) {
+        found[c] += (elements == kNormBlock ? sign(block_signs, block * kSketch + c) : 1.0f) * sums[c];
+      }
+    }
+    expected.insert(expected.end(), found.begin(), found.end());
+  }
+  for (const std::vector<float>& x : memory) tensors.push_back({x.data(), static_cast<int64_t>(x.size())});
+  for (topk::Path path : kPaths) {
+    if (!topk::UsePath(path)) continue;
+    for (const ParallelFor& parallel_for : {ParallelFor(nullptr), ParallelFor(Backwards)}) {
+      std::vector<float> seen(expected.size(), 7.0f);
+      const int64_t n = static_cast<int64_t>(tensors.size());
+      NormSketches(tensors.data(), n, signs.data(), block_signs.data(), parallel_for, seen.data());
+      CHECK(seen == expected);
+    }
+  }
+  topk::UsePath(topk::BestPath());
 }
 
 TEST("lars: every path does what the definition says, in place and into other memory") {

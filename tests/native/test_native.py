@@ -48,7 +48,7 @@ def test_the_native_tests_pass():
 
 
 def test_the_gpu_kernels_pass_emulated_on_the_host():
-    must_succeed([str(built() / "tests" / "gpu" / "hvd_ext_topk_gpu_tests"), "--quiet"], RUN_LIMIT_S)
+    must_succeed([str(built() / "tests" / "gpu" / "hvd_ext_gpu_tests"), "--quiet"], RUN_LIMIT_S)
 
 
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])

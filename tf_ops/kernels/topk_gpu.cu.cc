@@ -31,32 +31,12 @@
 #include "kernels/topk_gpu.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 
 #include "kernels/reduce.h"
 #include "kernels/topk_gpu_kernels.h"
 
 namespace hvd_ext::gpu {
 namespace {
-
-thread_local char error[512] = "";
-
-__attribute__((format(printf, 2, 3))) int Fail(int code, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(error, sizeof error, format, arguments);
-  va_end(arguments);
-  return code;
-}
-
-#define HVD_EXT_CUDA(call)                                                                                         \
-  do {                                                                                                             \
-    const cudaError_t code_ = (call);                                                                              \
-    if (code_ != cudaSuccess) {                                                                                    \
-      return Fail(static_cast<int>(code_), #call ": %s (%s)", cudaGetErrorName(code_), cudaGetErrorString(code_)); \
-    }                                                                                                              \
-  } while (false)
 
 constexpr int kTickets = 16;
 
@@ -70,8 +50,6 @@ int64_t Capacity(const HvdExtTopKSegment& segment) {
   if (Direct(segment)) return 0;
   return std::min(segment.elements, 3 * segment.k + segment.elements / 256 + 4096);
 }
-
-int64_t RoundedUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Where the parts of the workspace begin. x may begin at any element, so each segment may reach into one more tile.
 struct Layout {

@@ -1,5 +1,5 @@
 // Selects the k elements of greatest magnitude on a GPU, with the answer of kernels/topk.h for Selector::kExact, bit
-// for bit. It is a C ABI without TensorFlow and MPI, alone in a library of its own, libhvd_ext_topk_gpu.so.
+// for bit. It is a C ABI without TensorFlow and MPI, in libhvd_ext_gpu.so.
 //
 // A call enqueues work in a stream and returns. It neither waits nor allocates memory, so that it may be captured in a
 // CUDA graph. x is read once, unless the sample is misleading or k is more than a quarter of a segment (docs/gpu.md).

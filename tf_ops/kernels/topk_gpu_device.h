@@ -5,35 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef HVD_EXT_EMULATED_GPU
-#include "gpu/emulation.h"
-#else
-#include <cuda_runtime.h>
-
-#define HVD_EXT_SHARED(Type, name) __shared__ Type name
+#include "kernels/gpu.h"
 
 namespace hvd_ext::gpu {
 
-template <typename... Parameters, typename... Arguments>
-void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, Arguments... arguments) {
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(arguments...);
-}
-
-// Loads and stores of memory that other blocks write during the kernel. They bypass the caches of the multiprocessor.
-template <typename Word>
-__device__ inline Word LoadNow(const Word* word) {
-  return *static_cast<const volatile Word*>(word);
-}
-__device__ inline void StoreNow(uint64_t* word, uint64_t value) { *static_cast<volatile uint64_t*>(word) = value; }
-__device__ inline void Pause() { __nanosleep(32); }
-
-}  // namespace hvd_ext::gpu
-#endif
-
-namespace hvd_ext::gpu {
-
-constexpr int kLanes = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kVectors = 8;      // of 16 bytes for each thread: with 3 blocks on a processor enough loads are in flight
@@ -42,7 +17,6 @@ constexpr int kBins = 2048;      // of a histogram, for 11 bits of a key
 constexpr int kBinBits = 11;
 constexpr int kBinsPerThread = kBins / kThreads;
 
-__device__ inline int Lane() { return threadIdx.x % kLanes; }
 __device__ inline int Warp() { return threadIdx.x / kLanes; }
 
 template <typename Bits>
@@ -138,20 +112,6 @@ __device__ inline uint32_t BlockSum(uint32_t value, uint32_t* sums, int round) {
   __syncthreads();
   if (threadIdx.x == 0) sums[(round + 2) % 3] = 0;
   return sums[round % 3];
-}
-
-// Returns the last s with starts[s] <= at, where `starts` ascends and starts[0] = 0 <= at < starts[n]. All lanes of a
-// warp must call it.
-__device__ inline int64_t Locate(const int64_t* starts, int64_t n, int64_t at) {
-  int64_t low = 0, high = n;
-  while (high - low > 1) {
-    const int64_t step = (high - low + kLanes - 1) / kLanes;
-    const int64_t mine = low + Lane() * step;
-    const unsigned before = __ballot_sync(kAllLanes, mine < high && starts[mine] <= at);
-    low += (kLanes - 1 - __clz(before)) * step;
-    high = low + step < high ? low + step : high;
-  }
-  return low;
 }
 
 struct Counts {

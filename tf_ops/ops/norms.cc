@@ -1,8 +1,10 @@
 // Norms of many tensors in one call, whole or by blocks. Their Python face is hvd_ext/tensorflow/norms.py.
 #include "kernels/norms.h"
 
+#include <algorithm>
 #include <vector>
 
+#include "kernels/sketch.h"
 #include "ops/dtype.h"
 #include "ops/kernel_parts.h"
 #include "tensorflow/core/framework/op.h"
@@ -71,6 +73,25 @@ Adds the blocks of each tensor in their order: with those of BlockSquares the re
 squares: of all blocks of all tensors.
 sums: one for each tensor.
 counts: the number of blocks of each tensor.
+)doc");
+
+REGISTER_OP("HvdExt>Sketches")
+    .Input("tensors: N * float")
+    .Input("signs: uint32")
+    .Input("block_signs: uint32")
+    .Output("sketches: float")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->num_inputs() - 2, kSketch));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+A short vector of signed sums of each tensor, as tf_ops/kernels/sketch.h defines it.
+
+tensors: of any shapes.
+signs: those of the elements of a block, in words.
+block_signs: those of the sums of whole blocks, in words.
+sketches: one row for each tensor.
 )doc");
 
 std::vector<NormBlock> BlocksOf(const OpInputList& tensors) {
@@ -157,9 +178,41 @@ class AddBlocksOp : public OpKernel {
   std::vector<int64_t> counts_;
 };
 
+class SketchesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    OpInputList inputs;
+    OP_REQUIRES_OK(context, context->input_list("tensors", &inputs));
+    const Tensor& signs = context->input(context->num_inputs() - 2);
+    const Tensor& block_signs = context->input(context->num_inputs() - 1);
+    std::vector<SketchTensor> tensors;
+    int64_t whole = 0;
+    for (const Tensor& one : inputs) {
+      tensors.push_back({one.flat<float>().data(), one.NumElements()});
+      whole = std::max(whole, one.NumElements() / kNormBlock);
+    }
+    OP_REQUIRES_OK(context, Enough("signs", signs, kNormBlock / kSketch));
+    OP_REQUIRES_OK(context, Enough("block_signs", block_signs, whole));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({inputs.size(), kSketch}), &output));
+    NormSketches(tensors.data(), inputs.size(), signs.flat<uint32_t>().data(), block_signs.flat<uint32_t>().data(),
+                 WorkersOf(context), output->flat<float>().data());
+  }
+
+ private:
+  static absl::Status Enough(const char* name, const Tensor& signs, int64_t rows) {
+    if (signs.NumElements() >= NormSignWords(rows)) return absl::OkStatus();
+    return Invalid(name, " (", signs.NumElements(), " words): must be at least ", NormSignWords(rows), ", for ", rows,
+                   " rows of ", kSketch);
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("HvdExt>SquaredNorms").Device(tensorflow::DEVICE_CPU), SquaredNormsOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>BlockSquares").Device(tensorflow::DEVICE_CPU), BlockSquaresOp);
 REGISTER_KERNEL_BUILDER(Name("HvdExt>AddBlocks").Device(tensorflow::DEVICE_CPU), AddBlocksOp);
+REGISTER_KERNEL_BUILDER(Name("HvdExt>Sketches").Device(tensorflow::DEVICE_CPU), SketchesOp);
 
 }  // namespace
 }  // namespace hvd_ext

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LIBRARY = Path(__file__).resolve().parents[3] / "hvd_ext" / "lib" / "libhvd_ext_topk_gpu.so"
+LIBRARY = Path(__file__).resolve().parents[3] / "hvd_ext" / "lib" / "libhvd_ext_gpu.so"
 REPEATS = 20
 WARM_UP = 3
 
@@ -30,7 +30,7 @@ def load(path: Path) -> ctypes.CDLL:
     """Loads the library and declares its functions.
 
     Args:
-        path: libhvd_ext_topk_gpu.so.
+        path: libhvd_ext_gpu.so.
 
     Returns:
         The library.

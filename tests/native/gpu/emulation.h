@@ -1,7 +1,8 @@
 // Runs CUDA kernels on the host, compiled by an ordinary compiler from the same file. Each thread of a block is a fibre
 // with its own stack. Fibres run in random order, now and then one far behind the others, from one meeting point
 // (barrier, warp operation, atomic, word that other blocks write) to the next. The blocks of a launch run interleaved,
-// shared memory starts as garbage, and vectors may be read only from registered memory. So the emulation finds reads of
+// shared memory starts as garbage, and what a kernel streams (__ldcs) may be read only from
+// registered memory. So the emulation finds reads of
 // data that is not there yet, barriers that are missing or that not all threads reach, and waits without an end. It
 // does not find memory that becomes visible in another order than it was written (there is only one memory here), races
 // between two meeting points, divergence of the lanes of a warp, or slowness.
@@ -74,9 +75,9 @@ struct Machine {
   std::mt19937 random{1};
   int processors = 2;                                         // of the emulated device
   int resident = 3;                                           // blocks that run at a time
-  std::vector<std::pair<const void*, const void*>> readable;  // memory that vectors may read; all memory if empty
+  std::vector<std::pair<const void*, const void*>> readable;  // memory that may be streamed; all memory if empty
   int64_t picks = 0;
-  int64_t strayed = 0;        // vectors that were read from other memory
+  int64_t strayed = 0;        // reads of other memory
   std::vector<Fibre> fibres;  // kept from launch to launch, for their stacks
   std::vector<std::unique_ptr<BlockState>> blocks;
   std::vector<int> ready;
@@ -252,12 +253,15 @@ Number atomicAdd(Number* to, Number value) {
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 inline int __clz(unsigned bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
-inline uint4 __ldcs(const uint4* at) {
+template <typename Word>
+Word __ldcs(const Word* at) {
   bool known = hvd_ext::gpu::emulated::machine.readable.empty();
   for (const auto& [begin, end] : hvd_ext::gpu::emulated::machine.readable) known |= at >= begin && at + 1 <= end;
   hvd_ext::gpu::emulated::machine.strayed += !known;
   return *at;
 }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 
 namespace hvd_ext::gpu {
 

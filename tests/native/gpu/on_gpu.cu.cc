@@ -1,10 +1,13 @@
-// On a real GPU: `topk_on_gpu [check | few | times] [SECONDS]`.
-//   check   the cases of the emulated tests and larger ones (the time limit leaves out the last ones, and says so)
+// On a real GPU: `on_gpu [check | few | times] [SECONDS]`.
+//   check   the cases of the emulated tests and larger ones (the time limit leaves out the last ones, and says so); the
+//           norms come first
 //   few     a few short cases, for compute-sanitizer
 //   times   the times of 20 calls, each between two events, and for comparison those of an empty kernel and of a copy
 //           of x in device memory
 // Without an argument it runs check and times. Each result is one line of JSON. The exit status is 0 if every answer
 // was right, 1 if one was wrong, and 2 if there is no GPU.
+#include "gpu/on_gpu.h"
+
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -15,28 +18,12 @@
 #include <thread>
 
 #include "gpu/cases.h"
+#include "gpu/norms_on_gpu.h"
 
 namespace {
 
 using namespace hvd_ext;
 using namespace hvd_ext::gpu_test;
-
-void Must(cudaError_t code, const char* call) {
-  if (code == cudaSuccess) return;
-  throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(code));
-}
-#define MUST(call) Must(call, #call)
-
-// Device memory of exactly this many bytes (apart from cudaMalloc's granularity), filled with garbage.
-struct Buffer {
-  char* data = nullptr;
-  explicit Buffer(int64_t nbytes) {
-    MUST(cudaMalloc(&data, std::max<int64_t>(nbytes, 1)));
-    MUST(cudaMemset(data, 0xa5, std::max<int64_t>(nbytes, 1)));
-  }
-  ~Buffer() { cudaFree(data); }
-  Buffer(const Buffer&) = delete;
-};
 
 Answer RunOnGpu(const Problem& problem) {
   const int32_t dtype = static_cast<int32_t>(problem.dtype);
@@ -69,8 +56,6 @@ Answer RunOnGpu(const Problem& problem) {
   }
   return answer;
 }
-
-constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16};
 
 using Making = std::function<Problem()>;
 
@@ -146,52 +131,6 @@ size_t Check(const std::vector<Making>& problems, double limit_s) {
   return checked;
 }
 
-__global__ void FillGauss(float* x, int64_t elements) {
-  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += stride) {
-    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    z ^= z >> 31;
-    const float u = (static_cast<float>(z >> 40) + 0.5f) * 0x1p-24f,
-                angle = static_cast<float>(z & 0xffffff) * 0x1p-24f;
-    x[i] = sqrtf(-2 * logf(u)) * cospif(2 * angle);
-  }
-}
-
-__global__ void Nothing() {}
-
-template <typename Body>
-std::vector<float> Milliseconds(const Body& body) {
-  cudaEvent_t begin, end;
-  MUST(cudaEventCreate(&begin));
-  MUST(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int repeat = 0; repeat < 23; ++repeat) {
-    MUST(cudaEventRecord(begin));
-    body();
-    MUST(cudaEventRecord(end));
-    MUST(cudaEventSynchronize(end));
-    float ms = 0;
-    MUST(cudaEventElapsedTime(&ms, begin, end));
-    if (repeat >= 3) times.push_back(ms);  // the first ones load the kernels
-  }
-  MUST(cudaEventDestroy(begin));
-  MUST(cudaEventDestroy(end));
-  return times;
-}
-
-// `"NAME_ms": median, "NAME_samples_ms": [all of them]`, as part of a JSON object.
-std::string Told(const std::string& name, std::vector<float> times) {
-  std::ostringstream text;
-  for (size_t i = 0; i < times.size(); ++i) text << (i == 0 ? "[" : ", ") << times[i];
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  std::ostringstream all;
-  all << '"' << name << "_ms\": " << times[times.size() / 2] << ", \"" << name << "_samples_ms\": " << text.str()
-      << ']';
-  return all.str();
-}
-
 void Time(int64_t d, double density) {
   const int64_t k = static_cast<int64_t>(density * d);
   const HvdExtTopKSegment segment = {0, d, k};
@@ -233,14 +172,17 @@ int main(int argc, char** argv) {
     std::printf("{\"device\": \"%s\"}\n", device.name);
     if (what != "times") {
       const std::vector<Making> problems = what == "few" ? FewProblems() : AllProblems();
-      const size_t checked = Check(problems, limit_s);
-      std::printf("{\"checked\": %zu, \"of\": %zu}\n", checked, problems.size());
+      const size_t norms = CheckNorms(what == "few"), checked = Check(problems, limit_s);
+      std::printf("{\"checked\": %zu, \"of\": %zu}\n", norms + checked, norms + problems.size());
       std::fflush(stdout);
     }
     if (what == "all" || what == "times") {
       for (int64_t d : {1 << 18, 1 << 20, 25 << 20, 110 << 20}) {
         for (double density : {0.001, 0.01, 0.1}) Time(d, density);
       }
+      // Weights and gradients of ResNet-50 have 322 tensors with 51 million elements; a Transformer's have 220 million.
+      for (int64_t elements : {1000, 158000, 700000}) TimeNorms(322, elements);
+      TimeNorms(1, 1 << 20);
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "wrong: %s\n", error.what());

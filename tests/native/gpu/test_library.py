@@ -13,7 +13,7 @@ from tests.native.gpu import compare_torch
 
 pytestmark = pytest.mark.skipif(
     not compare_torch.LIBRARY.is_file(),
-    reason="libhvd_ext_topk_gpu.so is not there: the build found no nvcc",
+    reason="libhvd_ext_gpu.so is not there: the build found no nvcc",
 )
 INVALID = -1
 
@@ -41,12 +41,15 @@ def test_wrong_arguments_are_refused_in_words(library):
     assert b"workspace (0 bytes" in library.hvd_ext_topk_gpu_error()
 
 
-def test_the_library_shows_its_three_functions_only():
+def test_the_library_shows_the_functions_of_its_headers_only():
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", str(compare_torch.LIBRARY)], capture_output=True, text=True, check=True
     )
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert {name for name in names if not name.startswith("_")} == {
+        "hvd_ext_norms_gpu",
+        "hvd_ext_norms_gpu_error",
+        "hvd_ext_norms_gpu_workspace",
         "hvd_ext_topk_gpu",
         "hvd_ext_topk_gpu_error",
         "hvd_ext_topk_gpu_workspace",

@@ -1,6 +1,7 @@
 // The kernels of topk_gpu.cu.cc, emulated on the host. The file itself is included, because tests look into the
 // workspace to check that a case takes the path that it is meant for.
 #include "gpu/cases.h"
+#include "gpu/guarded.h"
 #include "harness.h"
 #include "kernels/topk_gpu.cu.cc"
 
@@ -9,26 +10,6 @@ namespace {
 
 using namespace gpu_test;
 using gpu::State;
-
-constexpr char kGuard = 0x5b;
-
-// Memory of exactly this many bytes, at `offset` bytes behind an aligned address, between guard words.
-struct Guarded {
-  std::vector<char> memory;
-  char* data;
-  size_t nbytes;
-
-  explicit Guarded(size_t nbytes, size_t offset = 0) : memory(nbytes + offset + 1024, kGuard), nbytes(nbytes) {
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory.data()) + 256;
-    data = memory.data() + 256 + (256 - begin % 256) % 256 + offset;
-    std::memset(data, 0xa5, nbytes);
-  }
-  void MustBeWhole() const {
-    for (const char* at = memory.data(); at < memory.data() + memory.size(); ++at) {
-      if ((at < data || at >= data + nbytes) && *at != kGuard) throw Failure("memory beside a buffer was written");
-    }
-  }
-};
 
 struct Outcome {
   Answer answer;

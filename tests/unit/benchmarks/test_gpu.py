@@ -22,7 +22,8 @@ case "$PROGRAM_IS $1" in
 "hanging check") sleep 600 & wait ;;
 "blind check") echo 'no GPU was found: nothing was checked' >&2; exit 2 ;;
 *" check" | *" few") echo '{"checked": 9, "of": 9}' ;;
-*" times") echo '{"elements": 1000, "k": 10, "noop_ms": 0.001, "copy_ms": 0.5, "topk_ms": 0.75}' ;;
+*" times") echo '{"elements": 1000, "k": 10, "noop_ms": 0.001, "copy_ms": 0.5, "topk_ms": 0.75}'
+  echo '{"elements": 3000, "tensors": 3, "noop_ms": 0.001, "copy_ms": 0.5, "norms_ms": 0.25}' ;;
 esac
 """
 NVCC = """#!/bin/sh
@@ -60,7 +61,7 @@ def _gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    for name, path in (("BUILT", "."), ("LIBRARY", "library.so"), ("PROGRAM", "topk_on_gpu")):
+    for name, path in (("BUILT", "."), ("LIBRARY", "library.so"), ("PROGRAM", "on_gpu")):
         monkeypatch.setattr(module, name, tmp_path / "built" / path)
     monkeypatch.setattr(module, "INSTALLED", tmp_path / "nothing")
     for name in ("CUDA_HOME", "CUDA_PATH"):
@@ -121,13 +122,17 @@ def test_all_phases_pass_and_the_file_has_machine_phases_and_times(measured, tmp
     (run,) = found["runs"]
     assert (run["gpu"]["name"], run["gpu"]["driver_version"], run["versions"]["cuda"]) == ("Some GPU", "580.1", "13.0")
     assert run["date"].endswith("UTC")
+    shared = {"run": 0, "phase": "times", "noop_ms": 0.001, "copy_ms": 0.5}
     assert found["rows"] == [
-        {"run": 0, "phase": "times", "elements": 1000, "k": 10, "noop_ms": 0.001, "copy_ms": 0.5, "topk_ms": 0.75}
+        {**shared, "elements": 1000, "k": 10, "topk_ms": 0.75},
+        {**shared, "elements": 3000, "tensors": 3, "norms_ms": 0.25},
     ]
     assert next(phase for phase in found["phases"] if phase["phase"] == "build library")["spilled_bytes"] == 8
     compiled = (tmp_path / "fakes" / "nvcc.log").read_text()
     assert compiled.count("arch=compute_86,code=sm_86") == 2  # what nvidia-smi says
-    assert "| times | 1,000 | 10 | 0.75 | 0.5 | 0.001 | - | 1.5 | - |" in capsys.readouterr().out
+    tables = capsys.readouterr().out
+    assert "| times | 1,000 | 10 | 0.75 | 0.5 | 0.001 | - | 1.5 | - |" in tables
+    assert "| 3 | 3,000 | 0.25 | 0.5 | 0.001 | 0.5 |" in tables
 
 
 def test_a_wrong_answer_makes_the_status_1_and_the_times_are_taken_all_the_same(measured, capsys):

@@ -106,11 +106,26 @@ def test_wrong_inputs_of_the_ops_are_refused() -> None:
         norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([2])], [1.0], 0.5, 1.0, [0.0, 0.0], False)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"scales \(2\): must be one for each variable"):
         norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([2])], [1.0, 1.0], 0.5, 1.0, [0.0], False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"block_signs \(0 words\): must be at least 32"):
+        library.hvd_ext_sketches([tf.ones([65536])], np.zeros([64, 32], np.uint32), np.zeros([0, 32], np.uint32))
     velocity = tf.Variable([0.0, 0.0], dtype=tf.float64)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"velocity 0 \(double, shape \[2\]\): must be float32"):
         norms.apply_lars([one], [velocity], [tf.ones([2])], [1.0], 0.5, 1.0, [0.0], False)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights 0 .* must be .* of its gradient's shape, \[3\]"):
         norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([3])], [1.0], 0.5, 1.0, [0.0], False)
+
+
+def test_a_sketch_adds_columns_with_the_signs_of_rows_and_blocks() -> None:
+    random = np.random.default_rng(6)
+    draw = lambda rows, seed: np.random.default_rng(seed).choice([-1.0, 1.0], (rows, norms.SKETCH))  # noqa: E731
+    for length in (1, 256, 257, 65536, 6 * 65536, 6 * 65536 + 333):
+        x = random.standard_normal(length).astype(np.float32)
+        whole, rest = np.split(x.astype(np.float64), [length // norms.BLOCK * norms.BLOCK])
+        blocks = (whole.reshape(-1, 256, norms.SKETCH) * draw(256, 0)).sum(1)
+        last = np.pad(rest, (0, -rest.size % norms.SKETCH)).reshape(-1, norms.SKETCH)
+        signs = draw(256, 0)[: len(last)] if length > norms.SKETCH else 1.0
+        wanted = (blocks * draw(len(blocks), 1)).sum(0) + (last * signs).sum(0)
+        np.testing.assert_allclose(norms.sketches([tf.constant(x)])[0], wanted, atol=1e-3)
 
 
 def test_variables_of_a_gpu_or_under_xla_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
