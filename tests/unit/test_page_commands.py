@@ -75,6 +75,7 @@ ELSEWHERE = {
     "python -m hvd_ext bench allreduce *": "tests/mpi/test_bench.py",
     "python -m hvd_ext cluster run * -- python -m hvd_ext bench allreduce*": "tests/mpi/test_bench.py",
     "python -m hvd_ext bench plot *": "tests/unit/bench/test_plots.py",
+    "python -m hvd_ext bench plot-breakdown *": "tests/unit/bench/test_breakdown.py",
     "python -m hvd_ext bench schedule *": "tests/mpi/test_bench_schedule.py",
     "python -m hvd_ext cluster run * -- python -m hvd_ext bench schedule *": "tests/mpi/test_bench_schedule.py",
     "python -m hvd_ext bench stragglers *": "tests/mpi/test_bench_stragglers.py",
