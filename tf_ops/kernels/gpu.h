@@ -16,7 +16,9 @@ namespace hvd_ext::gpu {
 
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream, Arguments... arguments) {
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream> > >(arguments...);
+  // clang-format off
+  kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(arguments...);
+  // clang-format on
 }
 
 // Loads and stores of memory that other blocks write during the kernel. They bypass the caches of the multiprocessor.
