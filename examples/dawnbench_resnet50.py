@@ -67,10 +67,12 @@ def main(
             return
         if calibrate:
             hvd.init(hvd.Options(quiet=True))
+            hvd.pin_gpu()
             calibration.show(chosen, topology, typer.echo)
             hvd.shutdown()
             return
         hvd.init(training.options(chosen, topology))
+        hvd.pin_gpu()
         kinds = price.kinds(chosen, runtime.current().tree)
         status = training.train(chosen, kinds, output)
         hvd.shutdown()
