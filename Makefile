@@ -52,7 +52,7 @@ demo: setup ## trains on a rehearsed cluster with Horovod, ours and TopK: under 
 
 recipe: setup ## trains the small DAWNBench recipe on 4 ranks: about 10 minutes
 	$(python) examples/make_images.py --train 6400 --test 1600 --output out/recipe-pictures
-	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe --set phases.compression=auto
+	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
 test: setup ## all tests
 	$(python) -m pytest -rs $(PYTEST_ARGS) tests

@@ -5,6 +5,7 @@ mpirun -np 4 --oversubscribe python examples/dawnbench_resnet50.py small --outpu
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from resnet50 import settings as known
 
 from hvd_ext.commands.app import table_console
+from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -48,7 +50,7 @@ def main(
 ) -> None:
     """Train, or go on with the training in the output folder."""
     try:
-        chosen = known.read(settings, [*([f"data.source={data}"] if data else []), *(changes or [])])
+        chosen = known.read(settings, [*([f"data.source={json.dumps(data)}"] if data else []), *(changes or [])])
         from resnet50 import calibration, price, training
 
         import hvd_ext as hvd
@@ -76,7 +78,7 @@ def main(
         kinds = price.kinds(chosen, runtime.current().tree)
         status = training.train(chosen, kinds, output)
         hvd.shutdown()
-    except known.SettingsError as error:
+    except (known.SettingsError, HvdExtError) as error:
         typer.echo(f"dawnbench_resnet50: {error}", err=True)
         sys.exit(2)
     sys.exit(status)

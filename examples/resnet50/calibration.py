@@ -121,7 +121,11 @@ def text(measured: list[Measured]) -> str:
 def _noise(settings: Settings, phase: Phase, batch: int) -> tf.data.Dataset:
     phase = phase.model_copy(update={"batch": batch * hvd.size()})
     data = settings.data.model_copy(update={"source": "synthetic"})
-    return Pictures(settings.model_copy(update={"data": data, "phases": (phase,)})).training(phase, 1).repeat()
+    return (
+        Pictures(settings.model_copy(update={"data": data, "phases": (phase,)}), hvd.rank(), hvd.size())
+        .training(phase, 1)
+        .repeat()
+    )
 
 
 def _in_turns(runs: Sequence[Run]) -> list[float]:

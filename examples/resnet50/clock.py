@@ -94,4 +94,4 @@ class Clock:
         return {"seconds": np.array([self.counted_s, self.wall_s])}
 
     def _load(self, own: dict[str, np.ndarray] | None, everyone: Any) -> None:
-        self._begin(*(float(one) for one in next(iter(everyone()), own)["seconds"]))
+        self._begin(*(float(one) for one in (own or next(iter(everyone())))["seconds"]))

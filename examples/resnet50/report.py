@@ -207,7 +207,7 @@ class Report(keras.callbacks.Callback):
         return {"epoch": np.array([self._epoch, self._done, trained_s], np.float64)}
 
     def _load(self, own: dict[str, np.ndarray] | None, everyone: Any) -> None:
-        epoch, done, trained_s = (float(one) for one in next(iter(everyone()), own)["epoch"])
+        epoch, done, trained_s = (float(one) for one in (own or next(iter(everyone())))["epoch"])
         self._earlier = int(epoch), int(done), trained_s
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_ext as hvd
+from hvd_ext.errors import HvdExtError
 
 from . import network
 from .clock import Clock
 from .pictures import Pictures
 from .report import Report
+from .rows import read, whole
 from .schedule import Steps
 from .settings import Optimizer, Settings, SettingsError, keep
 
@@ -38,12 +40,13 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     """
     clock = Clock()
     check(settings, hvd.size())
-    kinds = kept_by_root(settings, kinds, folder)
     keras.utils.set_random_seed(settings.seed)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
     pictures = Pictures(settings, hvd.rank(), hvd.size())
     steps = Steps(settings, pictures.train)
+    compression(settings, steps, kinds)  # what it refuses must not be kept
+    kinds = kept_by_root(settings, kinds, folder)
     model = network.build(settings.network, settings.mixed_precision)
     model.compile(
         distributed(settings, steps, kinds),
@@ -101,7 +104,8 @@ def kept_by_root(settings: Settings, kinds: Kinds, folder: Path) -> Kinds:
             if path.exists():
                 kinds = tuple(json.loads(path.read_text(encoding="utf-8")))
             else:
-                path.write_text(json.dumps(kinds), encoding="utf-8")
+                whole(path, json.dumps(kinds))
+            read(folder / "report.json")
         except (OSError, ValueError) as error:
             refused = str(error)
     refused, kinds = hvd.broadcast_object((refused, kinds))
@@ -110,17 +114,28 @@ def kept_by_root(settings: Settings, kinds: Kinds, folder: Path) -> Kinds:
     return kinds
 
 
-def distributed(settings: Settings, steps: Steps, kinds: Kinds) -> Any:
-    """Make the optimizer: sparse in the phases at the begin that are, dense after them."""
-    compression: dict[str, Any] = {}
+def compression(settings: Settings, steps: Steps, kinds: Kinds) -> dict[str, Any]:
+    """Give what `hvd_ext.DistributedOptimizer` is told: sparse in the phases at the begin that are, dense after them.
+
+    Raises:
+        SettingsError: `topk` has what `hvd_ext.TopK` does not take.
+    """
     sparse = steps.sparse(kinds)
-    if sparse:
-        until = sparse if sparse < steps.all else None
-        compression = {
-            "compression": hvd.TopK(**settings.topk, until=until),
-            "algorithm": settings.sparse_algorithm,
-        }
-    return hvd.DistributedOptimizer(plain(settings.optimizer, steps), **compression)
+    if not sparse:
+        return {}
+    try:
+        topk = hvd.TopK(**settings.topk, until=sparse if sparse < steps.all else None)
+    except (HvdExtError, TypeError) as error:
+        raise SettingsError(f"topk: {error}") from error
+    return {"compression": topk, "algorithm": settings.sparse_algorithm}
+
+
+def distributed(settings: Settings, steps: Steps, kinds: Kinds) -> Any:
+    """Make the optimizer of the job."""
+    optimizer = plain(settings.optimizer, steps)
+    if settings.mixed_precision:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)  # `compile` would put it around ours
+    return hvd.DistributedOptimizer(optimizer, **compression(settings, steps, kinds))
 
 
 def plain(how: Optimizer, steps: Steps) -> keras.optimizers.Optimizer:

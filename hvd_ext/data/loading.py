@@ -64,6 +64,8 @@ class Loader:
         self._lock = threading.Lock()
         self.counts = dict.fromkeys(("loaded", "retried", "replaced", "failed", "load_ns"), 0)
 
+        converted = _converted(load)
+
         def many(work: tf.Tensor) -> tf.Tensor:
             """Load, store and give samples; work has the load's number, the place of the first one, and the numbers."""
             number, place, numbers = work[0], work[1], work[2:]
@@ -71,7 +73,7 @@ class Loader:
 
             def one(at: tf.Tensor, stored: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 sample, here = tf.nest.map_structure(lambda column: tf.gather(column, at), (numbers, located))
-                values = [value[None] for value in elements.components(load(here))]
+                values = [value[None] for value in elements.components(converted(here))]
                 return at + 1, stored + native.insert(store.cache, sample[None], values, number, place + at)
 
             # `map_fn` would put results together, which costs more than the loop
@@ -248,3 +250,11 @@ def _first_line(error: Exception) -> str:
     telling = [line for line in lines if not line.startswith(_WHERE)]
     words = (telling or lines or [type(error).__name__])[0]
     return re.sub(r"^\{\{.*?\}\} ", "", words)
+
+
+def _converted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let a function have `if` and `for` over tensors, as `Dataset.map` does; loops do not do it for their bodies."""
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.autograph.impl import api
+
+    return api.tf_convert(function, ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED))  # type: ignore[no-any-return]

@@ -186,3 +186,28 @@ def test_calls_of_fit_that_do_not_count_their_epochs_through_are_told_so(
         words = [record.getMessage() for record in caplog.records]
         assert "the epochs of this fit, 0 to 1, are done: it trains nothing" in words[0]
         assert "checkpoint-000002 is of a later fit with another model: the model of this one stays" in words[-1]
+
+
+class AtTheEnd(keras.callbacks.Callback):
+    """Sends the last rank a signal when `fit` has saved for the last time."""
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if hvd.rank() == hvd.size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_comes_when_a_fit_can_not_stop_any_more_stops_the_next_one(shared: Path) -> None:
+    module._here.clear()
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(wrapped(), "mse")
+    more: list[Any] = [AtTheEnd()]
+    trained = []
+    for epoch in range(3):
+        callbacks = hvd.callbacks.synchronized([*more, Checkpoint(shared)])
+        x = np.ones((6, 3), np.float32)
+        more = []
+        trained.append(
+            model.fit(x, x[:, :1], 2, initial_epoch=epoch, epochs=epoch + 1, verbose=0, callbacks=callbacks).epoch
+        )
+    assert trained == [[0], [1], []]
+    assert position(shared) == (1, 1)

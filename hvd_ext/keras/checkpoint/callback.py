@@ -40,10 +40,17 @@ _ASK_S = 0.25
 
 @dataclass
 class _Here:
-    """What this process has done with a directory: up to which epoch it trained, and by which signal it was stopped."""
+    """What this process has done with a directory.
+
+    Attributes:
+        trained: up to which epoch.
+        stopped_by: the signal that has stopped it.
+        seen: one that came when a `fit` could not stop any more: the next one does.
+    """
 
     trained: int = 0
     stopped_by: str | None = None
+    seen: str | None = None
 
 
 # The directories that this process has gone on from or begun in: from then on its models are further than checkpoints.
@@ -205,6 +212,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._agree_on_signals()
         if not self._watch.start():
             _LOG.warning("Checkpoint: signals cannot be caught, because `fit` does not run in the main thread")
+        here = _here.setdefault(self._directory.absolute(), _Here())
+        self._watch.seen, here.seen = self._watch.seen or here.seen, None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Skip the batches of the first epoch that are done."""
@@ -266,6 +275,8 @@ class Checkpoint(keras.callbacks.Callback):
         position.train_ends()
         self._beside, self._began = [], {}
         self._watch.stop()
+        if self.stopped_by is None:
+            _here.setdefault(self._directory.absolute(), _Here()).seen = self._watch.seen
 
     def _find(self, store: Store) -> tuple[Path, Manifest] | None:
         return None if self.resume is False else store.find(must=self.resume is True)

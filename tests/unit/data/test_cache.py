@@ -291,6 +291,21 @@ def test_sizes_in_words() -> None:
     assert 0 < store.free_memory() < 1 << 60
 
 
+def test_a_load_may_decide_and_repeat_by_its_tensors_as_in_dataset_map() -> None:
+    def load(number: tf.Tensor) -> tf.Tensor:
+        total = number
+        if number % 2 == 0:
+            total = -number
+        for step in tf.range(2):
+            total += tf.cast(step, tf.int64)
+        return total
+
+    cache = caches.DataCache("decides", np.arange(40), load, memory="1MB")
+    seen = sorted(int(one) for batch in cache.dataset(8) for one in batch)
+    cache.close()
+    assert seen == sorted((-n if n % 2 == 0 else n) + 1 for n in range(40))
+
+
 def test_the_fill_is_shown_in_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     make(Counted()).warm()
     assert "hvd_ext: cache test: 40 samples, 10.6 kB in " in capfd.readouterr().err
@@ -299,6 +314,7 @@ def test_the_fill_is_shown_in_lines_where_there_is_no_terminal(capfd: pytest.Cap
 
 
 def test_a_terminal_has_a_bar_that_ends_with_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on one that is called dumb
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -339,8 +355,6 @@ def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
 def test_a_process_that_never_calls_init_and_never_closes_ends_well_and_a_rank_is_refused(tmp_path: Path) -> None:
     text = f"""
 import os
-import pty
-import select
 import numpy as np
 import hvd_ext as hvd
 from hvd_ext.errors import NotInitializedError

@@ -139,6 +139,18 @@ def test_a_training_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
         settings.keep(settings.read("small"), folder)
 
 
+def test_what_topk_refuses_names_the_key() -> None:
+    kinds = ("topk", "dense", "dense", "dense")
+    for change in ("topk.densty=0.1", "topk.density=2"):
+        chosen = settings.read("smoke", [change])
+        with pytest.raises(SettingsError, match="^topk: .*dens"):
+            training.compression(chosen, Steps(chosen, 96), kinds)
+    chosen = settings.read("smoke")
+    assert training.compression(chosen, Steps(chosen, 96), kinds)["compression"].until == 8
+    assert training.compression(chosen, Steps(chosen, 96), ("topk",) * 4)["compression"].until is None
+    assert training.compression(chosen, Steps(chosen, 96), ("dense",) * 4) == {}
+
+
 def test_batches_that_ranks_cannot_divide_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"phases\.0\.batch \(24\): 5 ranks cannot divide it evenly"):
         training.check(settings.read("smoke"), 5)

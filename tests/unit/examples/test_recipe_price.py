@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import dawnbench_resnet50
 import numpy as np
 import pytest
 from resnet50 import calibration, network, price, settings
 from rich.console import Console
+from typer.testing import CliRunner
 
 import hvd_ext as hvd
 from hvd_ext.planning import papers
@@ -214,3 +219,33 @@ def test_a_device_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch
     assert one.rate == pytest.approx(4 / (one.plain_s - 1e-6))
     with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
         calibration.calibrate(settings.checked(values, "tiny"), 3, lines.append)
+
+
+def test_the_command_prints_the_price_and_needs_a_cluster(tmp_path: Path) -> None:
+    path, kept = tmp_path / "cluster.yaml", tmp_path / "price.json"
+    hosts = "".join(
+        f"  - {{name: host{n}, link: {{alpha_s: 1.0e-6, gbit_per_s: 100}}, ranks: [{n}, {n + 1}]}}\n" for n in (0, 2)
+    )
+    path.write_text("name: two\nlink: {alpha_s: 1.0e-4, gbit_per_s: 1}\nchildren:\n" + hosts, encoding="utf-8")
+    words = ["smoke", "--dry-run", "--set", "price.rates={16: 900, 32: 300}", "--price-per-hour", "2"]
+    run = CliRunner().invoke
+    done = run(dawnbench_resnet50.app, [*words, "--topology", str(path), "--json", str(kept)], env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    assert "2 x 16, topk" in done.output and "money" in done.output
+    assert len(json.loads(kept.read_text())["phases"]) == 4
+    for wrong, said in (
+        (words, "--topology FILE"),
+        ([*words, "--topology", str(tmp_path / "none.yaml")], "none.yaml"),
+        ([*words, "--topology", str(path), "--set", "price.rates={}"], "--calibrate measures them"),
+    ):
+        refused = run(dawnbench_resnet50.app, wrong)
+        assert refused.exit_code == 2
+        assert said in refused.output
+
+
+def test_make_recipe_has_words_that_the_command_takes() -> None:
+    (words,) = re.findall(r"dawnbench_resnet50\.py (small .*)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    given = shlex.split(words)
+    changes = [value for word, value in itertools.pairwise(given) if word == "--set"]
+    chosen = settings.read(given[0], changes)
+    assert price.kinds(chosen, presets.cluster([4], INSIDE, BETWEEN))[-1] == "dense"

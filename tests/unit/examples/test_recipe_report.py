@@ -414,6 +414,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     import struct
     import termios
 
+    monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on one that is called dumb
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 90, 0, 0))
     yield os.ttyname(theirs)
