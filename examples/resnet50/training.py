@@ -54,11 +54,11 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
         metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     )
     report = Report(settings, kinds, steps, folder, clock)
-    checkpoint = hvd.callbacks.Checkpoint(folder / "checkpoints")
+    checkpoint, validation = hvd.callbacks.Checkpoint(folder / "checkpoints"), Validation(clock)
     for number, phase in enumerate(settings.phases):
         data = pictures.training(phase, steps.in_epoch[number])
-        held = pictures.validation(phase)
-        callbacks = [hvd.callbacks.AverageStatistics(), *([Validation(held, clock)] if held else []), report]
+        validation.pictures = pictures.validation(phase)
+        callbacks = [hvd.callbacks.AverageStatistics(), validation, report]
         model.make_train_function(force=True)  # for this size: the old one would be traced for pictures of any size
         model.fit(
             data,
@@ -165,22 +165,25 @@ class Validation(keras.callbacks.Callback):
     Each rank classifies its own pictures, and the ranks add up what they have counted.
 
     Args:
-        pictures: batches (pictures, labels) of this rank.
         clock: which leaves validation out.
+
+    Attributes:
+        pictures: batches (pictures, labels) of this rank; None for no validation.
     """
 
-    def __init__(self, pictures: tf.data.Dataset, clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._pictures, self._clock, self._counted = pictures, clock, None
+        self.pictures: tf.data.Dataset | None = None
+        self._clock, self._counted = clock, None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Validate, unless a signal has stopped the epoch in its middle."""
         self._clock.stop()
-        if self.model.stop_training:
+        if self.model.stop_training or self.pictures is None:
             return
         counted = self._counted = self._counted or self._traced()
         counts = np.zeros(3, np.int64)
-        for pictures, labels in self._pictures:
+        for pictures, labels in self.pictures:
             counts += counted(pictures, labels).numpy()
         first, five, total = hvd.allreduce(counts, op=hvd.Sum, name="validation").numpy().tolist()
         if logs is not None:

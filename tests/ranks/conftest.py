@@ -55,7 +55,9 @@ SAME_ON_ANY_NUMBER = (
     "test_stragglers_state.py",
     "test_topk_state.py",
     "test_topk_kept.py",
+    "test_topk_lars.py",
     "test_topk_momentum.py",
+    "test_topk_until.py",
     "test_optimizers_page.py",
     "test_topk_page.py",
 )
@@ -65,11 +67,11 @@ SAME_ON_ANY_NUMBER = (
 UP_TO_THREE = (
     "test_data_cache.py",
     "test_data_going_on.py",
+    "test_layerwise.py",
     "test_refusals_tape.py",
     "test_steps_in_graphs.py",
     "test_stragglers.py",
     "test_topk.py",
-    "test_topk_until.py",
     "test_training.py",
 )
 
@@ -90,8 +92,10 @@ ON_TWO = (
     "test_stragglers_state.py",
     "test_sync_batch_norm.py",
     "test_topk_kept.py",
+    "test_topk_lars.py",
     "test_topk_momentum.py",
     "test_topk_state.py",
+    "test_topk_until.py",
 )
 
 
