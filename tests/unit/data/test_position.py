@@ -17,6 +17,12 @@ from hvd_ext.keras.callbacks.ending import EndTogether
 SAMPLES, BATCH, STEPS = 20, 4, 5
 
 
+@pytest.fixture(autouse=True)
+def nothing_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which no checkpoint was restored: other files of a session may have done so."""
+    monkeypatch.setattr(position, "_gone_on", (0, 0))
+
+
 class Skips(keras.callbacks.Callback):
     """Tells the data that the first steps of the first epoch are not needed, as `Checkpoint` does."""
 
