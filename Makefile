@@ -50,7 +50,7 @@ setup: $(stamps)/packages $(stamps)/hvd_ext $(if $(filter-out 0,$(HOROVOD)),$(st
 demo: setup ## trains on a rehearsed cluster with Horovod, ours and TopK: under 5 minutes after the set-up
 	$(python) examples/demo.py
 
-recipe: setup ## trains the small DAWNBench recipe on 4 ranks: about 10 minutes
+recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
 	$(python) examples/make_images.py --train 6400 --test 1600 --output out/recipe-pictures
 	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
