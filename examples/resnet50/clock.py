@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+from images.manifest import write_whole
 
 from hvd_ext import state
-
-from .rows import whole
 
 # So many seconds of a killed job are unknown to the one that goes on, at most.
 NOTE_S = 5.0
@@ -81,7 +80,7 @@ class Clock:
 
     def note(self, path: Path) -> None:
         """Note the seconds in a file."""
-        whole(path, json.dumps({"counted_s": self.counted_s, "wall_s": self.wall_s}))
+        write_whole(path, json.dumps({"counted_s": self.counted_s, "wall_s": self.wall_s}).encode())
 
     def close(self) -> None:
         """Note nothing any more."""

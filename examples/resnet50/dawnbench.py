@@ -15,7 +15,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.bench.results import machine, versions
 
-from .rows import Row
+from .rows import Row, start_s
 from .settings import Network, Settings
 
 REQUIRED = ("version", "author", "authorEmail", "framework", "model", "hardware", "timestamp")
@@ -130,7 +130,6 @@ def _misc(settings: Settings, kinds: Sequence[str], rows: Sequence[Row]) -> dict
         for phase, kind in zip(settings.phases, kinds, strict=True)
     ]
     compression = {"topk": settings.topk, "algorithm": settings.sparse_algorithm} if "topk" in kinds else None
-    start_s = 3600 * rows[-1]["hours"] - sum(row["seconds"] for row in rows) if rows else 0.0
     return {
         "schedule": settings.optimizer.model_dump(mode="json"),
         "imageSize": images,
@@ -142,6 +141,6 @@ def _misc(settings: Settings, kinds: Sequence[str], rows: Sequence[Row]) -> dict
         "ranks": hvd.size(),
         "versions": versions(),
         "hours count": "all but validation and checkpoints: starts, loading, and what killed jobs have lost too",
-        "start_seconds": round(start_s, 1),
+        "start_seconds": round(start_s(rows), 1),
         "wall_hours": rows[-1]["wall_hours"] if rows else 0.0,
     }

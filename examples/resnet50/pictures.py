@@ -43,7 +43,6 @@ class Pictures:
 
     Attributes:
         train: the number of pictures for training.
-        cache: the open cache of pictures for training, or None.
 
     Raises:
         SettingsError: there are no such pictures.
@@ -51,11 +50,9 @@ class Pictures:
 
     def __init__(self, settings: Settings, rank: int = 0, ranks: int = 1) -> None:
         self._settings, self._rank, self._ranks = settings, rank, ranks
-        self._seed = settings.seed
         self._synthetic = settings.data.source == "synthetic"
         self._splits = {} if self._synthetic else _splits(settings)
         self._caches: dict[tuple[str, int], hvd.DataCache] = {}
-        self.cache: hvd.DataCache | None = None
         self.train = settings.data.synthetic
         if not self._synthetic:
             self.train = self._open("train", settings.phases[0].side).samples
@@ -73,8 +70,8 @@ class Pictures:
         if self._synthetic:
             return self._noise(batch, phase.pixels).repeat(steps)
         self._close_others("train", phase.side)
-        self.cache = self._open("train", phase.side)
-        batches = self.cache.dataset(batch, shuffle=True, seed=self._seed, steps=steps, keys=True)
+        cache = self._open("train", phase.side)
+        batches = cache.dataset(batch, shuffle=True, seed=self._settings.seed, steps=steps, keys=True)
 
         def seen(sample: tuple[tf.Tensor, ...], seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             pictures, aspects, labels = sample
@@ -106,7 +103,7 @@ class Pictures:
         """Close the caches."""
         for cache in self._caches.values():
             cache.close()
-        self._caches, self.cache = {}, None
+        self._caches = {}
 
     def _open(self, split: str, side: int) -> hvd.DataCache:
         if (split, side) not in self._caches:
@@ -126,7 +123,7 @@ class Pictures:
             self._caches.pop(key).close()
 
     def _noise(self, batch: int, pixels: int) -> tf.data.Dataset:
-        seed = (self._seed, self._rank)
+        seed = (self._settings.seed, self._rank)
         pictures = tf.random.stateless_uniform((batch, pixels, pixels, 3), seed, 0, 256, tf.int32)
         labels = tf.random.stateless_uniform((batch,), seed, 0, self._settings.network.classes, tf.int32)
         return tf.data.Dataset.from_tensors((tf.cast(pictures, tf.uint8), labels))
@@ -228,7 +225,7 @@ def _splits(settings: Settings) -> dict[str, Split]:
     if not source:
         raise SettingsError("data.source: say where the pictures are, with --data FOLDER or --data synthetic")
     folder = Path(source)
-    if sorted(folder.glob("train-*")):
+    if any(folder.glob("train-*")):
         return {"train": _records(folder, "train", settings), "validation": _records(folder, "validation", settings)}
     held = next((name for name in VALIDATION if (folder / name).is_dir()), None)
     if held is None or not (folder / "train").is_dir():
@@ -252,7 +249,7 @@ def _check_classes(what: str, names: Sequence[str], settings: Settings) -> None:
 
 def _records(folder: Path, name: str, settings: Settings) -> Split:
     """Read the usual TFRecord files of ImageNet."""
-    if not sorted(folder.glob(f"{name}-*")):
+    if not any(folder.glob(f"{name}-*")):
         raise SettingsError(f"data.source ({folder}): has no files {name}-*")
     features = {
         "image/encoded": tf.io.FixedLenFeature((), tf.string),

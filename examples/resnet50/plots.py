@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from images.manifest import write_whole
+
 from .rows import Row
 from .settings import Settings
+from .views import kind_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +39,9 @@ def draw(settings: Settings, rows: Sequence[Row], path: Path) -> None:
     _accuracy(panels["accuracy"], settings, rows)
     _speed(panels["speed"], rows)
     _rate(panels["rate"], rows)
-    half = path.with_name(path.name + ".part")
-    figure.savefig(half, dpi=110, format="png")
-    half.replace(path)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    write_whole(path, drawn.getvalue())
 
 
 def _accuracy(axis: Axes, settings: Settings, rows: Sequence[Row]) -> None:
@@ -113,9 +117,8 @@ def _shade(axis: Axes, rows: Sequence[Row], begins: Sequence[float], ends: Seque
         axis.axvspan(begin, end, color=SHADES[number % 2], linewidth=0, zorder=0)
         if end - begin < NARROWEST * (right - left):
             continue
-        kind = {"topk": "top-k"}.get(row["compression"], row["compression"])
         axis.annotate(
-            f"{row['pixels']} px\n{kind}",
+            f"{row['pixels']} px\n{kind_of(row['compression'])}",
             ((begin + end) / 2, 1),
             (0, -3),
             xycoords=axis.get_xaxis_transform(),

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from images.manifest import write_whole
 
 import hvd_ext as hvd
 from hvd_ext import state
@@ -18,7 +19,7 @@ from hvd_ext.bench.results import save
 
 from . import dawnbench, plots, views
 from .clock import Clock
-from .rows import Row, at, figures, left, phases, reached, read, table, whole
+from .rows import Row, at, figures, left, phases, reached, read, start_s, table
 from .schedule import Steps
 from .settings import Settings
 
@@ -108,17 +109,15 @@ class Report(keras.callbacks.Callback):
         """Give the figures of the whole training.
 
         Returns:
-            `phases`: rows of `phases`. `start_hours`: what counts and belongs to no epoch: the starts of jobs and
-            phases, and what killed jobs have lost. `hours`, `wall_hours`. `target`, and `target_hours`: when it was
-            reached, or None. `entry`: the name that DAWNBench wants for both files of an entry, and `entry_lacks`: what
-            they still lack.
+            `phases`: rows of `phases`. `start_hours`: those of `start_s`. `hours`, `wall_hours`. `target`, and
+            `target_hours`: when it was reached, or None. `entry`: the name that DAWNBench wants for both files of an
+            entry, and `entry_lacks`: what they still lack.
         """
         last = self.rows[-1] if self.rows else {"hours": 0.0, "wall_hours": 0.0}
-        trained_s = sum(row["seconds"] for row in self.rows)
         return {
             "hours": last["hours"],
             "wall_hours": last["wall_hours"],
-            "start_hours": last["hours"] - trained_s / 3600,
+            "start_hours": start_s(self.rows) / 3600,
             "target": self._settings.target,
             "target_hours": reached(self.rows, self._settings.target),
             "entry": dawnbench.name(self._settings),
@@ -129,10 +128,10 @@ class Report(keras.callbacks.Callback):
     def write(self) -> None:
         """Write the files that have the rows, each whole or not at all."""
         save(self._folder / "report.json", {**self.summary(), "rows": self.rows})
-        whole(self._folder / "report.csv", table(self.rows))
+        write_whole(self._folder / "report.csv", table(self.rows).encode())
         if any("top5" in row for row in self.rows):
-            whole(self._folder / "dawnbench.tsv", dawnbench.tsv(self.rows))
-            whole(self._folder / "dawnbench.json", json.dumps(self._record(), indent=4) + "\n")
+            write_whole(self._folder / "dawnbench.tsv", dawnbench.tsv(self.rows).encode())
+            write_whole(self._folder / "dawnbench.json", (json.dumps(self._record(), indent=4) + "\n").encode())
 
     def _record(self) -> dict[str, Any]:
         return dawnbench.record(self._settings, self._kinds, self._hardware, self.rows)

@@ -16,13 +16,6 @@ from .settings import Settings, SettingsError
 Row = Mapping[str, Any]
 
 
-def whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
-
-
 def read(path: Path) -> list[Row]:
     """Read the rows of a report; none if there is no report.
 
@@ -63,6 +56,11 @@ def at(points: Iterable[tuple[float, float]], epoch: float) -> float:
     """Give the value at an epoch of (epoch, value) points, joined by straight lines."""
     epochs, values = zip(*points, strict=True)
     return float(np.interp(epoch, epochs, values))
+
+
+def start_s(rows: Sequence[Row]) -> float:
+    """Give the seconds that count and belong to no epoch: starts of jobs and phases, and what killed jobs have lost."""
+    return 3600 * rows[-1]["hours"] - sum(row["seconds"] for row in rows) if rows else 0.0
 
 
 def reached(rows: Sequence[Row], target: float | None) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
+from images.manifest import write_whole
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 PRESETS = Path(__file__).resolve().parent / "presets"
@@ -335,9 +336,7 @@ def keep(settings: Settings, folder: Path) -> None:
                 f"{key} ({new}): the training in {folder} has {old}; take another folder, or go on with {key}={old}"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".part")
-    half.write_text(written(settings), encoding="utf-8")
-    half.replace(path)
+    write_whole(path, written(settings).encode())
 
 
 def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

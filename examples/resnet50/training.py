@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from images.manifest import write_whole
 
 import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError
@@ -17,7 +18,7 @@ from . import network
 from .clock import Clock
 from .pictures import Pictures
 from .report import Report
-from .rows import read, whole
+from .rows import read
 from .schedule import Steps
 from .settings import Optimizer, Settings, SettingsError, keep
 
@@ -104,8 +105,8 @@ def kept_by_root(settings: Settings, kinds: Kinds, folder: Path) -> Kinds:
             if path.exists():
                 kinds = tuple(json.loads(path.read_text(encoding="utf-8")))
             else:
-                whole(path, json.dumps(kinds))
-            read(folder / "report.json")
+                write_whole(path, json.dumps(kinds).encode())
+            read(folder / "report.json")  # refused here if it cannot be read, for all ranks
         except (OSError, ValueError) as error:
             refused = str(error)
     refused, kinds = hvd.broadcast_object((refused, kinds))

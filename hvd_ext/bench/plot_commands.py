@@ -26,7 +26,7 @@ def plot(
         from hvd_ext.bench import plots, results
 
         command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path)["rows"]]
+        rows = results.rows_of(files)
         plots.draw_allreduce(rows, output, kind, how, command.names(only))
 
 
@@ -41,7 +41,7 @@ def plot_schedule(
 
     with command.ended_in_words("hvd_ext bench plot-schedule"):
         command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.SCHEDULE)["rows"]]
+        rows = results.rows_of(files, results.SCHEDULE)
         draw_schedule(rows, output, command.names(only))
 
 
@@ -56,7 +56,7 @@ def plot_stragglers(
 
     with command.ended_in_words("hvd_ext bench plot-stragglers"):
         command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.STRAGGLERS)["rows"]]
+        rows = results.rows_of(files, results.STRAGGLERS)
         draw_stragglers(rows, output, command.names(only))
 
 
@@ -71,7 +71,7 @@ def plot_data(
 
     with command.ended_in_words("hvd_ext bench plot-data"):
         command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.DATA)["rows"]]
+        rows = results.rows_of(files, results.DATA)
         draw_data(rows, output, command.names(only))
 
 
@@ -85,7 +85,7 @@ def plot_training(
 
     with command.ended_in_words("hvd_ext bench plot-training"):
         command.check_folder("--output", output)
-        rows = [row for path in files for row in results.load(path, results.TRAINING)["rows"]]
+        rows = results.rows_of(files, results.TRAINING)
         plots.draw_training(rows, output, command.names(only))
 
 
@@ -102,7 +102,7 @@ def plot_topk(
     with command.ended_in_words("hvd_ext bench plot-topk"):
         command.check_folder("--output", output)
         lengths = command.numbers("--elements", elements)
-        rows = [row for path in files for row in results.load(path, results.TOPK)["rows"]]
+        rows = results.rows_of(files, results.TOPK)
         rows = [row for row in rows if not lengths or row["elements"] in lengths]
         plots.draw_topk(rows, output, kind, command.names(only))
 
@@ -116,7 +116,7 @@ def plot_breakdown(
 
     with command.ended_in_words("hvd_ext bench plot-breakdown"):
         command.check_folder("--output", output)
-        draw([row for path in files for row in results.load(path, results.BREAKDOWN)["rows"]], output)
+        draw(results.rows_of(files, results.BREAKDOWN), output)
 
 
 COMMANDS = {

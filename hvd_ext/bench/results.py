@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -123,6 +123,11 @@ def keep(result: dict[str, Any], before: Mapping[str, Any] | None, path: Path | 
     if path is not None:
         save(path, whole)
     return whole
+
+
+def rows_of(paths: Iterable[Path], benchmark: str = ALLREDUCE) -> list[dict[str, Any]]:
+    """Read the rows of several files, one after the other; see `load`."""
+    return [row for path in paths for row in load(path, benchmark)["rows"]]
 
 
 def load(path: Path, benchmark: str = ALLREDUCE, command: str = "") -> dict[str, Any]:

@@ -41,7 +41,7 @@ class AverageStatistics(base.Callback):
         self._under_way = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that the ranks train together, and that nothing is saved before it is averaged."""
+        """Refuse a plain optimizer, and a place in the list where something is saved before it is averaged."""
         base.refuse_plain(self.model)
         for before in callback_states.beside(self):
             if before is self:

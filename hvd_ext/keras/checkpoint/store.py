@@ -198,7 +198,7 @@ class Store:
                 _LOG.warning(words, path.name, found.ranks, self._job.engine.size, ", ".join(dropped))
 
     def restore_variables(self, path: Path, found: Manifest) -> bool:
-        """Restore the model of a checkpoint that `find` has found, and nothing beside it; all ranks call it.
+        """Restore the model of a checkpoint that `find` has found, and no registered state; all ranks call it.
 
         Returns:
             False where it was saved from another model, which then stays as it is.
