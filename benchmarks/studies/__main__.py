@@ -9,6 +9,7 @@ import typer
 
 from benchmarks.studies.convergence.commands import convergence, plot_convergence
 from benchmarks.studies.hitopk.commands import hitopk, plot_hitopk
+from benchmarks.studies.recipe.commands import recipe
 from hvd_ext.bench import command
 from hvd_ext.commands.app import App
 
@@ -24,6 +25,7 @@ app.command()(convergence)
 app.command("plot-convergence")(plot_convergence)
 app.command()(hitopk)
 app.command("plot-hitopk")(plot_hitopk)
+app.command()(recipe)
 
 
 @app.command("topk-targets")

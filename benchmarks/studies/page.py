@@ -17,11 +17,14 @@ from benchmarks.studies import cached_pictures, prices, replan, skew, stragglers
 from benchmarks.studies.convergence import results as convergence
 from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
+from benchmarks.studies.recipe import results as recipe
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
 from hvd_ext.bench.data_table import HEADINGS as DATA_HEADINGS, cells_of as data_cells, data_faults, place_of, runs_of
+from hvd_ext.bench.lars import HEADINGS as LARS_HEADINGS, cells as lars_cells, goals as lars_goals
 from hvd_ext.bench.results import (
     ALLREDUCE,
     DATA,
+    LARS,
     SCHEDULE,
     STRAGGLERS,
     TOPK,
@@ -163,6 +166,13 @@ def data_markdown(result: Mapping[str, Any]) -> str:
     said = [*data_faults(result["rows"]), *(note for run in result["runs"] for note in run.get("notes", []))]
     written = "".join(f"- {line}\n" for line in said)
     return f"{_facts(result)}\n\n{table(DATA_HEADINGS, lines)}" + (f"\n{written}" if written else "")
+
+
+def lars_markdown(result: Mapping[str, Any]) -> str:
+    """Write a result of bench lars as Markdown: machine, versions, a table with every row, the goals."""
+    said = "".join(f"- {line}\n" for line in lars_goals(result["rows"]))
+    told = f"{_where(result['runs'][0])} Medians of {len(result['rows'][0]['seconds_samples'])} samples, in turns."
+    return f"{told}\n\n{table(LARS_HEADINGS, map(lars_cells, result['rows']))}\n{said}"
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
@@ -333,6 +343,9 @@ def _markdown_of(path: Path) -> str:
         measured = [row for row in found["rows"] if not row["simulated"]]
         told = f"{_facts({**found, 'rows': measured})}\n\n" if measured else ""
         return told + hitopk.markdown(found)
+    if kind == recipe.BENCHMARK:
+        found = load(path, kind, "benchmarks.studies recipe")
+        return f"{_where(found)}\n\n{recipe.markdown(found)}"
     if kind == convergence.BENCHMARK:
         found = convergence.load(path)
         return f"{_where(found)}\n\n{convergence.markdown(found)}"
@@ -351,5 +364,6 @@ def _markdown_of(path: Path) -> str:
         SCHEDULE: schedule_markdown,
         STRAGGLERS: stragglers_markdown,
         DATA: data_markdown,
+        LARS: lars_markdown,
     }
     return written[kind](load(path, kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,29 @@ from .settings import Optimizer, Settings, SettingsError, keep
 Kinds = tuple[str, ...]
 
 
-def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
+def compiled(settings: Settings, steps: Steps, kinds: Kinds) -> keras.Model:
+    """Make the model of a training, with the optimizer of the job."""
+    model = network.build(settings.network, settings.mixed_precision)
+    return with_optimizer(model, distributed(settings, steps, kinds), settings)
+
+
+def with_optimizer(model: keras.Model, optimizer: Any, settings: Settings) -> keras.Model:
+    """Compile a network with the loss of a training."""
+    metrics = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+    model.compile(optimizer, network.smoothed(settings.smoothing), metrics=metrics)
+    return model
+
+
+def train(
+    settings: Settings, kinds: Kinds, folder: Path, make: Callable[[Settings, Steps, Kinds], keras.Model] = compiled
+) -> int:
     """Train all phases, or go on where a training in the folder stopped; all ranks call it after `hvd.init()`.
 
     Args:
         settings: of the training.
         kinds: "topk" or "dense" for each phase; a training that goes on keeps those that it has begun with.
         folder: of the results and checkpoints.
+        make: makes the compiled model.
 
     Returns:
         0, or the exit status of a training that a signal has stopped.
@@ -48,12 +65,7 @@ def train(settings: Settings, kinds: Kinds, folder: Path) -> int:
     steps = Steps(settings, pictures.train)
     compression(settings, steps, kinds)  # what it refuses must not be kept
     kinds = kept_by_root(settings, kinds, folder)
-    model = network.build(settings.network, settings.mixed_precision)
-    model.compile(
-        distributed(settings, steps, kinds),
-        network.smoothed(settings.smoothing),
-        metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-    )
+    model = make(settings, steps, kinds)
     report = Report(settings, kinds, steps, folder, clock)
     checkpoint, validation = hvd.callbacks.Checkpoint(folder / "checkpoints"), Validation(clock)
     for number, phase in enumerate(settings.phases):

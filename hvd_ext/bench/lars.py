@@ -15,6 +15,7 @@ from rich.table import Table
 from hvd_ext.bench.jobs import Launcher, events_of
 from hvd_ext.bench.lars_worker import CONTESTANTS, MODELS, NORMS, PTO, UPDATE, Task
 from hvd_ext.bench.sampling import EVENTS, Follower
+from hvd_ext.bench.table import drawn
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import Job, job_environment
 
@@ -42,6 +43,7 @@ GOALS = (
 )
 # A goal of divided norms holds from so many ranks on: two could save no more than half.
 LEAST_RANKS = {(PTO, "together"): 4, (PTO, "auto"): 2}
+HEADINGS = ("place", "what", "time, ms", "CPU of all ranks, ms", "chosen")
 PAPER = "CommLib, section 5.4, 128 GPUs: ResNet-50 11 ms alone, 7 ms divided; Transformer 30 ms and 14 ms"
 
 
@@ -169,21 +171,15 @@ def where(row: Mapping[str, Any]) -> str:
 
 def lars_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Draw the rows: medians of the slowest rank's time for one call, and of the CPU of all ranks together."""
-    table = Table(title="LARS: medians for one call")
-    table.add_column("place")
-    table.add_column("what")
-    for title in ("time, ms", "CPU of all ranks, ms", "chosen"):
-        table.add_column(title, justify="right")
-    last = None
-    for row in rows:
-        if last is not None and last != _place(row):
-            table.add_section()
-        last = _place(row)
-        name = NAMES[row["part"], row["contestant"]]
-        times = (f"{1e3 * row['seconds']:.2f}", f"{1e3 * row['cpu']:.2f}")
-        table.add_row(where(row), name, *times, row["chosen"] or "")
-    return table
+    lines = [(_place(row), cells(row), False) for row in rows]
+    return drawn("LARS: medians for one call", None, HEADINGS, lines, HEADINGS[:2])
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Give the texts of a row, one for each of `HEADINGS`."""
+    name = NAMES[row["part"], row["contestant"]]
+    return [where(row), name, f"{1e3 * row['seconds']:.2f}", f"{1e3 * row['cpu']:.2f}", row["chosen"] or ""]
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["model"], tuple(row["ranks_per_host"]), row["part"]
+    return row.get("run"), row["model"], tuple(row["ranks_per_host"]), row["part"]

@@ -31,24 +31,30 @@ def reduced(gradients: Sequence[tf.Tensor], way: str) -> list[tf.Tensor]:
     ]
 
 
-class HorovodModel(keras.Sequential):
-    """A model whose training step is that of Keras, but averages the gradients before the update."""
+class HorovodStep:
+    """The training step of Keras, for a `keras.Model`; but it averages the gradients before the update."""
 
-    def __init__(self, layers: list[keras.layers.Layer], way: str) -> None:
-        """Take the layers and the way to call Horovod."""
-        super().__init__(layers)
-        self._way = way
+    way: str
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self: Any, data: Any) -> dict[str, Any]:
         """Train one batch."""
         images, labels = data[0], data[1]
         with tf.GradientTape() as tape:
             predicted = self(images, training=True)
             loss = self.compute_loss(x=images, y=labels, y_pred=predicted, training=True)
         self._loss_tracker.update_state(loss, sample_weight=tf.shape(images)[0])
-        gradients = reduced(tape.gradient(loss, self.trainable_weights), self._way)
+        gradients = reduced(tape.gradient(loss, self.trainable_weights), self.way)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         return self.compute_metrics(images, labels, predicted)
+
+
+class HorovodModel(HorovodStep, keras.Sequential):
+    """A model of layers that trains so."""
+
+    def __init__(self, layers: list[keras.layers.Layer], way: str) -> None:
+        """Take the layers and the way to call Horovod."""
+        super().__init__(layers)
+        self.way = way
 
 
 def main(text: str) -> None:

@@ -28,7 +28,9 @@ SAMPLES = np.arange(40)
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Close what a test has opened."""
+    """Close what a test has opened, also those before these."""
+    for one in caches.open_caches():
+        one.close()
     yield
     for one in caches.open_caches():
         one.clear()

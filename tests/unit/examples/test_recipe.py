@@ -262,13 +262,13 @@ def test_every_picture_is_validated_once(tmp_path: Path, rectangular: bool) -> N
 
 def test_training_pictures_are_new_in_each_epoch_and_the_same_in_each_job(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [(20, 24)] * 8)
-    epochs = []
+    epochs, others = [], open_caches()
     for _ in range(2):
         chosen, found = opened(folder)
         data = found.training(chosen.phases[0], 2)
         epochs.append([np.concatenate([seen for seen, _ in data]) for _ in range(2)])
         assert found.train == 8
-        assert [one.stats()["loaded"] for one in open_caches()] == [8]
+        assert [one.stats()["loaded"] for one in open_caches() if one not in others] == [8]
         found.close()
     assert np.array_equal(epochs[0], epochs[1])
     assert not np.array_equal(epochs[0][0], epochs[0][1])

@@ -1,0 +1,130 @@
+"""The study of the small recipe: which trainings there are, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.studies.__main__ import app
+from benchmarks.studies.recipe import jobs, results as told
+from benchmarks.studies.recipe.ways import SEEDS, WAYS, Run, known, runs
+
+RUNNER = CliRunner()
+TRACED_S, LATER_S = 9.0, 0.5  # what the first epoch of a phase, and a later one, take beside their steps
+
+
+def kept(folder: Path, run: Run, step_s: float, last: float, pictures: int) -> None:
+    """Keep a training with these times of a step and this top-5 share at its end, as the example does."""
+    settings = run.settings(folder / ("few" if run.kind == "time" else "all"))
+    known.keep(settings, folder / run.name)
+    rows: list[dict[str, Any]] = []
+    for epoch in range(settings.epochs):
+        number = settings.phase_of(epoch)
+        phase = settings.phases[number]
+        steps = pictures // phase.batch
+        beside = TRACED_S if epoch == settings.begins[number] else LATER_S
+        row = {"epoch": epoch, "phase": number, "pixels": phase.pixels, "batch": phase.batch}
+        row |= {"compression": "topk" if phase.compression == "topk" else "dense", "images": steps * phase.batch}
+        row |= {"seconds": beside + steps * step_s, "images_per_s": phase.batch / step_s}
+        rows.append({**row, "top5": last * (epoch + 1) / settings.epochs})
+    (folder / run.name / "report.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+
+
+def way(name: str) -> Any:
+    return next(one for one in WAYS if one.name == name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, step_s, last in (("dense", 0.5, 0.8), ("split", 0.25, 0.82), ("horovod", 1.0, 0.8)):
+        kept(tmp_path, Run(way(name), "time"), step_s, 0.1, 640)
+        for seed in SEEDS:
+            kept(tmp_path, Run(way(name), "seed", seed), 0.01, last + 0.01 * (seed - 2), 3200)
+    kept(tmp_path, Run(way("dense"), "whole"), 0.5, 0.8, 3200)
+    return tmp_path
+
+
+def test_every_way_is_timed_and_has_settings_of_its_own() -> None:
+    everything = runs()
+    assert len({run.name for run in everything}) == len(everything)
+    assert {run.way.name for run in everything if run.kind == "time"} == {one.name for one in WAYS}
+    for run in everything:
+        settings = run.settings(Path("pictures"))
+        assert settings.seed == run.seed
+        assert (settings.epochs == 2 * len(settings.phases)) == (run.kind == "time")
+    assert [run.name for run in runs(("2", "whole"), ("dense",))] == ["dense_seed2", "dense_whole"]
+
+
+def test_a_training_counts_only_if_it_is_whole_and_has_the_settings_of_the_study(folder: Path) -> None:
+    run = Run(way("dense"), "seed", 1)
+    assert len(jobs.rows(folder, run)) == run.settings(folder).epochs
+    report = folder / run.name / "report.json"
+    rows = json.loads(report.read_text())["rows"]
+    report.write_text(json.dumps({"rows": rows[:-1]}))
+    assert jobs.rows(folder, run) == []
+    report.write_text(json.dumps({"rows": rows}))
+    path = folder / run.name / "settings.yaml"
+    path.write_text(path.read_text().replace("smoothing: 0.1", "smoothing: 0.2"))
+    assert jobs.rows(folder, run) == []
+
+
+def test_times_are_composed_of_timed_steps_and_the_target_follows_from_dense(folder: Path) -> None:
+    found = told.collected(folder)
+    dense = next(row for row in found["rows"] if row["way"] == "dense")
+    settings = Run(way("dense"), "whole").settings(folder)
+    assert len(dense["epoch_seconds"]) == settings.epochs
+    for epoch, seconds in enumerate(dense["epoch_seconds"]):
+        phase = settings.phase_of(epoch)
+        beside = TRACED_S if epoch == settings.begins[phase] else LATER_S
+        assert seconds == pytest.approx(beside + 3200 // settings.phases[phase].batch * 0.5)
+    assert dense["whole_epoch_seconds"] == pytest.approx(dense["epoch_seconds"])
+
+    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(found)}
+    assert lines["dense"]["top-5 at the end"].startswith("80.0 +- ")
+    assert lines["dense"]["epochs to target"] == "28"  # 0.795 of 0.8 on a line over 28 epochs
+    assert lines["dense"]["x composed"] == "1.00"
+    assert lines["split"]["epochs to target"] == "28"
+    assert lines["split"]["sparse phases"] == str(settings.phases[0].pixels)
+    assert 1 < float(lines["split"]["x dense"]) < float(lines["split"]["x Horovod"])
+    assert lines["horovod"]["x Horovod"] == "1.00"
+    assert "| split |" in told.markdown(found)
+
+
+def test_a_way_that_never_reaches_the_target_says_so(folder: Path) -> None:
+    for seed in SEEDS:
+        kept(folder, Run(way("split"), "seed", seed), 0.01, 0.7, 3200)
+    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(told.collected(folder))}
+    assert lines["split"]["epochs to target"] == "never"
+    assert lines["split"]["x dense"] == ""
+
+
+def test_other_gradients_in_the_timed_training_are_refused(folder: Path) -> None:
+    run = Run(way("split"), "time")
+    report = folder / run.name / "report.json"
+    report.write_text(report.read_text().replace('"topk"', '"dense"'))
+    with pytest.raises(ValueError, match="split: gradients of the timed training"):
+        told.collected(folder)
+
+
+def test_the_command_names_what_is_missing_and_draws_what_is_there(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    few = ["--pictures", str(folder / "all"), "--few", str(folder / "few")]
+    named = RUNNER.invoke(app, ["recipe", str(folder), *few, "--missing", "--ways", "dense,auto"])
+    assert named.exit_code == 0, named.output
+    assert named.output.split()[:4] == ["auto_time", "auto_seed1", "auto_seed2", "auto_seed3"]
+    files = ["--json", str(folder / "recipe.json"), "--plot", str(folder / "recipe.png")]
+    drawn = RUNNER.invoke(app, ["recipe", str(folder), *few, *files, "--ways", "dense"])
+    assert drawn.exit_code == 0, drawn.output
+    assert (folder / "recipe.png").stat().st_size > 10_000
+    assert json.loads((folder / "recipe.json").read_text())["benchmark"] == told.BENCHMARK
+
+
+def test_an_unknown_way_is_refused(folder: Path) -> None:
+    few = ["--pictures", str(folder / "all"), "--few", str(folder / "few")]
+    refused = RUNNER.invoke(app, ["recipe", str(folder), *few, "--ways", "dence", "--missing"])
+    assert refused.exit_code == 1
+    assert "ways ('dence'): the study has none of this name" in refused.output + str(refused.stderr)
