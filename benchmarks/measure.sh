@@ -1,12 +1,12 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about three and a half hours on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about four hours on two quiet cores.
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -155,6 +155,15 @@ for part in $parts; do
     cached_pictures)
         # about 5 minutes, on the images of: python examples/make_images.py --output out/images
         python -m benchmarks.studies.cached_pictures "$folder/cached_pictures.json" out/images
+        ;;
+    lars)
+        # about 25 minutes; four ranks with the tensors of a Transformer need 22 GB
+        hvd_ext bench lars --json "$folder/lars.json"
+        for rate in 100mbit 1gbit; do
+            rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models resnet50 --json "$folder/lars_$rate.json"
+            rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models transformer --parts norms,pto \
+                --json "$folder/lars_$rate.json" --append
+        done
         ;;
     training_nine)
         rm -f "$folder/training_nine.json"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config  # there is no public way to ask
+from tensorflow.python.ops import cond_v2  # nor to choose how a branch is run
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process_sets import ProcessSet
@@ -145,7 +146,9 @@ class Trial:
             with tf.control_dependencies([self.chosen.assign(chosen)]):
                 return tf.identity(result)
 
-        return tf.cond(self.chosen < 0, tried, lambda: tf.cond(self.chosen > 0, together, alone))
+        # As a call of one function: with TensorFlow's default each input of each way costs two nodes in every step,
+        # which is 2 ms for ResNet-50's norms.
+        return cond_v2.indexed_case(self.chosen + 1, [tried, alone, together], lower_using_switch_merge=False)
 
 
 def _faster(times: tf.Tensor, worst: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
