@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pty
@@ -163,6 +164,24 @@ def test_another_load_begins_a_new_cache_and_says_so_once(tmp_path: Path, caplog
     assert "cache words: begins anew, because the source, load or version is another" in record.getMessage()
 
 
+def test_what_another_process_deletes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, raced = os.unlink, []
+
+    def twice(path: Any, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if not raced:
+            raced.append(path)
+            unlink(path, dir_fd=dir_fd)
+
+    cache = make(Counted(), disk=tmp_path)
+    (folder,) = tmp_path.glob("*/test-*")
+    monkeypatch.setattr(os, "unlink", twice)
+    cache.clear()
+    assert raced and not folder.exists()
+
+
 def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) -> None:
     make(Counted(), disk=tmp_path, memory=None).warm()
     caches.open_caches()[0].close()
@@ -180,27 +199,43 @@ def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) ->
     assert cache.verify()["disk_damaged"] == 0
 
 
-def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True
-        ).returncode
-    )
-    counted = Counted()
-    try:
-        limit = None if mounted else "1MB"
-        cache = make(counted, width=25_000, disk=tmp_path, disk_limit=limit, memory=None)
-        with caplog.at_level(logging.WARNING, "hvd_ext"):
-            for _ in range(2):
-                assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
-        stats = cache.stats()
-        assert stats["disk_hits"] == stats["disk_records"] < 12
-        assert len(caplog.records) == 1
-        cache.close()
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(tmp_path)], check=True)
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    given = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(given, check=False, capture_output=True).returncode:
+        pytest.skip("this process may not mount")
+    yield tmp_path
+    for one in caches.open_caches():
+        one.close()
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def fills(cache: DataCache, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that two epochs come through, with one warning."""
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        for _ in range(2):
+            assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
+    stats = cache.stats()
+    assert stats["disk_hits"] == stats["disk_records"] < 12
+    assert len(caplog.records) == 1
+
+
+def test_a_disk_that_becomes_full_ends_nothing(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fills(make(Counted(), width=25_000, disk=small, memory=None), caplog)
+
+
+def test_a_limit_of_the_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fills(make(Counted(), width=25_000, disk=tmp_path, disk_limit="1MB", memory=None), caplog)
+
+
+def test_a_disk_that_is_full_already_is_done_without(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.suppress(OSError):
+        (small / "full").write_bytes(bytes(2 << 20))
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        fills(make(Counted(), width=25_000, disk=small, memory=None), caplog)
+    assert "does without its disk" in caplog.text
+    assert not list(small.glob("*/*/.about*"))
 
 
 def test_a_bad_sample_is_named(tmp_path: Path) -> None:
