@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import pty
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
 from hvd_ext.commands.cache import app
-from hvd_ext.data import cache as caches, sources, store
+from hvd_ext.data import cache as caches, filling, sources, store
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import CLASSES, Counted, decode, epoch, numbered, numbers_of, write_pictures
@@ -133,7 +136,9 @@ def test_the_second_job_loads_nothing_from_the_disk(tmp_path: Path) -> None:
     stats = cache.stats()
     assert (stats["loaded"], stats["disk_hits"], stats["memory_hits"]) == (0, 40, 40)
     (folder,) = (tmp_path / store.host_folder(tmp_path).name).glob("test-*")
-    assert {"about.json", "index"} <= {path.name for path in folder.iterdir()}
+    about = json.loads((folder / "about.json").read_text())
+    assert (about["name"], about["samples"], about["source"]) == ("test", 40, cache._source.words)
+    assert {"made", "elements", "fingerprint"} < set(about)
 
 
 def test_memory_that_stays_serves_the_next_job() -> None:
@@ -364,6 +369,34 @@ def test_a_terminal_has_a_bar_that_ends_with_the_last_sample(monkeypatch: pytest
     assert "cache test " in shown and "/40" in shown
     assert shown.endswith("\r\x1b[Khvd_ext: cache test: 40 samples, " + shown.rsplit("samples, ", 1)[1])
     assert "\x1b[?25h" in shown  # the cursor is back
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_inside_fit_there_is_a_bar_where_keras_has_none(verbose: int) -> None:
+    seen: list[bool] = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(filling._keras_has_a_bar())
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(filling._keras_has_a_bar())
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((2, 1))
+    model.fit(x, x, validation_data=(x, x), batch_size=2, verbose=verbose, callbacks=[Looks()])
+    assert seen == [verbose == 1] * 2
+
+
+def test_warm_does_not_count_the_samples_for_each_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DataCache("large", np.arange(20_000), memory="8MB", progress=False)
+    looks: list[bool] = []
+    seen = cache._seen
+    monkeypatch.setattr(cache, "_seen", lambda: looks.append(True) or seen())
+    begin = time.monotonic()
+    assert cache.warm()["memory_records"] == 20_000
+    assert len(looks) <= 2 + time.monotonic() - begin
 
 
 def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
