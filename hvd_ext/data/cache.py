@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,7 @@ _LOG = logging.getLogger("hvd_ext")
 
 _PREFETCHED = 2  # batches that are ready before they are needed
 _WARMED = 32  # samples of a batch of `warm`
+_LOOK_S = 1.0  # between two looks of `warm` whether there is room: each counts all samples
 _REMAINDERS = ("drop", "repeat", "uneven")
 
 _open: weakref.WeakSet[DataCache] = weakref.WeakSet()
@@ -90,8 +92,8 @@ class DataCache:
                 equal steps; `stats()` counts them.
             retries: the number of attempts after the first with on_error="retry".
             version: a word of your own; another one begins the cache anew. For what load does outside of its graph.
-            threads: how many samples this rank loads at the same time; None: the host's processors that the process may
-                use, divided by the ranks of the host.
+            threads: how many samples this rank loads at the same time; None: the processors that the process may use,
+                divided by the ranks of the host that use the same ones.
             process_set: the ranks that use the cache; None: all.
             progress: show on rank 0 how the first fill goes on.
 
@@ -130,8 +132,8 @@ class DataCache:
         self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
         self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
         self._tell_of_earlier()
-        self._open_store(memory_bytes, given["limit"])
-        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // _local_size())
+        sharing = self._open_store(memory_bytes, given["limit"])
+        self._threads = threads or max(1, len(os.sched_getaffinity(0)) // sharing)
         self._filling = Filling(name, self._expected(), self._seen) if progress and self._rank == 0 else None
         self._loader = Loader(
             self._store,
@@ -221,12 +223,13 @@ class DataCache:
                 " and ".join(earlier),
             )
 
-    def _open_store(self, memory_bytes: int, disk_bytes: int) -> None:
+    def _open_store(self, memory_bytes: int, disk_bytes: int) -> int:
+        """Open the store, and give the number of ranks of this host that use the processors of this one."""
         subject = f"DataCache {self.name}: memory"
+        host, cores = socket.gethostname(), sorted(os.sched_getaffinity(0))
+        of_host = [cores]
 
-        host = socket.gethostname()
-
-        def opened() -> tuple[str, list[int]]:
+        def opened() -> tuple[str, list[int], list[int]]:
             self._store = store.Store(
                 self.name,
                 self._digest,
@@ -241,17 +244,22 @@ class DataCache:
                     "fingerprint": self._digest,
                 },
             )
-            return host, self._store.address()
+            return host, cores, self._store.address()
 
         if self._engine is None:
             opened()
         else:
             # Hosts of a rehearsed cluster could map each other's memory, and must not: they stand for machines.
             of_ranks = consensus.exchange(self._engine, subject, opened)
-            addresses = [address for name, address in of_ranks if name == host]
+            of_host = [one for name, one, _ in of_ranks if name == host]
+            addresses = [address for name, _, address in of_ranks if name == host]
             # Nobody goes on, and perhaps ends, before all have mapped what they share.
             consensus.exchange(self._engine, f"{subject} is shared", lambda: self._store.share(addresses))
         self._store.tell_warnings()
+        # A launcher may have bound ranks to processors of their own. Where it has not, ranks that do not use this cache
+        # have the same ones.
+        same = of_host.count(cores)
+        return same if same < len(of_host) else _local_size()
 
     def _expected(self) -> int:
         """Give the number of samples that the ranks of this host read if each has a part of its own."""
@@ -387,9 +395,13 @@ class DataCache:
             return tf.shape(self._rows(numbers, self._size)[0])[0]
 
         warmed = numbers.map(plain(read)).with_options(self._options())
+        next_look = 0.0
         for _ in warmed:
+            if time.monotonic() < next_look:
+                continue
             if not self._seen()[2]:
                 break
+            next_look = time.monotonic() + _LOOK_S
         if self._filling is not None:
             self._filling.tick(now=True)
         return self.stats()

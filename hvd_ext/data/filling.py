@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -65,7 +66,7 @@ class Filling:
         records, nbytes, takes = self._seen()
         if not self._begun:
             self._begun = self._line = now
-            if _terminal() and not _in_keras():
+            if _terminal() and not _keras_has_a_bar():
                 columns = (
                     TextColumn("{task.description}"),
                     BarColumn(),
@@ -117,12 +118,16 @@ def _terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _in_keras() -> bool:
-    """Tell whether Keras trains, which may have a bar of its own: two bars would overwrite each other."""
-    for frame in sys._current_frames().values():
-        at: FrameType | None = frame
-        while at is not None:
-            if at.f_code.co_name in ("fit", "evaluate", "predict") and "keras" in at.f_globals.get("__name__", ""):
-                return True
-            at = at.f_back
-    return False
+def _keras_has_a_bar() -> bool:
+    """Tell whether Keras runs with a bar of its own: two bars would overwrite each other."""
+    return any(_verbose(frame) in (1, "auto") for frame in sys._current_frames().values())
+
+
+def _verbose(frame: FrameType) -> Any:
+    """Give the `verbose` of the outermost call of Keras in a stack, which makes the bar; None where there is none."""
+    found, at = None, cast("FrameType | None", frame)
+    while at is not None:
+        if at.f_code.co_name in ("fit", "evaluate", "predict") and "keras" in at.f_globals.get("__name__", ""):
+            found = at.f_locals.get("verbose")
+        at = at.f_back
+    return found

@@ -291,7 +291,7 @@ def _function_digest(function: Any, seen: set[int]) -> str:
     for name in _names(code):
         value = function.__globals__.get(name)
         own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if own or isinstance(value, bool | int | float | str | bytes | tuple | np.ndarray):
+        if own or isinstance(value, tuple) or _plain(value):
             used[name] = value
     cells: dict[str, Any] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -301,6 +301,15 @@ def _function_digest(function: Any, seen: set[int]) -> str:
             continue
     inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
     return _digest("python", [_python_digest(one, seen) for one in inner])
+
+
+def _plain(value: Any) -> bool:
+    """Tell whether a value is a number, a text or an array, or a list, dictionary or set of such."""
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_plain, value))
+    if type(value) is dict:
+        return all(map(_plain, [*value, *value.values()]))
+    return isinstance(value, type(None) | bool | int | float | complex | str | bytes | np.ndarray | np.generic)
 
 
 def _names(code: types.CodeType) -> set[str]:

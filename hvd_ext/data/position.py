@@ -29,8 +29,8 @@ _LOG = logging.getLogger("hvd_ext")
 # The attribute by which a data set of `tf.data` names its steps.
 MARK = "_hvd_ext_steps"
 
-# Data sets that give one element for each of their inputs', in their order. Behind others, a step that is skipped may
-# come out at another place, and be trained on.
+# Data sets that give one element for each of their inputs', in their order. Behind others, what stands in for a step
+# that is skipped may come out at another place, and be trained on.
 _ONE_TO_ONE = ("Map", "ParallelMap", "Prefetch", "Options", "AssertCardinality", "Take", "Repeat", "Zip", "Model")
 
 # What a checkpoint keeps of a data set, each a whole number.

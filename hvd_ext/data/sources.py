@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Columns = record_files.Columns
 
 _FORMAT = 1  # of the kept indices
+_DECODED_AS = {"bool": "uint8", "uint32": "int32", "uint64": "int64"}  # `decode_raw` does not know these
 _HASHED_AT_ONCE = 64 << 20
 
 
@@ -552,8 +553,8 @@ def _reader(array: np.ndarray[Any, Any]) -> Callable[[tf.Tensor], tf.Tensor]:
 
     def read(number: tf.Tensor) -> tf.Tensor:
         data = native.read_range(tf.constant(path), begin + number * nbytes, tf.constant(nbytes, tf.int64))
-        raw = tf.io.decode_raw(data, tf.uint8 if dtype == tf.bool else dtype)
-        return tf.reshape(tf.cast(raw, tf.bool) if dtype == tf.bool else raw, shape)
+        raw = tf.io.decode_raw(data, _DECODED_AS.get(dtype.name, dtype))
+        return tf.reshape(tf.cast(raw, dtype) if dtype == tf.bool else tf.bitcast(raw, dtype), shape)
 
     return read
 

@@ -80,36 +80,38 @@ class Steps:
         """Give a data set of all steps of an epoch; each iterator is one for the next epoch.
 
         Returns:
-            A data set of (numbers, seeds, skipped): int64 [n]; int32 [n, 2], the samples' seeds in this epoch; and
-            bool [], whether nobody needs the step's samples, because an earlier job has trained on them. Numbers and
-            seeds of such a step are zeros, of one sample where n varies.
+            A data set of (numbers, seeds): int64 [n], and int32 [n, 2], the samples' seeds in this epoch.
         """
-        numbers, seeds = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
-        return self._steps_of(
-            lambda numbers, seeds, _: (numbers, seeds, tf.constant(False)),
-            (numbers, seeds, tf.TensorSpec([], tf.bool)),
-            lambda zeros: (*zeros[:2], tf.constant(True)),
-        )
+        spec = tf.TensorSpec([self.rows], tf.int64), tf.TensorSpec([self.rows, 2], tf.int32)
+        return self.batches(lambda numbers, seeds, _: (numbers, seeds), spec)
 
     def batches(self, read: Read, spec: Any) -> tf.data.Dataset:
         """Give a data set of the batches of all steps of an epoch; each iterator is one for the next epoch.
 
-        Batches that nobody needs, because an earlier job has trained on them, are zeros, and nothing is read for them.
+        In place of the batches that nobody needs, because an earlier job has trained on them, the first one that is
+        needed comes: what runs behind has samples that it can work on, and nothing is read for the others.
 
         Args:
             read: gives the batch of a step, in a graph.
-            spec: `tf.TensorSpec` of a batch, and of each part of it; dimensions that are not known are 1 in zeros.
+            spec: `tf.TensorSpec` of a batch, and of each part of it.
         """
-        return self._steps_of(read, spec)
 
-    def _steps_of(self, read: Read, spec: Any, mark: Callable[[Any], Any] = lambda zeros: zeros) -> tf.data.Dataset:
         def of(begun: tf.Tensor) -> tf.data.Dataset:
             # not `unstack`: TensorFlow's optimizer crashes where the number of repetitions is not an op's first output
             first, skipped, parts, own = (begun[place] for place in range(4))
+
+            def batch(step: tf.Tensor) -> Any:
+                return read(*self._samples_of(step, parts, own), parts)
+
+            def repeated(step: tf.Tensor) -> tf.data.Dataset:
+                one = tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(batch(step))))
+                return _as(spec, one).repeat(skipped)
+
+            # The last step may be smaller, and random numbers that are drawn behind for each sample would be others.
+            like = first + skipped - tf.cast(tf.equal(skipped, self.number - 1), tf.int64)
+            unneeded = _flat_mapped(tf.data.Dataset.range(like, like + tf.minimum(skipped, 1)), repeated, spec)
             steps = tf.data.Dataset.range(first + skipped, first + self.number)
-            blank = _blank(spec, tf.minimum(skipped, 1), mark)
-            made = _mapped(steps, lambda step: read(*self._samples_of(step, parts, own), parts), spec)
-            return blank.repeat(skipped).concatenate(made)
+            return unneeded.concatenate(_mapped(steps, batch, spec))
 
         dataset = _flat_mapped(_mapped(tf.data.Dataset.range(1), self._begin, _BEGUN), of, spec)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.number))
@@ -213,18 +215,3 @@ def _of_tensors(spec: Any) -> bool:
 def _as(spec: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Give a data set with elements of this structure: tf.data makes tuples of lists, for example."""
     return tf.data.experimental.from_variant(tf.data.experimental.to_variant(dataset), spec)
-
-
-def _blank(spec: Any, wanted: tf.Tensor, mark: Callable[[Any], Any]) -> tf.data.Dataset:
-    """Give a data set of one batch of zeros, as `mark` gives it, which takes no memory where none is wanted."""
-
-    def zeros(one: Any) -> Any:
-        shape = [1 if length is None else length for length in one.shape]
-        dense = tf.zeros([shape[0] * wanted, *shape[1:]] if shape else [], one.dtype)
-        if isinstance(one, tf.RaggedTensorSpec):
-            return tf.RaggedTensor.from_tensor(
-                dense, ragged_rank=one.ragged_rank, row_splits_dtype=one.row_splits_dtype
-            )
-        return tf.sparse.from_dense(dense) if isinstance(one, tf.SparseTensorSpec) else dense
-
-    return _as(spec, tf.data.Dataset.from_tensors(mark(tf.nest.map_structure(zeros, spec))))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ _LOG = logging.getLogger("hvd_ext")
 
 ABOUT = "about.json"
 MEMORY = Path("/dev/shm")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 _FOLDER = re.compile(r"^(?P<name>.+)-(?P<digits>[0-9a-f]{16})$")
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|[kKMGT]i?B|%)\s*$")
@@ -169,11 +171,12 @@ class Found:
         return about.records, about.samples
 
     def clear(self) -> None:
-        """Delete it. A job that uses it keeps what it has open."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        else:
+        """Delete it; other processes may do the same. A job that uses it keeps what it has open."""
+        if not self.path.is_dir():
             self.path.unlink(missing_ok=True)
+        while self.path.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # another process was faster with one of the files
+                shutil.rmtree(self.path)
 
 
 def on_disk(disk: str | os.PathLike[str]) -> Iterator[Found]:
@@ -247,9 +250,10 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write_about(folder / ABOUT, {"name": name, "samples": samples, **(about or {})})
             except OSError as error:
-                raise InvalidError(
-                    f"disk ({folder}): it cannot be made or written: {error.strerror or error}; name another folder"
-                ) from error
+                if error.errno not in _FULL:  # then the store does without it, with a warning
+                    raise InvalidError(
+                        f"disk ({folder}): it cannot be made or written: {error.strerror or error}; name another folder"
+                    ) from error
         options = native.Options(
             name=name.encode(),
             fingerprint=(int(fingerprint[:16], 16), int(fingerprint[16:32], 16)),
@@ -348,5 +352,9 @@ def _write_about(path: Path, about: dict[str, Any]) -> None:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     made = time.strftime("%Y-%m-%d %H:%M:%S")
-    temporary.write_text(json.dumps({**about, "made": made}, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps({**about, "made": made}, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

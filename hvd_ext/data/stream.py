@@ -17,11 +17,14 @@ from hvd_ext.data import fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.errors import InvalidError
 
-# Ops that give something else in every pass; those that are called Stateless do not.
+# Ops that give something else in every pass.
 _RANDOM = re.compile(
     r"^(Random(?!Dataset)\w+|Stateful(Uniform|Standard|Random|Truncated)\w*|TruncatedNormal|ParameterizedTruncatedNormal|"
-    r"Multinomial|SampleDistortedBoundingBox\w*)$"
+    r"Multinomial|SampleDistortedBoundingBox\w*|Rng(ReadAnd)?Skip\w*)$"
 )
+# Ops that are random by a seed alone: layers of Keras keep it in a variable, which each call changes.
+_SEEDED = re.compile(r"^Stateless(?!If$|While$|Case$)")
+_ASSIGNS = re.compile(r"^Assign(Add|Sub)?VariableOp$")
 _SHUFFLES = re.compile(r"^(\w*Shuffle\w*Dataset\w*|RandomDataset\w*|SamplingDataset)$")
 _IGNORED = 1  # external_state_policy: the graph is only looked at
 _MOST = 1 << 20
@@ -239,6 +242,8 @@ def _nodes(graph: Any) -> Iterator[Any]:
 def _check(name: str, dataset: tf.data.Dataset, graph: Any) -> None:
     """Refuse a data set whose elements are others in every pass."""
     loose = dataset.options().deterministic is False
+    inner = {node.op for function in graph.library.function for node in function.node_def}
+    changes = any(map(_ASSIGNS.match, inner))
     for node in _nodes(graph):
         if _SHUFFLES.match(node.op):
             raise InvalidError(
@@ -246,7 +251,7 @@ def _check(name: str, dataset: tf.data.Dataset, graph: Any) -> None:
                 "elements at the places of the stored ones; shuffle behind the cache: "
                 "dataset.apply(hvd.data.cached(...)).shuffle(...)"
             )
-        if _RANDOM.match(node.op):
+        if _RANDOM.match(node.op) or (changes and _SEEDED.match(node.op)):
             raise InvalidError(
                 f"cached {name}: the data set in front of it is random ({node.op}), and the cache would repeat the "
                 "first pass for ever; do this behind the cache"

@@ -317,19 +317,6 @@ TEST("cache places: without a folder or memory to be had the store does without 
   CHECK_EQ(WarningsOf(Opened(options).get()).size(), 2u);
 }
 
-TEST("cache places: a folder says in about.json what it holds") {
-  Folder folder;
-  StoreOptions options = OnDisk(folder);
-  options.name = "a \"b\"";
-  Fill(options);
-  std::ifstream file(folder / "disk/about.json");
-  std::string text;
-  std::getline(file, text);
-  CHECK_EQ(text,
-           "{\"name\": \"a \\\"b\\\"\", \"format\": 1, \"fingerprint\": \"00000000000012340000000000005678\", "
-           "\"samples\": 40, \"segment_bytes\": 67108864}");
-}
-
 TEST("cache places: more segments than files may be open") {
   Folder folder;
   StoreOptions options = OnDisk(folder);

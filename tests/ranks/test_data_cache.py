@@ -58,6 +58,20 @@ def test_the_ranks_of_a_host_have_one_copy_and_load_each_sample_once(hvd: Module
     assert cache.stats()["memory_records"] == used  # what the other ranks have stored is in this memory too
 
 
+def test_the_pipelines_of_a_hosts_ranks_share_its_processors(
+    hvd: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(cores: set[int], **settings: Any) -> int:
+        monkeypatch.setattr("os.sched_getaffinity", lambda process: cores)
+        data = make(hvd, Counted(), **settings).dataset(4)
+        return int(data.options().threading.private_threadpool_size)
+
+    assert threads(set(range(4 * size))) == 4
+    assert threads(set(range(4 * rank, 4 * rank + 4))) == 4  # bound to processors of its own
+    assert threads({0}) == 1
+    assert threads(set(range(4 * size)), threads=3) == 3
+
+
 def test_ranks_that_take_each_others_samples_find_them(hvd: ModuleType, size: int) -> None:
     counted = Counted()
     cache = make(hvd, counted)

@@ -1,4 +1,5 @@
-// Records on disk: a folder with the file `index`, which all processes map, the segments, and about.json for people.
+// Records on disk: a folder with the segments and the file `index`, which all processes map. Python puts about.json
+// beside them, for people.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -156,37 +157,6 @@ class DiskPlace : public Place {
   std::array<Slot, 128> slots_;
 };
 
-std::string Json(const std::string& text) {
-  std::string json = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') json += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned>(c));
-      json += escaped;
-    } else {
-      json += c;
-    }
-  }
-  return json + "\"";
-}
-
-// Tells people, and `cache ls`, what the folder is. Nothing depends on it.
-void WriteAbout(int folder, const StoreOptions& options) {
-  char fingerprint[40];
-  std::snprintf(fingerprint, sizeof(fingerprint), "%016llx%016llx",
-                static_cast<unsigned long long>(options.fingerprint[0]),
-                static_cast<unsigned long long>(options.fingerprint[1]));
-  std::string text = "{\"name\": " + Json(options.name) + ", \"format\": " + std::to_string(kFormatVersion) +
-                     ", \"fingerprint\": \"" + fingerprint + "\", \"samples\": " + std::to_string(options.samples) +
-                     ", \"segment_bytes\": " + std::to_string(kSegmentBytes) + "}\n";
-  File file(openat(folder, "about.json.new", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (file.fd() < 0) return;
-  if (WriteAt(file.fd(), {{text.data(), text.size()}}, 0) == 0) {
-    renameat(folder, "about.json.new", folder, "about.json");
-  }
-}
-
 void RemoveSegments(const std::string& folder) {
   std::error_code ignored;
   for (const auto& file : std::filesystem::directory_iterator(folder, ignored)) {
@@ -272,7 +242,6 @@ Status OpenDisk(const StoreOptions& options, const Warn& warn, std::shared_ptr<P
       warn(without + "making its index: " + Words(error));
       return Status::Ok();
     }
-    WriteAbout(folder->fd(), options);
   }
 }
 

@@ -5,10 +5,10 @@
 // a process that it is loading a sample, so that others wait for it in place of loading it too. A *place* is open until
 // it is full, or the host has no more memory or disk to give: from then on it takes no record, and those it has stay.
 //
-// A record is complete before its entry says so, and an entry is one atomic word: readers take no lock, and a process
-// that is killed at any instant leaves whole records or nothing. Bytes that a job did not write itself (all on disk,
-// and those of memory that stays) are checked before they are used; a record that is damaged is counted, forgotten and
-// loaded again.
+// A record is complete before its entry says so, and an entry is one atomic word: readers take no lock that another
+// process could hold, and a process that is killed at any instant leaves whole records or nothing. Bytes that a job did
+// not write itself (all on disk, and those of memory that stays) are checked before they are used; a record that is
+// damaged is counted, forgotten and loaded again.
 #pragma once
 
 #include <array>

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import pty
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
 
 from hvd_ext.commands.cache import app
-from hvd_ext.data import cache as caches, sources, store
+from hvd_ext.data import cache as caches, filling, sources, store
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import CLASSES, Counted, decode, epoch, numbered, numbers_of, write_pictures
@@ -132,7 +136,9 @@ def test_the_second_job_loads_nothing_from_the_disk(tmp_path: Path) -> None:
     stats = cache.stats()
     assert (stats["loaded"], stats["disk_hits"], stats["memory_hits"]) == (0, 40, 40)
     (folder,) = (tmp_path / store.host_folder(tmp_path).name).glob("test-*")
-    assert {"about.json", "index"} <= {path.name for path in folder.iterdir()}
+    about = json.loads((folder / "about.json").read_text())
+    assert (about["name"], about["samples"], about["source"]) == ("test", 40, cache._source.words)
+    assert {"made", "elements", "fingerprint"} < set(about)
 
 
 def test_memory_that_stays_serves_the_next_job() -> None:
@@ -163,6 +169,24 @@ def test_another_load_begins_a_new_cache_and_says_so_once(tmp_path: Path, caplog
     assert "cache words: begins anew, because the source, load or version is another" in record.getMessage()
 
 
+def test_what_another_process_deletes_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, raced = os.unlink, []
+
+    def twice(path: Any, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if not raced:
+            raced.append(path)
+            unlink(path, dir_fd=dir_fd)
+
+    cache = make(Counted(), disk=tmp_path)
+    (folder,) = tmp_path.glob("*/test-*")
+    monkeypatch.setattr(os, "unlink", twice)
+    cache.clear()
+    assert raced and not folder.exists()
+
+
 def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) -> None:
     make(Counted(), disk=tmp_path, memory=None).warm()
     caches.open_caches()[0].close()
@@ -180,27 +204,43 @@ def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) ->
     assert cache.verify()["disk_damaged"] == 0
 
 
-def test_a_full_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True
-        ).returncode
-    )
-    counted = Counted()
-    try:
-        limit = None if mounted else "1MB"
-        cache = make(counted, width=25_000, disk=tmp_path, disk_limit=limit, memory=None)
-        with caplog.at_level(logging.WARNING, "hvd_ext"):
-            for _ in range(2):
-                assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
-        stats = cache.stats()
-        assert stats["disk_hits"] == stats["disk_records"] < 12
-        assert len(caplog.records) == 1
-        cache.close()
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(tmp_path)], check=True)
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    given = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(given, check=False, capture_output=True).returncode:
+        pytest.skip("this process may not mount")
+    yield tmp_path
+    for one in caches.open_caches():
+        one.close()
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def fills(cache: DataCache, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that two epochs come through, with one warning."""
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        for _ in range(2):
+            assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
+    stats = cache.stats()
+    assert stats["disk_hits"] == stats["disk_records"] < 12
+    assert len(caplog.records) == 1
+
+
+def test_a_disk_that_becomes_full_ends_nothing(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fills(make(Counted(), width=25_000, disk=small, memory=None), caplog)
+
+
+def test_a_limit_of_the_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fills(make(Counted(), width=25_000, disk=tmp_path, disk_limit="1MB", memory=None), caplog)
+
+
+def test_a_disk_that_is_full_already_is_done_without(small: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.suppress(OSError):
+        (small / "full").write_bytes(bytes(2 << 20))
+    with caplog.at_level(logging.WARNING, "hvd_ext"):
+        fills(make(Counted(), width=25_000, disk=small, memory=None), caplog)
+    assert "does without its disk" in caplog.text
+    assert not list(small.glob("*/*/.about*"))
 
 
 def test_a_bad_sample_is_named(tmp_path: Path) -> None:
@@ -329,6 +369,34 @@ def test_a_terminal_has_a_bar_that_ends_with_the_last_sample(monkeypatch: pytest
     assert "cache test " in shown and "/40" in shown
     assert shown.endswith("\r\x1b[Khvd_ext: cache test: 40 samples, " + shown.rsplit("samples, ", 1)[1])
     assert "\x1b[?25h" in shown  # the cursor is back
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_inside_fit_there_is_a_bar_where_keras_has_none(verbose: int) -> None:
+    seen: list[bool] = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(filling._keras_has_a_bar())
+
+        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(filling._keras_has_a_bar())
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((2, 1))
+    model.fit(x, x, validation_data=(x, x), batch_size=2, verbose=verbose, callbacks=[Looks()])
+    assert seen == [verbose == 1] * 2
+
+
+def test_warm_does_not_count_the_samples_for_each_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DataCache("large", np.arange(20_000), memory="8MB", progress=False)
+    looks: list[bool] = []
+    seen = cache._seen
+    monkeypatch.setattr(cache, "_seen", lambda: looks.append(True) or seen())
+    begin = time.monotonic()
+    assert cache.warm()["memory_records"] == 20_000
+    assert len(looks) <= 2 + time.monotonic() - begin
 
 
 def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:

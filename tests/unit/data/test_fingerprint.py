@@ -19,6 +19,7 @@ from hvd_ext.errors import InvalidError
 
 SPEC = (tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32))
 FACTOR = 3
+SETTINGS = {"sizes": [1, {2}]}
 
 SCRIPT = '''
 """A load with everything that TensorFlow numbers: control flow, inner functions, tables, variables, Python."""
@@ -155,13 +156,16 @@ def test_values_and_functions_of_the_module_that_python_code_uses_count(monkeypa
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "FACTOR", 4)
         assert fingerprint.of_python(uses_the_module) != first
+    monkeypatch.setitem(SETTINGS, "sizes", [1, {3}])
+    changed = fingerprint.of_python(uses_the_module)
+    assert changed != first
     monkeypatch.setitem(globals(), "helper", recursive)
-    assert fingerprint.of_python(uses_the_module) != first
+    assert fingerprint.of_python(uses_the_module) != changed
 
 
 def uses_the_module(x: int) -> int:
     """A function whose meaning depends on what stands around it."""
-    return helper(x) * FACTOR
+    return helper(x) * FACTOR + len(SETTINGS)
 
 
 def helper(x: int) -> int:

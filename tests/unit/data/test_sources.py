@@ -247,6 +247,15 @@ def test_rows_of_arrays_are_samples(tmp_path: Path) -> None:
     assert sources._file_of(part) == (str(tmp_path / "x.npy"), 128 + 240)  # only its rows are read from the file
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "uint32", "uint64", "int64", "float16", "float64"])
+def test_rows_of_any_numbers_are_read_from_a_file(tmp_path: Path, dtype: str) -> None:
+    rows = np.arange(-2, 2).reshape(2, 2).astype(dtype)
+    np.save(tmp_path / "x.npy", rows)
+    (first, second) = read_all(sources.as_source(np.load(tmp_path / "x.npy", mmap_mode="r")))
+    assert first.dtype == second.dtype == np.dtype(dtype)
+    assert np.array_equal([first, second], rows)
+
+
 def test_arrays_are_known_again_by_their_bytes_and_files_by_their_times(tmp_path: Path) -> None:
     array = np.arange(1000.0)
     first = sources.arrays((array, array[::-1]))

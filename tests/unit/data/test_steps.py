@@ -23,7 +23,7 @@ def dataset(steps: Steps) -> tf.data.Dataset:
 
 def taken(steps: Steps) -> list[list[int]]:
     """Give the numbers of the samples of each step of the next epoch."""
-    return [numbers.tolist() for numbers, _, _ in dataset(steps).as_numpy_iterator()]
+    return [numbers.tolist() for numbers, _ in dataset(steps).as_numpy_iterator()]
 
 
 def flat(lists: Iterable[list[int]]) -> list[int]:
@@ -89,7 +89,7 @@ def test_the_last_smaller_step_may_be_left_out_and_uneven_ranks_share_every_samp
     assert flat(own)[3:] == flat(own)[:2]
 
 
-def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
     def look(numbers: np.ndarray) -> np.ndarray:
@@ -111,26 +111,40 @@ def test_steps_that_nobody_needs_are_zeros_and_nothing_is_read_for_them(monkeypa
     whole = order.numbers(np.arange(20), seed=0, epoch=0, samples=20).tolist()
     monkeypatch.setattr(position, "begin", lambda _: (0, 3))
     found = list(steps.batches(batch, spec))
-    assert [each["x"].numpy().tolist() for each in found] == [[0.0] * 4] * 3 + [
-        [number + 1 for number in whole[place : place + 4]] for place in (12, 16)
+    needed = [whole[place : place + 4] for place in (12, 16)]
+    assert [each["x"].numpy().tolist() for each in found] == [
+        [number + 1 for number in step] for step in [needed[0]] * 3 + needed
     ]
-    assert [each["t"].numpy().tolist()[:1] for each in found[:3]] == [[b""]] * 3
-    assert sorted(read) == sorted(whole[12:])
-    assert [flag for _, _, flag in steps.dataset().as_numpy_iterator()] == [True] * 3 + [False] * 2
+    for each in found[:3]:
+        assert each["t"].numpy().tolist() == found[3]["t"].numpy().tolist()
+        assert each["r"].to_list() == found[3]["r"].to_list()
+        assert tf.sparse.to_dense(each["s"]).numpy().tolist() == each["x"].numpy().tolist()
+    assert sorted(read) == sorted(whole[12:] + needed[0])  # it is read once for all of them
+
+
+def test_a_smaller_last_step_stands_in_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps("x", 18, 4)
+    monkeypatch.setattr(position, "begin", lambda _: (0, 4))
+    assert taken(steps) == [[12, 13, 14, 15]] * 4 + [[16, 17]]
 
 
 def test_a_thousand_steps_of_pictures_that_nobody_needs_are_given_without_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_read(numbers: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.py_function(pytest.fail, ["read"], tf.uint8), [128, 224, 224, 3])
+    read: list[int] = []
 
-    steps = Steps("x", 1_281_167, 128, shuffle=True, drop_remainder=True)
+    def once(numbers: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        flag = tf.numpy_function(lambda number: read.append(number) or np.uint8(1), [numbers[0]], tf.uint8)
+        return tf.fill([128, 224, 224, 3], tf.ensure_shape(flag, []))
+
+    steps = Steps("x", 1_281_167, 128, drop_remainder=True)
     monkeypatch.setattr(position, "begin", lambda _: (0, 1000))
-    batches = iter(steps.batches(no_read, tf.TensorSpec([128, 224, 224, 3], tf.uint8)))
+    batches = iter(steps.batches(once, tf.TensorSpec([128, 224, 224, 3], tf.uint8)))
     first = next(batches)
     places = {np.asarray(first).ctypes.data, *(np.asarray(next(batches)).ctypes.data for _ in range(999))}
     assert len(places) == 1  # all are one tensor, so 19 GB are neither written nor held
+    assert min(read) == read[0] == 128_000
+    assert len(read) < 10  # some of those that are needed may have been read by now
 
 
 def test_parts_that_do_not_fit_are_refused_and_parts_of_an_earlier_job_leave_the_number_of_steps() -> None:

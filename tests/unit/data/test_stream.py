@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -122,6 +123,11 @@ def test_what_differs_in_every_pass_is_refused_in_words() -> None:
         numbers_.shuffle(3).map(lambda one: one + 1).apply(cached("x"))
     with pytest.raises(InvalidError, match=r"cached x: the data set in front of it is random \(RandomUniform\)"):
         numbers_.map(lambda one: tf.random.uniform(())).apply(cached("x"))
+    generator, flip = tf.random.Generator.from_seed(1), keras.layers.RandomFlip("horizontal")
+    with pytest.raises(InvalidError, match=r"is random \(RngReadAndSkip\), and the cache would repeat"):
+        numbers_.map(lambda one: generator.uniform(())).apply(cached("x"))
+    with pytest.raises(InvalidError, match=r"is random \(Stateless\w+\), and the cache would repeat"):
+        numbers_.map(lambda one: flip(tf.zeros((4, 4, 3)), training=True)).apply(cached("x"))
     with pytest.raises(InvalidError, match="in no fixed order"):
         numbers_.map(lambda one: one, num_parallel_calls=2, deterministic=False).apply(cached("x"))
     with pytest.raises(InvalidError, match=r"has no end; put the cache in front of repeat\(\)"):
@@ -130,6 +136,7 @@ def test_what_differs_in_every_pass_is_refused_in_words() -> None:
         cached("")
     with pytest.raises(InvalidError, match=r"most \(0\): must be a whole number from 1"):
         cached("x", most=0)
-    seeded = numbers_.map(lambda one: tf.random.stateless_uniform((), tf.stack([one, one])))
+    seed = tf.Variable([1, 2], dtype=tf.int64)
+    seeded = numbers_.map(lambda one: tf.random.stateless_uniform((), seed + one))
     data = seeded.apply(cached("seeded", memory="4MB"))
     assert list(data.as_numpy_iterator()) == list(data.as_numpy_iterator())
