@@ -270,5 +270,8 @@ def test_lists_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         pytest.skip("needs two ranks")
     with pytest.raises(MismatchError, match="tensor 0"):
         hvd.pto(tf.square, [tf.ones([2 + hvd.rank()])])
+    # each rank would compute the same tensor: costs count with all their digits
+    with pytest.raises(MismatchError, match=r"cost 100000[12]\.0"):
+        hvd.pto(tf.square, [tf.ones([2]), tf.zeros([2])], cost=[1000001 + hvd.rank(), 1000002 - hvd.rank()])
     [found] = hvd.pto(tf.square, [tf.fill([2], 3.0)])
     np.testing.assert_array_equal(found, [9, 9])
