@@ -84,7 +84,8 @@ def _hindrance(optimizer: Any) -> str:
             f"{name} has a clipnorm, clipvalue or global_clipnorm, which would act after its momentum and its learning "
             "rate; use TopK(clip=...) instead"
         )
-    if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
+    # one slot is enough: those of a layer that is frozen or dead stay 0
+    if optimizer.built and any(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
         return f"{name} has trained without it, and its momentum would be lost; wrap an optimizer before its first step"
     return ""
 

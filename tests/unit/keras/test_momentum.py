@@ -84,9 +84,9 @@ def test_an_optimizer_that_clips_is_refused(limit: str) -> None:
 
 def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    variable = keras.Variable(np.zeros(2), dtype="float32")
-    optimizer.build([variable])
+    moved, dead = (keras.Variable(np.zeros(2), dtype="float32") for _ in range(2))
+    optimizer.build([moved, dead])
     assert momentum_of(optimizer, CORRECTED) is not None
-    optimizer.apply([np.ones(2, np.float32)], [variable])
+    optimizer.apply([np.ones(2, np.float32), np.zeros(2, np.float32)], [moved, dead])
     with pytest.raises(InvalidError, match="has trained without it, and its momentum would be lost"):
         momentum_of(optimizer, CORRECTED)
