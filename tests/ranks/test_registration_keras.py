@@ -189,13 +189,15 @@ def test_the_learning_rate_may_differ_until_a_broadcast_sets_it() -> None:
     np.testing.assert_array_equal(variable.numpy(), [-2.0, -2.0])
 
 
-@pytest.mark.parametrize("topk", [None, hvd.TopK(momentum_correction=True)], ids=["dense", "top-k"])
-def test_a_momentum_that_is_a_variable_may_differ_until_a_broadcast_sets_it(topk: hvd.TopK | None) -> None:
+@pytest.mark.parametrize("how", ["dense", "top-k", "loss scale"])
+def test_a_momentum_that_is_a_variable_may_differ_until_a_broadcast_sets_it(how: str) -> None:
     variable = keras.Variable(np.ones(2, np.float32), name="weights")
     lars = hvd.optimizers.LARS(1.0)
     if hvd.rank() == 0:
         lars.momentum = 0.75  # as from a file
-    optimizer = hvd.DistributedOptimizer(lars, compression=topk)
+    topk = hvd.TopK(momentum_correction=True) if how == "top-k" else None
+    made = keras.optimizers.LossScaleOptimizer(lars) if how == "loss scale" else lars
+    optimizer = hvd.DistributedOptimizer(made, compression=topk)
     apply_once(optimizer, variable)()
     hvd.broadcast_variables([variable, *optimizer.variables], root_rank=0)
     assert float(optimizer.momentum.numpy()) == 0.75
