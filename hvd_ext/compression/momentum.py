@@ -19,7 +19,7 @@ class Momentum:
     decays 0; an optimizer's momentum derives from this class. What its methods return is equal on all ranks.
 
     Args:
-        value: the optimizer's momentum as training begins, at least 0 and below 1.
+        value: the optimizer's momentum, at least 0 and below 1, where `now` gives none.
         nesterov: whether the optimizer's momentum is Nesterov's.
     """
 

@@ -146,8 +146,9 @@ ACTS_AT: dict[str, tuple[str, ...]] = {
     "partial rounds": ("passes", "form", "factor", "memory"),
     "delay": ("passes", "memory", "update"),
     "SyncBatchNormalization": ("forward",),
-    # all places but two: its norms are those of the reduced gradients, whatever they went through
-    "LARS, LAMB": ("passes", "form", "factor", "wire", "memory", "update"),
+    # all places: its norms are those of the reduced gradients, whatever they went through and in whatever buckets, and
+    # it knows the variables of normalisation layers by their names
+    "LARS, LAMB": tuple(PLACES),
 }
 
 _TESTS = "tests/ranks/test_pairs.py"

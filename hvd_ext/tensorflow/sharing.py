@@ -63,7 +63,7 @@ def pto(
         signature = calls.signature(
             "pto",
             f"number of tensors {len(given)}",
-            *(f"tensor {i} {calls.described(one)}, cost {costs[i]:g}" for i, one in enumerate(given)),
+            *(f"tensor {i} {calls.described(one)}, cost {costs[i]!r}" for i, one in enumerate(given)),
             *(f"result {i} {spec.dtype.name}{spec.shape.as_list()}" for i, (_, spec) in enumerate(traced)),
         )
         size, rank = call.job.engine.size, call.job.engine.rank

@@ -39,7 +39,7 @@ class Case:
     """A set of features.
 
     Args:
-        features: of `hvd_ext.options.compatibility.FEATURES`.
+        features: of `hvd_ext.options.compatibility.FEATURES`; and "LAMB", which takes it in place of LARS.
         process_set: what "process_set" takes.
     """
 
@@ -87,14 +87,14 @@ class Case:
         made = keras.optimizers.SGD(0.5, **settings)
         if "LARS, LAMB" in self.features:
             alone = plain or self.features & {"partial rounds", "tape", "XLA"}
-            made = hvd.optimizers.LARS(
-                0.5,
-                trust_coefficient=0.25,
-                weight_decay=0.125,
-                exclude_from_trust=["own"],
-                parallel=not alone,
-                **settings,
-            )
+            # SyncBatchNormalization has its gamma in the place of "own"
+            excluded = {"exclude_from_trust": ["own", "gamma$"], "exclude_from_weight_decay": ["own", "gamma$"]}
+            settings |= {"weight_decay": 0.125, "parallel": not alone, **excluded}
+            if "LAMB" in self.features:
+                del settings["momentum"]
+                made = hvd.optimizers.LAMB(0.05, **settings)
+            else:
+                made = hvd.optimizers.LARS(0.5, trust_coefficient=0.25, **settings)
         if "mixed_float16" in self.features:
             made = keras.optimizers.LossScaleOptimizer(made, initial_scale=SCALE)
         return made

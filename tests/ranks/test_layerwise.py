@@ -13,8 +13,9 @@ from tensorflow.python.framework import config
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.job import runtime
 from hvd_ext.keras.callbacks.velocities import Velocities
-from hvd_ext.tensorflow import norms
+from hvd_ext.tensorflow import norms, sharing
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
 KINDS = {
@@ -61,6 +62,50 @@ def test_auto_tries_both_ways_and_all_ranks_take_the_same() -> None:
     trained(trained_on, steps=12)
     chosen = hvd.allgather_object(int(trained_on._hvd_ext_trial.chosen))
     assert set(chosen) in ({0}, {1})
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "chosen"),
+    [
+        ([1, 1], [2, 2], 0),
+        ([2, 2], [1, 1], 1),
+        ([1, 3], [2, 2], 1),  # alone, a step waits for its slowest rank
+        ([2, 2], [1, 3], 1),  # together, a rank that began early has waited for the last
+    ],
+)
+def test_all_ranks_agree_on_the_way_that_took_less_time(alone: list[int], together: list[int], chosen: int) -> None:
+    if hvd.size() != 2:
+        pytest.skip("the times are those of two ranks")
+    times = tf.constant([9.0, 1.0, *[alone[hvd.rank()], together[hvd.rank()]] * 4], tf.float64)  # the first is cold
+    worst = lambda own: sharing.maximum(runtime.current(), "times of a test", own)  # noqa: E731
+    assert int(sharing._faster(times, worst)) == chosen
+
+
+def test_the_maximum_is_that_of_each_place_over_the_ranks() -> None:
+    own = tf.constant([float(hvd.rank()), -float(hvd.rank())], tf.float64)
+    found = sharing.maximum(runtime.current(), "a maximum of a test", own)
+    np.testing.assert_array_equal(found, [hvd.size() - 1, 0])
+
+
+def calls_of(step: Any) -> int:
+    """Count the collectives of a step."""
+    before = runtime.current().engine.statistics().calls
+    step()
+    return runtime.current().engine.statistics().calls - before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_travel_on_update_steps_only(kind: str) -> None:
+    counts = []
+    for parallel in (False, True):
+        variables = [keras.Variable(np.linspace(-1, 1, 70000), name="kernel")]
+        optimizer = hvd.DistributedOptimizer(KINDS[kind](parallel=parallel), backward_passes_per_step=2)
+        optimizer.build(variables)
+        step = tf.function(lambda own: optimizer.apply([own], variables), autograph=False)  # noqa: B023
+        passes = [calls_of(lambda: step(tf.ones([70000]))) for _ in range(6)]  # noqa: B023
+        counts.append(passes[2:])  # the channel is opened before
+    once = calls_of(lambda: hvd.allgather(tf.ones([3]))) if hvd.size() > 1 else 0
+    assert np.subtract(counts[1], counts[0]).tolist() == [0, once, 0, once]
 
 
 def test_auto_computes_alone_where_operations_must_be_deterministic() -> None:
@@ -140,8 +185,6 @@ def test_divided_norms_are_those_of_one_rank_for_mixed_dtypes() -> None:
     sizes = [3, 65536, 65537, 200000, 0, 1, 65536 * 3]
     dtypes = [tf.float32, tf.bfloat16, tf.float32, tf.float64, tf.float32, tf.float16, tf.float32]
     tensors = [tf.cast(random.standard_normal(size), dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
-    from hvd_ext.job import runtime
-
     alone = norms.squares(tensors).numpy()
     divided = norms.divided_squares(tensors, runtime.current(), "norms of a test").numpy()
     np.testing.assert_array_equal(alone, divided)
@@ -216,6 +259,9 @@ def test_pto_gives_all_ranks_all_results_in_one_collective() -> None:
 
     assert [float(one) for one in traced()] == [one.numpy().sum() for one in tensors]
     assert hvd.pto(tf.square, []) == []
+    once = calls_of(lambda: hvd.allgather(tf.ones([3])))
+    assert once == (hvd.size() > 1)
+    assert calls_of(lambda: hvd.pto(tf.square, tensors)) == once
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float64"])
@@ -270,5 +316,8 @@ def test_lists_that_differ_between_ranks_are_refused_on_all_of_them() -> None:
         pytest.skip("needs two ranks")
     with pytest.raises(MismatchError, match="tensor 0"):
         hvd.pto(tf.square, [tf.ones([2 + hvd.rank()])])
+    # each rank would compute the same tensor: costs count with all their digits
+    with pytest.raises(MismatchError, match=r"cost 100000[12]\.0"):
+        hvd.pto(tf.square, [tf.ones([2]), tf.zeros([2])], cost=[1000001 + hvd.rank(), 1000002 - hvd.rank()])
     [found] = hvd.pto(tf.square, [tf.fill([2], 3.0)])
     np.testing.assert_array_equal(found, [9, 9])

@@ -187,3 +187,25 @@ def test_the_learning_rate_may_differ_until_a_broadcast_sets_it() -> None:
     hvd.broadcast_variables([variable, *optimizer.variables], root_rank=0)
     apply_once(optimizer, variable)()
     np.testing.assert_array_equal(variable.numpy(), [-2.0, -2.0])
+
+
+@pytest.mark.parametrize("how", ["dense", "top-k", "loss scale"])
+def test_a_momentum_that_is_a_variable_may_differ_until_a_broadcast_sets_it(how: str) -> None:
+    variable = keras.Variable(np.ones(2, np.float32), name="weights")
+    lars = hvd.optimizers.LARS(1.0)
+    if hvd.rank() == 0:
+        lars.momentum = 0.75  # as from a file
+    topk = hvd.TopK(momentum_correction=True) if how == "top-k" else None
+    made = keras.optimizers.LossScaleOptimizer(lars) if how == "loss scale" else lars
+    optimizer = hvd.DistributedOptimizer(made, compression=topk)
+    apply_once(optimizer, variable)()
+    hvd.broadcast_variables([variable, *optimizer.variables], root_rank=0)
+    assert float(optimizer.momentum.numpy()) == 0.75
+    apply_once(optimizer, variable)()
+    assert_same_bits_on_all_ranks([variable, *optimizer.variables])
+
+
+def test_a_momentum_that_no_broadcast_reaches_may_not_differ() -> None:
+    variable = keras.Variable(np.zeros(2, np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.75 if last() else 0.5))
+    assert "momentum must be the same on all ranks" in raised_alike(apply_once(optimizer, variable), MismatchError)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.keras.optimizers.momentum import OfLARS
+from hvd_ext.tensorflow.gradients import kinds
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.topk_jobs import OPTIONS, SHAPES, Expected, LateLARS, gradients, hosts_of, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model, values
@@ -100,6 +101,49 @@ def test_density_1_is_lars_with_the_norms_of_the_step_before(options: dict[str, 
         plain.apply([tf.constant(np.mean(one, 0) * factor) for one in zip(*every, strict=True)], reference)
     assert np.abs(values(weights)[0] - values(filled())[0]).max() > 0.01
     for got, wanted in zip(values(weights), values(reference), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+
+
+@few
+def test_estimates_of_the_norms_of_large_tensors_train_alike_on_all_ranks_and_near_exact_norms() -> None:
+    shapes = ((40, 50), (7,), (30, 20))  # two are longer than a sketch
+    zeros = [np.zeros(one, np.float32) for one in shapes]
+    ours, reference = ([keras.Variable(one, name=f"v{n}") for n, one in enumerate(zeros)] for _ in range(2))
+    fill(ours)
+    fill(reference)
+    start = values(ours)
+    topk = hvd.TopK(density=1.0, min_elements=10, wire="fp32", momentum_correction=True)
+    optimizer, plain = hvd.DistributedOptimizer(lars(), compression=topk), lars(LateLARS)
+    optimizer.build(ours)
+    step = tf.function(lambda *own: optimizer.apply(list(own), ours), autograph=False)
+    for number in range(6):
+        step(*[tf.constant(one) for one in gradients(hvd.rank(), number, shapes)])
+        every = [gradients(rank, number, shapes) for rank in range(hvd.size())]
+        plain.apply([tf.constant(np.mean(one, 0)) for one in zip(*every, strict=True)], reference)
+    assert_same_bits_on_all_ranks([*ours, *optimizer.variables])
+    for got, wanted, before in zip(values(ours), values(reference), start, strict=True):
+        moved = np.linalg.norm(wanted - before)
+        assert moved > 0
+        assert np.linalg.norm(got - wanted) < 0.1 * moved
+    kept = optimizer._hvd_ext_reducer.momentum.save([kinds.key(one) for one in ours])["gradient norms"]
+    np.testing.assert_allclose(kept[[0, 2]], plain._before.numpy()[[0, 2]], rtol=0.2)
+
+
+@few
+def test_norms_that_another_number_of_ranks_has_saved_are_those_of_the_next_step() -> None:
+    weights, reference = filled(), filled()
+    saved = {"ranks": 5, "steps": 7, "flushing": False, "gradient norms": [2.0, 0.0, 3.0]}
+    states = [{name: np.array(value) for name, value in saved.items()} for _ in range(5)]
+    topk = hvd.TopK(density=1.0, min_elements=10, wire="fp32", momentum_correction=True)
+    optimizer, plain = hvd.DistributedOptimizer(lars(), compression=topk), lars(LateLARS)
+    object.__setattr__(plain, "_before", tf.Variable([2.0, 0.0, 3.0], dtype=tf.float64))
+    optimizer.build(weights)
+    optimizer._hvd_ext_reducer.restore({0: (None, lambda: iter(states))})
+    optimizer.apply([tf.constant(one) for one in gradients(hvd.rank(), 0)], weights)
+    every = [gradients(rank, 0) for rank in range(hvd.size())]
+    plain.apply([tf.constant(np.mean(one, 0)) for one in zip(*every, strict=True)], reference)
+    for got, wanted, before in zip(values(weights), values(reference), values(filled()), strict=True):
+        assert np.abs(wanted - before).max() > 0.001
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
 
 

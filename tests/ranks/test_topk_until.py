@@ -395,25 +395,31 @@ def test_a_state_that_nobody_can_read_leaves_the_way_to_send_as_it_is() -> None:
 CASES = {"before": 2, "at the last step before": 9, "at": 10, "after": 13}
 
 
-def resumed(directory: Path, topk: hvd.TopK) -> tuple[keras.Model, hvd.callbacks.Checkpoint]:
-    made = model(OPTIMIZERS["momentum"](), topk, run_eagerly=True)
+def resumed(directory: Path, topk: hvd.TopK, name: str = "momentum") -> tuple[keras.Model, hvd.callbacks.Checkpoint]:
+    made = model(OPTIMIZERS[name](), topk, run_eagerly=True)
     checkpoint = hvd.callbacks.Checkpoint(directory)
     checkpoint.set_model(made)
     return made, checkpoint
 
 
 @few
-@pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_from_either_side_goes_on_bit_for_bit_on_the_same_ranks(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [*(("momentum", case) for case in CASES), ("lars, corrected", "before"), ("lars, corrected", "after")],
+)
+def test_a_checkpoint_from_either_side_goes_on_bit_for_bit_on_the_same_ranks(
+    name: str, case: str, tmp_path: Path
+) -> None:
     directory = Path(hvd.broadcast_object(str(tmp_path / "job")))
-    topk, saved = hvd.TopK(**OPTIONS, until=SWITCH), CASES[case]
-    whole, checkpoint = resumed(directory, topk)
+    correction = CORRECTION.get(name, "auto")
+    topk, saved = hvd.TopK(**OPTIONS, until=SWITCH, momentum_correction=correction), CASES[case]
+    whole, checkpoint = resumed(directory, topk, name)
     assert checkpoint.restore() == (0, 0)
     for step in range(STEPS):
         if step == saved:
             checkpoint.save(1)
         whole.train_on_batch(*data(hvd.rank(), 4, step))
-    second, checkpoint = resumed(directory, topk)
+    second, checkpoint = resumed(directory, topk, name)
     fill(second.weights, salt=3)
     assert checkpoint.restore() == (1, 0)
     for step in range(saved, STEPS):

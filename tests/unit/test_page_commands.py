@@ -81,7 +81,7 @@ ELSEWHERE = {
     "python -m hvd_ext bench stragglers *": "tests/mpi/test_bench_stragglers.py",
     "python -m hvd_ext bench data *": "tests/ranks/test_bench_data.py",
     "python -m hvd_ext bench topk *": "tests/unit/bench/test_topk.py",
-    "python -m hvd_ext bench lars*": "tests/unit/bench/test_lars.py",
+    "python -m hvd_ext bench lars*": "tests/mpi/test_bench_lars.py",
     "python -m hvd_ext cluster run * -- python -m hvd_ext bench breakdown *": "tests/mpi/test_bench_breakdown.py",
     "python -m hvd_ext cluster run * -- python -m benchmarks.studies hitopk *": "tests/mpi/test_bench_sparse.py",
     "python -m benchmarks.studies hitopk --topology *": "tests/unit/benchmarks/test_hitopk.py",

@@ -134,7 +134,10 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
 
 
 def _of_config(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
-    found = comparable(optimizer.get_config(), whose)
+    config = optimizer.get_config()
+    if isinstance(getattr(optimizer, "momentum", None), keras.Variable):  # a broadcast brings it, as a learning rate
+        config.pop("momentum", None)  # that of a loss-scale optimizer is the inner one's
+    found = comparable(config, whose)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         found["the inner optimizer's class"] = inner.__class__.__name__

@@ -175,7 +175,7 @@ class LARS(Layerwise):
 
         Args:
             variables: whose rates they are.
-            gradients: the norms; a variable with a trust ratio stands still where its norm is 0, which may be unknown.
+            gradients: the norms; 0 may stand for one that is not known, and the rate of a trust ratio of it is 0.
         """
         places = self._places(variables)
         trust = self._ratios(places, self._norms_of(variables), gradients)

@@ -56,17 +56,12 @@ def momentum_of(optimizer: Any, options: GradientOptions) -> Momentum | None:
             return None
     elif hindrance:
         raise InvalidError(f"TopK, momentum_correction (True): {hindrance}, or leave momentum_correction out")
-    kind = OfLARS if isinstance(optimizer, LARS) else OfSGD
     nesterov = bool(optimizer.nesterov)
     # a weak reference: the reducer, which asks, must not keep the optimizer alive
-    return kind(_momentum_now(optimizer), nesterov, weakref.ref(optimizer))
-
-
-def _momentum_now(optimizer: Any) -> float:
-    if isinstance(optimizer, keras.optimizers.SGD):
-        return float(optimizer.momentum)
-    with tf.init_scope():
-        return float(tf.convert_to_tensor(optimizer.momentum))
+    if isinstance(optimizer, LARS):
+        # a variable or a schedule, which each step reads: ranks may have unequal ones until a broadcast, or 0 at first
+        return OfLARS(0.0, nesterov, weakref.ref(optimizer))
+    return OfSGD(float(optimizer.momentum), nesterov, weakref.ref(optimizer))
 
 
 def _hindrance(optimizer: Any) -> str:
@@ -82,14 +77,15 @@ def _hindrance(optimizer: Any) -> str:
             f"{name} has rate_in_momentum=False, and what is sent late must have the rates of its own steps in it; "
             "use rate_in_momentum=True"
         )
-    if not _momentum_now(optimizer):
+    if isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum:  # that of LARS may be another later
         return f"{name} has momentum 0, so there is none to take over; give the optimizer a momentum"
     if any(limit is not None for limit in (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)):
         return (
             f"{name} has a clipnorm, clipvalue or global_clipnorm, which would act after its momentum and its learning "
             "rate; use TopK(clip=...) instead"
         )
-    if optimizer.built and all(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
+    # one slot is enough: those of a layer that is frozen or dead stay 0
+    if optimizer.built and any(bool(keras.ops.any(slot != 0)) for slot in optimizer.momentums):
         return f"{name} has trained without it, and its momentum would be lost; wrap an optimizer before its first step"
     return ""
 

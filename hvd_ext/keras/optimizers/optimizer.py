@@ -20,7 +20,14 @@ from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.keras.optimizers import models
 from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
-from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper, put_in_front, refuse_global_norm, updates
+from hvd_ext.keras.optimizers.wrapper import (
+    Distributed,
+    MomentumInside,
+    Wrapper,
+    put_in_front,
+    refuse_global_norm,
+    updates,
+)
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
@@ -332,7 +339,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
     reducer = Reducer(label, options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
         updating._share_norms(reducer)
-    fronts: list[type] = [Wrapper]
+    fronts: list[type] = [Wrapper, MomentumInside] if scaling else [Wrapper]
     if momentum is not None and scaling:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
     elif momentum is not None:

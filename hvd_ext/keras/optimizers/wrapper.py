@@ -141,6 +141,20 @@ class Wrapper(Distributed):
         _unless_skipped(self, lambda: plain(grads, trainable_variables, learning_rate))
 
 
+class MomentumInside(InFront):
+    """A loss-scale optimizer whose momentum is that of the optimizer inside of it, as Keras has it with the rate."""
+
+    @property
+    def momentum(self) -> Any:
+        """The momentum of the optimizer inside, if that has one."""
+        return updates(self).momentum
+
+    @momentum.setter
+    def momentum(self, value: Any) -> None:
+        """Set the momentum of the optimizer inside."""
+        updates(self).momentum = value
+
+
 @functools.cache
 def class_of(plain: type, *fronts: type[InFront]) -> type:
     """Make the class of a wrapped optimizer.

@@ -41,20 +41,30 @@ def test_by_default_it_is_taken_over_where_there_is_one() -> None:
 def test_it_is_that_of_lars_and_the_momentum_is_asked_for_in_each_step() -> None:
     lars = hvd.optimizers.LARS(0.1, momentum=0.75, nesterov=True)
     found = momentum_of(lars, CORRECTED)
-    assert (type(found), found.value, found.nesterov, float(found.now())) == (OfLARS, 0.75, True, 0.75)
+    assert (type(found), found.value, found.nesterov, float(found.now())) == (OfLARS, 0.0, True, 0.75)
     lars.momentum = 0.5
-    assert (found.value, float(found.now())) == (0.75, 0.5)
+    assert (found.value, float(found.now())) == (0.0, 0.5)
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.75, 0.25])
     lars = hvd.optimizers.LARS(0.1, momentum=schedule)
     found = momentum_of(lars, CORRECTED)
     lars.iterations.assign(1)
-    assert (found.value, float(found.now())) == (0.75, 0.25)
+    assert (found.value, float(found.now())) == (0.0, 0.25)
     taken = momentum_of(hvd.optimizers.LARS(), GradientOptions(compression=hvd.TopK()))
     assert (taken is not None) == (hvd.optimizers.LARS in BY_DEFAULT)
     with pytest.raises(InvalidError, match="rate_in_momentum=False.*rates of its own steps"):
         momentum_of(hvd.optimizers.LARS(rate_in_momentum=False), CORRECTED)
-    with pytest.raises(InvalidError, match="has momentum 0"):
-        momentum_of(hvd.optimizers.LARS(momentum=0.0), CORRECTED)
+
+
+def test_a_momentum_that_is_0_at_present_is_taken_over() -> None:
+    lars = hvd.optimizers.LARS(1.0, momentum=keras.optimizers.schedules.PolynomialDecay(0.0, 100, 0.9))
+    found = momentum_of(lars, CORRECTED)
+    assert float(found.now()) == 0.0
+    lars.iterations.assign(50)
+    assert float(found.now()) == pytest.approx(0.45)
+    lars = hvd.optimizers.LARS(1.0, momentum=0.0)
+    found = momentum_of(lars, CORRECTED)
+    lars.momentum = 0.5
+    assert float(found.now()) == 0.5
 
 
 def test_optimizers_without_such_a_momentum_are_refused() -> None:
@@ -74,9 +84,9 @@ def test_an_optimizer_that_clips_is_refused(limit: str) -> None:
 
 def test_an_optimizer_whose_momentum_runs_already_is_refused() -> None:
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    variable = keras.Variable(np.zeros(2), dtype="float32")
-    optimizer.build([variable])
+    moved, dead = (keras.Variable(np.zeros(2), dtype="float32") for _ in range(2))
+    optimizer.build([moved, dead])
     assert momentum_of(optimizer, CORRECTED) is not None
-    optimizer.apply([np.ones(2, np.float32)], [variable])
+    optimizer.apply([np.ones(2, np.float32), np.zeros(2, np.float32)], [moved, dead])
     with pytest.raises(InvalidError, match="has trained without it, and its momentum would be lost"):
         momentum_of(optimizer, CORRECTED)

@@ -102,6 +102,17 @@ def test_local_layers_are_options_too() -> None:
             face(wrapped, **how)
 
 
+def test_a_loss_scale_optimizer_passes_the_momentum_on() -> None:
+    lars = hvd.optimizers.LARS(momentum=0.75)
+    wrapped = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(lars))
+    assert wrapped.momentum is lars.momentum
+    wrapped.momentum = 0.5
+    assert float(lars.momentum.numpy()) == 0.5
+    assert not hasattr(
+        hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())), "momentum"
+    )
+
+
 def test_in_mixed_precision_both_optimizers_know_that_they_are_wrapped() -> None:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -159,3 +161,23 @@ def test_a_sketch_is_linear_and_has_about_the_norm(length: int, kind: str) -> No
     # four times the deviation that is promised; a short one loses nothing
     tolerance = 4 / np.sqrt(2 * norms.SKETCH) if length > norms.SKETCH else 1e-6
     np.testing.assert_allclose(np.linalg.norm(one), np.linalg.norm(x), rtol=tolerance)
+
+
+@pytest.mark.parametrize("slower", ["alone", "together"])
+def test_the_way_that_takes_less_time_is_chosen(slower: str) -> None:
+    calls = []
+
+    def way(name: str) -> tf.Tensor:
+        def work() -> np.float32:
+            calls.append(name)
+            time.sleep(0.2 if name == slower else 0.0)
+            return np.float32(1)
+
+        return tf.ensure_shape(tf.numpy_function(work, [], tf.float32), [])
+
+    trial = sharing.Trial()
+    step = tf.function(lambda: trial.run([tf.ones([])], lambda: way("alone"), lambda: way("together"), tf.identity))
+    for _ in range(11):
+        step()
+    assert int(trial.chosen) == (slower == "alone")
+    assert calls == [*["alone", "together"] * 5, "together" if slower == "alone" else "alone"]
