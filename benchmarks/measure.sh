@@ -158,7 +158,8 @@ for part in $parts; do
         ;;
     lars)
         # about 25 minutes; four ranks with the tensors of a Transformer need 22 GB
-        hvd_ext bench lars --json "$folder/lars.json"
+        hvd_ext bench lars --parts norms,update --json "$folder/lars.json"
+        hvd_ext bench lars --parts pto --json "$folder/lars.json" --append
         for rate in 100mbit 1gbit; do
             rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models resnet50 --json "$folder/lars_$rate.json"
             rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models transformer --parts norms,pto \

@@ -19,6 +19,7 @@ app = App(no_args_is_help=True)
 @app.callback()
 def studies() -> None:
     """Make the figures of the pages again; for a cluster of your own see `python -m hvd_ext bench`."""
+    command.only_on_rank_0()
 
 
 app.command()(convergence)

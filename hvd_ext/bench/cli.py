@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ app = App(no_args_is_help=True)
 @app.callback()
 def bench() -> None:
     """Measure collectives beside MPI and Horovod, and the reading of data."""
+    command.only_on_rank_0()
 
 
 @app.command()
@@ -46,12 +46,6 @@ def allreduce(
 ) -> None:
     """Sum a buffer over all ranks: hvd_ext, MPI_Allreduce and Horovod, in turns, beside what must be done at least:
     plain sockets between hosts, passes over memory in one. Every result is checked."""
-    from hvd_ext.bench.jobs import place
-
-    rank = place(os.environ)
-    if rank:
-        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
-        return
     from hvd_ext.bench import results
     from hvd_ext.bench.allreduce import Request, measure
     from hvd_ext.bench.table import allreduce_table, faults, losses
@@ -81,7 +75,7 @@ def allreduce(
         run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows)
         whole = results.keep(result, before, json_file)
-        console = command.table_console(rank)
+        console = command.table_console()
         console.print(allreduce_table(result))
         wrong = faults(rows)
         command.say(console, [*losses(result["rows"]), *notes], wrong)
@@ -135,12 +129,6 @@ def training(
     timeout: command.Timeout = 600.0,
 ) -> None:
     """Train a Keras model over all ranks with hvd_ext and with Horovod, in turns; what they trained is checked."""
-    from hvd_ext.bench.jobs import place
-
-    rank = place(os.environ)
-    if rank:
-        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
-        return
     from hvd_ext.bench import plots, results
     from hvd_ext.bench.table import training_faults, training_table, trials
     from hvd_ext.bench.training import Request, measure
@@ -174,7 +162,7 @@ def training(
         run.update(topology=topology, options=dict(request.options), rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, results.TRAINING)
         kept = results.keep(result, before, json_file)
-        console = command.table_console(rank)
+        console = command.table_console()
         console.print(training_table(result))
         wrong = training_faults(rows)
         command.say(console, [*trials(rows), *notes], wrong)
@@ -216,12 +204,6 @@ def schedule(
 ) -> None:
     """Replay a model's step with every bucketer, in turns, beside its prediction: ranks sleep until a tensor is ready
     and hand it to the engine, without TensorFlow, so that computing takes no core. Every result is checked."""
-    from hvd_ext.bench.jobs import place
-
-    rank = place(os.environ)
-    if rank:
-        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
-        return
     from hvd_ext.bench import results
     from hvd_ext.bench.schedule import Request, measure
     from hvd_ext.bench.table import schedule_faults, schedule_table
@@ -250,7 +232,7 @@ def schedule(
         run.update(topology=topology, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, results.SCHEDULE)
         kept = results.keep(result, before, json_file)
-        console = command.table_console(rank)
+        console = command.table_console()
         console.print(schedule_table(result))
         wrong = schedule_faults(rows)
         command.say(console, notes, wrong)
@@ -289,12 +271,6 @@ def stragglers(
 ) -> None:
     """Train with ranks that are late, with each mode of sync= and with Horovod, in turns, beside the model of rounds:
     computing is slept, so that ranks that share cores lose what ranks on machines of their own lose."""
-    from hvd_ext.bench.jobs import place
-
-    rank = place(os.environ)
-    if rank:
-        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
-        return
     from hvd_ext.bench import results
     from hvd_ext.bench.stragglers import Request, measure
     from hvd_ext.bench.table import stragglers_faults, stragglers_table
@@ -320,7 +296,7 @@ def stragglers(
         run.update(topology=topology, notes=notes)
         result = results.result_of(run, rows, results.STRAGGLERS)
         kept = results.keep(result, before, json_file)
-        console = command.table_console(rank)
+        console = command.table_console()
         console.print(stragglers_table(result))
         wrong = stragglers_faults(rows)
         command.say(console, notes, wrong)

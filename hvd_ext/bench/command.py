@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hvd_ext.bench.jobs import Launcher, Tell, choose
+from hvd_ext.bench.jobs import Launcher, Tell, choose, place
 from hvd_ext.cluster.spec import rate_bits
 from hvd_ext.commands.app import table_console as table_console
 from hvd_ext.errors import HvdExtError
@@ -68,6 +68,12 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise typer.BadParameter(
             f"{text!r}: must be whole numbers with commas between them", param_hint=option
         ) from None
+
+
+def only_on_rank_0() -> None:
+    """End a process that a launcher has started as another rank: rank 0 starts the jobs that measure."""
+    if place(os.environ):
+        raise typer.Exit
 
 
 def launched(line: str | None, ranks: str | None) -> Launcher:

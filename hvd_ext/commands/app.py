@@ -55,16 +55,15 @@ class App(typer.Typer):
         return super().command(name, cls=_Command, **settings)
 
 
-def table_console(rank: int | None = None) -> Console:
+def table_console() -> Console:
     """Return the console for tables: as wide as the user's terminal, or of a fixed width if there is none.
-
-    Args:
-        rank: the rank of this process in a job; None if no launcher has started it.
 
     Returns:
         The console; COLUMNS sets its width, if it is set.
     """
+    from hvd_ext.runner.launcher import RANK_VARIABLES
+
     # A launcher gives its ranks a terminal that is not the user's, and a file or a pipe has no width. A table that is
     # cut to 80 columns would be useless.
-    seen = Console().is_terminal and rank is None
+    seen = Console().is_terminal and not any(name in os.environ for name in RANK_VARIABLES)
     return Console() if seen or os.environ.get("COLUMNS") else Console(width=TABLE_WIDTH, force_terminal=False)

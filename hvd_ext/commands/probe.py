@@ -93,7 +93,7 @@ def probe(
 
 def _tell(job: Runtime, times: Sequence[Allreduce], output: Path | None, plot: Path | None) -> None:
     assert job.network is not None
-    console = table_console(job.engine.rank)
+    console = table_console()
     console.print(table_of(job))
     console.print(allreduce_table(times))
     remark = f"measured by python -m hvd_ext probe on {job.tree.describe()}, {time.strftime('%Y-%m-%d')}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvd_ext.bench.lars_worker import CONTESTANTS, NORMS, PTO
+from hvd_ext.runner.launcher import mpirun
 
 pytestmark = pytest.mark.slow
 
@@ -17,13 +20,19 @@ TIMEOUT_S = 280
 LARS = [sys.executable, "-m", "hvd_ext", "bench", "lars"]
 
 
-def test_norms_are_measured_alone_and_divided_among_the_ranks(tmp_path: Path) -> None:
+def test_norms_are_measured_once_by_a_launched_job_alone_and_divided_among_the_ranks(tmp_path: Path) -> None:
     path = tmp_path / "lars.json"
-    options = ["--ranks", "2", "--models", "resnet50", "--parts", "norms,pto", "--repetitions", "1", "--calls", "1"]
+    options = ["--models", "resnet50", "--parts", "norms,pto", "--repetitions", "1", "--calls", "1"]
     done = subprocess.run(
-        [*LARS, *options, "--json", str(path)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        mpirun(2, [*LARS, *options, "--json", str(path)]),
+        env={**os.environ, "HVD_EXT_LAUNCHER": shlex.join(mpirun(2, []))},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.count("LARS: medians") == 1
     rows = json.loads(path.read_text())["rows"]
     wanted = [(part, name) for part in (NORMS, PTO) for name in CONTESTANTS[part]]
     assert [(row["part"], row["contestant"]) for row in rows] == wanted

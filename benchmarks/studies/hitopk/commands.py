@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,18 +37,13 @@ def hitopk(
     timeout: command.Timeout = 900.0,
 ) -> None:
     """Sum a gradient over all ranks, sparse and dense, in turns: times, bytes on the links, hitopk's four steps."""
-    from hvd_ext.bench.jobs import Launcher, place
-
-    rank = place(os.environ)
-    if rank:
-        # A launcher has started this command on all ranks; rank 0 starts the jobs that measure.
-        return
     from benchmarks.studies.hitopk import results as told
     from benchmarks.studies.hitopk.expected import simulated
     from benchmarks.studies.hitopk.jobs import Request, measure
     from benchmarks.studies.hitopk.names import names_of
     from hvd_ext.bench import results
     from hvd_ext.bench.expected import Cluster, cluster_of
+    from hvd_ext.bench.jobs import Launcher
     from hvd_ext.topology.read import read
 
     with command.ended_in_words("benchmarks.studies hitopk"):
@@ -90,7 +84,7 @@ def hitopk(
         run.update(topology=text, rate_bytes_per_second=request.rate, notes=notes)
         result = results.result_of(run, rows, told.BENCHMARK)
         results.keep(result, before, json_file)
-        console = command.table_console(rank)
+        console = command.table_console()
         console.print(told.table(result))
         steps = told.steps_table(result)
         if steps is not None:

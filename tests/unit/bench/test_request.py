@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 import hvd_ext.bench
+from benchmarks.studies.__main__ import app as studies
 from hvd_ext.bench.allreduce import Request
 from hvd_ext.bench.expected import Cluster, cluster_of
 from hvd_ext.bench.jobs import Launcher, choose, place, wanted
 from hvd_ext.cluster.spec import Spec, topology
+from hvd_ext.commands.app import App
 from hvd_ext.errors import InvalidError, TopologyError
 from hvd_ext.topology.tree import from_hosts
 
@@ -209,3 +212,13 @@ def test_only_plans_have_a_price() -> None:
 def test_a_topology_of_another_job_is_refused() -> None:
     with pytest.raises(TopologyError, match="3"):
         cluster_of({"hosts": ["h1", "h2"], "topology": topology(Spec((2, 1)))}, None)
+
+
+@pytest.mark.parametrize("app", [hvd_ext.bench.app, studies], ids=["bench", "studies"])
+def test_a_command_that_a_launcher_starts_on_all_ranks_is_done_by_rank_0(app: App) -> None:
+    names = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert len(names) > 4
+    for name in names:
+        for rank, status in (("1", 0), ("0", 2)):  # there is no such option
+            ended = CliRunner().invoke(app, [name, "--no-such-option"], env={"OMPI_COMM_WORLD_RANK": rank})
+            assert ended.exit_code == status, (name, rank, ended.output)
