@@ -260,7 +260,7 @@ def test_pto_gives_all_ranks_all_results_in_one_collective() -> None:
     assert [float(one) for one in traced()] == [one.numpy().sum() for one in tensors]
     assert hvd.pto(tf.square, []) == []
     once = calls_of(lambda: hvd.allgather(tf.ones([3])))
-    assert once == (hvd.size() > 1)
+    assert once == 1
     assert calls_of(lambda: hvd.pto(tf.square, tensors)) == once
 
 
