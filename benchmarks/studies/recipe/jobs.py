@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.convergence.jobs import check_folder
 from benchmarks.studies.recipe.ways import CLUSTER, EXAMPLES, Run, known
 from hvd_ext.bench.results import machine, save, versions
 from hvd_ext.cluster.rehearsal import Cluster
@@ -51,7 +52,7 @@ def train(
     Returns:
         Words for each failure.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     failures = []
     for run in chosen:
         if rows(folder, run):
@@ -71,7 +72,6 @@ def _do(run: Run, settings: Path, folder: Path, tell: Tell, silence_s: float) ->
     log, output = folder / f"{run.name}.log", folder / run.name
     log.unlink(missing_ok=True)
     with ExitStack() as stack:
-        # TERM: without a terminal, each epoch is a line
         if run.kind == "seed":
             where = folder / "topology.yaml"
             where.write_text(topology(CLUSTER), encoding="utf-8")

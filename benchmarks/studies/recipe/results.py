@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.studies.convergence.results import COLOURS, NEAR, interval
 from benchmarks.studies.markdown import table as markdown_table
 from benchmarks.studies.recipe import jobs
-from benchmarks.studies.recipe.ways import CLUSTER, DENSE, WAYS, Run, Way, known
+from benchmarks.studies.recipe.ways import AUTO, CLUSTER, DENSE, WAYS, Run, Way, known
 from hvd_ext.bench.table import drawn, ratio, seconds
 from hvd_ext.cluster.spec import topology
 from hvd_ext.commands.figures import finish, panels
@@ -170,7 +170,7 @@ def price_lines(found: Mapping[str, Any]) -> list[list[str]]:
         ]
         for row in found["rows"]
         for phase in row["phases"]
-        if phase.get("predicted_seconds") and row["way"] in ("dense", "auto")
+        if phase.get("predicted_seconds") and row["way"] in (DENSE, AUTO)
     ]
 
 
