@@ -37,7 +37,7 @@ def main(
         bool, typer.Option("--dry-run", help="Only print the predicted price, with the cluster of --topology.")
     ] = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Only measure the rates of this device, for price.rates.")
+        bool, typer.Option("--calibrate", help="Only measure the rates of this device, with --data, for price.rates.")
     ] = False,
     topology: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The cluster, as docs/topology.md describes it.")

@@ -1,4 +1,4 @@
-"""The rates of the device at hand: plain Keras' training step beside ours, on pictures of noise."""
+"""The rates of the device at hand: plain Keras' training step beside ours, on noise or on pictures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
     """Measure this rank's device for each size of pictures; all ranks of the job call it after `hvd.init()`.
 
     Ranks measure at the same time, so that those of one host share its processors as in a training, and have the times
-    of the slowest one.
+    of the slowest one. Where the settings name pictures, these are cut as in a training, on the same processors, and so
+    their input is in the times.
 
     Args:
         settings: of the training.
@@ -65,7 +66,10 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
         SettingsError: the devices cannot divide a batch evenly, or the times make no sense.
     """
     training.check(settings, devices)
-    steps = Steps(settings, settings.data.synthetic)
+    if not settings.data.source:
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"source": "synthetic"})})
+    pictures = Pictures(settings, hvd.rank(), hvd.size())
+    steps = Steps(settings, pictures.train)
     tell("the update of the weights")
     (update_s,) = _in_turns([_update(settings, steps)])
     fits = [_Fit(settings, training.plain(settings.optimizer, steps))]
@@ -77,7 +81,8 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
             continue
         batch = phase.batch // devices
         tell(f"{phase.pixels} pixels, {batch} pictures a step")
-        data = _noise(settings, phase, batch)
+        synthetic = settings.data.source == "synthetic"
+        data = _batches(pictures, phase, batch, 1 if synthetic else max(1, pictures.train // (batch * hvd.size())))
         for fit in fits:
             fit.take(data)
         plain_s, *ours_s = _in_turns(fits)
@@ -87,6 +92,7 @@ def calibrate(settings: Settings, devices: int, tell: Callable[[str], None]) -> 
                 f"{plain_s * 1e3:.3g} ms; measure again, with nothing else at work, or a larger batch"
             )
         found[phase.pixels] = Measured(phase.pixels, batch, plain_s, ours_s[0] if ours_s else None, update_s)
+    pictures.close()
     return list(found.values())
 
 
@@ -118,14 +124,12 @@ def text(measured: list[Measured]) -> str:
     return "\n".join(lines)
 
 
-def _noise(settings: Settings, phase: Phase, batch: int) -> tf.data.Dataset:
-    phase = phase.model_copy(update={"batch": batch * hvd.size()})
-    data = settings.data.model_copy(update={"source": "synthetic"})
-    return (
-        Pictures(settings.model_copy(update={"data": data, "phases": (phase,)}), hvd.rank(), hvd.size())
-        .training(phase, 1)
-        .repeat()
-    )
+def _batches(pictures: Pictures, phase: Phase, batch: int, steps: int) -> tf.data.Dataset:
+    """Give batches of one device without end; those of an epoch have been seen, and the cache has what fits into it."""
+    data = pictures.training(phase.model_copy(update={"batch": batch * hvd.size()}), steps)
+    for _ in data:
+        pass
+    return data.repeat()
 
 
 def _in_turns(runs: Sequence[Run]) -> list[float]:

@@ -370,6 +370,8 @@ class DataCache:
     def _options(self) -> tf.data.Options:
         options = tf.data.Options()
         options.threading.private_threadpool_size = self._threads
+        # with nothing to tune but this; its thread can hold up the end of an iterator, and so of an epoch, for seconds
+        options.autotune.enabled = False
         # shuffling and sharding are done already; TensorFlow must not divide the data of a distributed fit again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         return options
