@@ -19,10 +19,13 @@ from benchmarks.studies.hitopk import results as hitopk
 from benchmarks.studies.markdown import excerpt, table
 from benchmarks.studies.recipe import results as recipe
 from benchmarks.studies.topk_targets import HEADINGS as TARGETS, cells_of, verdicts_of
+from hvd_ext.bench.breakdown import HEADINGS as BREAKDOWN_HEADINGS, cells as breakdown_cells, doubts as breakdown_doubts
+from hvd_ext.bench.breakdown_worker import WHOLE
 from hvd_ext.bench.data_table import HEADINGS as DATA_HEADINGS, cells_of as data_cells, data_faults, place_of, runs_of
 from hvd_ext.bench.lars import HEADINGS as LARS_HEADINGS, cells as lars_cells, goals as lars_goals
 from hvd_ext.bench.results import (
     ALLREDUCE,
+    BREAKDOWN,
     DATA,
     LARS,
     SCHEDULE,
@@ -173,6 +176,14 @@ def lars_markdown(result: Mapping[str, Any]) -> str:
     said = "".join(f"- {line}\n" for line in lars_goals(result["rows"]))
     told = f"{_where(result['runs'][0])} Medians of {len(result['rows'][0]['seconds_samples'])} samples, in turns."
     return f"{told}\n\n{table(LARS_HEADINGS, map(lars_cells, result['rows']))}\n{said}"
+
+
+def breakdown_markdown(result: Mapping[str, Any]) -> str:
+    """Write a result of bench breakdown as Markdown: machine, versions, a table with every row, what does not add up."""
+    rows = result["rows"]
+    said = "".join(f"- {line}\n" for line in breakdown_doubts(rows))
+    told = f"{_where(result['runs'][0])} Milliseconds, medians of {len(rows[0]['samples'][WHOLE])} samples, in turns."
+    return f"{told}\n\n{table(BREAKDOWN_HEADINGS, map(breakdown_cells, rows))}\n{said}"
 
 
 def topk_markdown(result: Mapping[str, Any]) -> str:
@@ -365,5 +376,6 @@ def _markdown_of(path: Path) -> str:
         STRAGGLERS: stragglers_markdown,
         DATA: data_markdown,
         LARS: lars_markdown,
+        BREAKDOWN: breakdown_markdown,
     }
     return written[kind](load(path, kind))

@@ -15,6 +15,7 @@ from hvd_ext.bench.breakdown_worker import PARTS, SCHEMES, Task
 from hvd_ext.bench.jobs import Launcher, Tell, events_of
 from hvd_ext.bench.results import cluster_name
 from hvd_ext.bench.sampling import EVENTS, Follower
+from hvd_ext.bench.table import drawn
 from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import Job, job_environment
@@ -26,6 +27,7 @@ NAMES = {
     "hitopk": "MSTopK, hitopk",
     "cached": "MSTopK, hitopk, DataCache",
 }
+HEADINGS = ("ranks", "pixels", "scheme", *PARTS, "step", "missed")
 # From the palette of Okabe and Ito.
 COLOURS = dict(zip(PARTS, ("#56B4E9", "#E69F00", "#009E73", "#D55E00", "#CC79A7"), strict=True))
 
@@ -101,29 +103,18 @@ def missed(row: Mapping[str, Any]) -> float:
     return float(row["step_seconds"] - sum(row["parts"].values()))
 
 
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Write a row with a text for each of `HEADINGS`."""
+    parts = [f"{1e3 * row['parts'][name]:.1f}" for name in PARTS]
+    step = row["step_seconds"]
+    named = [cluster_name(row), str(row["pixels"]), NAMES[row["scheme"]]]
+    return [*named, *parts, f"{1e3 * step:.1f}", f"{missed(row) / step:+.0%}"]
+
+
 def breakdown_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Show the parts of each scheme in milliseconds, and what the parts together miss of the step."""
-    table = Table(title="One training step in its parts: what it saves without each of them, medians, ms")
-    for name in ("ranks", "pixels", "scheme"):
-        table.add_column(name)
-    for name in (*PARTS, "step", "missed"):
-        table.add_column(name, justify="right")
-    last = None
-    for row in rows:
-        if last is not None and last != row["pixels"]:
-            table.add_section()
-        last = row["pixels"]
-        parts = [f"{1e3 * row['parts'][name]:.1f}" for name in PARTS]
-        step, rest = row["step_seconds"], missed(row)
-        table.add_row(
-            cluster_name(row),
-            str(row["pixels"]),
-            NAMES[row["scheme"]],
-            *parts,
-            f"{1e3 * step:.1f}",
-            f"{rest / step:+.0%}",
-        )
-    return table
+    title = "One training step in its parts: what it saves without each of them, medians, ms"
+    return drawn(title, None, HEADINGS, [(row["pixels"], cells(row), False) for row in rows], HEADINGS[:3])
 
 
 def doubts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

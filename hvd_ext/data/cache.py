@@ -16,7 +16,7 @@ from hvd_ext.data import fingerprint, native, sources, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
 from hvd_ext.data.loading import ON_ERROR, Loader
-from hvd_ext.data.steps import Steps
+from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, process, process_sets, runtime
 from hvd_ext.tensorflow.ops import plain
@@ -368,10 +368,8 @@ class DataCache:
         return dataset.with_options(self._options()).prefetch(_PREFETCHED)
 
     def _options(self) -> tf.data.Options:
-        options = tf.data.Options()
+        options = untuned()
         options.threading.private_threadpool_size = self._threads
-        # with nothing to tune but this; its thread can hold up the end of an iterator, and so of an epoch, for seconds
-        options.autotune.enabled = False
         # shuffling and sharding are done already; TensorFlow must not divide the data of a distributed fit again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         return options

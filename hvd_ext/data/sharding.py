@@ -336,7 +336,7 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     import numpy as np
     import tensorflow as tf
 
-    from hvd_ext.data.steps import Steps
+    from hvd_ext.data.steps import Steps, untuned
 
     own, size, remainder = settings["own"], len(lengths), settings["remainder"]
     elements = _evened_elements(lengths, rank, settings) if own else None
@@ -368,7 +368,8 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
         shaped = [tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, specs, strict=True)]
         return tf.nest.pack_sequence_as(whole, shaped)
 
-    return steps.batches(read, tf.nest.pack_sequence_as(whole, specs)).prefetch(tf.data.AUTOTUNE)
+    batches = steps.batches(read, tf.nest.pack_sequence_as(whole, specs))
+    return batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
 
 
 def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any], shuffling: dict[str, int]) -> Any:

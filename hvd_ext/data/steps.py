@@ -152,6 +152,17 @@ class Steps:
         return own // self.batch_size if self.drop_remainder else -(-own // self.batch_size)
 
 
+def untuned() -> tf.data.Options:
+    """Make options with which TensorFlow tunes nothing.
+
+    Its tuning thread sleeps for longer and longer. An iterator that is dropped wakes it before it says that it has
+    ended; where processors are busy the thread looks at once, sleeps on, and the epoch's end waits for seconds.
+    """
+    found = tf.data.Options()
+    found.autotune.enabled = False
+    return found
+
+
 def _mapped(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any], spec: Any) -> tf.data.Dataset:
     """Map a data set of single tensors; where all results are tensors, without a change of threads.
 

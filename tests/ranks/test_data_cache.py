@@ -72,6 +72,11 @@ def test_the_pipelines_of_a_hosts_ranks_share_its_processors(
     assert threads(set(range(4 * size)), threads=3) == 3
 
 
+def test_tensorflow_tunes_nothing_in_it(hvd: ModuleType) -> None:
+    assert make(hvd, Counted()).dataset(4).options().autotune.enabled is False
+    assert hvd.shard(np.arange(64.0), batch_size=1, shuffle=True).options().autotune.enabled is False
+
+
 def test_ranks_that_take_each_others_samples_find_them(hvd: ModuleType, size: int) -> None:
     counted = Counted()
     cache = make(hvd, counted)

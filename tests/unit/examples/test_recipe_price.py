@@ -21,6 +21,7 @@ import hvd_ext as hvd
 from hvd_ext.planning import papers
 from hvd_ext.topology import presets
 from hvd_ext.topology.tree import SHARED_MEMORY, Link
+from tests.unit.data.caching import CLASSES, write_pictures
 
 INSIDE, BETWEEN = Link(2e-6, 1 / 10e9), Link(30e-6, 8 / 1e8)
 TREE = presets.cluster([2, 2], INSIDE, BETWEEN)
@@ -200,7 +201,8 @@ def test_what_was_measured_becomes_settings(tmp_path: Path) -> None:
     assert "0.80 of its speed" in path.read_text()
 
 
-def test_a_device_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on", ["noise", "pictures"])
+def test_a_device_is_measured_once_for_each_size(on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WARM", "TURNS", "MOST_STEPS"):
         monkeypatch.setattr(calibration, name, 1)
     update = calibration._update
@@ -213,12 +215,20 @@ def test_a_device_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch
     hvd.init()
     tiny = {"blocks": (1,), "widths": (2,), "stem": "small"}
     phases = [{"epochs": 1, "pixels": 16, "batch": batch} for batch in (8, 16)]
-    values = {"network": tiny, "phases": phases, "optimizer": {"rate": [[0, 0.1]]}, "mixed_precision": False}
+    values: dict[str, Any] = {"network": tiny, "phases": phases, "optimizer": {"rate": [[0, 0.1]]}}
+    values["mixed_precision"] = False
+    if on == "pictures":
+        for split in ("train", "val"):
+            write_pictures(tmp_path / split, 12)
+        values["data"] = {"source": str(tmp_path), "memory": "1MB"}
+        values["network"] |= {"classes": len(CLASSES)}
     lines: list[str] = []
     (one,) = calibration.calibrate(settings.checked(values, "tiny"), 2, lines.append)
     assert (one.pixels, one.batch, one.update_s) == (16, 4, pytest.approx(1e-6)) and len(lines) == 2
     assert one.plain_s > 1e-5 and one.ours_s is not None and one.ours_s > 1e-5
     assert one.rate == pytest.approx(4 / (one.plain_s - 1e-6))
+    if on == "pictures":  # they were decoded once, and a second measurement may open their cache again
+        calibration.calibrate(settings.checked(values, "tiny"), 2, lines.append)
     with pytest.raises(settings.SettingsError, match="3 ranks cannot divide it evenly"):
         calibration.calibrate(settings.checked(values, "tiny"), 3, lines.append)
 
