@@ -179,7 +179,7 @@ def lars_markdown(result: Mapping[str, Any]) -> str:
 
 
 def breakdown_markdown(result: Mapping[str, Any]) -> str:
-    """Write a result of bench breakdown as Markdown: machine, versions, a table with every row, what does not add up."""
+    """Write a result of bench breakdown as Markdown: machine, versions, a table of all rows, what does not add up."""
     rows = result["rows"]
     said = "".join(f"- {line}\n" for line in breakdown_doubts(rows))
     told = f"{_where(result['runs'][0])} Milliseconds, medians of {len(rows[0]['samples'][WHOLE])} samples, in turns."

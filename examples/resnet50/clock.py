@@ -72,9 +72,11 @@ class Clock:
             self._begin(float(noted["counted_s"]), float(noted["wall_s"]))
 
         def note() -> None:
-            while not self._closed.wait(NOTE_S):
+            while True:
                 with contextlib.suppress(OSError):  # the report, in the same folder, says so
                     self.note(path)
+                if self._closed.wait(NOTE_S):
+                    return
 
         threading.Thread(target=note, name="clock", daemon=True).start()
 

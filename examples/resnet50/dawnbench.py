@@ -35,13 +35,23 @@ def tsv(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def record(settings: Settings, kinds: Sequence[str], hardware: str, rows: Sequence[Row]) -> dict[str, Any]:
+def place() -> dict[str, Any]:
+    """Describe where this job trains, and with what, as this rank sees it."""
+    return {
+        "hardware": hardware(),
+        "framework": f"hvd_ext {hvd.__version__} + TensorFlow {tf.__version__}",
+        "ranks": hvd.size(),
+        "versions": versions(),
+    }
+
+
+def record(settings: Settings, kinds: Sequence[str], trained: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Give the description.
 
     Args:
         settings: of the training.
         kinds: "topk" or "dense" for each phase.
-        hardware: in words.
+        trained: what `place` said where the epochs were trained.
         rows: of the epochs.
     """
     entry = settings.entry
@@ -49,14 +59,14 @@ def record(settings: Settings, kinds: Sequence[str], hardware: str, rows: Sequen
         "version": "v1.0",
         "author": entry.author or AUTHOR,
         "authorEmail": entry.author_email or EMAIL,
-        "framework": entry.framework or f"hvd_ext {hvd.__version__} + TensorFlow {tf.__version__}",
+        "framework": entry.framework or trained["framework"],
         "codeURL": entry.code_url,
         "model": entry.model or _model(settings.network),
-        "hardware": hardware,
+        "hardware": entry.hardware or trained["hardware"],
         "costPerHour": entry.cost_per_hour,
         "timestamp": date.today().isoformat(),
         "logFilename": entry.log_url,
-        "misc": _misc(settings, kinds, rows),
+        "misc": _misc(settings, kinds, trained, rows),
         "usedBlacklist": entry.used_blacklist,
     }
     return {name: value for name, value in found.items() if value not in ("", None)}
@@ -117,7 +127,7 @@ def _model(network: Network) -> str:
     return f"ResNet-v1.5 of {'-'.join(map(str, network.blocks))} blocks"
 
 
-def _misc(settings: Settings, kinds: Sequence[str], rows: Sequence[Row]) -> dict[str, Any]:
+def _misc(settings: Settings, kinds: Sequence[str], trained: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     images = [
         {
             "image_size": phase.pixels,
@@ -138,8 +148,8 @@ def _misc(settings: Settings, kinds: Sequence[str], rows: Sequence[Row]) -> dict
         "algorithm": settings.algorithm,
         **({"compression": compression} if compression else {}),
         "seed": settings.seed,
-        "ranks": hvd.size(),
-        "versions": versions(),
+        "ranks": trained["ranks"],
+        "versions": trained["versions"],
         "hours count": "all but validation and checkpoints: starts, loading, and what killed jobs have lost too",
         "start_seconds": round(start_s(rows), 1),
         "wall_hours": rows[-1]["wall_hours"] if rows else 0.0,

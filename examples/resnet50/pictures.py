@@ -60,7 +60,7 @@ class Pictures:
     def training(self, phase: Phase, steps: int) -> tf.data.Dataset:
         """Give this rank's batches: (uint8 [batch, pixels, pixels, 3], int32 labels [batch]), cut anew in each epoch.
 
-        Order and crops depend on the seed, the epoch and the picture, and not on the number of ranks.
+        Crops depend on the seed, the epoch and the picture; the order depends on the number of ranks too.
 
         Args:
             phase: of the training.

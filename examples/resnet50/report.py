@@ -19,7 +19,7 @@ from hvd_ext.bench.results import save
 
 from . import dawnbench, plots, views
 from .clock import Clock
-from .rows import Row, at, figures, left, phases, reached, read, start_s, table
+from .rows import Row, at, figures, left, phases, reached, read, start_s, table, trained
 from .schedule import Steps
 from .settings import Settings
 
@@ -49,7 +49,9 @@ class Report(keras.callbacks.Callback):
         root = hvd.rank() == 0
         self.rows: list[Row] = read(folder / "report.json") if root else []
         self._view = views.begin(settings, self._now) if root else None
-        self._hardware = settings.entry.hardware or dawnbench.hardware()
+        # Where the epochs were trained: a job that only writes the files of a finished training anew may be elsewhere.
+        self._here = dawnbench.place() if root else {}
+        self._trained = (trained(folder / "report.json") if root else None) or self._here
         self._scalars = Scalars(folder / "tensorboard")
         # the epoch, its steps that are done, those that an earlier job did, and what the epoch has taken until now
         self._epoch = self._done = self._skipped = 0
@@ -57,8 +59,6 @@ class Report(keras.callbacks.Callback):
         self._first: tuple[int, float] | None = None  # steps done and counted time after this job's first one
         self._earlier = (0, 0, 0.0)
         self._said: set[str] = set()
-        if root:
-            clock.keep(folder / "clock.json")
         state.register("the report of the recipe", self._save, load_all=self._load)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -88,6 +88,7 @@ class Report(keras.callbacks.Callback):
         if self._view is not None:
             row = self._row(logs or {})
             self.rows.append(row)
+            self._trained = self._here
             self._view.add(row)
             self._written(self.write)
             self._written(lambda: self._scalars.add(row))
@@ -127,14 +128,14 @@ class Report(keras.callbacks.Callback):
 
     def write(self) -> None:
         """Write the files that have the rows, each whole or not at all."""
-        save(self._folder / "report.json", {**self.summary(), "rows": self.rows})
+        save(self._folder / "report.json", {**self.summary(), "trained": self._trained, "rows": self.rows})
         write_whole(self._folder / "report.csv", table(self.rows).encode())
         if any("top5" in row for row in self.rows):
             write_whole(self._folder / "dawnbench.tsv", dawnbench.tsv(self.rows).encode())
             write_whole(self._folder / "dawnbench.json", (json.dumps(self._record(), indent=4) + "\n").encode())
 
     def _record(self) -> dict[str, Any]:
-        return dawnbench.record(self._settings, self._kinds, self._hardware, self.rows)
+        return dawnbench.record(self._settings, self._kinds, self._trained, self.rows)
 
     def _written(self, write: Callable[[], None]) -> None:
         try:

@@ -30,6 +30,11 @@ def read(path: Path) -> list[Row]:
         raise SettingsError(f"{path}: is no report of this recipe; take it away, or take another folder") from error
 
 
+def trained(path: Path) -> dict[str, Any] | None:
+    """Read where the epochs of a report that can be read were trained; None if there are none, or it does not say."""
+    return dict(json.loads(path.read_text(encoding="utf-8")).get("trained", {})) or None if path.exists() else None
+
+
 def table(rows: Sequence[Row]) -> str:
     """Give rows as CSV; a row has nothing where others have a figure that it lacks."""
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from images.manifest import write_whole
 
 import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError
+from hvd_ext.options import from_environment
 
 from . import network
 from .clock import Clock
@@ -65,9 +67,11 @@ def train(
     steps = Steps(settings, pictures.train)
     compression(settings, steps, kinds)  # what it refuses must not be kept
     kinds = kept_by_root(settings, kinds, folder)
+    if hvd.rank() == 0:
+        clock.keep(folder / "clock.json")
     model = make(settings, steps, kinds)
     report = Report(settings, kinds, steps, folder, clock)
-    checkpoint, validation = hvd.callbacks.Checkpoint(folder / "checkpoints"), Validation(clock)
+    checkpoint, validation = Checkpoint(folder / "checkpoints", clock), Validation(clock)
     for number, phase in enumerate(settings.phases):
         data = pictures.training(phase, steps.in_epoch[number])
         validation.pictures = pictures.validation(phase)
@@ -87,14 +91,32 @@ def train(
     report.close()
     pictures.close()
     if hvd.rank() == 0 and not checkpoint.stopped_by:
-        model.save(folder / "model.keras")
+        save(model, folder / "model.keras")
     return checkpoint.exit_status
 
 
+def save(model: keras.Model, path: Path) -> None:
+    """Save a model, whole or not at all.
+
+    Raises:
+        SettingsError: the disk is full, or does not work.
+    """
+    part = path.with_name(f"{path.stem}.part{path.suffix}")
+    try:
+        model.save(part)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SettingsError(f"{path}: cannot be written: {error}; the same command tries it again") from error
+
+
 def options(settings: Settings, topology: Path | None) -> hvd.Options:
-    """Give the options of the job; deterministic trainings have buckets that do not follow measured times."""
+    """Give the options of the job: of the settings, and of the environment what they leave open.
+
+    Deterministic trainings have buckets that do not follow measured times.
+    """
     fixed = {"buckets": "by_size", "replan_every": 0, "probe": "off"} if settings.deterministic else {}
-    return hvd.Options(algorithm=settings.algorithm, topology=topology, **fixed)
+    return from_environment().replace(algorithm=settings.algorithm, topology=topology, **fixed)
 
 
 def check(settings: Settings, ranks: int) -> None:
@@ -170,6 +192,27 @@ def plain(how: Optimizer, steps: Steps) -> keras.optimizers.Optimizer:
         max_trust=how.max_trust,
         parallel=how.parallel,
     )
+
+
+class Checkpoint(hvd.callbacks.Checkpoint):
+    """Leaves the time of saving out, also where a signal has stopped the training in the middle of an epoch.
+
+    Args:
+        directory: of the checkpoints.
+        clock: of the training.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        super().__init__(directory)
+        self._clock = clock
+
+    def save(self, epoch: int, step: int = 0, reason: str = "asked for") -> None:
+        """Save, with the clock stopped."""
+        counted = self._clock.counts
+        self._clock.stop()
+        super().save(epoch, step, reason)
+        if counted:
+            self._clock.go_on()
 
 
 class Validation(keras.callbacks.Callback):

@@ -33,6 +33,7 @@ SCHEMES: dict[str, tuple[str | None, str | None]] = {
 }
 DENSITY = 0.01
 PICTURES, CLASSES, SEED = 128, 16, 1
+ENDLESS = 10**6  # steps
 UNTIMED = 3  # steps before the first sample: functions are traced, and caches filled
 
 
@@ -206,7 +207,8 @@ class Trainings:
                 f"breakdown-{side}", (np.array(self._paths), labels), load, memory="256MB", progress=False
             )
             self._caches.append(cache)
-            return cache.dataset(batch, shuffle=True).prefetch(2)
+            # without end, in whole batches as the other data has them
+            return cache.dataset(batch, shuffle=True, steps=ENDLESS).prefetch(2)
         data = tf.data.Dataset.from_tensor_slices((self._paths, labels)).shuffle(PICTURES, seed=SEED + hvd.rank())
         return data.repeat().map(load, tf.data.AUTOTUNE).batch(batch).prefetch(2)
 

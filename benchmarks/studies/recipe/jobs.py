@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,10 @@ from benchmarks.studies.recipe.ways import CLUSTER, EXAMPLES, Run, known
 from hvd_ext.bench.results import machine, save, versions
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import topology
+from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.runner.launcher import POLL_S, Job, JobError, job_environment, last_words, mpirun
+
+from images.manifest import write_whole  # isort: skip  (ways.py finds it)
 
 SCRIPT = EXAMPLES / "dawnbench_resnet50.py"
 HOROVOD = "benchmarks.studies.recipe.horovod"
@@ -39,7 +44,9 @@ def rows(folder: Path, run: Run) -> list[dict[str, Any]]:
 def train(
     chosen: Sequence[Run], folder: Path, pictures: Path, few: Path, tell: Tell, silence_s: float = 600.0
 ) -> list[str]:
-    """Do runs one after the other; one that was stopped in its middle goes on. A failure does not end the others.
+    """Do runs one after the other. A failure does not end the others.
+
+    One that was stopped in its middle goes on; a timed one begins anew, because a start is in the times of its epoch.
 
     Args:
         chosen: the runs.
@@ -51,35 +58,53 @@ def train(
 
     Returns:
         Words for each failure.
+
+    Raises:
+        InvalidError: the folder is of another study, or was begun with other pictures.
     """
     check_folder(folder)
+    _check_pictures(folder, pictures, few)
     failures = []
     for run in chosen:
         if rows(folder, run):
             continue
+        if run.kind == "time":
+            shutil.rmtree(folder / run.name, ignore_errors=True)
         written = folder / f"{run.name}.yaml"
         written.write_text(known.written(run.settings(few if run.kind == "time" else pictures)), encoding="utf-8")
         about = {"machine": machine(), "versions": versions()}
         try:
             _do(run, written, folder, tell, silence_s)
             save(folder / run.name / ABOUT, about)
-        except JobError as error:
+        except HvdExtError as error:
             failures.append(f"{run.name}: {error}")
     return failures
 
 
+def _check_pictures(folder: Path, pictures: Path, few: Path) -> None:
+    """Note which pictures the trainings of a folder have, and refuse others."""
+    path, named = folder / "pictures.json", {"--pictures": str(pictures.absolute()), "--few": str(few.absolute())}
+    if not path.exists():
+        write_whole(path, json.dumps(named).encode())
+        return
+    for option, known_path in json.loads(path.read_text(encoding="utf-8")).items():
+        if named[option] != known_path:
+            raise InvalidError(
+                f"{option} ({named[option]}): trainings in {folder} have {known_path}; take it, or another folder"
+            )
+
+
 def _do(run: Run, settings: Path, folder: Path, tell: Tell, silence_s: float) -> None:
-    log, output = folder / f"{run.name}.log", folder / run.name
+    log, where = folder / f"{run.name}.log", folder / "topology.yaml"
     log.unlink(missing_ok=True)
+    where.write_text(topology(CLUSTER), encoding="utf-8")
+    program = _command(run, settings, folder / run.name, where)
     with ExitStack() as stack:
         if run.kind == "seed":
-            where = folder / "topology.yaml"
-            where.write_text(topology(CLUSTER), encoding="utf-8")
-            command = mpirun(sum(CLUSTER.hosts), _command(run, settings, output, where))
-            environment = job_environment()
+            command, environment = mpirun(sum(CLUSTER.hosts), program), job_environment()
         else:
             cluster = stack.enter_context(Cluster(CLUSTER))
-            command, environment = cluster.command(_command(run, settings, output)), cluster.environment()
+            command, environment = cluster.command(program), cluster.environment()
         job = stack.enter_context(Job(command, log, environment))
         end, seen = time.monotonic() + silence_s, 0
         while job.status() is None:
@@ -94,9 +119,7 @@ def _do(run: Run, settings: Path, folder: Path, tell: Tell, silence_s: float) ->
         job.wait(POLL_S)
 
 
-def _command(run: Run, settings: Path, output: Path, where: Path | None = None) -> list[str]:
-    named = [str(settings.absolute()), "--output", str(output.absolute())]
-    if where is not None:
-        named += ["--topology", str(where.absolute())]
+def _command(run: Run, settings: Path, output: Path, where: Path) -> list[str]:
+    named = [str(settings.absolute()), "--output", str(output.absolute()), "--topology", str(where.absolute())]
     script = ["-m", HOROVOD, run.way.horovod] if run.way.horovod else [str(SCRIPT)]
     return [sys.executable, *script, *named]

@@ -19,9 +19,11 @@ from benchmarks.studies.recipe.ways import AUTO, CLUSTER, DENSE, WAYS, Run, Way,
 from hvd_ext.bench.table import drawn, ratio, seconds
 from hvd_ext.cluster.spec import topology
 from hvd_ext.commands.figures import finish, panels
+from hvd_ext.errors import InvalidError
 
 BENCHMARK = "recipe"
-HOROVOD = "horovod"
+VERSIONS = ("hvd_ext", "tensorflow-cpu", "keras", "horovod")  # of trainings that are compared
+HOROVOD = ("horovod", "horovod-fused")
 HEADINGS = (
     *("way", "sparse phases", "seeds", "top-5 at the end", "steps of the phases", "whole training", "epochs to target"),
     *("time to target", "x dense", "x Horovod", "whole on the cluster", "x composed"),
@@ -30,22 +32,42 @@ PRICES = ("way", "phase", "gradients", "predicted", "measured", "predicted / mea
 CAPTION = (
     "top-5 at the end: mean over the seeds and its 95 % interval (Student's t), of a mean curve the last point; steps: "
     "medians on the cluster; whole training: composed of them, without validation and start; target: dense's mean at "
-    "its end less 0.5 points; x dense, x Horovod: how many times sooner; whole on the cluster: one training, trained "
-    "there from its first epoch to its last"
+    "its end less 0.5 points; x dense, x Horovod: how many times sooner than dense and the faster Horovod; whole on "
+    "the cluster: one training, trained there from its first epoch to its last; horovod-fused and auto-uncached learn "
+    "as horovod and auto do"
 )
 
 
 def collected(folder: Path) -> dict[str, Any]:
-    """Make the content of one file of the trainings that are done, whose folders lie in a folder."""
+    """Make the content of one file of the trainings that are done, whose folders lie in a folder.
+
+    Raises:
+        InvalidError: they do not belong together: machines, versions or sparse phases differ.
+    """
     found = [row for way in WAYS if (row := _row(folder, way)) is not None]
-    about = next(iter(sorted(folder.glob(f"*/{jobs.ABOUT}"))), None)
-    told = json.loads(about.read_text(encoding="utf-8")) if about else {}
+    told = _about(folder)
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return {"benchmark": BENCHMARK, "date": date, **told, "rows": found}
 
 
+def _about(folder: Path) -> dict[str, Any]:
+    """Give machine and versions of all trainings."""
+    first: dict[str, Any] = {}
+    for path in sorted(folder.glob(f"*/{jobs.ABOUT}")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        first = first or about
+        for what, of in (("processor", "machine"), ("cores", "machine"), *((name, "versions") for name in VERSIONS)):
+            if about[of].get(what) != first[of].get(what):
+                raise InvalidError(
+                    f"{path.parent.name}: was trained with {what} {about[of].get(what)}, and others with "
+                    f"{first[of].get(what)}; take its folder away to train it again"
+                )
+    return first
+
+
 def _row(folder: Path, way: Way) -> dict[str, Any] | None:
-    learned = {seed: jobs.rows(folder, Run(way, "seed", seed)) for seed in way.seeds}
+    learner = next(one for one in WAYS if one.name == (way.learns_as or way.name))
+    learned = {seed: jobs.rows(folder, Run(learner, "seed", seed)) for seed in learner.seeds}
     curves = {str(seed): [row["top5"] for row in found] for seed, found in learned.items() if found}
     timed = jobs.rows(folder, Run(way, "time"))
     if not curves and not timed:
@@ -54,9 +76,13 @@ def _row(folder: Path, way: Way) -> dict[str, Any] | None:
     some = next((found for found in learned.values() if found), [])
     phases = [_phase(number, timed, some) for number in sorted({row["phase"] for row in timed})]
     row: dict[str, Any] = {"way": way.name, "top5": curves, "phases": phases}
+    for other in (*learned.values(), whole):
+        if timed and other and (kinds := [_kinds(found) for found in (other, timed)])[0] != kinds[1]:
+            raise InvalidError(
+                f"{way.name}: gradients of the timed training ({', '.join(kinds[1])}) are not those of another "
+                f"({', '.join(kinds[0])}); take the folders of one of them away to train it again"
+            )
     if some and timed:
-        if (kinds := [_kinds(found) for found in (some, timed)])[0] != kinds[1]:
-            raise ValueError(f"{way.name}: gradients of the timed training ({kinds[1]}) are not those of the other")
         row["epoch_seconds"] = _composed(some, phases)
     if whole:
         row["whole_epoch_seconds"] = [one["seconds"] for one in whole]
@@ -128,16 +154,14 @@ def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
     reached = {
         name: seconds_until(row, target) if target is not None and row["top5"] else None for name, row in named.items()
     }
+    horovod = min((found for name in HOROVOD if (found := reached.get(name))), key=lambda one: one[1], default=None)
     lines = []
     for name, row in named.items():
         last = [values[-1] for values in row["top5"].values()]
         half = interval(last)
         end = "" if not last else f"{100 * statistics.fmean(last):.1f}" + (f" +- {100 * half:.1f}" if half else "")
         composed, until = row.get("epoch_seconds", ()), reached[name]
-        times = [
-            ratio(other[1] / until[1]) if until and (other := reached.get(against)) else ""
-            for against in (DENSE, HOROVOD)
-        ]
+        times = [ratio(other[1] / until[1]) if until and other else "" for other in (reached.get(DENSE), horovod)]
         whole = row.get("whole_epoch_seconds", ())
         lines.append(
             [

@@ -35,7 +35,8 @@ class Way:
         name: in tables, and of files.
         changes: of the settings, `KEY=VALUE`.
         horovod: "separate" or "grouped" for a training step with Horovod, empty for ours.
-        seeds: with which it learns; none for a way that learns the same as another and is timed alone.
+        seeds: with which it learns; none for a way that is timed alone.
+        learns_as: the way whose trainings those without seeds stand for: what is learned is the same.
         whole: whether it is also trained as a whole on the cluster.
     """
 
@@ -43,6 +44,7 @@ class Way:
     changes: tuple[str, ...] = ()
     horovod: str = ""
     seeds: tuple[int, ...] = SEEDS
+    learns_as: str = ""
     whole: bool = False
 
 
@@ -50,11 +52,11 @@ _DENSE, _AUTO = "phases.compression=dense", "phases.compression=auto"
 _SGD = ("optimizer.name=sgd", "optimizer.rate=[[0, 0], [6, 0.2], [28, 0.002]]", "optimizer.momentum=[[0, 0.9]]")
 WAYS = (
     Way("horovod", (_DENSE,), horovod="grouped"),
-    Way("horovod-fused", (_DENSE,), horovod="separate", seeds=()),
+    Way("horovod-fused", (_DENSE,), horovod="separate", seeds=(), learns_as="horovod"),
     Way(DENSE, (_DENSE,), whole=True),
     Way("split", (_DENSE, "phases.0.compression=topk")),
     Way(AUTO, (_AUTO,), whole=True),
-    Way("auto-uncached", (_AUTO, "data.memory=null"), seeds=()),
+    Way("auto-uncached", (_AUTO, "data.memory=null"), seeds=(), learns_as=AUTO),
     Way("auto-one-size", (_AUTO, "phases.pixels=64"), seeds=SEEDS[:1]),
     Way("auto-sgd", (_AUTO, *_SGD), seeds=SEEDS[:1]),
 )

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from benchmarks.studies.__main__ import app
 from benchmarks.studies.recipe import jobs, results as told
 from benchmarks.studies.recipe.ways import SEEDS, WAYS, Run, known, runs
+from hvd_ext.cluster.rehearsal import ClusterError
+from hvd_ext.errors import InvalidError
 
 RUNNER = CliRunner()
 TRACED_S, LATER_S = 9.0, 0.5  # what the first epoch of a phase, and a later one, take beside their steps
@@ -102,11 +104,55 @@ def test_a_way_that_never_reaches_the_target_says_so(folder: Path) -> None:
     assert lines["split"]["x dense"] == ""
 
 
+def test_a_way_that_is_timed_alone_has_the_curves_of_the_way_that_learns_the_same(folder: Path) -> None:
+    kept(folder, Run(way("horovod-fused"), "time"), 0.75, 0.1, 640)
+    found = told.collected(folder)
+    lines = {line[0]: dict(zip(told.HEADINGS, line, strict=True)) for line in told.lines_of(found)}
+    assert lines["horovod-fused"]["top-5 at the end"] == lines["horovod"]["top-5 at the end"]
+    assert lines["horovod-fused"]["x Horovod"] == "1.00"  # the faster one is what the others are compared with
+    assert float(lines["horovod"]["x Horovod"]) < 1
+    assert float(lines["dense"]["x Horovod"]) == pytest.approx(1.5, abs=0.06)
+
+
+def test_trainings_of_another_machine_are_refused(folder: Path) -> None:
+    for name, cores in (("dense_time", 2), ("split_time", 4)):
+        about = {"machine": {"processor": "one", "cores": cores}, "versions": {"keras": "3"}}
+        (folder / name / jobs.ABOUT).write_text(json.dumps(about))
+    with pytest.raises(InvalidError, match="split_time: was trained with cores 4, and others with 2; take its folder"):
+        told.collected(folder)
+
+
+def test_other_pictures_than_those_of_the_folder_are_refused(tmp_path: Path) -> None:
+    assert jobs.train([], tmp_path / "study", tmp_path / "all", tmp_path / "few", lambda run, line: None) == []
+    with pytest.raises(InvalidError, match=r"--few \(.*other\): trainings in .*study have .*few; take it"):
+        jobs.train([], tmp_path / "study", tmp_path / "all", tmp_path / "other", lambda run, line: None)
+
+
+def test_a_failure_does_not_end_the_others_and_a_timed_run_begins_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [Run(way("auto"), "time"), Run(way("auto"), "seed", 1)]
+    left = folder / "auto_time" / "left"
+    left.parent.mkdir()
+    left.write_text("of a training that was stopped")
+    begun = []
+
+    def fail(run: Run, *others: Any) -> None:
+        begun.append(run.name)
+        raise ClusterError("there is no ip command")
+
+    monkeypatch.setattr(jobs, "_do", fail)
+    failures = jobs.train(chosen, folder, folder / "all", folder / "few", lambda run, line: None)
+    assert begun == ["auto_time", "auto_seed1"]
+    assert failures == [f"{name}: there is no ip command" for name in begun]
+    assert not left.exists()
+
+
 def test_other_gradients_in_the_timed_training_are_refused(folder: Path) -> None:
     run = Run(way("split"), "time")
     report = folder / run.name / "report.json"
     report.write_text(report.read_text().replace('"topk"', '"dense"'))
-    with pytest.raises(ValueError, match="split: gradients of the timed training"):
+    with pytest.raises(InvalidError, match="split: gradients of the timed training"):
         told.collected(folder)
 
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from resnet50 import clock as clocks, dawnbench, plots, report, rows, settings, views
+from resnet50 import clock as clocks, dawnbench, plots, report, rows, settings, training, views
 from resnet50.schedule import Steps
 from rich.console import Console
 
@@ -26,6 +26,7 @@ from hvd_ext import state
 
 KINDS = ("topk", "dense", "dense", "dense")
 CHANGES = ("data.source=synthetic", "target=0.5", "entry.hardware=one machine")
+PLACE = {"hardware": "one machine", "framework": "TensorFlow", "ranks": 1, "versions": {}}
 OPEN: list[clocks.Clock] = []  # a test leaves no thread behind
 PICTURES = 96  # four steps of an epoch, and eight of the last one
 
@@ -223,6 +224,66 @@ def test_a_training_in_two_jobs_has_a_row_for_each_epoch_and_its_files(
     assert list(tmp_path.glob("*.part")) == []
 
 
+def test_files_that_are_written_anew_elsewhere_say_where_the_training_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job(tmp_path, None, "entry.hardware=").train()
+    before = json.loads((tmp_path / "dawnbench.json").read_text())
+    assert before["misc"]["ranks"] == 1
+    monkeypatch.setattr(hvd, "size", lambda: 3)
+    monkeypatch.setattr(hvd, "local_size", lambda: 3)
+    again = Job(tmp_path, None, "entry.hardware=", "entry.author=Somebody")
+    again.report.close()
+    found = json.loads((tmp_path / "dawnbench.json").read_text())
+    assert found["author"] == "Somebody"
+    assert (found["hardware"], found["misc"]["ranks"]) == (before["hardware"], 1)
+    again.train(begin=4)
+    found = json.loads((tmp_path / "dawnbench.json").read_text())
+    assert found["misc"]["ranks"] == 3 and found["hardware"].startswith("1 host x 3 ranks: ")
+
+
+def test_the_time_of_saving_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time(monkeypatch)
+    clock = Job(tmp_path).clock
+    began = clock.counted_s
+
+    def save(*arguments: Any) -> None:
+        time.now += 30
+
+    monkeypatch.setattr(hvd.callbacks.Checkpoint, "save", save)
+    checkpoint = training.Checkpoint(tmp_path / "checkpoints", clock)
+    checkpoint.save(0, 3, "SIGTERM")
+    time.now += 2
+    assert clock.counted_s - began == pytest.approx(2)
+    clock.stop()  # as at the end of an epoch
+    checkpoint.save(1)
+    assert not clock.counts
+
+
+def test_the_options_of_a_job_are_those_of_the_environment_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_EXT_TOPOLOGY", "of-the-cluster.yaml")
+    monkeypatch.setenv("HVD_EXT_ALGORITHM", "ring")
+    found = training.options(chosen("algorithm=two_level"), None)
+    assert (str(found.topology), found.algorithm) == ("of-the-cluster.yaml", "two_level")
+    assert training.options(chosen(), tmp_path / "given.yaml").topology == tmp_path / "given.yaml"
+
+
+def test_a_model_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    training.save(model, tmp_path / "model.keras")
+    before = (tmp_path / "model.keras").read_bytes()
+
+    class Torn:
+        def save(self, path: Path) -> None:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(settings.SettingsError, match=r"model\.keras: cannot be written: .*No space left on device"):
+        training.save(Torn(), tmp_path / "model.keras")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+    assert (tmp_path / "model.keras").read_bytes() == before
+
+
 def test_an_epoch_that_was_trained_again_has_one_row_and_steps_that_an_earlier_job_did_are_not_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +383,7 @@ def test_the_time_that_is_left_follows_from_areas_or_from_known_rates() -> None:
 
 def test_an_entry_to_dawnbench_keeps_the_rules_of_its_repository() -> None:
     """The checks of tests/test_submissions.py in github.com/stanford-futuredata/dawn-bench-entries."""
-    found = json.loads(json.dumps(dawnbench.record(chosen(), KINDS, "one machine", ROWS)))
+    found = json.loads(json.dumps(dawnbench.record(chosen(), KINDS, PLACE, ROWS)))
     for field in ("version", "author", "authorEmail", "framework", "model", "hardware", "timestamp"):
         assert found[field]
     datetime.datetime.strptime(found["timestamp"], "%Y-%m-%d")
@@ -347,12 +408,15 @@ def test_an_entry_to_dawnbench_keeps_the_rules_of_its_repository() -> None:
 
 def test_what_an_entry_lacks_is_named_until_it_is_whole() -> None:
     bare = chosen()
-    assert dawnbench.lacks(dawnbench.record(bare, KINDS, "one machine", ROWS), ROWS) == [
+    assert dawnbench.lacks(dawnbench.record(bare, KINDS, PLACE, ROWS), ROWS) == [
         "set entry.author",
         "set entry.author_email",
         "top-5 accuracy must reach 93%, the best is 80.0%",
     ]
-    assert dawnbench.lacks(dawnbench.record(bare, KINDS, "", ROWS), [])[0] == "hardware is required"
+    nowhere = {**PLACE, "hardware": ""}
+    assert (
+        dawnbench.lacks(dawnbench.record(settings.read("smoke"), KINDS, nowhere, ROWS), [])[0] == "hardware is required"
+    )
     values = {
         "author": "A Team",
         "author_email": "team@example.org",
@@ -363,7 +427,7 @@ def test_what_an_entry_lacks_is_named_until_it_is_whole() -> None:
     }
     whole = chosen(*(f"entry.{name}={value}" for name, value in values.items()), "network.blocks=[3,4,6,3]",
                    "network.widths=[64,128,256,512]", "network.stem=imagenet")  # fmt: skip
-    found = dawnbench.record(whole, KINDS, "one machine", ROWS)
+    found = dawnbench.record(whole, KINDS, PLACE, ROWS)
     assert dawnbench.lacks(found, [*ROWS, row(5, top5=0.931)]) == []
     assert (found["costPerHour"], found["codeURL"], found["logFilename"], found["model"]) == (
         329.6,
