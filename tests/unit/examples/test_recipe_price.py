@@ -219,7 +219,7 @@ def test_a_device_is_measured_once_for_each_size(on: str, tmp_path: Path, monkey
     values["mixed_precision"] = False
     if on == "pictures":
         for split in ("train", "val"):
-            write_pictures(tmp_path / split, 12)
+            write_pictures(tmp_path / split, 24)
         values["data"] = {"source": str(tmp_path), "memory": "1MB"}
         values["network"] |= {"classes": len(CLASSES)}
     lines: list[str] = []

@@ -227,12 +227,12 @@ def test_a_training_in_two_jobs_has_a_row_for_each_epoch_and_its_files(
 def test_files_that_are_written_anew_elsewhere_say_where_the_training_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Job(tmp_path, None, "entry.hardware=").train()
+    Job(tmp_path, None, 'entry.hardware=""').train()
     before = json.loads((tmp_path / "dawnbench.json").read_text())
     assert before["misc"]["ranks"] == 1
     monkeypatch.setattr(hvd, "size", lambda: 3)
     monkeypatch.setattr(hvd, "local_size", lambda: 3)
-    again = Job(tmp_path, None, "entry.hardware=", "entry.author=Somebody")
+    again = Job(tmp_path, None, 'entry.hardware=""', "entry.author=Somebody")
     again.report.close()
     found = json.loads((tmp_path / "dawnbench.json").read_text())
     assert found["author"] == "Somebody"
