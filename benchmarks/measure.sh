@@ -1,12 +1,12 @@
 #!/bin/sh
-# Measures again what docs/performance.md shows, on one machine with root: about four hours on two quiet cores.
+# Measures again what docs/performance.md shows, on one machine with root: about six hours on two quiet cores.
 # The convergence study is apart, because it takes hours: see the head of benchmarks/convergence.yaml.
 #     benchmarks/measure.sh [FOLDER]        results go to FOLDER, benchmarks/results by default
 #     PARTS="nine racks" benchmarks/measure.sh
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-benchmarks/results}
-parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
+parts=${PARTS:-one_host nine nine_1mb racks sweep 10gbit training training_small training_nine training_deep schedule schedule_bert prices replan skew stragglers stragglers_accuracy stragglers_lstm data cached_pictures lars breakdown recipe topk topk_sweep hitopk hitopk_sweep hitopk_paper demo}
 dense=ring,torus2d,blueconnect,flexreduce,two_level,halving_doubling,tree
 sums=hitopk@0.001:fp16,hitopk@0.01:fp16,gtopk@0.01:fp16,naive_allgather@0.01:fp16,flexreduce:fp16,horovod:fp16 # drawn
 mkdir -p "$folder"
@@ -165,6 +165,17 @@ for part in $parts; do
             rehearsed 2,2 --rate $rate -- python -m hvd_ext bench lars --models transformer --parts norms,pto \
                 --json "$folder/lars_$rate.json" --append
         done
+        ;;
+    breakdown)
+        # about 10 minutes
+        rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench breakdown --json "$folder/breakdown.json" --plot "$folder/breakdown.png"
+        ;;
+    recipe)
+        # about 90 minutes; a part that was stopped goes on
+        python examples/make_images.py --train 3200 --test 800 --output out/recipe-pictures
+        python examples/make_images.py --train 1600 --test 64 --output out/recipe-few
+        studies recipe out/recipe-study --pictures out/recipe-pictures --few out/recipe-few \
+            --json "$folder/recipe.json" --plot "$folder/recipe.png"
         ;;
     training_nine)
         rm -f "$folder/training_nine.json"
