@@ -273,7 +273,7 @@ def cluster(topology: Path) -> Tree:
 
 
 def table(prices: Sequence[PhasePrice], title: str, per_second: float | None = None) -> Table:
-    """Make the table of a training.
+    """Make the table of a training: a row for each phase, with the seconds of its parts.
 
     Args:
         prices: from predict().
@@ -287,25 +287,29 @@ def table(prices: Sequence[PhasePrice], title: str, per_second: float | None = N
     for name, footer in (
         ("steps", f"{sum(one.steps for one in prices):,}"),
         ("step, ms", ""),
-        *((part, "") for part in shown),
-        ("seconds", f"{seconds:,.1f}"),
+        *((f"{part}, s", f"{sum(_part_s(one, part) for one in prices):,.1f}") for part in shown),
+        ("all, s", f"{seconds:,.1f}"),
         ("pictures/s", ""),
         ("of linear", ""),
         *((("money", f"{seconds * per_second:,.2f}"),) if per_second is not None else ()),
     ):
         made.add_column(name, footer, justify="right", no_wrap=True)
     for one in prices:
-        parts = [one.step_s, *(getattr(one, f"{part}_s") for part in shown)]
         made.add_row(
             f"{one.phase.epochs} x {one.phase.pixels}, {one.kind}",
             f"{one.steps:,}",
-            *(f"{part * 1e3:.1f}" for part in parts),
+            f"{one.step_s * 1e3:.1f}",
+            *(f"{_part_s(one, part):,.1f}" for part in shown),
             f"{one.seconds:,.1f}",
             f"{one.rate:,.0f}",
             f"{one.linear:.0%}",
             *([f"{one.seconds * per_second:,.2f}"] if per_second is not None else []),
         )
     return made
+
+
+def _part_s(one: PhasePrice, part: str) -> float:
+    return float(one.steps * getattr(one, f"{part}_s"))
 
 
 def _any(prices: Sequence[PhasePrice], part: str) -> bool:
