@@ -15,7 +15,6 @@ from benchmarks.studies.convergence.jobs import check_folder
 from benchmarks.studies.recipe.ways import CLUSTER, EXAMPLES, Run, known
 from hvd_ext.bench.results import machine, save, versions
 from hvd_ext.cluster.rehearsal import Cluster
-from hvd_ext.cluster.spec import topology
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.runner.launcher import POLL_S, Job, JobError, job_environment, last_words, mpirun
 
@@ -23,7 +22,7 @@ from images.manifest import write_whole  # isort: skip  (ways.py finds it)
 
 SCRIPT = EXAMPLES / "dawnbench_resnet50.py"
 HOROVOD = "benchmarks.studies.recipe.horovod"
-ABOUT = "about.json"
+ABOUT, LINKS = "about.json", "links.yaml"
 Tell = Callable[[Run, str], None]
 
 
@@ -95,10 +94,9 @@ def _check_pictures(folder: Path, pictures: Path, few: Path) -> None:
 
 
 def _do(run: Run, settings: Path, folder: Path, tell: Tell, silence_s: float) -> None:
-    log, where = folder / f"{run.name}.log", folder / "topology.yaml"
+    program = _command(run, settings, folder / run.name, _measured(folder, silence_s))
+    log = folder / f"{run.name}.log"
     log.unlink(missing_ok=True)
-    where.write_text(topology(CLUSTER), encoding="utf-8")
-    program = _command(run, settings, folder / run.name, where)
     with ExitStack() as stack:
         if run.kind == "seed":
             command, environment = mpirun(sum(CLUSTER.hosts), program), job_environment()
@@ -117,6 +115,17 @@ def _do(run: Run, settings: Path, folder: Path, tell: Tell, silence_s: float) ->
                 raise JobError(f"nothing was said for {silence_s:g} s\n{last_words(log)}")
             time.sleep(POLL_S)
         job.wait(POLL_S)
+
+
+def _measured(folder: Path, timeout_s: float) -> Path:
+    """Give the file of the cluster's links, which a job measures once: all trainings and their prices have the same."""
+    path = folder / LINKS
+    if not path.exists():
+        with Cluster(CLUSTER) as cluster:
+            program = [sys.executable, "-m", "hvd_ext", "probe", "--output", str(path.absolute())]
+            with Job(cluster.command(program), folder / "links.log", cluster.environment()) as job:
+                job.wait(timeout_s)
+    return path
 
 
 def _command(run: Run, settings: Path, output: Path, where: Path) -> list[str]:

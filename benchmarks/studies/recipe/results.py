@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +16,6 @@ from benchmarks.studies.markdown import table as markdown_table
 from benchmarks.studies.recipe import jobs
 from benchmarks.studies.recipe.ways import AUTO, CLUSTER, DENSE, WAYS, Run, Way, known
 from hvd_ext.bench.table import drawn, ratio, seconds
-from hvd_ext.cluster.spec import topology
 from hvd_ext.commands.figures import finish, panels
 from hvd_ext.errors import InvalidError
 
@@ -87,7 +85,7 @@ def _row(folder: Path, way: Way) -> dict[str, Any] | None:
     if whole:
         row["whole_epoch_seconds"] = [one["seconds"] for one in whole]
     if phases and not way.horovod:
-        for phase, predicted_s in zip(phases, _predicted(way), strict=True):
+        for phase, predicted_s in zip(phases, _predicted(way, folder / jobs.LINKS), strict=True):
             phase["predicted_seconds"] = predicted_s
     return row
 
@@ -116,19 +114,16 @@ def _composed(learned: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str
     return found
 
 
-def _predicted(way: Way) -> list[float]:
-    """Give the predicted time of a step in each phase."""
+def _predicted(way: Way, links: Path) -> list[float]:
+    """Give the predicted time of a step in each phase, 0 where the links were not measured or there are no rates."""
     from resnet50 import price
 
     settings = Run(way, "time").settings(Path())
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / "topology.yaml"
-        path.write_text(topology(CLUSTER), encoding="utf-8")
-        tree = price.cluster(path)
     try:
+        tree = price.cluster(links)
         return [one.step_s for one in price.predict(settings, tree, settings.data.synthetic)]
     except known.SettingsError:
-        return [0.0] * len(settings.phases)  # there are no rates
+        return [0.0] * len(settings.phases)
 
 
 def mean_curve(row: Mapping[str, Any]) -> list[float]:
