@@ -165,12 +165,12 @@ def compression(settings: Settings, steps: Steps, kinds: Kinds) -> dict[str, Any
     return {"compression": topk, "algorithm": settings.sparse_algorithm}
 
 
-def distributed(settings: Settings, steps: Steps, kinds: Kinds) -> Any:
-    """Make the optimizer of the job."""
+def distributed(settings: Settings, steps: Steps, kinds: Kinds, process_set: hvd.ProcessSet | None = None) -> Any:
+    """Make the optimizer of the job, or of some of its ranks."""
     optimizer = plain(settings.optimizer, steps)
     if settings.mixed_precision:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)  # `compile` would put it around ours
-    return hvd.DistributedOptimizer(optimizer, **compression(settings, steps, kinds))
+    return hvd.DistributedOptimizer(optimizer, process_set=process_set, **compression(settings, steps, kinds))
 
 
 def plain(how: Optimizer, steps: Steps) -> keras.optimizers.Optimizer:
