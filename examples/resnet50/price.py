@@ -221,8 +221,9 @@ def _price(settings: Settings, phase: Phase, kind: str, steps: int, tree: Tree, 
 def _row(settings: Settings, phase: Phase, kind: str, tree: Tree, computation_s: float) -> Row:
     times = models.step_times(layers(settings.network, phase.pixels), computation_s)
     try:
-        # The tensors of the price have no shapes; `min_elements` leaves vectors out too.
-        topk = TopK(**{**settings.topk, "vectors": True}) if kind == "topk" else None
+        # The tensors of the price have no shapes; `min_elements` leaves vectors out too. It has no warm-up.
+        given = {**settings.topk, "vectors": True, "warmup": None}
+        topk = TopK(**given) if kind == "topk" else None
         return on_cluster(
             tree, times, "auto", settings.algorithm, topk=topk, sparse_algorithm=settings.sparse_algorithm
         )

@@ -192,7 +192,8 @@ class Settings(_Part):
         mixed_precision: whether layers compute in float16.
         algorithm: of dense gradients, as `hvd_ext.init` takes it.
         sparse_algorithm: of sparse ones, as `hvd_ext.DistributedOptimizer` takes it.
-        topk: keywords of `hvd_ext.TopK` in phases with compression "topk", which come first.
+        topk: keywords of `hvd_ext.TopK` in phases with compression "topk", which come first; `warmup` is a number of
+            epochs, in which a quarter of the gradients is sent.
         data: the pictures.
         seed: of weights, order and crops.
         deterministic: whether TensorFlow's operations give the same bits in each run, which may take longer.

@@ -158,8 +158,11 @@ def compression(settings: Settings, steps: Steps, kinds: Kinds) -> dict[str, Any
     sparse = steps.sparse(kinds)
     if not sparse:
         return {}
+    given = dict(settings.topk)
     try:
-        topk = hvd.TopK(**settings.topk, until=sparse if sparse < steps.all else None)
+        if "warmup" in given:
+            given["warmup"] = hvd.Warmup(round(steps.at(given["warmup"])))
+        topk = hvd.TopK(**given, until=sparse if sparse < steps.all else None)
     except (HvdExtError, TypeError) as error:
         raise SettingsError(f"topk: {error}") from error
     return {"compression": topk, "algorithm": settings.sparse_algorithm}

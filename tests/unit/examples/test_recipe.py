@@ -141,6 +141,12 @@ def test_a_training_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
         settings.keep(settings.read("small"), folder)
 
 
+def test_a_warm_up_is_counted_in_epochs() -> None:
+    chosen = settings.read("smoke", ["topk.warmup=1.5"])
+    given = training.compression(chosen, Steps(chosen, 96), ("topk", "dense", "dense", "dense"))["compression"]
+    assert (given.warmup.steps, given.until) == (6, 8)
+
+
 def test_what_topk_refuses_names_the_key() -> None:
     kinds = ("topk", "dense", "dense", "dense")
     for change in ("topk.densty=0.1", "topk.density=2"):
