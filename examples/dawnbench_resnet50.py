@@ -19,6 +19,7 @@ from resnet50 import settings as known
 from hvd_ext.commands.app import table_console
 from hvd_ext.errors import HvdExtError
 from hvd_ext.job import runtime
+from hvd_ext.options import from_environment
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -68,7 +69,7 @@ def main(
             )
             return
         if calibrate:
-            hvd.init(hvd.Options(quiet=True))
+            hvd.init(from_environment().replace(quiet=True))
             hvd.pin_gpu()
             calibration.show(chosen, topology, typer.echo)
             hvd.shutdown()
