@@ -51,7 +51,7 @@ demo: setup ## trains on a rehearsed cluster with Horovod, ours and TopK: under 
 	$(python) examples/demo.py
 
 recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
-	$(python) examples/make_images.py --train 3200 --test 800 --output out/recipe-pictures
+	$(python) examples/make_images.py --train 6400 --test 800 --output out/recipe-pictures
 	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
 test: setup ## all tests

@@ -171,8 +171,8 @@ for part in $parts; do
         rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench breakdown --json "$folder/breakdown.json" --plot "$folder/breakdown.png"
         ;;
     recipe)
-        # about 90 minutes; a part that was stopped goes on
-        python examples/make_images.py --train 3200 --test 800 --output out/recipe-pictures
+        # about two and a half hours; what was stopped goes on
+        python examples/make_images.py --train 6400 --test 800 --output out/recipe-pictures
         python examples/make_images.py --train 1600 --test 64 --output out/recipe-few
         studies recipe out/recipe-study --pictures out/recipe-pictures --few out/recipe-few \
             --json "$folder/recipe.json" --plot "$folder/recipe.png"
