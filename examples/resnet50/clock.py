@@ -72,13 +72,15 @@ class Clock:
             self._begin(float(noted["counted_s"]), float(noted["wall_s"]))
 
         def note() -> None:
-            while True:
-                with contextlib.suppress(OSError):  # the report, in the same folder, says so
-                    self.note(path)
-                if self._closed.wait(NOTE_S):
-                    return
+            with contextlib.suppress(OSError):  # the report, in the same folder, says so
+                self.note(path)
 
-        threading.Thread(target=note, name="clock", daemon=True).start()
+        def go_on() -> None:
+            while not self._closed.wait(NOTE_S):
+                note()
+
+        note()
+        threading.Thread(target=go_on, name="clock", daemon=True).start()
 
     def note(self, path: Path) -> None:
         """Note the seconds in a file."""
