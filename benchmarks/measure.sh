@@ -167,7 +167,7 @@ for part in $parts; do
         done
         ;;
     breakdown)
-        # about 10 minutes
+        # about 6 minutes
         rehearsed 2,2 --rate 1gbit -- python -m hvd_ext bench breakdown --json "$folder/breakdown.json" --plot "$folder/breakdown.png"
         ;;
     recipe)

@@ -75,12 +75,12 @@ class Clock:
             with contextlib.suppress(OSError):  # the report, in the same folder, says so
                 self.note(path)
 
-        def go_on() -> None:
+        def again() -> None:
             while not self._closed.wait(NOTE_S):
                 note()
 
         note()
-        threading.Thread(target=go_on, name="clock", daemon=True).start()
+        threading.Thread(target=again, name="clock", daemon=True).start()
 
     def note(self, path: Path) -> None:
         """Note the seconds in a file."""

@@ -51,7 +51,7 @@ class Report(keras.callbacks.Callback):
         self._view = views.begin(settings, self._now) if root else None
         # Where the epochs were trained: a job that only writes the files of a finished training anew may be elsewhere.
         self._here = dawnbench.place() if root else {}
-        self._trained = (trained(folder / "report.json") if root else None) or self._here
+        self._trained = (trained(folder / "report.json") if root else {}) or self._here
         self._scalars = Scalars(folder / "tensorboard")
         # the epoch, its steps that are done, those that an earlier job did, and what the epoch has taken until now
         self._epoch = self._done = self._skipped = 0

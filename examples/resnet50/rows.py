@@ -30,9 +30,10 @@ def read(path: Path) -> list[Row]:
         raise SettingsError(f"{path}: is no report of this recipe; take it away, or take another folder") from error
 
 
-def trained(path: Path) -> dict[str, Any] | None:
-    """Read where the epochs of a report that can be read were trained; None if there are none, or it does not say."""
-    return dict(json.loads(path.read_text(encoding="utf-8")).get("trained", {})) or None if path.exists() else None
+def trained(path: Path) -> Mapping[str, Any]:
+    """Read where the epochs of a report that can be read were trained; empty if there are none, or it does not say."""
+    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(found.get("trained", {}))
 
 
 def table(rows: Sequence[Row]) -> str:

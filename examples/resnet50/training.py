@@ -160,7 +160,7 @@ def compression(settings: Settings, steps: Steps, kinds: Kinds) -> dict[str, Any
         return {}
     given = dict(settings.topk)
     try:
-        if "warmup" in given:
+        if given.get("warmup") is not None:
             given["warmup"] = hvd.Warmup(round(steps.at(given["warmup"])))
         topk = hvd.TopK(**given, until=sparse if sparse < steps.all else None)
     except (HvdExtError, TypeError) as error:

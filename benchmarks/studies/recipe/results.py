@@ -21,7 +21,7 @@ from hvd_ext.errors import InvalidError
 
 BENCHMARK = "recipe"
 VERSIONS = ("hvd_ext", "tensorflow-cpu", "keras", "horovod")  # of trainings that are compared
-HOROVOD = ("horovod", "horovod-fused")
+HOROVOD = tuple(way.name for way in WAYS if way.horovod)
 HEADINGS = (
     *("way", "sparse phases", "seeds", "top-5 at the end", "steps of the phases", "whole training", "epochs to target"),
     *("time to target", "x dense", "x Horovod", "whole on the cluster", "x composed"),
@@ -72,13 +72,14 @@ def _row(folder: Path, way: Way) -> dict[str, Any] | None:
         return None
     whole = jobs.rows(folder, Run(way, "whole")) if way.whole else []
     some = next((found for found in learned.values() if found), [])
-    phases = [_phase(number, timed, some) for number in sorted({row["phase"] for row in timed})]
+    phases = [_phase(number, timed) for number in sorted({row["phase"] for row in timed})]
     row: dict[str, Any] = {"way": way.name, "top5": curves, "phases": phases}
+    kinds = _kinds(timed)
     for other in (*learned.values(), whole):
-        if timed and other and (kinds := [_kinds(found) for found in (other, timed)])[0] != kinds[1]:
+        if timed and other and _kinds(other) != kinds:
             raise InvalidError(
-                f"{way.name}: gradients of the timed training ({', '.join(kinds[1])}) are not those of another "
-                f"({', '.join(kinds[0])}); take the folders of one of them away to train it again"
+                f"{way.name}: gradients of the timed training ({', '.join(kinds)}) are not those of another "
+                f"({', '.join(_kinds(other))}); take the folders of one of them away to train it again"
             )
     if some and timed:
         row["epoch_seconds"] = _composed(some, phases)
@@ -94,7 +95,7 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [next(row["compression"] for row in rows if row["phase"] == number) for number in {r["phase"] for r in rows}]
 
 
-def _phase(number: int, timed: Sequence[Mapping[str, Any]], learned: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _phase(number: int, timed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Give what an epoch of a phase takes beside its steps, and a step; from two epochs, the first of which traces."""
     here = [row for row in timed if row["phase"] == number]
     step_s = here[-1]["batch"] / here[-1]["images_per_s"]

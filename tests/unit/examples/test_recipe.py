@@ -145,6 +145,9 @@ def test_a_warm_up_is_counted_in_epochs() -> None:
     chosen = settings.read("smoke", ["topk.warmup=1.5"])
     given = training.compression(chosen, Steps(chosen, 96), ("topk", "dense", "dense", "dense"))["compression"]
     assert (given.warmup.steps, given.until) == (6, 8)
+    chosen = settings.read("smoke", ["topk.warmup=null"])
+    given = training.compression(chosen, Steps(chosen, 96), ("topk", "dense", "dense", "dense"))["compression"]
+    assert given.warmup is None
 
 
 def test_what_topk_refuses_names_the_key() -> None:
