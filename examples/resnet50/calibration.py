@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -115,13 +116,17 @@ def show(settings: Settings, topology: Path | None, tell: Callable[[str], None])
     """
     say = tell if hvd.rank() == 0 else lambda _: None
     devices = hvd.size() if topology is None else cluster(topology).size
-    say(text(calibrate(settings, devices, lambda line: say(f"# measuring {line}"))))
+    measured = calibrate(settings, devices, lambda line: say(f"# measuring {line}"))
+    on_cores = not tf.config.list_physical_devices("GPU")
+    say(text(measured, max(1.0, hvd.local_size() / (os.cpu_count() or 1)) if on_cores else 1.0))
 
 
-def text(measured: list[Measured]) -> str:
+def text(measured: list[Measured], ranks_per_core: float) -> str:
     """Write what was measured as settings, with the shares of plain Keras' speed as comments."""
     rates = ", ".join(f"{one.pixels}: {one.rate:.4g}" for one in measured)
     lines = ["price:", f"  rates: {{{rates}}}", f"  update: {measured[0].update_s:.2g}"]
+    if ranks_per_core > 1:
+        lines.append(f"  ranks_per_core: {ranks_per_core:.4g}")
     for one in measured:
         line = f"# {one.pixels} pixels, {one.batch} pictures a step: {one.plain_s * 1e3:.4g} ms with plain Keras"
         lines.append(f"{line}, {one.ours_s * 1e3:.4g} ms with hvd_ext, {one.plain_s / one.ours_s:.2f} of its speed")

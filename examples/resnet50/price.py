@@ -22,6 +22,7 @@ from hvd_ext.planning import models, papers
 from hvd_ext.planning.explain import links
 from hvd_ext.planning.models.layer import Convolutions, Layer
 from hvd_ext.planning.scaling import Row, on_cluster
+from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.topology.presets import preset
 from hvd_ext.topology.read import read
 from hvd_ext.topology.tree import SHARED_MEMORY, Link, Node, Tree
@@ -220,6 +221,7 @@ def _price(settings: Settings, phase: Phase, kind: str, steps: int, tree: Tree, 
 
 def _row(settings: Settings, phase: Phase, kind: str, tree: Tree, computation_s: float) -> Row:
     times = models.step_times(layers(settings.network, phase.pixels), computation_s)
+    times = _last_in_turn(times, settings.price.ranks_per_core)
     try:
         # The tensors of the price have no shapes; `min_elements` leaves vectors out too. It has no warm-up.
         given = {**settings.topk, "vectors": True, "warmup": None}
@@ -229,6 +231,15 @@ def _row(settings: Settings, phase: Phase, kind: str, tree: Tree, computation_s:
         )
     except (HvdExtError, TypeError) as error:
         raise SettingsError(f"{kind}: {error}") from error
+
+
+def _last_in_turn(times: StepTimes, ranks_per_core: float) -> StepTimes:
+    """Give the times of the last of the ranks that share a core: they compute in turns, each at its full speed."""
+
+    def late(at_s: float) -> float:
+        return times.computed_s - (times.computed_s - at_s) / ranks_per_core
+
+    return replace(times, ready_s=tuple(map(late, times.ready_s)), forward_s=late(times.forward_s))
 
 
 def dry_run(

@@ -171,12 +171,14 @@ class Price(_Part):
     Args:
         rates: pictures for which one device makes gradients in a second, by the side of the pictures.
         update: the time of an update of the weights, seconds.
+        ranks_per_core: how many ranks share a processor core; 1 where each has a device or cores of its own.
         input_rate: pictures that one device gets in a second; null where input never limits.
         smallest_gain: with `compression: auto` a phase is sparse if its step is predicted to be shorter by this share.
     """
 
     rates: dict[int, Positive] = Field(default_factory=dict)
     update: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    ranks_per_core: float = Field(default=1.0, ge=1, allow_inf_nan=False)
     input_rate: Positive | None = None
     smallest_gain: float = Field(default=0.1, ge=0, lt=1)
 

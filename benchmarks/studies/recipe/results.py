@@ -29,10 +29,10 @@ HEADINGS = (
 PRICES = ("way", "phase", "gradients", "predicted", "measured", "predicted / measured")
 CAPTION = (
     "top-5 at the end: mean over the seeds and its 95 % interval (Student's t), of a mean curve the last point; steps: "
-    "medians on the cluster; whole training: composed of them, without validation and start; target: dense's mean at "
-    "its end less 0.5 points; x dense, x Horovod: how many times sooner than dense and the faster Horovod; whole on "
-    "the cluster: one training, trained there from its first epoch to its last; horovod-fused and auto-uncached learn "
-    "as horovod and auto do"
+    "means of an epoch on the cluster; whole training: composed of them, without validation and start; target: "
+    "dense's mean at its end less 0.5 points; x dense, x Horovod: how many times sooner than dense and the faster "
+    "Horovod; whole on the cluster: one training, trained there from its first epoch to its last; horovod-fused and "
+    "auto-uncached learn as horovod and auto do"
 )
 
 
@@ -96,22 +96,23 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _phase(number: int, timed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Give what an epoch of a phase takes beside its steps, and a step; from two epochs, the first of which traces."""
+    """Give a step, and what the first, a later and the last epoch of a phase take beside their steps."""
     here = [row for row in timed if row["phase"] == number]
-    step_s = here[-1]["batch"] / here[-1]["images_per_s"]
+    step_s = here[1]["batch"] / here[1]["images_per_s"]
     beside = [row["seconds"] - row["images"] / row["batch"] * step_s for row in here]
     about = {name: here[0][name] for name in ("pixels", "batch", "compression")}
-    return {**about, "step_seconds": step_s, "first_seconds": beside[0], "later_seconds": beside[-1]}
+    places = {"first_seconds": 0, "later_seconds": 1, "last_seconds": -1}
+    return {**about, "step_seconds": step_s, **{name: beside[place] for name, place in places.items()}}
 
 
 def _composed(learned: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]]) -> list[float]:
     """Give the seconds of each epoch of a training that was not timed."""
     found: list[float] = []
-    for before, row in zip([None, *learned], learned, strict=False):
-        phase = phases[row["phase"]]
-        first = before is None or before["phase"] != row["phase"]
-        steps = row["images"] / row["batch"]
-        found.append(phase["first_seconds" if first else "later_seconds"] + steps * phase["step_seconds"])
+    numbers = [None, *(row["phase"] for row in learned), None]
+    for before, row, after in zip(numbers, learned, numbers[2:], strict=False):
+        phase, steps = phases[row["phase"]], row["images"] / row["batch"]
+        place = "first" if before != row["phase"] else "last" if after != row["phase"] else "later"
+        found.append(phase[f"{place}_seconds"] + steps * phase["step_seconds"])
     return found
 
 

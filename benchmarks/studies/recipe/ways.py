@@ -22,8 +22,6 @@ PRESET = "small"
 CLUSTER = Spec((2, 2), rate="100mbit")
 SEEDS = (1, 2, 3)
 DENSE, AUTO = "dense", "auto"
-# A timed training has two epochs of each phase: TensorFlow traces in the first one.
-TIMED_EPOCHS = 2
 Kind = Literal["seed", "time", "whole"]
 
 
@@ -46,6 +44,15 @@ class Way:
     seeds: tuple[int, ...] = SEEDS
     learns_as: str = ""
     whole: bool = False
+
+    @property
+    def timed_epochs(self) -> int:
+        """The epochs of each phase in a timed training.
+
+        TensorFlow traces in the first one, and at the end of the last one with sparse gradients what was held back is
+        sent as a whole.
+        """
+        return 3 if any(change.endswith(("topk", "auto")) for change in self.changes) else 2
 
 
 _DENSE, _AUTO = "phases.compression=dense", "phases.compression=auto"
@@ -88,7 +95,7 @@ class Run:
         Args:
             pictures: the folder of all pictures, or of the few of a timed training.
         """
-        timed = [f"phases.epochs={TIMED_EPOCHS}"] if self.kind == "time" else []
+        timed = [f"phases.epochs={self.way.timed_epochs}"] if self.kind == "time" else []
         changes = [
             *self.way.changes,
             f"seed={self.seed}",

@@ -98,6 +98,16 @@ def test_the_parts_add_up_and_phases_have_their_steps() -> None:
     assert found[1].communication_s + found[1].computation_s > 4 * 1.9e6 / 12.5e6 > found[0].communication_s
 
 
+@pytest.mark.parametrize("compression", ["topk", "dense"])
+def test_the_last_rank_on_a_shared_core_hides_less(compression: str) -> None:
+    asked = (f"phases.compression={compression}", "price.ranks_per_core=")
+    turns = [price.predict(small(asked[0], f"{asked[1]}{ranks}"), TREE, 3200) for ranks in (1, 2, 4)]
+    for alone, two, four in zip(*turns, strict=True):
+        assert alone.computation_s == two.computation_s == four.computation_s
+        assert alone.communication_s < two.communication_s < four.communication_s
+        assert four.step_s - alone.step_s <= 0.75 * alone.computation_s  # three of four computed before the last began
+
+
 def test_one_rank_has_no_communication() -> None:
     alone = presets.cluster([1], INSIDE, BETWEEN)
     assert {one.communication_s for one in price.predict(small(), alone, 6400)} == {0.0}
@@ -195,8 +205,9 @@ def test_what_was_measured_becomes_settings(tmp_path: Path) -> None:
     measured = [calibration.Measured(32, 24, 0.05, 0.0625, 0.01), calibration.Measured(40, 12, 0.05, 0.07, 0.01)]
     path = tmp_path / "measured.yaml"
     text = (settings.PRESETS / "small.yaml").read_text()
-    path.write_text(text + calibration.text(measured) + "\n")
+    path.write_text(text + calibration.text(measured, 2.0) + "\n")
     found = settings.read(str(path)).price
+    assert found.ranks_per_core == 2 and "ranks_per_core" not in calibration.text(measured, 1.0)
     assert found.rates == {32: pytest.approx(24 / 0.0525, rel=1e-3), 40: 200.0} and found.update == 0.01
     assert "0.80 of its speed" in path.read_text()
 
