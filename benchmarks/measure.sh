@@ -172,9 +172,9 @@ for part in $parts; do
         ;;
     recipe)
         # about two and a half hours; what was stopped goes on
-        python examples/make_images.py --train 6400 --test 800 --output out/recipe-pictures
+        python examples/make_images.py --train 6400 --test 3200 --output out/recipe-study-pictures
         python examples/make_images.py --train 1600 --test 64 --output out/recipe-few
-        studies recipe out/recipe-study --pictures out/recipe-pictures --few out/recipe-few \
+        studies recipe out/recipe-study --pictures out/recipe-study-pictures --few out/recipe-few \
             --json "$folder/recipe.json" --plot "$folder/recipe.png"
         ;;
     training_nine)

@@ -26,7 +26,7 @@ HEADINGS = (
     *("way", "sparse phases", "seeds", "top-5 at the end", "steps of the phases", "whole training", "epochs to target"),
     *("time to target", "x dense", "x Horovod", "whole on the cluster", "x composed"),
 )
-PRICES = ("way", "phase", "gradients", "predicted", "measured", "predicted / measured")
+PRICES = ("way", "time of", "gradients", "predicted", "measured", "predicted / measured")
 CAPTION = (
     "top-5 at the end: mean over the seeds and its 95 % interval (Student's t), of a mean curve the last point; steps: "
     "means of an epoch on the cluster; whole training: composed of them, without validation and start; target: "
@@ -88,6 +88,8 @@ def _row(folder: Path, way: Way) -> dict[str, Any] | None:
     if phases and not way.horovod:
         for phase, predicted_s in zip(phases, _predicted(way, folder / jobs.LINKS), strict=True):
             phase["predicted_seconds"] = predicted_s
+        steps = [(one["images"] / one["batch"], phases[one["phase"]]["predicted_seconds"]) for one in some]
+        row["predicted_seconds"] = sum(count * step_s for count, step_s in steps)
     return row
 
 
@@ -179,20 +181,28 @@ def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
 
 
 def price_lines(found: Mapping[str, Any]) -> list[list[str]]:
-    """Write the predicted and the measured step of each phase."""
-    return [
-        [
-            row["way"],
-            f"{phase['pixels']} pixels, batch {phase['batch']}",
-            phase["compression"],
-            seconds(phase["predicted_seconds"]),
-            seconds(phase["step_seconds"]),
-            ratio(phase["predicted_seconds"] / phase["step_seconds"]),
+    """Write the predicted and the measured step of each phase, and both times of the training on the cluster."""
+    lines = []
+    for row in found["rows"]:
+        if row["way"] not in (DENSE, AUTO):
+            continue
+        pairs = [
+            (
+                f"a step at {phase['pixels']} pixels, batch {phase['batch']}",
+                phase["compression"],
+                phase["predicted_seconds"],
+                phase["step_seconds"],
+            )
+            for phase in row["phases"]
         ]
-        for row in found["rows"]
-        for phase in row["phases"]
-        if phase.get("predicted_seconds") and row["way"] in (DENSE, AUTO)
-    ]
+        whole = row.get("whole_epoch_seconds", ())
+        pairs.append((f"the training, {len(whole)} epochs", "", row.get("predicted_seconds", 0.0), sum(whole)))
+        lines += [
+            [row["way"], what, kind, seconds(predicted_s), seconds(measured_s), ratio(predicted_s / measured_s)]
+            for what, kind, predicted_s, measured_s in pairs
+            if predicted_s and measured_s
+        ]
+    return lines
 
 
 def table(found: Mapping[str, Any]) -> Table:

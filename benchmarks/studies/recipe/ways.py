@@ -56,7 +56,7 @@ class Way:
 
 
 _DENSE, _AUTO = "phases.compression=dense", "phases.compression=auto"
-_SGD = ("optimizer.name=sgd", "optimizer.rate=[[0, 0], [6, 0.2], [28, 0.002]]", "optimizer.momentum=[[0, 0.9]]")
+_SGD = ("optimizer.name=sgd", "optimizer.rate=[[0, 0], [6, 0.05], [28, 0.0005]]", "optimizer.momentum=[[0, 0.9]]")
 WAYS = (
     Way("horovod", (_DENSE,), horovod="grouped"),
     Way("horovod-fused", (_DENSE,), horovod="separate", seeds=(), learns_as="horovod"),

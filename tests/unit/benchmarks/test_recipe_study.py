@@ -108,6 +108,22 @@ def test_times_are_composed_of_timed_steps_and_the_target_follows_from_dense(fol
     assert "| split |" in told.markdown(found)
 
 
+def test_prices_of_dense_stand_beside_its_steps_and_its_whole_training(folder: Path) -> None:
+    assert told.price_lines(told.collected(folder)) == []  # nobody has measured the links
+    inside, hosts = "link: {alpha_s: 8.0e-6, beta_s_per_byte: 4.0e-11}", ("ranks: [0, 1]", "ranks: [2, 3]")
+    children = [f"- {{{inside}, {ranks}}}" for ranks in hosts]
+    text = "\n".join(["link: {alpha_s: 0.0, beta_s_per_byte: 8.7e-8}", "children:", *children])
+    (folder / jobs.LINKS).write_text(text, encoding="utf-8")
+    found = told.collected(folder)
+    *steps, training = [dict(zip(told.PRICES, line, strict=True)) for line in told.price_lines(found)]
+    assert {line["way"] for line in (*steps, training)} == {"dense"}
+    (dense,) = (row for row in found["rows"] if row["way"] == "dense")
+    assert len(steps) == len(dense["phases"])
+    assert {line["measured"] for line in steps} == {"500 ms"}
+    assert training["time of"] == "the training, 28 epochs"
+    assert 0.5 < float(training["predicted / measured"]) < 2
+
+
 def test_a_way_that_never_reaches_the_target_says_so(folder: Path) -> None:
     for seed in SEEDS:
         kept(folder, Run(way("split"), "seed", seed), 0.01, 0.7, 3200)
