@@ -111,6 +111,7 @@ class DataCache:
 
         def prepare() -> dict[str, Any]:
             _check(name, on_error, retries, threads, version)
+            given["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
             given["limit"] = store.nbytes_of(disk_limit, "disk_limit")
             self._source = sources.as_source(source)
             self._source.open(None if disk is None else store.host_folder(disk))
@@ -127,8 +128,8 @@ class DataCache:
                 "the structure of a sample": repr(self._elements.described()),
             }
 
-        self._agree(prepare, _one_after_the_other(self._engine, disk))
-        memory_bytes = store.nbytes_of(memory, "memory", store.free_memory)
+        self._agree(prepare)
+        memory_bytes = given["memory"]
         self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
         self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
         self._tell_of_earlier()
@@ -167,20 +168,22 @@ class DataCache:
     def _size(self) -> int:
         return 1 if self._engine is None else self._engine.size
 
-    def _agree(self, prepare: Callable[[], dict[str, Any]], in_turns: bool) -> None:
-        """Prepare on all ranks, and compare what they have; the first rank of each host before the others, if asked."""
+    def _agree(self, prepare: Callable[[], dict[str, Any]]) -> None:
+        """Prepare on all ranks, and compare what they have.
+
+        With a disk the first rank of each host looks for the samples first, because the others can read what it finds.
+        """
         if self._engine is None:
             prepare()
             return
         subject = f"DataCache {self.name}"
-        first = not in_turns or process.local_rank() == 0
+        first = self._disk is None or process.local_rank() == 0
         mine: dict[str, Any] = {}
 
         def now() -> None:
             mine.update(prepare())
 
-        if in_turns:
-            consensus.exchange(self._engine, f"{subject} (first)", lambda: now() if first else None)
+        consensus.exchange(self._engine, f"{subject} (first)", lambda: now() if first else None)
 
         def settings() -> dict[str, Any]:
             if not mine:
@@ -496,11 +499,6 @@ def _engine(process_set: ProcessSet | None, name: str) -> Engine | None:
 
 def _local_size() -> int:
     return process.local_size() if process.is_initialized() else 1
-
-
-def _one_after_the_other(engine: Engine | None, disk: object) -> bool:
-    """Tell whether the first rank of a host looks for the samples first, because the others can read what it finds."""
-    return engine is not None and engine.size > 1 and disk is not None
 
 
 def _spec_of(value: Any) -> Any:

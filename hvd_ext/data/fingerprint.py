@@ -7,6 +7,7 @@ What a graph cannot show, the Python functions inside `tf.py_function` and `tf.n
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import inspect
 import types
@@ -267,22 +268,38 @@ def _python_digest(value: Any, seen: set[int]) -> str:
         return _digest("dict", sorted(pairs))
     seen = seen | {id(value)}
     if inspect.ismethod(value):
-        return _digest("method", _python_digest(value.__func__, seen), _python_digest(value.__self__, seen))
+        owner = _python_digest(value.__self__, seen)
+        return _digest("method", _method_digest(type(value.__self__), value.__func__, seen), owner)
     if isinstance(value, types.FunctionType):
-        return _function_digest(inspect.unwrap(value), seen)
+        return _digest(_function_digest(value, seen), _python_digest(getattr(value, "__wrapped__", None), seen))
     partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
     if callable(partial[0]):
         return _digest("partial", [_python_digest(one, seen) for one in partial])
     kind = type(value)
     own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
-    call = vars(kind).get("__call__")
+    call = _method_digest(kind, inspect.getattr_static(kind, "__call__", None), seen)
     state = {
         name: one
         for name, one in own.items()
-        if isinstance(one, bool | int | float | str | bytes | tuple | np.ndarray | types.FunctionType)
+        if _plain(one) or isinstance(one, tuple) or (callable(one) and not isinstance(one, type))
     }
     words = value.__name__ if isinstance(value, type | types.ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
-    return _digest("object", words, _python_digest(call, seen), _python_digest(state, seen))
+    return _digest("object", words, call, _python_digest(state, seen))
+
+
+def _method_digest(kind: type, function: Any, seen: set[int]) -> str:
+    """Digest a function of a class, with the functions and plain values of the class that it uses."""
+    if id(function) in seen or not isinstance(function, types.FunctionType):
+        return _python_digest(function, seen)
+    used: dict[str, Any] = {}
+    for name in _names(function.__code__):
+        value = inspect.getattr_static(kind, name, None)
+        value = getattr(value, "__func__", getattr(value, "fget", value))  # class and static methods, properties
+        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
+            used[name] = _method_digest(kind, value, seen | {id(function)})
+        elif _plain(value):
+            used[name] = value
+    return _digest(_function_digest(function, seen | {id(function)}), _python_digest(used, seen))
 
 
 def _function_digest(function: Any, seen: set[int]) -> str:
@@ -291,7 +308,7 @@ def _function_digest(function: Any, seen: set[int]) -> str:
     for name in _names(code):
         value = function.__globals__.get(name)
         own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if own or isinstance(value, tuple) or _plain(value):
+        if own or isinstance(value, tuple | types.SimpleNamespace | argparse.Namespace) or _plain(value):
             used[name] = value
     cells: dict[str, Any] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

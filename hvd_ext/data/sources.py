@@ -140,7 +140,8 @@ class _Folder(Source):
         self._heads, self._tails, self._middles = heads, tails, b"".join(middles)
         self._samples = len(lengths)
         whole.update(names_alone.digest())
-        self._contents, self._digest = _hex(names_alone, pattern, labels), _hex(whole, pattern, labels)
+        described = (pattern, labels, self.class_names)  # a folder without files shifts the labels of others
+        self._contents, self._digest = _hex(names_alone, *described), _hex(whole, *described)
         self.words = f"folder {path}: {self._samples:,} files"
 
     samples = property(lambda self: self._samples)
@@ -442,8 +443,9 @@ class _Arrays(Source):
                 alone.append(bytes_)
             else:  # an array in a file may be larger than memory: its file stands for its bytes
                 assert state is not None
-                whole.append(_hex(hashlib.sha256(), described, file[1], state.st_size, state.st_mtime_ns))
-                alone.append(_hex(hashlib.sha256(), described, file[1], state.st_size))
+                place = (described, os.path.basename(file[0]), file[1], state.st_size)
+                whole.append(_hex(hashlib.sha256(), *place, state.st_mtime_ns))
+                alone.append(_hex(hashlib.sha256(), *place))
         return _hex(hashlib.sha256(), *whole), _hex(hashlib.sha256(), *alone)
 
     digest = property(lambda self: self._digests[0])
@@ -565,6 +567,8 @@ def _file_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
     name = getattr(array, "filename", None)
     plain = array.dtype.kind in "biuf" and array.dtype.isnative and array.flags.c_contiguous and array.size
     if not isinstance(array, np.memmap) or not isinstance(mapped, mmap.mmap) or name is None or not plain:
+        return None
+    if array.mode == "c":  # the array may differ from its file
         return None
     # A slice keeps the offset of the whole array: its place follows from where its bytes lie in the mapping.
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
+from hvd_ext import options
 from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.options import environment
 
@@ -103,6 +104,23 @@ def warn_of_unheeded(environ: Mapping[str, str], rank: int) -> None:
         if setting not in _said:
             _said.add(setting)
             logger.warning("environment variable %s has no effect in hvd_ext: %s", setting, why)
+
+
+def warn_of_unread(given: options.Options, environ: Mapping[str, str], rank: int) -> None:
+    """Warn on rank 0 of variables that are not read because `init` was given `Options`.
+
+    Args:
+        given: the options.
+        environ: the environment.
+        rank: this process's rank.
+    """
+    names = options.unread(given, environ) if rank == 0 else []
+    if names:
+        logger.warning(
+            "init was given Options, so it does not read %s; hvd_ext.options.from_environment().replace(...) gives the "
+            "options of the environment with changes",
+            ", ".join(names),
+        )
 
 
 def _mpi_launch(environ: Mapping[str, str]) -> Launch:

@@ -69,6 +69,7 @@ def init(
         return
     if comm is None and (isinstance(settings, (list, tuple, range)) or rank_lists.is_communicator(settings)):
         settings, comm = None, settings  # Horovod's first argument is comm
+    given = settings
     settings = options.from_environment() if settings is None else settings
     if not isinstance(settings, options.Options):
         raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
@@ -86,6 +87,8 @@ def init(
     try:
         launch.check_size(plan, running.size)
         launch.warn_of_unheeded(os.environ, running.rank)
+        if given is not None:
+            launch.warn_of_unread(settings, os.environ, running.rank)
         job = bootstrap.joined(running, settings, comm)
         sets.add_all(job, process_sets)
         sets.global_process_set.mpi_comm = comm if rank_lists.is_communicator(comm) else None

@@ -73,8 +73,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if inputs.dtype in (tf.float16, tf.bfloat16):
             inputs = tf.cast(inputs, tf.float32)
         own = _sums(inputs, mask, self._reduction_axes)
-        # named after the layer: default names count calls, and ranks may trace a layer at different times
-        everyone = allreduce(own, op=Sum, name=f"SyncBatchNormalization {self.moving_mean.path}", process_set=group)
+        # Not named after the layer, whose automatic name may differ between ranks. In a function a name gets the number
+        # of its call, so that ranks may trace at different times.
+        everyone = allreduce(own, op=Sum, name="SyncBatchNormalization", process_set=group)
         count = tf.maximum(everyone[2], 1.0)
         mean = everyone[0] / count
         variance = tf.maximum(everyone[1] / count - tf.square(mean), 0.0)

@@ -330,6 +330,25 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Options:
     return Options(**values)
 
 
+def unread(given: Options, environ: Mapping[str, str]) -> list[str]:
+    """List the variables whose options `Options` given to `init` leave at their defaults, and so say otherwise.
+
+    Args:
+        given: the options.
+        environ: the environment.
+    """
+    found = []
+    for name in (*(one.name for one in HOROVOD_VARIABLES), *(one.name for one in SETTINGS)):
+        try:
+            asked = from_environment({name: environ.get(name, "")})
+        except InvalidError:
+            continue
+        changed = [one.name for one in dataclasses.fields(Options) if getattr(asked, one.name) != one.default]
+        if any(getattr(given, one) == getattr(Options(), one) for one in changed):
+            found.append(name)
+    return found
+
+
 def check_op(op: object) -> ReduceOp:
     """Check a reduction of gradients or of rows that a user gave.
 

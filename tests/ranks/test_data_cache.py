@@ -123,7 +123,9 @@ def test_all_ranks_have_equal_steps_with_a_bad_sample(hvd: ModuleType, shared: P
     assert [("0007.jpg): it could not be loaded" in each) for each in hvd.allgather_object(words)].count(True) == 1
 
 
-def test_ranks_with_other_arguments_or_data_are_refused_on_all(hvd: ModuleType, rank: int, size: int) -> None:
+def test_ranks_with_other_arguments_or_data_are_refused_on_all(
+    hvd: ModuleType, rank: int, size: int, tmp_path: Path
+) -> None:
     if size == 1:
         return
     with pytest.raises(MismatchError, match="DataCache ranks: on_error must be the same on all ranks"):
@@ -134,6 +136,10 @@ def test_ranks_with_other_arguments_or_data_are_refused_on_all(hvd: ModuleType, 
         hvd.DataCache("other", SAMPLES, lambda number: number + rank, memory="1MB")
     with pytest.raises(InvalidError, match=r"rank 1: source \('nowhere'\): say what lies there"):
         hvd.DataCache("other", "nowhere" if rank else SAMPLES, memory="1MB")
+    with pytest.raises(MismatchError, match="DataCache other: disk must be the same on all ranks"):
+        hvd.DataCache("other", SAMPLES, memory="1MB", disk=None if rank else str(tmp_path))
+    with pytest.raises(InvalidError, match=r"memory \('lots'\)"):
+        hvd.DataCache("other", SAMPLES, memory="lots" if rank else "1MB")
     cache = make(hvd, Counted())
     with pytest.raises(MismatchError, match="dataset: batch_size must be the same on all ranks"):
         cache.dataset(4 + rank)

@@ -113,24 +113,27 @@ def test_early_stopping_behind_averaged_metrics_needs_no_more() -> None:
     assert_same_bits_on_all_ranks(ours.weights)
 
 
-def test_local_variables_and_their_slots_stay_each_ranks_own() -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_local_variables_and_their_slots_stay_each_ranks_own(scaled: bool) -> None:
     ours = model()
     fill(ours.weights, salt=hvd.rank())
     kept = ours.weights[0]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0, momentum=1.0))
+    inner = keras.optimizers.SGD(0.0, momentum=1.0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(inner) if scaled else inner)
     optimizer.build(ours.trainable_variables)
-    for slot in optimizer.momentums:
+    momentums = getattr(optimizer, "inner_optimizer", optimizer).momentums
+    for slot in momentums:
         slot.assign(np.full(slot.shape, hvd.rank() + 1.0))
     ours.compile(optimizer, "mse")
     before = values([kept, *ours.weights[1:]])
-    callback = hvd.BroadcastGlobalVariablesCallback(local_variables=kept)
+    callback = hvd.BroadcastGlobalVariablesCallback(local_variables=kept.value if scaled else kept)
     callback.set_model(ours)
     callback.set_params({})
     callback.on_train_begin()
     np.testing.assert_array_equal(kept.numpy(), before[0])
     assert_same_bits_on_all_ranks(ours.weights[1:])
-    assert [float(slot.numpy().max()) for slot in optimizer.momentums] == [hvd.rank() + 1.0, 1.0, 1.0, 1.0]
-    assert_same_bits_on_all_ranks([optimizer.learning_rate, *optimizer.momentums[1:]])
+    assert [float(slot.numpy().max()) for slot in momentums] == [hvd.rank() + 1.0, 1.0, 1.0, 1.0]
+    assert_same_bits_on_all_ranks([optimizer.learning_rate, *momentums[1:]])
     with pytest.raises(InvalidError, match="local_variables"):
         hvd.BroadcastGlobalVariablesCallback(local_variables=[3])
 

@@ -149,6 +149,37 @@ def test_rank_0_alone_may_load_and_send_what_it_has_loaded(tmp_path: Path) -> No
     assert_same_bits_on_all_ranks([*resumed.weights, *resumed.optimizer.variables])
 
 
+def test_automatic_names_of_embeddings_and_of_batch_statistics_may_differ() -> None:
+    def made() -> keras.Model:
+        layers = keras.layers
+        found = keras.Sequential(
+            [
+                layers.Input((3,), dtype="int32"),
+                layers.Embedding(8, 4),
+                hvd.SyncBatchNormalization(),
+                hvd.SyncBatchNormalization(),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        fill(found.weights)
+        return found
+
+    if hvd.rank() == 0:
+        made()  # so that rank 0 has other names than the others
+    ours = made()
+    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    random = np.random.default_rng(hvd.rank())
+    x, y = random.integers(0, 8, (ROWS, 3)), random.normal(size=(ROWS, 1))
+    before = values(ours.weights)
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    ours.fit(x, y, batch_size=BATCH, callbacks=[start], verbose=0, shuffle=False)
+    assert_same_bits_on_all_ranks(ours.trainable_variables)
+    assert not np.array_equal(values(ours.weights)[0], before[0])
+    names = hvd.allgather_object([variable.path for variable in ours.trainable_variables])
+    assert hvd.size() == 1 or names[0] != names[1]
+
+
 def test_files_that_cannot_be_loaded_are_errors_on_all_ranks(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     with pytest.raises(

@@ -116,6 +116,32 @@ def test_what_was_accumulated_is_the_gradient_of_a_step_that_is_caught_up() -> N
     np.testing.assert_array_equal(variable.numpy(), -sum(given))
 
 
+@several
+def test_a_pass_since_the_last_update_is_not_lost_when_a_step_is_caught_up() -> None:
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    plain = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, sync="solo", staleness=4)
+    for _ in range(4):  # two updates: an even number, so that the passes since then are none by either count
+        optimizer.apply([tf.zeros(3)], [variable])
+    hvd.barrier()
+    if hvd.rank() == 0:
+        for step in range(1, 3):
+            optimizer.apply([gradient(0, step)], [variable])
+    else:
+        optimizer.apply([gradient(hvd.rank(), 1)], [variable])
+        over(optimizer, 3)
+        assert hvd.catch_up(optimizer) == 1
+        assert hvd.catch_up(optimizer) == 0
+    assert int(optimizer._iterations) == 6
+    hvd.barrier()
+    hvd.flush(optimizer)
+    for _ in range(2):
+        optimizer.apply([tf.zeros(3)], [variable])
+    given = [gradient(0, step).numpy() / 2 for step in range(1, 3)]
+    given += [gradient(rank, 1).numpy() / 2 for rank in range(1, hvd.size())]
+    np.testing.assert_array_equal(variable.numpy(), -sum(given))
+
+
 @pytest.mark.parametrize(
     ("make", "sync"), [("SGD", "solo"), ("Adam", "majority"), ("AdamW", "quorum"), ("Lamb", "solo")]
 )
@@ -256,6 +282,37 @@ def test_a_delay_applies_each_result_one_step_late() -> None:
     assert hvd.catch_up(optimizer) == 0
     optimizer.apply([gradient(hvd.rank(), 5)], [variable])
     np.testing.assert_array_equal(variable.numpy(), before)
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_delay_with_accumulation_applies_the_last_result_too(updates: int) -> None:
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+    plain = keras.optimizers.SGD(1.0)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, delay=1, backward_passes_per_step=2)
+    for step in range(2 * updates):
+        optimizer.apply([gradient(hvd.rank(), step)], [variable])
+    assert hvd.catch_up(optimizer) == 1
+    every = [gradient(rank, step).numpy() for rank in range(hvd.size()) for step in range(2 * updates)]
+    np.testing.assert_allclose(variable.numpy(), -sum(every), rtol=1e-6)
+
+
+class StopsEarly(keras.callbacks.Callback):
+    """Ends training after the third batch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = batch == 2
+
+
+def test_a_fit_that_is_stopped_applies_the_last_result_too() -> None:
+    def updates(delay: int) -> int:
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0), delay=delay), loss="mse")
+        x = np.random.default_rng(hvd.rank()).normal(size=(64, 6))
+        ends = [*hvd.callbacks.synchronized(), StopsEarly()]
+        model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=ends)
+        return int(model.optimizer.iterations)
+
+    assert updates(1) == updates(0) < 8
 
 
 def test_fit_with_a_delay_applies_the_last_result_too() -> None:

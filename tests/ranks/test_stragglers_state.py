@@ -98,6 +98,31 @@ def test_training_goes_on_bit_for_bit(options: dict[str, Any], shared: Path) -> 
 
 
 @several
+def test_a_delay_in_a_process_set_is_restored_on_another_number_of_ranks() -> None:
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    variable = keras.Variable(np.zeros(3), dtype="float32")
+
+    def optimizer() -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), delay=1, process_set=sets[hvd.rank()])
+
+    first = optimizer()
+    first.apply([tf.fill([3], hvd.rank() + 1.0)], [variable])
+    saved = first._hvd_ext_reducer.sets[0].save()
+    second = optimizer()
+    other = {**saved, "ranks": np.array(7)}
+    second._hvd_ext_reducer.restore({0: (other, lambda: [other])})
+    if hvd.rank() == 0:  # the others come later, or not at all
+        second.apply([tf.zeros(3)], [variable])
+        np.testing.assert_array_equal(variable.numpy(), [-1, -1, -1])
+    hvd.barrier()
+    if hvd.rank() > 0:
+        second.apply([tf.zeros(3)], [variable])
+        np.testing.assert_array_equal(variable.numpy(), [-1 - hvd.rank()] * 3)
+    for one in sets:
+        hvd.remove_process_set(one)
+
+
+@several
 def test_what_was_held_is_applied_after_a_restart(shared: Path) -> None:
     variable = keras.Variable(np.zeros(3), dtype="float32")
 

@@ -234,13 +234,15 @@ def test_what_a_tape_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidError, match="check_every .*a tape does not see the weights change"):
         hvd.DistributedGradientTape(tf.GradientTape(), check_every=1)
     variable = tf.Variable([[2.0, 3.0]])
-    with tf.GradientTape() as outer:
-        tape = hvd.DistributedGradientTape(tf.GradientTape(), compression=hvd.TopK(min_elements=1))
-        with tape:
-            loss = tf.reduce_sum(variable**3)
-        gradient = tape.gradient(loss, [variable])[0]
-    with pytest.raises(InvalidError, match="cannot be differentiated"):
-        outer.gradient(gradient, variable)
+    carries: list[dict[str, Any]] = [{"compression": hvd.TopK(min_elements=1)}, {"delay": 1}, {"sync": "solo"}]
+    for options in carries:
+        with tf.GradientTape() as outer:
+            tape = hvd.DistributedGradientTape(tf.GradientTape(), **options)
+            with tape:
+                loss = tf.reduce_sum(variable**3)
+            gradient = tape.gradient(loss, [variable])[0]
+        with pytest.raises(InvalidError, match="cannot be differentiated"):
+            outer.gradient(gradient, variable)
 
 
 def test_weights_that_differ_are_found_and_named() -> None:

@@ -12,6 +12,7 @@ from hvd_ext.keras.callbacks.progress import one_bar
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
+from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.gradients.words import partial_reducer
 
@@ -40,7 +41,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
     def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = base.check_rank(root_rank)
-        self._local: dict[int, Any] = {}
+        self._local: dict[Any, Any] = {}
         self._sent: set[int] = set()
         self._done = False
         for variable in _listed(local_variables):
@@ -57,7 +58,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         """
         if not hasattr(variable, "assign"):
             raise InvalidError(f"local_variables ({variable!r}): must be variables of Keras or TensorFlow")
-        self._local[id(variable)] = variable  # the object too: its id is good only as long as it lives
+        self._local[kinds.key(variable)] = variable  # the object too: its key is good only as long as it lives
 
     def set_model(self, model: Any) -> None:
         """Take the model of `fit`; a second one gets its variables as the first one did."""
@@ -122,18 +123,18 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             weights = self.model.weights
         except ValueError:  # Keras 2, before the model is built
             return []
-        return [weight for weight in weights if id(weight) not in self._local]
+        return [weight for weight in weights if kinds.key(weight) not in self._local]
 
     def _slots(self, optimizer: Any) -> list[Any]:
         own = base.variables(optimizer)
         ids = {id(variable) for variable in own}
-        trained = list(getattr(optimizer, "_trainable_variables", ()))
-        local = {index for index, variable in enumerate(trained) if id(variable) in self._local}
-        # gradients that a rank has accumulated since the last update are its own: the next update averages them
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        trained = list(getattr(inner, "_trainable_variables", ()))
+        local = {index for index, variable in enumerate(trained) if kinds.key(variable) in self._local}
+        # gradients that a rank has accumulated since the last update are its own: the next update averages them
         own_slots = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
         # an optimizer has its slots in lists, in the order of the variables that it trains
-        for slots in vars(optimizer).values() if local else ():
+        for slots in vars(inner).values() if local else ():
             if isinstance(slots, list) and len(slots) == len(trained):
                 own_slots |= {id(slots[index]) for index in local} & ids
         return [variable for variable in own if id(variable) not in own_slots]

@@ -19,8 +19,8 @@ class EndTogether(base.Callback):
 
     Where steps do not wait for all ranks, a rank that has no more batches applies the rounds of the others until they
     have none either, so that ranks may have unequal numbers of batches. The last step of `fit` waits for all ranks, so
-    that no gradient is left over; this needs a number of steps that Keras knows. With delay=1, the last result is
-    applied at the end.
+    that no gradient is left over; this needs a number of steps that Keras knows, and a `fit` that is not stopped
+    before. With delay=1, the last result is applied at the end, also of a `fit` that is stopped.
 
     It must be the first of the callbacks. Where steps wait for all ranks, it only tells the data of `fit` the epoch, so
     that shuffled data have the order of this epoch.
@@ -64,7 +64,9 @@ class EndTogether(base.Callback):
         self._end()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Tell the data that `fit` has ended."""
+        """Apply the last result of a `fit` that was stopped, and tell the data that it has ended."""
+        self._last = True
+        self._catch_up()
         position.train_ends()
 
     def _end(self) -> None:
@@ -73,8 +75,11 @@ class EndTogether(base.Callback):
         self._under_way = False
         for optimizer in _optimizers(self.model, "partial"):
             end_together(optimizer)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
         for optimizer in _optimizers(self.model, "delay") if self._last else ():
-            catch_up(optimizer)
+            catch_up(optimizer)  # once: there is nothing left afterwards
 
 
 def _optimizers(model: Any, option: str) -> list[Distributed]:

@@ -98,4 +98,4 @@ def accumulated(optimizer: Any) -> tuple[int, int]:
     updating = updates(optimizer)
     # with a loss scale every pass is reduced
     passes = (updating.gradient_accumulation_steps if updating is optimizer else None) or 1
-    return passes, int(updating.iterations) % passes if passes > 1 else 0
+    return passes, int(updating._iterations) % passes if passes > 1 else 0  # `iterations` counts updates

@@ -17,6 +17,7 @@ from hvd_ext.options import Sum
 from hvd_ext.tensorflow.collectives.objects import broadcast_object
 
 if TYPE_CHECKING:
+    from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
     from hvd_ext.options.gradients import GradientOptions
     from hvd_ext.planning.tensors import Tensor
@@ -113,10 +114,11 @@ class Delayed:
     Args:
         channel: the channel, whose steps return the results of the steps before them.
         job: the runtime of the ranks that take part.
+        process_set: these ranks; None for all.
     """
 
-    def __init__(self, channel: Channel, job: Runtime) -> None:
-        self._channel, self._job = channel, job
+    def __init__(self, channel: Channel, job: Runtime, process_set: ProcessSet | None = None) -> None:
+        self._channel, self._job, self._process_set = channel, job, process_set
         self._there: tf.Variable | None = None
         if tf.compat.v1.executing_eagerly_outside_functions():  # a session's variables would need an initializer
             with tf.init_scope(), tf.device("CPU:0"):
@@ -166,7 +168,8 @@ class Delayed:
                     found = next(iter(everyone()), None)
                 except (HvdExtError, OSError) as error:
                     _LOG.warning("%s: the result that was late is dropped: %s", self._channel.name, error)
-            arrays = broadcast_object(found, 0)
+            name, root = f"{self._channel.name}: late result", self._job.engine.ranks[0]
+            arrays = broadcast_object(found, root, name=name, process_set=self._process_set)
         if arrays and self._there is not None:
             self._give(_by_number(self._channel, arrays).values())
             self._there.assign(True)

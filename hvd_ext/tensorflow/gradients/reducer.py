@@ -481,7 +481,7 @@ class Reducer:
                 channel.rows_nbytes[place] = sparse.most_nbytes(results[place])
                 results[place] = sparse.reduce(
                     step.job,
-                    f"{step.name}/{kinds.name(slot.variable)}#{place}",
+                    f"{step.name}, rows {place}",  # not the variable's name, which may differ between ranks
                     results[place],
                     options,
                     shape=tuple(slot.variable.shape),

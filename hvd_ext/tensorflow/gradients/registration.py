@@ -479,7 +479,7 @@ class GradientSet:
             auto = AutoQuorum(channel, self.job) if self._options.sync == "auto" and self.job.engine.rank == 0 else None
             self.carried = Held(channel, self._options, self.job, auto)
         elif channel.delay:
-            self.carried = Delayed(channel, self.job)
+            self.carried = Delayed(channel, self.job, self._options.process_set)
         if topk is not None:
             self._feed(channel)
             self._tell_of_one_host(channel.layout)

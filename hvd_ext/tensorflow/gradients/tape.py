@@ -265,8 +265,8 @@ class Distributed:
         ]
 
     def _local_places(self, sources: Sequence[Any]) -> tuple[int, ...]:
-        local = {id(source) for give in self._hvd_ext_local for source in give()}
-        return tuple(place for place, source in enumerate(sources) if id(source) in local)
+        local = {kinds.key(source) for give in self._hvd_ext_local for source in give()}
+        return tuple(place for place, source in enumerate(sources) if kinds.key(source) in local)
 
     def _own(self, method: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         # TensorFlow's jacobians call self.gradient for each element, in a loop in which no reduction can run
@@ -349,10 +349,11 @@ def _reduced(
         tensors_out = [place for place, result in enumerate(results) if isinstance(result, tf.Tensor)]
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if options.topk is not None:
+            if options.carries_over:
                 raise InvalidError(
-                    f"{LABEL}: with compression=hvd_ext.TopK(...) the reduced gradients depend on earlier steps, and "
-                    "cannot be differentiated; take the second derivative of the loss with a plain tape"
+                    f"{LABEL}: with compression=hvd_ext.TopK(...), sync= or delay=1 the reduced gradients depend on "
+                    "earlier steps, and cannot be differentiated; take the second derivative of the loss with a plain "
+                    "tape"
                 )
             # all ranks get the same sum, and the transpose of this map is the sum over the ranks again
             back: list[Any] = [None] * len(gradients)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import fingerprint
+from hvd_ext.data import fingerprint, stream
 from hvd_ext.errors import InvalidError
 
 SPEC = (tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32))
@@ -195,6 +196,113 @@ class Decoder:
 def test_methods_and_objects_count_with_their_state() -> None:
     assert fingerprint.of_python(Decoder(1)) == fingerprint.of_python(Decoder(1)) != fingerprint.of_python(Decoder(2))
     assert fingerprint.of_python(Decoder(1).method) != fingerprint.of_python(Decoder(2).method)
+
+
+class Cropper(Decoder):
+    """A method that uses another one, a static one, a property and a value of its class."""
+
+    MARGIN = 2
+
+    def crop(self, x: int) -> int:
+        """A method."""
+        return self.inner(x) + self.sized(x) + self.MARGIN + self.half
+
+    def inner(self, x: int) -> int:
+        """What it uses."""
+        return self.crop(x - 1) if x else 0
+
+    @staticmethod
+    def sized(x: int) -> int:
+        """What it uses."""
+        return 2 * x
+
+    @property
+    def half(self) -> int:
+        """What it uses."""
+        return self.size // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inner", lambda self, x: x),
+        ("sized", staticmethod(lambda x: 3 * x)),
+        ("half", property(lambda self: self.size // 3)),
+        ("MARGIN", 3),
+    ],
+)
+def test_what_a_method_uses_of_its_class_counts(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint.of_python(Cropper(1).crop)
+    assert fingerprint.of_python(Cropper(1).crop) == first != fingerprint.of_python(Cropper(2).crop)
+    monkeypatch.setattr(Cropper, name, value)
+    assert fingerprint.of_python(Cropper(1).crop) != first
+
+
+def test_an_inherited_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint.of_python(Cropper(1))
+    monkeypatch.setattr(Decoder, "__call__", lambda self, x: x - self.size)
+    assert fingerprint.of_python(Cropper(1)) != first
+
+
+def scaled(factor: int) -> Callable[..., Any]:
+    """A decorator with an argument."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(x: int) -> Any:
+            return factor * function(x)
+
+        return inner
+
+    return decorate
+
+
+def test_methods_and_decorators_count_through_tensorflow() -> None:
+    def through(function: Callable[..., Any]) -> str:
+        return of(lambda contents, label: tf.numpy_function(function, [label], tf.int32))
+
+    assert through(Decoder(1).method) == through(Decoder(1).method) != through(Decoder(2).method)
+    assert through(Decoder(1)) == through(Decoder(1)) != through(Decoder(2))
+    assert through(scaled(2)(helper)) == through(scaled(2)(helper)) != through(scaled(3)(helper))
+    assert through(scaled(2)(helper)) != through(scaled(2)(recursive))
+
+
+OPTIONS = argparse.Namespace(size=2)
+
+
+def test_a_global_namespace_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sized(x: int) -> int:
+        return x * OPTIONS.size  # type: ignore[no-any-return]
+
+    first = fingerprint.of_python(sized)
+    monkeypatch.setattr(OPTIONS, "size", 3)
+    assert fingerprint.of_python(sized) != first
+
+
+def counts(first: int, last: int) -> Iterator[int]:
+    """A generator."""
+    yield from range(first, last)
+
+
+class Reader:
+    """An object whose method is a generator."""
+
+    def __init__(self, files: list[int]) -> None:
+        self.files = files
+
+    def samples(self) -> Iterator[int]:
+        """A generator."""
+        yield from self.files
+
+
+def test_a_generator_counts_with_its_arguments_and_its_object() -> None:
+    def of_generator(generator: Callable[..., Any]) -> str:
+        made = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec((), tf.int32))
+        return fingerprint.of_graph(stream._graph_of(made))
+
+    assert of_generator(functools.partial(counts, 1, 3)) == of_generator(functools.partial(counts, 1, 3))
+    assert of_generator(functools.partial(counts, 1, 3)) != of_generator(functools.partial(counts, 2, 3))
+    assert of_generator(Reader([1]).samples) == of_generator(Reader([1]).samples) != of_generator(Reader([2]).samples)
 
 
 def test_what_cannot_be_known_needs_a_version() -> None:

@@ -98,6 +98,34 @@ def test_a_folder_is_known_again_by_names_sizes_and_times(classes: Path) -> None
     assert sources.folder(classes, "*.jpg").contents != first.contents
 
 
+def test_class_folders_without_files_count_because_they_shift_labels(classes: Path) -> None:
+    first = sources.folder(classes, "*.jpg")
+    (classes / "bird").mkdir()
+    second = sources.folder(classes, "*.jpg")
+    assert second.digest != first.digest and second.contents != first.contents
+    alone = [sources.folder(classes, "*.jpg", labels=False).digest]
+    (classes / "bird").rmdir()
+    assert alone == [sources.folder(classes, "*.jpg", labels=False).digest]
+
+
+def test_an_array_in_a_file_that_was_changed_in_memory_is_read_from_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", np.arange(6))
+    changed = np.load(tmp_path / "y.npy", mmap_mode="c")
+    changed -= 1
+    source = sources.as_source(changed)
+    assert [int(row) for row in read_all(source)] == [-1, 0, 1, 2, 3, 4]
+    assert source.digest == sources.as_source(np.arange(6) - 1).digest
+
+
+def test_arrays_in_files_count_with_the_names_of_the_files(tmp_path: Path) -> None:
+    found = []
+    for name in ("fold0.npy", "fold1.npy"):
+        np.save(tmp_path / name, np.arange(6))
+        os.utime(tmp_path / name, (1, 1))
+        found.append(sources.as_source(np.load(tmp_path / name, mmap_mode="r")))
+    assert found[0].digest != found[1].digest
+
+
 def test_a_link_to_a_folder_further_up_does_not_go_round_for_ever(classes: Path) -> None:
     (classes / "cat" / "up").symlink_to(classes, target_is_directory=True)
     assert sources.folder(classes, "*.jpg").samples == 26

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hvd_ext.errors import CommunicationError, InvalidError
-from hvd_ext.job.launch import Launch, check_size, examine, warn_of_unheeded
+from hvd_ext.job.launch import Launch, check_size, examine, warn_of_unheeded, warn_of_unread
 from hvd_ext.job.process import place_of
+from hvd_ext.options import Options
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,16 @@ def test_variables_without_effect_are_said_once_by_rank_0(caplog: pytest.LogCapt
     warn_of_unheeded(environ, 0)
     assert len(caplog.messages) == 1
     assert "HOROVOD_CYCLE_TIME=17.5 has no effect in hvd_ext: there are no cycles" in caplog.messages[0]
+
+
+def test_rank_0_warns_of_variables_that_given_options_leave_out(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"HVD_EXT_TRACE": "t", "HVD_EXT_ALGORITHM": "ring"}
+    warn_of_unread(Options(), environ, 1)
+    warn_of_unread(Options(algorithm="tree", trace="u"), environ, 0)
+    assert caplog.messages == []
+    warn_of_unread(Options(), environ, 0)
+    (message,) = caplog.messages
+    assert "does not read HVD_EXT_ALGORITHM, HVD_EXT_TRACE; hvd_ext.options.from_environment()" in message
 
 
 def test_places_are_counted_per_host_as_horovod_does() -> None:

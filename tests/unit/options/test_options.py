@@ -9,7 +9,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from hvd_ext.options import SETTINGS, Options, check_op, from_environment
+from hvd_ext.options import SETTINGS, Options, check_op, from_environment, unread
 
 
 def test_an_empty_environment_gives_the_defaults_that_the_table_says() -> None:
@@ -116,3 +116,17 @@ def test_only_our_own_ops_are_ops() -> None:
     assert check_op(hvd.Sum) is hvd.Sum
     with pytest.raises(InvalidError, match=r"op \(0\): must be hvd_ext\.Average or hvd_ext\.Sum"):
         check_op(0)
+
+
+def test_variables_that_given_options_leave_out_are_listed() -> None:
+    environ = {
+        "HVD_EXT_TRACE": "t",
+        "HVD_EXT_QUIET": "0",
+        "HVD_EXT_TOPOLOGY": "a.yaml",
+        "HVD_EXT_STALL_FATAL_S": "soon",
+    }
+    assert unread(Options(topology="b.yaml"), environ) == ["HVD_EXT_TRACE"]
+    assert unread(Options(), environ) == ["HVD_EXT_TOPOLOGY", "HVD_EXT_TRACE"]
+    good = {**environ, "HVD_EXT_STALL_FATAL_S": "3"}
+    assert unread(from_environment(good).replace(algorithm="ring"), good) == []
+    assert unread(Options(), {"HOROVOD_FUSION_THRESHOLD": "1000000"}) == ["HOROVOD_FUSION_THRESHOLD"]
