@@ -115,6 +115,19 @@ Seen Trained(Engine* engine, const RoundRules& rules, const std::vector<int>& st
   return seen;
 }
 
+// The status of one step, all of whose tensors are collected.
+Status StatusOfStep(Engine* engine, int64_t channel, int64_t step) {
+  const int64_t ticket = Given(engine, channel, step);
+  std::vector<std::future<Result>> results;
+  for (int64_t i = 0; i < kTensors; ++i) results.push_back(StartCollect(engine, channel, i, ticket, kSizes[i] * 4));
+  Status status;
+  for (auto& result : results) {
+    Status one = Await(std::move(result), "a step").status;
+    if (status.ok()) status = one;
+  }
+  return status;
+}
+
 // What round after round must be, by who has taken part; *given becomes the newest step of each rank that was given.
 std::vector<std::vector<std::vector<float>>> Replayed(const std::vector<RoundInfo>& rounds,
                                                       const std::vector<int>& steps, std::vector<int64_t>* given) {
@@ -181,6 +194,35 @@ TEST(
     for (int size = 1; size <= 6; ++size) {
       for (int64_t staleness : {0, 1, 4}) {
         CheckTraining(Rules(sync, (size + 1) / 2, staleness), std::vector<int>(static_cast<size_t>(size), 15), ++seed);
+      }
+    }
+  }
+}
+
+TEST("partial: a round that waits for a rank which has left, or closed the channel, fails on all ranks") {
+  for (Sync sync : {Sync::kFull, Sync::kSolo, Sync::kQuorum}) {
+    for (int gone : {0, 1, 2}) {
+      for (bool closes : {false, true}) {
+        Engines engines(3);
+        std::atomic<int> told{0};
+        engines.Each([&](int rank, Engine* engine) {
+          int64_t channel = -1;
+          CHECK_OK(engine->OpenChannel(PartialOfAll(engine, Rules(sync, 3, 1)), &channel));
+          for (int64_t step = 1; step <= 2; ++step) CHECK_OK(StatusOfStep(engine, channel, step));
+          CHECK_OK(Call(engine, BarrierSpec("all have two steps"), "").status);
+          if (rank != gone) {
+            Status status;
+            for (int64_t step = 3; step <= 4 && status.ok(); ++step) status = StatusOfStep(engine, channel, step);
+            const std::string words = closes ? " has closed the channel" : " has shut down";
+            CHECK_FAILS(status, Code::kCommunication, "rank " + std::to_string(gone) + words);
+            ++told;
+            Until("the other survivor", [&] { return told == 2; });
+          } else if (closes) {
+            CHECK_OK(engine->CloseChannel(channel));
+            Until("the survivors", [&] { return told == 2; });
+          }
+          engine->Stop();
+        });
       }
     }
   }

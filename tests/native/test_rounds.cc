@@ -1,10 +1,12 @@
 // The rules of partial rounds without an engine: who opens a round, and who takes part when.
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "engine/partial_rounds.h"
+#include "engine/partial_steps.h"
 #include "engine/rounds.h"
 #include "harness.h"
 
@@ -35,6 +37,53 @@ TEST("rounds: ranks are drawn evenly, and the same for the same seed") {
   int same = 0;
   for (int64_t round = 1; round <= 1000; ++round) same += DrawnFor(1, round, 4) == DrawnFor(2, round, 4) ? 1 : 0;
   CHECK(same > 150 && same < 350);
+}
+
+TEST("rounds: a rank that has left takes part in all rounds up to the end, and the bound holds again behind it") {
+  for (int64_t staleness : {0, 2}) {
+    RoundGate gate(staleness);
+    int64_t round = 0;
+    bool on_time = false;
+    gate.Arrive(1);
+    gate.Open(9);
+    gate.Leave();
+    for (int64_t wanted = 1; wanted <= 3; ++wanted) CHECK(gate.Begin(&round, &on_time) && round == wanted);
+    RoundGate ended = gate;
+    ended.End(3);  // the rounds behind it are those of ranks that train on
+    CHECK(!ended.Begin(&round, &on_time) && ended.AtBound());
+    ended.Return();
+    CHECK(!ended.Begin(&round, &on_time));
+    ended.Arrive(4);
+    CHECK(ended.Begin(&round, &on_time) && round == 4 && on_time);
+    gate.End(5);
+    for (int64_t wanted = 4; wanted <= 5; ++wanted) CHECK(gate.Begin(&round, &on_time) && round == wanted);
+    CHECK(!gate.Begin(&round, &on_time));
+  }
+}
+
+TEST("rounds: the later one of two that run may end first") {
+  PartialSpec spec;
+  spec.rules = Rules(Sync::kSolo);
+  PartialSteps steps("Adam", {}, spec, 0, 1);
+  CHECK_OK(steps.BeginStep());  // without tensors a step has arrived at once
+  steps.Open(3);
+  PartialSteps::Contribution given;
+  for (int64_t round = 1; round <= 3; ++round) CHECK(steps.BeginRound(&given) && given.round == round);
+  const int32_t table[] = {1, 0};
+  std::vector<std::function<void()>> ended;
+  int64_t step = 0, over = 0, before = 0;
+  for (int64_t round : {2, 1, 3}) {
+    steps.EndTensor(round, 0, Status::Ok(), table, nullptr, &ended);
+    steps.Progress(&step, &over);
+    CHECK(over >= before && over >= round);
+    before = over;
+    steps.Came(0, round);  // of a round that is over, and of one that is not: none is taken for another
+    steps.Came(0, 4 - round);
+  }
+  std::vector<RoundInfo> rounds = steps.Rounds(1, 10);
+  CHECK_EQ(rounds.size(), size_t{3});
+  for (size_t i = 0; i < rounds.size(); ++i) CHECK_EQ(rounds[i].round, static_cast<int64_t>(i) + 1);
+  CHECK_EQ(steps.Rounds(2, 1).front().round, int64_t{2});
 }
 
 TEST("rounds: a round that is not open says whose gradients it waits for") {

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "engine/executor.h"
-#include "kernels/denormals.h"
 
 namespace hvd_ext {
 namespace {
@@ -40,7 +39,6 @@ Status Executor::RunLocalRows(Segment* segment) {
   if (segment->sparse == nullptr) {
     return Internal(segment->open->run.what + ": a sparse plan needs a bucket with error feedback");
   }
-  const WithDenormals denormals;  // this may be a thread of TensorFlow, and all ranks must add up the same
   const SparseWork work = WorkOf(*segment);
   for (; segment->next_row < rows.size() && rows[segment->next_row].round == segment->round; ++segment->next_row) {
     HVD_EXT_RETURN_IF_ERROR(Named(segment->open->run.what, segment->sparse->RunLocal(work, rows[segment->next_row])));

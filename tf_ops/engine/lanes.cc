@@ -61,6 +61,11 @@ void Lanes::Handle(int peer, const LaneClosed& closed) {
   CheckClosed(closed.lane);
 }
 
+int Lanes::ClosedBy(int64_t lane) const {
+  auto found = closed_.find(lane);
+  return found == closed_.end() ? -1 : found->second.rank;
+}
+
 void Lanes::CheckClosed(int64_t lane) {
   auto found = closed_.find(lane);
   if (found == closed_.end() || executor_->runs(lane) <= found->second.runs) return;

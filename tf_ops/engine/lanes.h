@@ -29,6 +29,9 @@ class Lanes {
   // Fails the lane where a run can never end, because a rank has closed it before.
   void CheckClosed(int64_t lane) HVD_EXT_REQUIRES(progress_role);
 
+  // The rank that has closed the lane first; -1 if none has.
+  int ClosedBy(int64_t lane) const HVD_EXT_REQUIRES(progress_role);
+
   void Handle(const LaneFailed& failed) HVD_EXT_REQUIRES(progress_role) { Fail(failed.lane, failed.status, false); }
   void Handle(int peer, const LaneClosed& closed) HVD_EXT_REQUIRES(progress_role);
 

@@ -1,6 +1,7 @@
 #include "engine/partial_rounds.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "engine/stall.h"
@@ -124,10 +125,31 @@ void PartialRounds::Handle(const RoundsOpen& open) {
   Start(found);
 }
 
+// Every rank takes part in every round, so none begins without a rank that is gone. Words of open rounds, and the end of
+// those that run, may still be on their way.
+void PartialRounds::WatchGone(int64_t number, Lane* lane) {
+  std::string gone;
+  if (int rank = lanes_->ClosedBy(number); rank >= 0) {
+    gone = core_->RankName(rank) + " has closed the channel; all ranks must train the same number of steps";
+  }
+  for (int peer = 0; gone.empty() && peer < core_->size; ++peer) {
+    if (peer != core_->rank && control_->HasLeft(peer)) gone = core_->HasLeft(peer);
+  }
+  const int64_t round = gone.empty() ? 0 : lane->channel->partial()->WaitsFor();
+  if (round != lane->lost) {
+    lane->lost = round;
+    lane->lost_s = core_->now_s;
+  }
+  if (round == 0 || core_->now_s - lane->lost_s < core_->config.leave_grace_s) return;
+  const std::string what = "round " + std::to_string(round) + " of '" + lane->channel->name() + "'";
+  lanes_->Fail(number, Communication(what + ": " + gone), true);
+}
+
 // Rounds that are open and do not run are found by the watch over lanes: some ranks have begun them.
 Status PartialRounds::Watch() {
   const Config& config = core_->config;
   for (auto& [number, lane] : lanes_of_) {
+    WatchGone(number, &lane);
     if (!lane.opener) continue;
     RoundWait wait = lane.opener->Waits();
     if (!wait.begun) continue;

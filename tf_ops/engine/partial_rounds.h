@@ -37,8 +37,8 @@ class PartialRounds {
   void Handle(int peer, const RoundArrival& arrival) HVD_EXT_REQUIRES(progress_role);
   void Handle(const RoundsOpen& open) HVD_EXT_REQUIRES(progress_role);
 
-  // On rank 0: warns of rounds that have waited for long to be opened. An error: one has waited for longer than the
-  // limit.
+  // Fails lanes that wait for a round which can never begin, because a rank has left the job or closed the channel. On
+  // rank 0: warns of rounds that have waited for long to be opened. An error: one has waited for longer than the limit.
   Status Watch() HVD_EXT_REQUIRES(progress_role);
 
   // Whether a word of a peer may come at any time, also while this rank has nothing under way.
@@ -53,6 +53,8 @@ class PartialRounds {
     int64_t watched = 0;                // the round that waits to be opened
     double waits_s = 0;                 // since when
     std::vector<int> named;             // the ranks that the last warning of this round has named
+    int64_t lost = 0;                   // the round for which this rank waits although a rank is gone; 0: none
+    double lost_s = 0;                  // since when
   };
   // What has come for a lane that this rank has not opened yet.
   struct Early {
@@ -63,6 +65,7 @@ class PartialRounds {
   Lane* Find(int64_t lane) HVD_EXT_REQUIRES(progress_role);
   void TellOpened(int64_t number, Lane* lane) HVD_EXT_REQUIRES(progress_role);
   void Start(Lane* lane) HVD_EXT_REQUIRES(progress_role);
+  void WatchGone(int64_t number, Lane* lane) HVD_EXT_REQUIRES(progress_role);
   Status StartRound(const std::shared_ptr<Channel>& channel, const PartialSteps::Contribution& given)
       HVD_EXT_REQUIRES(progress_role);
 

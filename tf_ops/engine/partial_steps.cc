@@ -236,7 +236,7 @@ void PartialSteps::GiveOne(Round* round, int64_t tensor, Deliver deliver, Delive
 
 NextRound PartialSteps::Answer(bool* more) {
   if (awaiting_ == nullptr) return nullptr;
-  *more = over_ > step_;
+  *more = over_ > step_ && (last_ < 0 || step_ < last_);  // rounds behind the last one are of the next epoch
   if (*more) return std::exchange(awaiting_, nullptr);
   if (last_ < 0 || step_ < last_) return nullptr;
   last_ = -1;
@@ -279,14 +279,26 @@ void PartialSteps::Open(int64_t round) {
 void PartialSteps::Came(int rank, int64_t step) {
   MutexLock lock(&mutex_);
   std::vector<double>* came = nullptr;
-  if (step > over_) {
+  const auto info = InfoFrom(step);
+  if (info != infos_.end() && info->round == step) {
+    came = &info->came_s;
+  } else if (step > over_ || rounds_.count(step) > 0) {
     came = &came_[step];
-  } else if (!infos_.empty() && step >= infos_.front().round) {
-    came = &infos_[static_cast<size_t>(step - infos_.front().round)].came_s;
   }
   if (came == nullptr) return;
   came->resize(static_cast<size_t>(size_));
   (*came)[static_cast<size_t>(rank)] = NowSeconds();
+}
+
+std::deque<RoundInfo>::iterator PartialSteps::InfoFrom(int64_t round) {
+  return std::lower_bound(infos_.begin(), infos_.end(), round,
+                          [](const RoundInfo& info, int64_t number) { return info.round < number; });
+}
+
+int64_t PartialSteps::WaitsFor() const {
+  MutexLock lock(&mutex_);
+  if (!failure_.ok() || (whole_ <= gate_.begun() && awaiting_ == nullptr)) return 0;
+  return gate_.begun() + 1;
 }
 
 void PartialSteps::Leave() {
@@ -296,7 +308,7 @@ void PartialSteps::Leave() {
 
 void PartialSteps::End(int64_t last, std::vector<std::function<void()>>* ended) {
   MutexLock lock(&mutex_);
-  gate_.Open(last);
+  gate_.End(last);
   last_ = last;
   bool more = false;
   if (NextRound answered = Answer(&more)) ended->push_back([=] { answered(Status::Ok(), more); });
@@ -365,13 +377,14 @@ void PartialSteps::EndRound(int64_t number, Round* round) {
   round->over = true;
   Gradients given = std::exchange(round->given, nullptr);
   if (!round->status.ok()) return;
-  over_ = number;  // rounds end in their order: they are runs of one lane
+  over_ = std::max(over_, number);  // of two rounds under way the later one may end first
   const double now_s = NowSeconds();
   const int32_t* table = static_cast<const int32_t*>(round->data[tensors_.size()]);
   if (infos_.size() == kRoundsKept) infos_.pop_front();
-  infos_.push_back({number, round->begin_s, now_s, round->wait_s < 0 ? 0 : now_s - round->wait_s,
-                    std::vector<int64_t>(table, table + size_),
-                    std::vector<int64_t>(table + size_, table + TableElements(size_)), std::move(came_[number])});
+  infos_.insert(InfoFrom(number),
+                {number, round->begin_s, now_s, round->wait_s < 0 ? 0 : now_s - round->wait_s,
+                 std::vector<int64_t>(table, table + size_),
+                 std::vector<int64_t>(table + size_, table + TableElements(size_)), std::move(came_[number])});
   came_.erase(number);
   round->memory[tensors_.size()] = nullptr;
   if (given == nullptr) return;

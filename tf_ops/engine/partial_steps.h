@@ -74,6 +74,8 @@ class PartialSteps {
   void Leave() HVD_EXT_EXCLUDES(mutex_);
   // All ranks have left, and `last` was their last round.
   void End(int64_t last, std::vector<std::function<void()>>* ended) HVD_EXT_EXCLUDES(mutex_);
+  // The round that this rank waits for and has not begun; 0: none.
+  int64_t WaitsFor() const HVD_EXT_EXCLUDES(mutex_);
   // Whether the next round is open, and the bound of the staleness does not let this rank take part.
   bool AtBound() const HVD_EXT_EXCLUDES(mutex_);
   // Begins the next round, if it may begin.
@@ -114,6 +116,7 @@ class PartialSteps {
   bool IsFinite(const std::vector<const void*>& data) const;
   Gradients TakeMemory() HVD_EXT_REQUIRES(mutex_);
   NextRound Answer(bool* more) HVD_EXT_REQUIRES(mutex_);
+  std::deque<RoundInfo>::iterator InfoFrom(int64_t round) HVD_EXT_REQUIRES(mutex_);  // the first from this round on
   Status CheckTensor(int64_t tensor) const;
   std::string Named(int64_t tensor) const;
   char* PartOf(const Gradients& gradients, int64_t tensor) const {
@@ -136,7 +139,7 @@ class PartialSteps {
   Gradients held_ HVD_EXT_GUARDED_BY(mutex_);          // null: nothing
   std::vector<Gradients> spare_ HVD_EXT_GUARDED_BY(mutex_);
   std::map<int64_t, Round> rounds_ HVD_EXT_GUARDED_BY(mutex_);  // not yet taken by their steps
-  std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);
+  std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);  // by number; that of an earlier round may come later
   std::map<int64_t, std::vector<double>> came_ HVD_EXT_GUARDED_BY(mutex_);  // of steps whose round is not over
   int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0, told_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;  // after the end: the last round

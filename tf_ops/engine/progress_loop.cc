@@ -8,6 +8,8 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/denormals.h"
+
 namespace hvd_ext {
 namespace {
 
@@ -122,6 +124,7 @@ void ProgressLoop::EndCaller() {
 }
 
 bool ProgressLoop::Pass(bool watches) {
+  const WithDenormals denormals;  // this may be a thread of TensorFlow, and all ranks must add up the same
   bool moved = false;
   looked_at_ = core_->transport->doorbell()->Look();
   core_->now_s = NowSeconds();
@@ -232,7 +235,8 @@ void ProgressLoop::FailEverything(const Status& status, bool tell) {
 bool ProgressLoop::Expecting() const { return executor_->busy() || calls_->waiting() || stalls_->waiting(); }
 
 Doorbell::Hears ProgressLoop::OwnerHears() const {
-  return Expecting() || rounds_->listening() ? Doorbell::kAll : Doorbell::kItsProcess;
+  const bool writes = core_->transport->ControlPending();  // what did not fit, and peers ring when there is room
+  return Expecting() || writes || rounds_->listening() ? Doorbell::kAll : Doorbell::kItsProcess;
 }
 
 double ProgressLoop::Pause(bool moved, double spin_s) const {
@@ -240,7 +244,7 @@ double ProgressLoop::Pause(bool moved, double spin_s) const {
   double quiet_s = core_->now_s - moved_s_;
   bool expecting = Expecting();
   if (expecting && quiet_s < spin_s) return 0;
-  if (core_->transport->Rings()) return expecting ? kRungSleep_s : kIdleSleep_s;
+  if (core_->transport->Rings()) return expecting || core_->transport->ControlPending() ? kRungSleep_s : kIdleSleep_s;
   double longest_s = expecting && quiet_s < kPatience_s ? kExpectingSleep_s : kLongestSleep_s;
   if (!expecting && !core_->transport->ControlPending()) {
     longest_s = rounds_->listening() ? kListeningSleep_s : kIdleSleep_s;

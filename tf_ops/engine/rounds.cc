@@ -73,6 +73,11 @@ RoundWait RoundOpener::WaitOf(int64_t round) const {
 
 void RoundGate::Open(int64_t round) { opened_ = std::max(opened_, round); }
 
+void RoundGate::End(int64_t last) {
+  Open(last);
+  end_ = last;
+}
+
 bool RoundGate::Begin(int64_t* round, bool* on_time) {
   if (begun_ >= opened_ || AtBound()) return false;
   *round = ++begun_;

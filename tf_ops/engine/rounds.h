@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace hvd_ext {
@@ -79,14 +80,15 @@ class RoundGate {
 
   void Arrive(int64_t step) { arrived_ = step; }  // this rank's gradient of the step is there, or the step has none
   void Open(int64_t round);                       // all rounds up to this one are open
-  void Leave() { left_ = true; }
-  void Return() { left_ = false; }
+  void Leave() { end_ = std::numeric_limits<int64_t>::max(); }
+  void End(int64_t last);  // all ranks have left, after this round
+  void Return() { end_ = 0; }
 
   // Begins the next round, if it is open and the bound allows it. *on_time: the gradient of its step is there.
   bool Begin(int64_t* round, bool* on_time);
 
-  // Whether the next round is open, and the bound does not allow it.
-  bool AtBound() const { return begun_ < opened_ && !left_ && begun_ + 1 - arrived_ > staleness_; }
+  // Whether the next round is open, and the bound does not allow it. It holds for rounds that come after the end.
+  bool AtBound() const { return begun_ < opened_ && begun_ >= end_ && begun_ + 1 - arrived_ > staleness_; }
 
   int64_t arrived() const { return arrived_; }
   int64_t begun() const { return begun_; }
@@ -94,7 +96,7 @@ class RoundGate {
  private:
   const int64_t staleness_;
   int64_t arrived_ = 0, opened_ = 0, begun_ = 0;
-  bool left_ = false;
+  int64_t end_ = 0;  // of a rank that has left: the last round in which it takes part without gradients
 };
 
 }  // namespace hvd_ext
