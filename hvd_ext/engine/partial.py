@@ -101,7 +101,7 @@ class Progress(NamedTuple):
 
     Attributes:
         step: the newest step that this rank has begun.
-        over: the newest round that is over.
+        over: the newest round, or step of a channel that waits for all ranks, that is over.
     """
 
     step: int
@@ -148,7 +148,7 @@ class PartialChannels(Channels):
         return bool(more.value)
 
     def progress(self, channel: int) -> Progress:
-        """Return how far this rank and the rounds are."""
+        """Return how far this rank and the rounds are; of a channel that waits for all ranks, its steps."""
         step, over = ctypes.c_int64(), ctypes.c_int64()
         _call("hvd_ext_channel_progress", channel, ctypes.byref(step), ctypes.byref(over))
         return Progress(step.value, over.value)

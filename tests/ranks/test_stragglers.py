@@ -284,6 +284,21 @@ def test_a_delay_applies_each_result_one_step_late() -> None:
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
+@several
+def test_a_delay_catches_up_with_a_step_that_is_under_way() -> None:
+    optimizer, variable = opened("full", delay=1)
+    optimizer.apply([gradient(hvd.rank(), 1)], [variable])
+    before = -sum(gradient(rank, 1).numpy() for rank in range(hvd.size()))
+    if hvd.rank() == hvd.size() - 1:
+        time.sleep(1)  # the others save and catch up meanwhile
+    optimizer.apply([gradient(hvd.rank(), 2)], [variable])
+    np.testing.assert_array_equal(variable.numpy(), before)
+    assert optimizer._hvd_ext_reducer.sets[0].save()
+    assert hvd.catch_up(optimizer) == 1
+    every = [gradient(rank, step).numpy() for rank in range(hvd.size()) for step in (1, 2)]
+    np.testing.assert_array_equal(variable.numpy(), -sum(every))
+
+
 @pytest.mark.parametrize("updates", [1, 2, 3])
 def test_a_delay_with_accumulation_applies_the_last_result_too(updates: int) -> None:
     variable = keras.Variable(np.zeros(3), dtype="float32")

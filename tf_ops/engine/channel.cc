@@ -91,6 +91,12 @@ std::vector<StepTimes> Channel::Times(int64_t most) const {
   return times;
 }
 
+void Channel::Progress(int64_t* step, int64_t* over) const {
+  MutexLock lock(&mutex_);
+  *step = steps_.empty() ? 0 : steps_.back()->number;
+  *over = !steps_.empty() && IsComplete(*steps_.back()) ? *step : times_.empty() ? 0 : times_.back().step;
+}
+
 bool Channel::IsComplete(const ChannelStep& step) const {
   return step.here == tensors() && std::all_of(step.buckets.begin(), step.buckets.end(),
                                                [](const ChannelStep::Bucket& b) { return b.ended && b.status.ok(); });

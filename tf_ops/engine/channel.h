@@ -64,6 +64,8 @@ class Channel {
   std::function<void(int64_t step)> TakeCallBeforeStep(int64_t* step) HVD_EXT_EXCLUDES(mutex_);
   // The newest complete steps, at most `most`, the oldest first.
   std::vector<StepTimes> Times(int64_t most) const HVD_EXT_EXCLUDES(mutex_);
+  // The newest step that has begun, and the newest one that is complete; 0: none. Not of partial channels.
+  void Progress(int64_t* step, int64_t* over) const HVD_EXT_EXCLUDES(mutex_);
 
   // See Engine::BeginStep and Engine::BeginTopKStep, which gives `topk`. *lost: buckets of the broken step are
   // on their way, so the channel has failed with the status, and the lane must.

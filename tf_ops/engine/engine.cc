@@ -336,8 +336,12 @@ void Engine::AwaitRound(int64_t channel, NextRound done) {
 
 Status Engine::Progress(int64_t channel, int64_t* step, int64_t* over) {
   std::shared_ptr<Channel> found;
-  HVD_EXT_RETURN_IF_ERROR(FindPartial(channel, &found));
-  found->partial()->Progress(step, over);
+  HVD_EXT_RETURN_IF_ERROR(state_->registry.UseChannel(channel, &found));
+  if (found->partial() != nullptr) {
+    found->partial()->Progress(step, over);
+  } else {
+    found->Progress(step, over);
+  }
   return Status::Ok();
 }
 

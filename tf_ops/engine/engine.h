@@ -253,7 +253,7 @@ class Engine {
   // Until all ranks have left, this one gives no gradients, and no round waits for it. AwaitRound tells it of rounds.
   Status Leave(int64_t channel);
   void AwaitRound(int64_t channel, NextRound done);
-  // The newest step that this rank has begun, and the newest round that is over.
+  // Of all channels: the newest step that this rank has begun, and the newest round, or step, that is over.
   Status Progress(int64_t channel, int64_t* step, int64_t* over);
   Status SetQuorum(int64_t channel, int64_t quorum);  // on rank 0; of rounds that are not open yet
   // Bits, below 2^31, that travel with this rank's part of each round that begins from now on.

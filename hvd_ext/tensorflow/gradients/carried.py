@@ -185,8 +185,8 @@ class Delayed:
 
     def _taken(self) -> list[np.ndarray]:
         arrays = [_empty(tensor) for tensor in self._channel.travelling]
-        newest = self._job.engine.times(self._channel.handle, 1).steps
-        self._job.engine.collect(self._channel.handle, int(newest[-1]) if len(newest) else 0, arrays)
+        newest = self._job.engine.progress(self._channel.handle).step  # it may still be under way
+        self._job.engine.collect(self._channel.handle, newest, arrays)
         return arrays
 
     def _give(self, arrays: Iterable[np.ndarray]) -> None:
