@@ -125,8 +125,8 @@ void PartialRounds::Handle(const RoundsOpen& open) {
   Start(found);
 }
 
-// Every rank takes part in every round, so none begins without a rank that is gone. Words of open rounds, and the end of
-// those that run, may still be on their way.
+// Every rank takes part in every round, so none begins without a rank that is gone. Words of open rounds, and the end
+// of those that run, may still be on their way.
 void PartialRounds::WatchGone(int64_t number, Lane* lane) {
   std::string gone;
   if (int rank = lanes_->ClosedBy(number); rank >= 0) {

@@ -139,7 +139,7 @@ class PartialSteps {
   Gradients held_ HVD_EXT_GUARDED_BY(mutex_);          // null: nothing
   std::vector<Gradients> spare_ HVD_EXT_GUARDED_BY(mutex_);
   std::map<int64_t, Round> rounds_ HVD_EXT_GUARDED_BY(mutex_);  // not yet taken by their steps
-  std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);  // by number; that of an earlier round may come later
+  std::deque<RoundInfo> infos_ HVD_EXT_GUARDED_BY(mutex_);      // by number; that of an earlier round may come later
   std::map<int64_t, std::vector<double>> came_ HVD_EXT_GUARDED_BY(mutex_);  // of steps whose round is not over
   int64_t over_ HVD_EXT_GUARDED_BY(mutex_) = 0, told_ HVD_EXT_GUARDED_BY(mutex_) = 0;
   int64_t last_ HVD_EXT_GUARDED_BY(mutex_) = -1;  // after the end: the last round
