@@ -271,7 +271,7 @@ def _python_digest(value: Any, seen: set[int]) -> str:
         owner = _python_digest(value.__self__, seen)
         return _digest("method", _method_digest(type(value.__self__), value.__func__, seen), owner)
     if isinstance(value, types.FunctionType):
-        return _digest(_function_digest(value, seen), _python_digest(getattr(value, "__wrapped__", None), seen))
+        return _function_digest(value, seen)  # a decorator's: what it decorates is in its closure
     partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
     if callable(partial[0]):
         return _digest("partial", [_python_digest(one, seen) for one in partial])

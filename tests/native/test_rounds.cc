@@ -69,6 +69,8 @@ TEST("rounds: the later one of two that run may end first") {
   steps.Open(3);
   PartialSteps::Contribution given;
   for (int64_t round = 1; round <= 3; ++round) CHECK(steps.BeginRound(&given) && given.round == round);
+  steps.AwaitRound([](const Status&, bool) {});
+  CHECK_EQ(steps.WaitsFor(), int64_t{0});  // it waits for rounds that run
   const int32_t table[] = {1, 0};
   std::vector<std::function<void()>> ended;
   int64_t step = 0, over = 0, before = 0;
@@ -80,6 +82,13 @@ TEST("rounds: the later one of two that run may end first") {
     steps.Came(0, round);  // of a round that is over, and of one that is not: none is taken for another
     steps.Came(0, 4 - round);
   }
+  steps.AwaitRound([](const Status&, bool) {});
+  CHECK_EQ(steps.WaitsFor(), int64_t{0});  // round 2 is over already
+  CHECK_OK(steps.BeginStep());
+  CHECK_OK(steps.BeginStep());
+  CHECK_EQ(steps.WaitsFor(), int64_t{0});
+  CHECK_OK(steps.BeginStep());
+  CHECK_EQ(steps.WaitsFor(), int64_t{4});
   std::vector<RoundInfo> rounds = steps.Rounds(1, 10);
   CHECK_EQ(rounds.size(), size_t{3});
   for (size_t i = 0; i < rounds.size(); ++i) CHECK_EQ(rounds[i].round, static_cast<int64_t>(i) + 1);

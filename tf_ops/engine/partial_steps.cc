@@ -297,8 +297,11 @@ std::deque<RoundInfo>::iterator PartialSteps::InfoFrom(int64_t round) {
 
 int64_t PartialSteps::WaitsFor() const {
   MutexLock lock(&mutex_);
-  if (!failure_.ok() || (whole_ <= gate_.begun() && awaiting_ == nullptr)) return 0;
-  return gate_.begun() + 1;
+  const int64_t begun = gate_.begun();
+  if (!failure_.ok() || (whole_ <= begun && awaiting_ == nullptr)) return 0;
+  const bool runs = std::any_of(rounds_.begin(), rounds_.end(),
+                                [begun](const auto& one) { return one.first <= begun && !one.second.over; });
+  return runs ? 0 : begun + 1;
 }
 
 void PartialSteps::Leave() {

@@ -74,7 +74,7 @@ class PartialSteps {
   void Leave() HVD_EXT_EXCLUDES(mutex_);
   // All ranks have left, and `last` was their last round.
   void End(int64_t last, std::vector<std::function<void()>>* ended) HVD_EXT_EXCLUDES(mutex_);
-  // The round that this rank waits for and has not begun; 0: none.
+  // The round that this rank waits for and has not begun; 0: none, or one that has begun still runs.
   int64_t WaitsFor() const HVD_EXT_EXCLUDES(mutex_);
   // Whether the next round is open, and the bound of the staleness does not let this rank take part.
   bool AtBound() const HVD_EXT_EXCLUDES(mutex_);

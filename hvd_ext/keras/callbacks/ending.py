@@ -65,7 +65,6 @@ class EndTogether(base.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Apply the last result of a `fit` that was stopped, and tell the data that it has ended."""
-        self._last = True
         self._catch_up()
         position.train_ends()
 
@@ -75,10 +74,11 @@ class EndTogether(base.Callback):
         self._under_way = False
         for optimizer in _optimizers(self.model, "partial"):
             end_together(optimizer)
-        self._catch_up()
+        if self._last:
+            self._catch_up()
 
     def _catch_up(self) -> None:
-        for optimizer in _optimizers(self.model, "delay") if self._last else ():
+        for optimizer in _optimizers(self.model, "delay"):
             catch_up(optimizer)  # once: there is nothing left afterwards
 
 
