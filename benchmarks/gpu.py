@@ -81,7 +81,8 @@ def run(phase: str, command: list[str], limit_s: float) -> Phase:
         What became of it, with its output; it has no exit status where it was killed.
     """
     began = time.monotonic()
-    done = Phase(phase, PASSED, limit_seconds=round(limit_s, 1), command=_in_repository(shlex.join(command)))
+    named = shlex.join([Path(command[0]).name, *command[1:]])
+    done = Phase(phase, PASSED, limit_seconds=round(limit_s, 1), command=_in_repository(named))
     try:
         process = subprocess.Popen(
             command,

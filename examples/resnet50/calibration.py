@@ -202,7 +202,7 @@ def _update(settings: Settings, steps: Steps) -> Run:
     gradients = [tf.Variable(tf.random.normal(one.shape, stddev=1e-3)) for one in variables]
     optimizer.build(variables)
 
-    @tf.function(jit_compile=False)
+    @tf.function(jit_compile=bool(tf.config.list_physical_devices("GPU")))  # as Keras compiles a step
     def apply() -> None:
         optimizer.apply([tf.convert_to_tensor(one) for one in gradients], variables)
 

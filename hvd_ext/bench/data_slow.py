@@ -151,7 +151,8 @@ class Ways:
         """Give the batches of this rank, read from the source at first, and a function that closes them."""
         if way == OURS:
             memory = room(len(self._paths), 3 * SIDE * SIDE)
-            cache = ours(np.array(self._paths), lambda path: decoded(self._read(path), SIDE), memory)
+            # each host has a store of its own, which is an attribute of what load calls
+            cache = ours(np.array(self._paths), lambda path: decoded(self._read(path), SIDE), memory, version="1")
             return cache.dataset(batch_size=BATCH, shuffle=True, seed=turn), cache.close
         mine = self._paths[self._rank :: self._size]
         folder = self._task.path(f"slow-{way}-{turn}-{self._rank}")

@@ -18,7 +18,13 @@ _numbers = itertools.count()
 
 
 def ours(
-    source: Any, load: Callable[..., Any], nbytes: int, disk: Path | None = None, keep: bool = False, name: str = ""
+    source: Any,
+    load: Callable[..., Any],
+    nbytes: int,
+    disk: Path | None = None,
+    keep: bool = False,
+    name: str = "",
+    version: str = "",
 ) -> Any:
     """Open a cache of ours.
 
@@ -29,11 +35,12 @@ def ours(
         disk: a folder; None for memory alone.
         keep: whether the memory stays for the next job.
         name: of the cache; "" for one that this process has not had yet.
+        version: as for `DataCache`.
     """
     from hvd_ext.data.cache import DataCache
 
     name = name or f"bench-{next(_numbers)}"
-    return DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep, progress=False)
+    return DataCache(name, source, load, memory=nbytes, disk=disk, keep=keep, version=version, progress=False)
 
 
 def room(count: int, sample_bytes: int) -> int:

@@ -91,7 +91,8 @@ class DataCache:
                 after `retries` more attempts. "replace": another sample comes in its place, so that all ranks keep
                 equal steps; `stats()` counts them.
             retries: the number of attempts after the first with on_error="retry".
-            version: a word of your own; another one begins the cache anew. For what load does outside of its graph.
+            version: a word of your own; another one begins the cache anew. For what load does outside of its graph; the
+                attributes of objects whose methods it calls do not count then.
             threads: how many samples this rank loads at the same time; None: the processors that the process may use,
                 divided by the ranks of the host that use the same ones.
             process_set: the ranks that use the cache; None: all.
@@ -124,7 +125,9 @@ class DataCache:
                 "version": version,
                 "samples": self.samples,
                 "the data": self._source.contents,
-                "load": self._load_digest,
+                "load (its code, and the attributes of objects that it calls, which version= leaves out)": (
+                    self._load_digest
+                ),
                 "the structure of a sample": repr(self._elements.described()),
             }
 

@@ -8,10 +8,11 @@ What a graph cannot show, the Python functions inside `tf.py_function` and `tf.n
 from __future__ import annotations
 
 import argparse
+import dis
 import hashlib
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,8 @@ def of_function(function: Any, version: str = "") -> str:
 
     Args:
         function: a `ConcreteFunction` of TensorFlow.
-        version: the user's own word for what the function cannot show; another one gives another digest.
+        version: the user's own word for what the function cannot show; another one gives another digest. With one the
+            attributes of Python objects do not count.
 
     Returns:
         64 hexadecimal digits.
@@ -165,7 +167,7 @@ class _Graph:
     def _python(self, token: str) -> str:
         function = _python_function(token)
         if function is not None:
-            return of_python(function)
+            return of_python(function, state=not self._version)
         if self._version:
             return ""
         raise InvalidError(
@@ -237,87 +239,124 @@ def _python_function(token: str) -> Callable[..., Any] | None:
     return inner if callable(inner) else None
 
 
-def of_python(function: Any) -> str:
+def of_python(function: Any, state: bool = True) -> str:
     """Digest the code of a Python function: bytecode, constants, the values and functions of its module that it uses.
 
     Args:
         function: a function, a method, a partial, or an object that can be called.
+        state: count the attributes of objects too, but for those that the code itself sets, such as a count of calls.
 
     Returns:
         64 hexadecimal digits.
     """
-    return _python_digest(function, set())
+    return _Code(state).digest(function, set())
 
 
-def _python_digest(value: Any, seen: set[int]) -> str:
-    if id(value) in seen:
-        return "recursive"
-    if isinstance(value, types.CodeType):
-        constants = [_python_digest(one, seen) for one in value.co_consts]
-        return _digest("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
-    if isinstance(value, type(None) | bool | int | float | complex | str | bytes):
-        return _digest(type(value).__name__, repr(value))
-    if isinstance(value, np.ndarray | np.generic):
-        return _array_digest(np.asarray(value))
-    if isinstance(value, tuple | list):
-        return _digest(type(value).__name__, [_python_digest(one, seen) for one in value])
-    if isinstance(value, set | frozenset):  # their order is that of this process alone
-        return _digest("set", sorted(_python_digest(one, seen) for one in value))
-    if isinstance(value, dict):
-        pairs = [[_python_digest(key, seen), _python_digest(one, seen)] for key, one in value.items()]
-        return _digest("dict", sorted(pairs))
-    seen = seen | {id(value)}
-    if inspect.ismethod(value):
-        owner = _python_digest(value.__self__, seen)
-        return _digest("method", _method_digest(type(value.__self__), value.__func__, seen), owner)
-    if isinstance(value, types.FunctionType):
-        return _function_digest(value, seen)  # a decorator's: what it decorates is in its closure
-    partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
-    if callable(partial[0]):
-        return _digest("partial", [_python_digest(one, seen) for one in partial])
-    kind = type(value)
-    own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
-    call = _method_digest(kind, inspect.getattr_static(kind, "__call__", None), seen)
-    state = {
-        name: one
-        for name, one in own.items()
-        if _plain(one) or isinstance(one, tuple) or (callable(one) and not isinstance(one, type))
-    }
-    words = value.__name__ if isinstance(value, type | types.ModuleType) else f"{kind.__module__}.{kind.__qualname__}"
-    return _digest("object", words, call, _python_digest(state, seen))
+class _Code:
+    """The digests of Python code and values, with or without the attributes of objects."""
+
+    def __init__(self, state: bool) -> None:
+        self._state = state
+
+    def digest(self, value: Any, seen: set[int]) -> str:
+        """Digest a value; objects in `seen` are digested further up."""
+        if id(value) in seen:
+            return "recursive"
+        if isinstance(value, types.CodeType):
+            constants = [self.digest(one, seen) for one in value.co_consts]
+            return _digest("code", value.co_code.hex(), constants, list(value.co_names), list(value.co_varnames))
+        if isinstance(value, type(None) | bool | int | float | complex | str | bytes):
+            return _digest(type(value).__name__, repr(value))
+        if isinstance(value, np.ndarray | np.generic):
+            return _array_digest(np.asarray(value))
+        if isinstance(value, tuple | list):
+            return _digest(type(value).__name__, [self.digest(one, seen) for one in value])
+        if isinstance(value, set | frozenset):  # their order is that of this process alone
+            return _digest("set", sorted(self.digest(one, seen) for one in value))
+        if isinstance(value, dict):
+            pairs = [[self.digest(key, seen), self.digest(one, seen)] for key, one in value.items()]
+            return _digest("dict", sorted(pairs))
+        seen = seen | {id(value)}
+        if inspect.ismethod(value):
+            kind = type(value.__self__)
+            owner = self._object(value.__self__, value.__func__, seen)
+            return _digest("method", self._method(kind, value.__func__, seen), owner)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, seen)  # a decorator's: what it decorates is in its closure
+        partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
+        if callable(partial[0]):
+            return _digest("partial", [self.digest(one, seen) for one in partial])
+        return self._object(value, None, seen)
+
+    def _object(self, value: Any, called: Any, seen: set[int]) -> str:
+        """Digest an object of which a method, or else the object itself, is called."""
+        if id(value) in seen and called is not None:
+            return "recursive"
+        seen, kind = seen | {id(value)}, type(value)
+        call = inspect.getattr_static(kind, "__call__", None)
+        own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
+        not_counted = _set_names(kind, call if called is None else called, set()) if self._state else set()
+        state = {
+            name: one
+            for name, one in own.items()
+            if name not in not_counted
+            and (
+                (self._state and (_plain(one) or isinstance(one, tuple)))
+                or (callable(one) and not isinstance(one, type))
+            )
+        }
+        named = isinstance(value, type | types.ModuleType)
+        words = value.__name__ if named else f"{kind.__module__}.{kind.__qualname__}"
+        return _digest("object", words, self._method(kind, call, seen), self.digest(state, seen))
+
+    def _method(self, kind: type, function: Any, seen: set[int]) -> str:
+        """Digest a function of a class, with the functions and plain values of the class that it uses."""
+        if id(function) in seen or not isinstance(function, types.FunctionType):
+            return self.digest(function, seen)
+        seen = seen | {id(function)}
+        used = {
+            name: self._method(kind, value, seen) if isinstance(value, types.FunctionType) else value
+            for name, value in _used_of_class(kind, function)
+        }
+        return _digest(self._function(function, seen), self.digest(used, seen))
+
+    def _function(self, function: Any, seen: set[int]) -> str:
+        code = function.__code__
+        used: dict[str, Any] = {}
+        for name in _names(code):
+            value = function.__globals__.get(name)
+            own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+            if own or isinstance(value, tuple | types.SimpleNamespace | argparse.Namespace) or _plain(value):
+                used[name] = value
+        cells: dict[str, Any] = {}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                cells[name] = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+        inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
+        return _digest("python", [self.digest(one, seen) for one in inner])
 
 
-def _method_digest(kind: type, function: Any, seen: set[int]) -> str:
-    """Digest a function of a class, with the functions and plain values of the class that it uses."""
-    if id(function) in seen or not isinstance(function, types.FunctionType):
-        return _python_digest(function, seen)
-    used: dict[str, Any] = {}
+def _used_of_class(kind: type, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function uses of its class: functions of its own module, and plain values."""
     for name in _names(function.__code__):
         value = inspect.getattr_static(kind, name, None)
         value = getattr(value, "__func__", getattr(value, "fget", value))  # class and static methods, properties
-        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
-            used[name] = _method_digest(kind, value, seen | {id(function)})
-        elif _plain(value):
-            used[name] = value
-    return _digest(_function_digest(function, seen | {id(function)}), _python_digest(used, seen))
-
-
-def _function_digest(function: Any, seen: set[int]) -> str:
-    code = function.__code__
-    used: dict[str, Any] = {}
-    for name in _names(code):
-        value = function.__globals__.get(name)
         own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if own or isinstance(value, tuple | types.SimpleNamespace | argparse.Namespace) or _plain(value):
-            used[name] = value
-    cells: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-    inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
-    return _digest("python", [_python_digest(one, seen) for one in inner])
+        if own or _plain(value):
+            yield name, value
+
+
+def _set_names(kind: type, function: Any, seen: set[int]) -> set[str]:
+    """Give the attributes that a function of a class sets, or that functions of the class do which it calls."""
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        return set()
+    seen.add(id(function))
+    found = {one.argval for one in dis.get_instructions(function) if one.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    for _, value in _used_of_class(kind, function):
+        found |= _set_names(kind, value, seen)
+    return found
 
 
 def _plain(value: Any) -> bool:

@@ -51,6 +51,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(axis=axis, **options)
         self.process_set = process_set
+        self.supports_jit = False  # XLA cannot communicate
 
     def build(self, input_shape: Any) -> None:
         """Make the variables."""

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -72,6 +72,12 @@ def pin_gpu(*, memory_growth: bool = True) -> Any:
     if memory_growth and not _initialized():
         tf.config.experimental.set_memory_growth(gpus[index], True)
     return gpus[index]
+
+
+def on_gpu(variables: Iterable[Any]) -> bool:
+    """Tell whether variables, of Keras or of TensorFlow, are all on GPUs; what has no device is not."""
+    real = (one if isinstance(one, tf.Variable) else getattr(one, "value", one) for one in variables)
+    return all(":GPU:" in (getattr(one, "device", None) or "") for one in real)
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
-from hvd_ext.tensorflow import ops, sharing
+from hvd_ext.tensorflow import devices, ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
 from hvd_ext.tensorflow.gradients import kinds
 
@@ -29,7 +29,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 def usable(variables: Sequence[Any]) -> bool:
     """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
     return (
-        all(tf.as_dtype(one.dtype).name in DTYPES and ":GPU:" not in _tensorflows(one).device for one in variables)
+        all(tf.as_dtype(one.dtype).name in DTYPES and not devices.on_gpu([one]) for one in variables)
         and not kinds.under_xla()
         and _is_there()
     )

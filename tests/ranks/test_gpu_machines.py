@@ -26,54 +26,81 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config, "list_physical_devices", listed)
 
 
-def compiled(optimizer: keras.optimizers.Optimizer, **how: object) -> keras.Model:
+class OwnStep(keras.Sequential):
+    """A model with a training step of its own, which nobody can divide."""
+
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
+        """Train a batch."""
+        return super().train_step(data)
+
+
+def compiled(
+    optimizer: keras.optimizers.Optimizer, kind: type[keras.Sequential] = keras.Sequential, **how: object
+) -> keras.Model:
     keras.utils.set_random_seed(7)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = kind([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse", **how)
     return model
+
+
+def ours(kind: type[keras.Sequential] = keras.Sequential, **how: object) -> keras.Model:
+    return compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), kind, **how)
 
 
 def trains(model: keras.Model, rank: int) -> None:
     x = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32) * (rank + 1)
     model.train_on_batch(x, np.ones((2, 1), np.float32))
+    weights = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
+    assert all(theirs == weights[0] for theirs in weights)
 
 
-def test_auto_is_switched_off_for_a_model_whose_optimizer_communicates(
+def test_auto_is_switched_off_for_a_step_that_cannot_be_divided(
     gpu: None, rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = compiled(keras.optimizers.SGD(0.1))
     assert plain.jit_compile  # so the pretended GPU works
     with caplog.at_level(logging.INFO, "hvd_ext"):
-        ours = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-        assert not ours.jit_compile
-        trains(ours, rank)
-        weights = hvd.allgather_object([weight.tolist() for weight in ours.get_weights()])
-        assert all(theirs == weights[0] for theirs in weights)
+        divided, whole = ours(), ours(OwnStep)
+        assert divided.jit_compile and not whole.jit_compile
+        trains(divided, rank)
+        trains(whole, rank)
     lines = [record for record in caplog.records if "jit_compile is switched off" in record.message]
     assert len(lines) == (1 if rank == 0 else 0)
-    assert compiled(keras.optimizers.SGD(0.1)).jit_compile  # other models keep theirs
+    assert compiled(keras.optimizers.SGD(0.1), OwnStep).jit_compile  # other models keep theirs
 
 
-def test_a_model_compiled_before_its_optimizer_is_wrapped_is_switched_off_too(gpu: None, rank: int) -> None:
-    model = compiled(keras.optimizers.SGD(0.1))
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
+def test_a_model_compiled_before_its_optimizer_is_wrapped_is_no_other(
+    gpu: None, rank: int, kind: type[keras.Sequential]
+) -> None:
+    model = compiled(keras.optimizers.SGD(0.1), kind)
     assert model.jit_compile
     model.optimizer = hvd.DistributedOptimizer(model.optimizer)
-    assert not model.jit_compile
+    assert model.jit_compile == (kind is not OwnStep)
     trains(model, rank)
 
 
-def test_jit_compile_that_a_user_asks_for_is_refused_in_words_and_the_next_step_works(rank: int) -> None:
-    ours = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=True)
-    with pytest.raises(hvd.errors.InvalidError, match=r"XLA.*jit_compile=False"):
-        trains(ours, rank)
-    ours.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
-    trains(ours, rank)
+def test_jit_compile_that_a_user_asks_for_is_refused_for_such_a_step_and_the_next_step_works(rank: int) -> None:
+    with pytest.raises(hvd.errors.InvalidError, match=r"XLA.*model\.compile\(\.\.\., jit_compile=False\)"):
+        trains(ours(OwnStep, jit_compile=True), rank)
+    trains(ours(OwnStep, jit_compile=False), rank)
+
+
+def test_a_loss_scale_that_keras_puts_around_ours_is_not_divided(gpu: None) -> None:
+    optimizer = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    assert not compiled(optimizer).jit_compile  # and is refused when it trains
+
+
+def test_sync_batch_normalization_is_not_compiled(gpu: None) -> None:
+    model = keras.Sequential([keras.Input((2,)), hvd.SyncBatchNormalization()])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    assert not model.jit_compile
 
 
 def test_watching_twice_changes_nothing(gpu: None) -> None:
     models.watch(keras.Model)
     models.watch(keras.Model)
-    assert not compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))).jit_compile
+    assert not ours(OwnStep).jit_compile
     assert not models.wrapped(None) and not models.wrapped(keras.optimizers.SGD(0.1))
 
 
@@ -99,6 +126,28 @@ def test_ranks_that_share_several_gpus_are_warned_once(
     lines = [record.message for record in caplog.records if "sees 2 GPUs" in record.message]
     assert len(lines) == (1 if size > 1 else 0)
     assert all("hvd_ext.pin_gpu()" in line for line in lines)
+
+
+def test_gradients_of_a_job_with_one_rank_stay_on_its_gpu(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def traced(**options: object) -> list[str]:
+        variable = keras.Variable(np.zeros(3, np.float32))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+        step = tf.function(lambda x: optimizer.apply([x], [variable]))
+        step(tf.ones(3))
+        np.testing.assert_allclose(variable, -0.1, rtol=1e-3)
+        operations = step.get_concrete_function(tf.TensorSpec([3])).graph.get_operations()
+        return [one.type for one in operations if one.type.startswith("HvdExt>")]
+
+    assert traced()  # the variables are on the CPU
+    monkeypatch.setattr(devices, "on_gpu", lambda variables: True)
+    assert bool(traced()) == (size > 1)
+    assert traced(compression=hvd.Compression.fp16)
+    assert traced(compression=hvd.TopK(0.5, min_elements=0))
+
+
+def test_what_has_no_device_is_not_on_a_gpu() -> None:
+    real = [keras.Variable(np.zeros(3)), tf.Variable(1.0)]
+    assert not devices.on_gpu(real) and not devices.on_gpu([tf.TensorSpec([3])])
 
 
 def test_our_ops_are_on_the_cpu_whatever_device_the_caller_is_on(rank: int, size: int) -> None:

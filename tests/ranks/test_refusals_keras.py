@@ -14,17 +14,6 @@ from tests.ranks.training import assert_same_bits_on_all_ranks, data, model
 ROWS = 4
 
 
-def test_xla_is_refused_in_words_and_training_goes_on_without_it() -> None:
-    ours = model()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    ours.compile(optimizer, "mse", jit_compile=True)
-    with pytest.raises(InvalidError, match=r"model\.compile\(\.\.\., jit_compile=False\)"):
-        ours.train_on_batch(*data(hvd.rank(), ROWS))
-    ours.compile(optimizer, "mse", jit_compile=False)
-    ours.train_on_batch(*data(hvd.rank(), ROWS))
-    assert_same_bits_on_all_ranks(ours.weights)
-
-
 def test_xla_is_refused_in_a_step_inside_a_compiled_function() -> None:
     variable = keras.Variable(np.zeros(3, np.float32))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

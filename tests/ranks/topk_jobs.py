@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.keras.optimizers.optimizer import channels
-from hvd_ext.options import Options
+from hvd_ext.options import from_environment
 from tests.ranks.topk_model import Model
 
 SHAPES = ((6, 7), (7,), (5, 9))
@@ -31,7 +31,7 @@ def restart(hosts: Sequence[int], bucket_nbytes: int = 1 << 20, **options: Any) 
     hvd.shutdown()
     with tempfile.TemporaryDirectory() as folder:
         path = far_apart(hosts, Path(folder))
-        hvd.init(Options(topology=path, bucket_nbytes=bucket_nbytes, stall_fatal_s=120.0, **options))
+        hvd.init(from_environment().replace(topology=path, bucket_nbytes=bucket_nbytes, **options))
 
 
 def far_apart(hosts: Sequence[int], folder: Path) -> Path:

@@ -1,8 +1,9 @@
 """Keras' models around distributed optimizers: which optimizers they have, and what compiling them must not do.
 
 - With a GPU, Keras compiles a model's step with XLA unless told otherwise (`jit_compile="auto"`), and XLA cannot
-  communicate: it is switched off for the model, with one line in the log. A model that was told `jit_compile=True` is
-  left alone; its first training step is refused.
+  communicate. Keras' own training step is compiled in two halves, with the reduction between them. For a step of
+  another kind XLA is switched off, with one line in the log; a model that was told `jit_compile=True` is left alone,
+  and its first training step is refused.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
 """
@@ -18,7 +19,8 @@ from typing import Any
 import keras
 
 from hvd_ext.job import runtime
-from hvd_ext.keras.optimizers.wrapper import Distributed
+from hvd_ext.keras.optimizers import xla
+from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -40,6 +42,7 @@ def watch(model_class: type) -> None:
     if issubclass(model_class, keras.Model):
         # a Keras that decides in another way: the refusal at the first training step says what to do
         _replace(model_class, _RESOLVE, _watched_jit)
+        _replace(model_class, "make_train_function", _watched_making)
 
 
 def optimizers(model: Any) -> list[Any]:
@@ -72,7 +75,8 @@ def wrapped(optimizer: Any) -> list[Distributed]:
 def drop_traced_steps(optimizer: Any, model_class: type) -> None:
     """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped.
 
-    A file does not tell whether its model was compiled with "auto" or with True, so XLA is switched off for both.
+    A file does not tell whether its model was compiled with "auto" or with True, so where a step cannot be divided XLA
+    is switched off for both.
 
     Args:
         optimizer: wrapped.
@@ -81,7 +85,8 @@ def drop_traced_steps(optimizer: Any, model_class: type) -> None:
     for candidate in gc.get_objects():
         if issubclass(type(candidate), model_class) and getattr(candidate, "optimizer", None) is optimizer:
             candidate.train_function = None
-            if isinstance(candidate, keras.Model) and getattr(candidate, "_jit_compile", None):
+            compiled = isinstance(candidate, keras.Model) and getattr(candidate, "_jit_compile", None)
+            if compiled and not _divides(candidate):
                 candidate.jit_compile = False
                 _say_without_xla(candidate)
 
@@ -110,13 +115,43 @@ def _watched_jit(plain: Any) -> Any:
     @functools.wraps(plain)
     def resolve(model: keras.Model) -> bool:
         chosen = plain(model)
-        if not chosen or not wrapped(getattr(model, "optimizer", None)):
+        if not chosen or not wrapped(getattr(model, "optimizer", None)) or _divides(model):
             return bool(chosen)
         _say_without_xla(model)
         return False
 
     resolve.hvd_ext_plain = plain  # type: ignore[attr-defined]
     return resolve
+
+
+def _watched_making(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def make_train_function(model: keras.Model, force: bool = False) -> Any:
+        made = getattr(model, "train_function", None) is not None and not force
+        if made or not model.jit_compile or model.run_eagerly or not _divides(model):
+            return plain(model, force)
+        halves = model.optimizer._hvd_ext_halves
+        # past the __setattr__ of Keras, which tracks what it is given
+        object.__setattr__(model, "train_step", xla.divided(model.train_step, model.optimizer, halves))
+        object.__setattr__(model, "_jit_compile", False)
+        try:
+            return plain(model, force)
+        finally:
+            object.__setattr__(model, "_jit_compile", True)
+            object.__delattr__(model, "train_step")
+
+    make_train_function.hvd_ext_plain = plain  # type: ignore[attr-defined]
+    return make_train_function
+
+
+def _divides(model: Any) -> bool:
+    """Tell whether XLA can compile a model's training step in two halves: it is Keras' own, and so nothing reads the
+    weights after they are updated."""
+    own = all(
+        getattr(type(model), name) is getattr(keras.Model, name) and name not in vars(model)
+        for name in ("train_step", "compute_metrics")
+    )
+    return own and isinstance(getattr(model, "optimizer", None), Wrapper)
 
 
 def _warn_of_plain(model: Any) -> None:
@@ -137,8 +172,8 @@ def _say_without_xla(model: keras.Model) -> None:
         _said.add(model)
         # info would not be seen unless the user has set up logging
         _LOG.warning(
-            "model %r: jit_compile is switched off: its optimizer communicates, and XLA cannot; compile(..., "
-            "jit_compile=False) says the same without this line",
+            "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step is "
+            "divided for it; compile(..., jit_compile=False) says the same without this line",
             model.name,
         )
 

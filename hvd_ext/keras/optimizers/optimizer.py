@@ -17,7 +17,7 @@ from hvd_ext.engine import versions
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.keras.optimizers import models
+from hvd_ext.keras.optimizers import models, xla
 from hvd_ext.keras.optimizers.layerwise import Layerwise
 from hvd_ext.keras.optimizers.momentum import MomentumTaken, momentum_of
 from hvd_ext.keras.optimizers.wrapper import (
@@ -344,7 +344,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
     elif momentum is not None:
         fronts.append(MomentumTaken)
-    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer)
+    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer, _hvd_ext_halves=xla.Halves())
     weakref.finalize(wrapped, reducer.close).atexit = False
     models.drop_traced_steps(wrapped, keras.Model)
     if wrapped is not optimizer:

@@ -7,7 +7,8 @@ wrapper reduces the gradients at one of two places:
   of the reduced gradient.
 - A loss-scale optimizer, and an optimizer with `TopK` or a delay that does not accumulate, reduce in front of Keras'
   `apply`: all ranks must take or skip the step together, and a skipped step must leave no trace. A value that is not
-  finite on one rank is not finite in the reduced gradient, so all ranks see the same and decide alike.
+  finite on one rank is not finite in the reduced gradient, so all ranks see the same and decide alike. So does an
+  optimizer without accumulation whose update XLA compiles (`xla`).
 
 With gradient accumulation the reduction is in `_clip_gradients`, and what is skipped there is the update: the
 accumulated passes are dropped, and counted.
@@ -23,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from hvd_ext.errors import HvdExtError, InvalidError
-from hvd_ext.keras.optimizers import checks
+from hvd_ext.keras.optimizers import checks, xla
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 class Wrapper(Distributed):
     """An optimizer of Keras 3 that reduces its gradients, whole or with `TopK`, with or without a loss scale."""
 
+    _hvd_ext_halves: xla.Halves
     _hvd_ext_applies: Any = True  # whether an update step with accumulation applies its reduced gradients
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -85,6 +87,8 @@ class Wrapper(Distributed):
         """
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if self._hvd_ext_halves.take(grads, variables):
+            return
         plain = super().apply
         if not grads or (trainable_variables is None and len(grads) != len(variables)):
             plain(grads, trainable_variables)  # Keras does nothing, or says what is wrong
@@ -105,7 +109,7 @@ class Wrapper(Distributed):
         ) as ready:
             if first:
                 reduced, scale = _reduced_first(self, ready)
-                update = lambda: plain([_multiplied(one, scale) for one in reduced], variables)  # noqa: E731 - used twice
+                update = functools.partial(_update, self, plain, variables, reduced, scale)
                 if reducer.options.delay or not scaling:
                     only_if(reducer.applies, update)
                 else:  # Keras looks whether the gradients are finite
@@ -236,8 +240,8 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    skips = optimizer._hvd_ext_reducer.may_skip
-    return _scales_loss(optimizer) or (skips and not optimizer.gradient_accumulation_steps)
+    may = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
+    return _scales_loss(optimizer) or (may and not optimizer.gradient_accumulation_steps)
 
 
 def _is_update_step(optimizer: Any) -> bool:
@@ -272,6 +276,15 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
     factor = passes_factor(reducer)
     return [None if one is None else kinds.scaled(next(reduced), factor) for one in ready], scale
+
+
+def _update(optimizer: Any, plain: Any, variables: list[Any], reduced: Sequence[Any], scale: Any) -> None:
+    """Apply reduced gradients, multiplied by their scale, by Keras' `apply`; compiled with XLA if the step is."""
+    gradients = [_multiplied(one, scale) for one in reduced]
+    if optimizer._hvd_ext_halves.compiles_update:
+        xla.update(lambda given: plain(given, variables), gradients)
+    else:
+        plain(gradients, variables)
 
 
 def _divided(gradient: Any, scale: Any) -> Any:

@@ -20,7 +20,7 @@ from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import process_sets
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.options.gradients import GradientOptions
-from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow import devices, ops
 from hvd_ext.tensorflow.collectives import sparse
 from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.gradients.carried import Delayed
@@ -361,7 +361,7 @@ class Reducer:
                 "reduction; an apply that adds or drops gradients cannot be used"
             )
         step.reduced = True
-        if step.channel is None:
+        if step.channel is None or self._stays(step):
             return list(gradients)
         if tf.executing_eagerly():
             return self._reduced(step, gradients)
@@ -434,6 +434,20 @@ class Reducer:
         self._flushing = 0
         delayed = every.carried if isinstance(every.carried, Delayed) else None
         return Step(slots, job, channel, every.feedback, delayed, every.name, compared=compared)
+
+    def _stays(self, step: Step) -> bool:
+        """Tell whether the gradients stay on the GPU of a job with one rank, where reducing them changes nothing."""
+        assert step.job is not None
+        assert step.channel is not None
+        options = self.options
+        changed = (
+            options.topk is not None
+            or options.partial
+            or options.delay > 0
+            or any(slot.kind == kinds.SPARSE for slot in step.present)
+            or any(bucket.wire for bucket in step.channel.layout.buckets)
+        )
+        return step.job.engine.size == 1 and not changed and devices.on_gpu([slot.variable for slot in step.present])
 
     def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
         """Reduce the step's gradients; for momentum correction they are first multiplied by their rates."""

@@ -238,6 +238,40 @@ def test_what_a_method_uses_of_its_class_counts(name: str, value: Any, monkeypat
     assert fingerprint.of_python(Cropper(1).crop) != first
 
 
+class Counter(Decoder):
+    """A method that counts its calls, by another one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.calls = 0
+
+    def read(self, x: int) -> int:
+        """A method."""
+        self.count()
+        return x + self.size
+
+    def count(self) -> None:
+        """Count a call."""
+        self.calls += 1
+
+
+def test_what_a_method_sets_is_no_parameter_of_it() -> None:
+    counter = Counter(1)
+    first = fingerprint.of_python(counter.read)
+    counter.read(1)
+    assert counter.calls == 1
+    assert fingerprint.of_python(counter.read) == first != fingerprint.of_python(Counter(2).read)
+    assert fingerprint.of_python(counter.method) != fingerprint.of_python(Counter(1).method)  # which does not set it
+
+
+def test_with_a_version_the_attributes_of_objects_do_not_count() -> None:
+    def digest(size: int, version: str) -> str:
+        return of(lambda name, label: tf.numpy_function(Counter(size).read, [label], tf.int32), version)
+
+    assert digest(1, "") != digest(2, "")
+    assert digest(1, "a") == digest(2, "a") != digest(1, "b")
+
+
 def test_an_inherited_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     first = fingerprint.of_python(Cropper(1))
     monkeypatch.setattr(Decoder, "__call__", lambda self, x: x - self.size)
