@@ -38,8 +38,8 @@ FEATURES: dict[str, str] = {
 
 XLA = (
     "the training step is compiled with XLA (jit_compile), and XLA cannot communicate; use "
-    "model.compile(..., jit_compile=False) or tf.function(jit_compile=False), or let XLA compile only the function that "
-    "makes the gradients"
+    "model.compile(..., jit_compile=False) or tf.function(jit_compile=False), or let XLA compile only the function "
+    "that makes the gradients"
 )
 
 _REFUSED: dict[frozenset[str], str] = {
@@ -107,9 +107,9 @@ REMARKS = (
     "top-k takes over the momentum of LARS only with `momentum_correction=True`; its trust ratios then have the norms "
     "that the gradients had in the step before.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
-    "`model.compile(jit_compile=True)`, which Keras chooses on a GPU, works with all options of Keras 3's optimizers where "
-    "the training step is Keras' own: XLA compiles it in two halves. With accumulation, and with sparse gradients, only "
-    "the first half.",
+    "`model.compile(jit_compile=True)`, which Keras chooses on a GPU, works with all options of Keras 3's optimizers "
+    "where the training step is Keras' own: XLA compiles it in two halves; with accumulation, and with sparse "
+    "gradients, only the first.",
 )
 
 # The places of a step at which features act. The code of two features that act at one place meets, so a test covers

@@ -153,7 +153,7 @@ VARIABLES: tuple[Variable, ...] = (
     _ignored("HOROVOD_THREAD_AFFINITY", "the engine's thread is not pinned; bind ranks with mpirun --bind-to"),
     _ignored("HOROVOD_LOG_LEVEL", 'use logging.getLogger("hvd_ext").setLevel(...)'),
     _ignored("HOROVOD_LOG_HIDE_TIME", "the format of log lines is that of Python's logging"),
-    _ignored("HOROVOD_ENABLE_XLA_OPS", "XLA compiles a step on both sides of the reduction (jit_compile), which is never inside", *_OFF),
+    _ignored("HOROVOD_ENABLE_XLA_OPS", "XLA compiles what is around the reduction (jit_compile)", *_OFF),
     _ignored("HOROVOD_ENABLE_ASYNC_COMPLETION", "tensors of a GPU go through host memory", *_OFF),
     _ignored("HOROVOD_BATCH_D2D_MEMCOPIES", "tensors of a GPU go through host memory", *_OFF),
     _ignored("HOROVOD_NUM_NCCL_STREAMS", "there is no NCCL: tensors of a GPU go through host memory"),

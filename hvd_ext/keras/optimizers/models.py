@@ -172,8 +172,8 @@ def _say_without_xla(model: keras.Model) -> None:
         _said.add(model)
         # info would not be seen unless the user has set up logging
         _LOG.warning(
-            "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step is "
-            "divided for it; compile(..., jit_compile=False) says the same without this line",
+            "model %r: jit_compile is switched off: its optimizer communicates, XLA cannot, and only Keras' own step "
+            "is divided for it; compile(..., jit_compile=False) says the same without this line",
             model.name,
         )
 
