@@ -8,11 +8,10 @@ What a graph cannot show, the Python functions inside `tf.py_function` and `tf.n
 from __future__ import annotations
 
 import argparse
-import dis
 import hashlib
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -244,7 +243,7 @@ def of_python(function: Any, state: bool = True) -> str:
 
     Args:
         function: a function, a method, a partial, or an object that can be called.
-        state: count the attributes of objects too, but for those that the code itself sets, such as a count of calls.
+        state: count the attributes of objects too.
 
     Returns:
         64 hexadecimal digits.
@@ -278,46 +277,40 @@ class _Code:
             return _digest("dict", sorted(pairs))
         seen = seen | {id(value)}
         if inspect.ismethod(value):
-            kind = type(value.__self__)
-            owner = self._object(value.__self__, value.__func__, seen)
-            return _digest("method", self._method(kind, value.__func__, seen), owner)
+            owner = self.digest(value.__self__, seen)
+            return _digest("method", self._method(type(value.__self__), value.__func__, seen), owner)
         if isinstance(value, types.FunctionType):
             return self._function(value, seen)  # a decorator's: what it decorates is in its closure
         partial = [getattr(value, name, None) for name in ("func", "args", "keywords")]
         if callable(partial[0]):
             return _digest("partial", [self.digest(one, seen) for one in partial])
-        return self._object(value, None, seen)
-
-    def _object(self, value: Any, called: Any, seen: set[int]) -> str:
-        """Digest an object of which a method, or else the object itself, is called."""
-        if id(value) in seen and called is not None:
-            return "recursive"
-        seen, kind = seen | {id(value)}, type(value)
-        call = inspect.getattr_static(kind, "__call__", None)
+        kind = type(value)
         own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
-        not_counted = _set_names(kind, call if called is None else called, set()) if self._state else set()
-        state = {
-            name: one
-            for name, one in own.items()
-            if name not in not_counted
-            and (
-                (self._state and (_plain(one) or isinstance(one, tuple)))
-                or (callable(one) and not isinstance(one, type))
-            )
-        }
+        state = {name: one for name, one in own.items() if self._counts(one)}
         named = isinstance(value, type | types.ModuleType)
         words = value.__name__ if named else f"{kind.__module__}.{kind.__qualname__}"
-        return _digest("object", words, self._method(kind, call, seen), self.digest(state, seen))
+        call = self._method(kind, inspect.getattr_static(kind, "__call__", None), seen)
+        return _digest("object", words, call, self.digest(state, seen))
+
+    def _counts(self, attribute: Any) -> bool:
+        """Tell whether an attribute of an object counts: what is called does, and a value unless state is left out."""
+        if self._state and (_plain(attribute) or isinstance(attribute, tuple)):
+            return True
+        return callable(attribute) and not isinstance(attribute, type)
 
     def _method(self, kind: type, function: Any, seen: set[int]) -> str:
         """Digest a function of a class, with the functions and plain values of the class that it uses."""
         if id(function) in seen or not isinstance(function, types.FunctionType):
             return self.digest(function, seen)
         seen = seen | {id(function)}
-        used = {
-            name: self._method(kind, value, seen) if isinstance(value, types.FunctionType) else value
-            for name, value in _used_of_class(kind, function)
-        }
+        used: dict[str, Any] = {}
+        for name in _names(function.__code__):
+            value = inspect.getattr_static(kind, name, None)
+            value = getattr(value, "__func__", getattr(value, "fget", value))  # class and static methods, properties
+            if isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
+                used[name] = self._method(kind, value, seen)
+            elif _plain(value):
+                used[name] = value
         return _digest(self._function(function, seen), self.digest(used, seen))
 
     def _function(self, function: Any, seen: set[int]) -> str:
@@ -336,27 +329,6 @@ class _Code:
                 continue
         inner = [code, function.__defaults__, function.__kwdefaults__, used, cells]
         return _digest("python", [self.digest(one, seen) for one in inner])
-
-
-def _used_of_class(kind: type, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function uses of its class: functions of its own module, and plain values."""
-    for name in _names(function.__code__):
-        value = inspect.getattr_static(kind, name, None)
-        value = getattr(value, "__func__", getattr(value, "fget", value))  # class and static methods, properties
-        own = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
-        if own or _plain(value):
-            yield name, value
-
-
-def _set_names(kind: type, function: Any, seen: set[int]) -> set[str]:
-    """Give the attributes that a function of a class sets, or that functions of the class do which it calls."""
-    if not isinstance(function, types.FunctionType) or id(function) in seen:
-        return set()
-    seen.add(id(function))
-    found = {one.argval for one in dis.get_instructions(function) if one.opname in ("STORE_ATTR", "DELETE_ATTR")}
-    for _, value in _used_of_class(kind, function):
-        found |= _set_names(kind, value, seen)
-    return found
 
 
 def _plain(value: Any) -> bool:

@@ -1,4 +1,6 @@
-"""Machines with GPUs: each rank of a host gets a GPU. Our ops run on the CPU, so tensors go through host memory."""
+"""Machines with GPUs: each rank of a host gets a GPU. Our ops run on the CPU: tensors go through host memory, and XLA
+compiles none of them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, runtime
+from hvd_ext.options import compatibility
 
 logger = logging.getLogger("hvd_ext")
 HOST = "CPU:0"
@@ -78,6 +81,30 @@ def on_gpu(variables: Iterable[Any]) -> bool:
     """Tell whether variables, of Keras or of TensorFlow, are all on GPUs; what has no device is not."""
     real = (one if isinstance(one, tf.Variable) else getattr(one, "value", one) for one in variables)
     return all(":GPU:" in (getattr(one, "device", None) or "") for one in real)
+
+
+def refuse_xla(label: str) -> None:
+    """Refuse a function that XLA will compile, while the function is traced.
+
+    Args:
+        label: the optimizer, tape or collective, for messages.
+
+    Raises:
+        InvalidError: XLA will compile the graph under construction, or a graph around it.
+    """
+    if under_xla():
+        raise InvalidError(f"{label}: {compatibility.XLA}")
+
+
+def under_xla() -> bool:
+    """Say whether XLA will compile the graph under construction, or a graph around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def choose(answers: Sequence[Seen]) -> list[int | None]:

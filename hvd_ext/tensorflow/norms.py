@@ -17,7 +17,6 @@ from hvd_ext.errors import NativeLibraryError
 from hvd_ext.job.runtime import Runtime
 from hvd_ext.tensorflow import devices, ops, sharing
 from hvd_ext.tensorflow.collectives import calls, single
-from hvd_ext.tensorflow.gradients import kinds
 
 BLOCK = 65536
 # The length of a sketch. It gives the norm of a longer tensor with a standard deviation of 1 / sqrt(2 SKETCH), 4 %,
@@ -30,7 +29,7 @@ def usable(variables: Sequence[Any]) -> bool:
     """Say whether the ops can work on variables: there is a library, and neither a GPU nor XLA has to do with them."""
     return (
         all(tf.as_dtype(one.dtype).name in DTYPES and not devices.on_gpu([one]) for one in variables)
-        and not kinds.under_xla()
+        and not devices.under_xla()
         and _is_there()
     )
 

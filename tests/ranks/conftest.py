@@ -38,6 +38,7 @@ SAME_ON_ANY_NUMBER = (
     "test_training_page.py",
     "test_readme.py",
     "test_gpu_machines.py",
+    "test_xla.py",
     "test_keras2.py",
     "test_migration.py",
     "test_pattern_options.py",

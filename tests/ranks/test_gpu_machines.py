@@ -69,6 +69,37 @@ def test_auto_is_switched_off_for_a_step_that_cannot_be_divided(
     assert compiled(keras.optimizers.SGD(0.1), OwnStep).jit_compile  # other models keep theirs
 
 
+class Pair(keras.Model):
+    """A model with optimizers of its own, as a GAN has them."""
+
+    def compile(self, **how: object) -> None:
+        """Make the model and its optimizers."""
+        super().compile(**how)
+        self.inner = ours(jit_compile=False)
+
+    def train_step(self, data: tuple[tf.Tensor, ...]) -> dict[str, tf.Tensor]:
+        """Train a batch."""
+        x, y, *_ = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.inner(x) - y))
+        self.one.apply(tape.gradient(loss, self.inner.trainable_variables), self.inner.trainable_variables)
+        return {"loss": loss}
+
+
+def test_auto_is_switched_off_for_a_model_with_optimizers_of_its_own(gpu: None, rank: int) -> None:
+    model = Pair()
+    model.compile()
+    assert model.jit_compile
+    model.one = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    trains(model, rank)
+    assert not model.jit_compile
+    asked = Pair()
+    asked.compile(jit_compile=True)
+    asked.one = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(hvd.errors.InvalidError, match="XLA"):
+        trains(asked, rank)
+
+
 @pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
 def test_a_model_compiled_before_its_optimizer_is_wrapped_is_no_other(
     gpu: None, rank: int, kind: type[keras.Sequential]

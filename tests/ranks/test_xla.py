@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
+from tests.ranks.conftest import LAUNCHED_SIZE
 
 BATCH, STEPS = 4, 6
 
@@ -28,7 +29,6 @@ def network() -> list[Any]:
         keras.Input((6,)),
         layers.Dense(8, "relu"),
         layers.BatchNormalization(),
-        layers.Dense(4, "tanh"),
         layers.Dense(1, "sigmoid"),
     ]
 
@@ -46,19 +46,16 @@ HOW: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "global_clipnorm": (lambda: Adam(0.01, global_clipnorm=0.1), {}),
     "weight decay and EMA": (lambda: keras.optimizers.AdamW(0.01, 0.1, use_ema=True), {}),
     "accumulation": (lambda: SGD(0.1, gradient_accumulation_steps=2), {}),
-    "backward passes": (lambda: SGD(0.1), {"backward_passes_per_step": 2}),
-    "a schedule": (lambda: SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)), {}),
-    "fp16": (lambda: SGD(0.1), {"compression": hvd.Compression.fp16}),
-    "predivide": (lambda: SGD(0.1), {"gradient_predivide_factor": 2.0}),
-    "top-k": (lambda: SGD(0.1), {"compression": hvd.TopK(0.3)}),
     "top-k until": (
         lambda: SGD(0.1, 0.9),
         {"compression": hvd.TopK(0.3, momentum_correction=True, until=3)},
     ),
     "delay": (lambda: SGD(0.1), {"delay": 1}),
     "LARS": (lambda: hvd.optimizers.LARS(0.5, 0.9), {}),
-    "LAMB": (lambda: hvd.optimizers.LAMB(0.1), {}),
-    "a loss scale": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1, 0.9)), {}),
+    "a loss scale that grows": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), dynamic_growth_steps=2), {}),
+    "a loss scale too large": (lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1), initial_scale=1e38), {}),
+    "a fixed loss scale": (lambda: SGD(0.1, loss_scale_factor=1e6), {"compression": hvd.Compression.fp16}),
+    "partial rounds": (lambda: SGD(0.1), {"sync": "quorum", "quorum": LAUNCHED_SIZE}),
     "top-k with a loss scale": (
         lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1)),
         {"compression": hvd.TopK(0.3)},
@@ -71,7 +68,7 @@ def trained(how: str, rank: int, jit_compile: bool) -> tuple[keras.Model, list[A
     """Train a model; give it and the logs of its epochs."""
     keras.utils.set_random_seed(5)
     make, options = HOW[how]
-    model = keras.Sequential(embedding() if how == "sparse gradients" else network())
+    model = keras.Sequential(embedding() if how == "sparse gradients" else network()[jit_compile:])
     optimizer = hvd.DistributedOptimizer(make(), **options)
     model.compile(optimizer, "binary_crossentropy", metrics=["accuracy"], jit_compile=jit_compile)
     x, y = data(rank)
@@ -97,8 +94,8 @@ def test_a_step_in_two_halves_trains_as_one_without_xla(how: str, rank: int) -> 
     ("how", "halves"),
     [
         ("momentum", ["divided", "update"]),
-        ("top-k", ["divided", "update"]),
-        ("a loss scale", ["divided", "update"]),
+        ("top-k until", ["divided", "update"]),
+        ("a loss scale that grows", ["divided", "update"]),
         ("accumulation", ["divided"]),  # the update is Keras' own, in a condition
         ("sparse gradients", ["divided"]),  # rows without a fixed number
     ],
@@ -155,3 +152,47 @@ def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind(rank: int) -
     kernel, bias = (one.numpy() for one in model.trainable_variables)
     optimizer.apply([tf.fill(one.shape, float(rank + 1)) for one in (kernel, bias)], model.trainable_variables)
     np.testing.assert_allclose(model.get_weights()[0], kernel - 0.1 * np.mean(np.arange(hvd.size()) + 1.0), rtol=1e-5)
+
+
+def test_a_rank_without_xla_is_a_mismatch(rank: int, size: int) -> None:
+    if size == 1:
+        pytest.skip("one rank has nobody to differ from")
+    model = keras.Sequential(network())
+    model.compile(hvd.DistributedOptimizer(SGD(0.1)), "mse", jit_compile=rank == 0)
+    x, y = data(rank)
+    with pytest.raises(hvd.errors.MismatchError, match="jit_compile"):
+        model.train_on_batch(x, y)
+
+
+class OtherApply(SGD):
+    """An optimizer that does something after the update."""
+
+    def apply_gradients(self, pairs: Any) -> Any:
+        """Update the weights, and then them again."""
+        return super().apply_gradients(pairs)
+
+
+class OtherResults(keras.Sequential):
+    """A model whose results may be of its weights."""
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Give the results."""
+        return {**super().get_metrics_result(), "norm": keras.ops.norm(self.trainable_variables[0])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [(keras.Sequential, OtherApply), (OtherResults, SGD)], ids=["apply_gradients", "results"]
+)
+def test_what_reads_the_weights_after_the_update_is_not_divided(kind: type, make: type, rank: int) -> None:
+    model = kind(network())
+    model.compile(hvd.DistributedOptimizer(make(0.1)), "mse", jit_compile=True)
+    with pytest.raises(hvd.errors.InvalidError, match="XLA cannot communicate"):
+        model.train_on_batch(*data(rank))
+
+
+def test_a_collective_in_the_forward_pass_is_refused_in_words(rank: int) -> None:
+    inner = keras.layers.Lambda(lambda x: hvd.allreduce(x, name="inner"))
+    model = keras.Sequential([keras.Input((6,)), inner, keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(SGD(0.1)), "mse", jit_compile=True)
+    with pytest.raises(hvd.errors.InvalidError, match="allreduce: .*XLA cannot communicate"):
+        model.train_on_batch(*data(rank))

@@ -2,8 +2,8 @@
 
 - With a GPU, Keras compiles a model's step with XLA unless told otherwise (`jit_compile="auto"`), and XLA cannot
   communicate. Keras' own training step is compiled in two halves, with the reduction between them. For a step of
-  another kind XLA is switched off, with one line in the log; a model that was told `jit_compile=True` is left alone,
-  and its first training step is refused.
+  another kind XLA is switched off, with one line in the log, where the model has the distributed optimizers; a model
+  that was told `jit_compile=True` is left alone, and its first training step is refused.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import logging
 import weakref
 from typing import Any
@@ -25,6 +26,9 @@ from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 _LOG = logging.getLogger("hvd_ext")
 
 _RESOLVE = "_resolve_auto_jit_compile"  # of keras.src.trainers.trainer.Trainer, in Keras 3.3 to 3.15
+# What a training step of Keras' own consists of.
+_OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # models that were told jit_compile=True
 _said: weakref.WeakSet[Any] = weakref.WeakSet()  # models without XLA: Keras asks more than once
 _distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # models that had a distributed optimizer
 
@@ -102,6 +106,8 @@ def _watched_compile(plain: Any) -> Any:
     def compile(model: Any, *arguments: Any, **keywords: Any) -> Any:
         if wrapped(getattr(model, "optimizer", None)):
             _distributed.add(model)
+        given = inspect.signature(plain).bind(model, *arguments, **keywords).arguments
+        (_told.add if given.get("jit_compile") is True else _told.discard)(model)
         result = plain(model, *arguments, **keywords)
         if model in _distributed and not wrapped(getattr(model, "optimizer", None)):
             _warn_of_plain(model)
@@ -128,7 +134,12 @@ def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        if made or not model.jit_compile or model.run_eagerly or not _divides(model):
+        if made or not model.jit_compile or model.run_eagerly:
+            return plain(model, force)
+        if not _divides(model):
+            if model not in _told and any(map(wrapped, optimizers(model))):
+                model.jit_compile = False
+                _say_without_xla(model)
             return plain(model, force)
         halves = model.optimizer._hvd_ext_halves
         # past the __setattr__ of Keras, which tracks what it is given
@@ -145,13 +156,15 @@ def _watched_making(plain: Any) -> Any:
 
 
 def _divides(model: Any) -> bool:
-    """Tell whether XLA can compile a model's training step in two halves: it is Keras' own, and so nothing reads the
-    weights after they are updated."""
-    own = all(
-        getattr(type(model), name) is getattr(keras.Model, name) and name not in vars(model)
-        for name in ("train_step", "compute_metrics")
-    )
-    return own and isinstance(getattr(model, "optimizer", None), Wrapper)
+    """Tell whether XLA can compile a model's training step in two halves.
+
+    The step and what it calls after the update must be Keras' own: another one may read the weights there.
+    """
+    kind, optimizer = type(model), getattr(model, "optimizer", None)
+    own = all(getattr(kind, name) is plain and name not in vars(model) for name, plain in _OWN.items())
+    making = kind.make_train_function is keras.Model.make_train_function  # ours
+    applying = getattr(type(optimizer), "apply_gradients", None) is keras.optimizers.Optimizer.apply_gradients
+    return own and making and applying and isinstance(optimizer, Wrapper)
 
 
 def _warn_of_plain(model: Any) -> None:

@@ -102,7 +102,7 @@ class Wrapper(Distributed):
         with reducer.step(
             grads,
             variables,
-            lambda: checks.settings(self, reducer.label),
+            lambda: {**checks.settings(self, reducer.label), "jit_compile": self._hvd_ext_halves.compiles_update},
             # slices can be neither accumulated nor divided by a loss scale
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
             communicates=scaling or _is_update_step(self),
@@ -259,7 +259,8 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     """Reduce the gradients of the step under way in front of Keras' `apply`.
 
     Where something of them may be applied later, they are divided by the loss scale first: residuals and what is held
-    are in the gradients' own unit, whatever the scale will be in that step.
+    are in the gradients' own unit, whatever the scale will be in that step. A fixed scale never travels: nothing
+    would skip a step in which it is too large for the wire.
 
     Returns:
         The reduced gradients, and the scale that they must be multiplied by again, or None.
@@ -267,11 +268,11 @@ def _reduced_first(optimizer: Any, ready: Sequence[Any]) -> tuple[list[Any], Any
     reducer = optimizer._hvd_ext_reducer
     present = [gradient for gradient in ready if gradient is not None]
     scale: Any = None
-    if reducer.options.carries_over:
-        scaling = _scales_loss(optimizer)
+    scaling = _scales_loss(optimizer)
+    if reducer.options.carries_over or not scaling:
         scale = tf.convert_to_tensor(optimizer.dynamic_scale) if scaling else optimizer.loss_scale_factor
         present = [_divided(gradient, scale) for gradient in present]
-    if _scales_loss(optimizer):
+    if scaling:
         present = _told(present, reducer.local_now)
     reduced = iter(reducer.reduce_step(present, optimizer._iterations.value))
     factor = passes_factor(reducer)

@@ -64,15 +64,23 @@ def divided(plain: Callable[[Any], Any], optimizer: Any, halves: Halves) -> Call
     """
     variables: list[Any] = []
 
-    @tf.function(jit_compile=True, reduce_retracing=True, autograph=False)
-    def first(data: Any) -> tuple[Any, list[Any]]:
+    def gradients_of(data: Any) -> tuple[Any, list[Any]]:
         with halves.first() as taken:
             logs = plain(data)
         ((gradients, of),) = taken or [([], [])]
         variables[:] = of
         return logs, gradients
 
+    first = tf.function(gradients_of, jit_compile=True, reduce_retracing=True, autograph=False)
+
     def step(data: Any) -> Any:
+        if not optimizer.built:
+            # The first half would be traced with an optimizer that is not built, whose loss scale is a constant; Keras
+            # traces a step again once it is built. This finds the variables, and builds a model that has none yet.
+            described = tf.nest.map_structure(lambda one: None if one is None else tf.type_spec_from_value(one), data)
+            tf.function(gradients_of, autograph=False).get_concrete_function(described)
+            with tf.init_scope():
+                optimizer.build(list(variables))
         logs, gradients = first(data)
         if gradients:
             with halves.second():

@@ -187,27 +187,3 @@ def refuse_meeting(label: str, variable: Any) -> None:
     """
     if getattr(variable, "_hvd_ext_meeting", False):
         raise InvalidError(f"{label}: {compatibility.words('partial rounds', 'SyncBatchNormalization')}")
-
-
-def refuse_xla(label: str) -> None:
-    """Refuse a function that XLA will compile, while the function is traced.
-
-    Args:
-        label: the optimizer or tape, for messages.
-
-    Raises:
-        InvalidError: XLA will compile the graph under construction, or a graph around it.
-    """
-    if under_xla():
-        raise InvalidError(f"{label}: {compatibility.XLA}")
-
-
-def under_xla() -> bool:
-    """Say whether XLA will compile the graph under construction, or a graph around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        if context is not None and context.IsXLAContext():
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False

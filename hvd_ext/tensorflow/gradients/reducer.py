@@ -279,7 +279,7 @@ class Reducer:
             InvalidError, MismatchError, NotInitializedError: as `reduce`.
         """
         if not tf.executing_eagerly():
-            kinds.refuse_xla(self.label)
+            devices.refuse_xla(self.label)
         if len(gradients) != len(variables):
             raise InvalidError(
                 f"{self.label}: it takes one gradient or None for each variable; "
