@@ -125,9 +125,7 @@ class DataCache:
                 "version": version,
                 "samples": self.samples,
                 "the data": self._source.contents,
-                "load (its code, and the attributes of objects that it calls, which version= leaves out)": (
-                    self._load_digest
-                ),
+                "load (without the attributes of objects, if there is a version=)": self._load_digest,
                 "the structure of a sample": repr(self._elements.described()),
             }
 

@@ -41,7 +41,7 @@ def of_function(function: Any, version: str = "") -> str:
     Args:
         function: a `ConcreteFunction` of TensorFlow.
         version: the user's own word for what the function cannot show; another one gives another digest. With one the
-            attributes of Python objects do not count.
+            attributes of Python objects that it calls do not count.
 
     Returns:
         64 hexadecimal digits.
@@ -243,7 +243,7 @@ def of_python(function: Any, state: bool = True) -> str:
 
     Args:
         function: a function, a method, a partial, or an object that can be called.
-        state: count the attributes of objects too.
+        state: count the attributes of objects that are called, or whose methods are, too.
 
     Returns:
         64 hexadecimal digits.
@@ -252,13 +252,13 @@ def of_python(function: Any, state: bool = True) -> str:
 
 
 class _Code:
-    """The digests of Python code and values, with or without the attributes of objects."""
+    """The digests of Python code and values, with or without the attributes of objects that are called."""
 
     def __init__(self, state: bool) -> None:
         self._state = state
 
-    def digest(self, value: Any, seen: set[int]) -> str:
-        """Digest a value; objects in `seen` are digested further up."""
+    def digest(self, value: Any, seen: set[int], called: bool = False) -> str:
+        """Digest a value, of which a method may be called; objects in `seen` are digested further up."""
         if id(value) in seen:
             return "recursive"
         if isinstance(value, types.CodeType):
@@ -277,7 +277,7 @@ class _Code:
             return _digest("dict", sorted(pairs))
         seen = seen | {id(value)}
         if inspect.ismethod(value):
-            owner = self.digest(value.__self__, seen)
+            owner = self.digest(value.__self__, seen, called=True)
             return _digest("method", self._method(type(value.__self__), value.__func__, seen), owner)
         if isinstance(value, types.FunctionType):
             return self._function(value, seen)  # a decorator's: what it decorates is in its closure
@@ -286,17 +286,16 @@ class _Code:
             return _digest("partial", [self.digest(one, seen) for one in partial])
         kind = type(value)
         own = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType) else {}
-        state = {name: one for name, one in own.items() if self._counts(one)}
+        whole = self._state or not (called or callable(value))
+        state = {
+            name: one
+            for name, one in own.items()
+            if (whole and (_plain(one) or isinstance(one, tuple))) or (callable(one) and not isinstance(one, type))
+        }
         named = isinstance(value, type | types.ModuleType)
         words = value.__name__ if named else f"{kind.__module__}.{kind.__qualname__}"
         call = self._method(kind, inspect.getattr_static(kind, "__call__", None), seen)
         return _digest("object", words, call, self.digest(state, seen))
-
-    def _counts(self, attribute: Any) -> bool:
-        """Tell whether an attribute of an object counts: what is called does, and a value unless state is left out."""
-        if self._state and (_plain(attribute) or isinstance(attribute, tuple)):
-            return True
-        return callable(attribute) and not isinstance(attribute, type)
 
     def _method(self, kind: type, function: Any, seen: set[int]) -> str:
         """Digest a function of a class, with the functions and plain values of the class that it uses."""

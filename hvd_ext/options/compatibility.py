@@ -37,7 +37,7 @@ FEATURES: dict[str, str] = {
 }
 
 XLA = (
-    "the training step is compiled with XLA (jit_compile), and XLA cannot communicate; use "
+    "this step is compiled with XLA (jit_compile), and XLA cannot communicate; use "
     "model.compile(..., jit_compile=False) or tf.function(jit_compile=False), or let XLA compile only the function "
     "that makes the gradients"
 )

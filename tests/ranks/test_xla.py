@@ -164,16 +164,24 @@ def test_a_rank_without_xla_is_a_mismatch(rank: int, size: int) -> None:
         model.train_on_batch(x, y)
 
 
-class OtherApply(SGD):
+class Noisy(SGD):
+    """An optimizer that changes gradients before they are reduced."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Add something of this rank."""
+        super().apply([one + float(hvd.rank()) for one in grads], trainable_variables)
+
+
+class Counted(SGD):
     """An optimizer that does something after the update."""
 
-    def apply_gradients(self, pairs: Any) -> Any:
-        """Update the weights, and then them again."""
-        return super().apply_gradients(pairs)
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Update the weights."""
+        return super().apply_gradients(grads_and_vars)
 
 
 class OtherResults(keras.Sequential):
-    """A model whose results may be of its weights."""
+    """A model whose results are of its weights."""
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Give the results."""
@@ -181,13 +189,23 @@ class OtherResults(keras.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"), [(keras.Sequential, OtherApply), (OtherResults, SGD)], ids=["apply_gradients", "results"]
+    ("kind", "make"), [(keras.Sequential, Noisy), (keras.Sequential, Counted), (OtherResults, SGD)]
 )
-def test_what_reads_the_weights_after_the_update_is_not_divided(kind: type, make: type, rank: int) -> None:
+def test_what_is_not_keras_own_is_not_divided(kind: type, make: type, rank: int) -> None:
     model = kind(network())
     model.compile(hvd.DistributedOptimizer(make(0.1)), "mse", jit_compile=True)
-    with pytest.raises(hvd.errors.InvalidError, match="XLA cannot communicate"):
-        model.train_on_batch(*data(rank))
+    model.train_on_batch(*data(rank))
+    assert not model.jit_compile
+    weights = [one.numpy().tolist() for one in model.trainable_variables]
+    assert all(theirs == weights for theirs in hvd.allgather_object(weights))
+
+
+def test_a_model_whose_layers_are_frozen_leaves_its_optimizer_unbuilt(rank: int) -> None:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.trainable = False
+    model.compile(hvd.DistributedOptimizer(SGD(0.1)), "mse", jit_compile=True)
+    model.train_on_batch(*data(rank))
+    assert not model.optimizer.built
 
 
 def test_a_collective_in_the_forward_pass_is_refused_in_words(rank: int) -> None:

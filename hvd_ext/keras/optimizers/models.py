@@ -2,8 +2,7 @@
 
 - With a GPU, Keras compiles a model's step with XLA unless told otherwise (`jit_compile="auto"`), and XLA cannot
   communicate. Keras' own training step is compiled in two halves, with the reduction between them. For a step of
-  another kind XLA is switched off, with one line in the log, where the model has the distributed optimizers; a model
-  that was told `jit_compile=True` is left alone, and its first training step is refused.
+  another kind XLA is switched off, with one line in the log.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import logging
 import weakref
 from typing import Any
@@ -25,11 +23,10 @@ from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
 
 _LOG = logging.getLogger("hvd_ext")
 
-_RESOLVE = "_resolve_auto_jit_compile"  # of keras.src.trainers.trainer.Trainer, in Keras 3.3 to 3.15
 # What a training step of Keras' own consists of.
 _OWN = {name: getattr(keras.Model, name) for name in ("train_step", "compute_metrics", "get_metrics_result")}
-_told: weakref.WeakSet[Any] = weakref.WeakSet()  # models that were told jit_compile=True
-_said: weakref.WeakSet[Any] = weakref.WeakSet()  # models without XLA: Keras asks more than once
+_OWN_UPDATE = ("apply_gradients", "apply", "_backend_apply_gradients")
+_said: weakref.WeakSet[Any] = weakref.WeakSet()  # models for which XLA was switched off
 _distributed: weakref.WeakSet[Any] = weakref.WeakSet()  # models that had a distributed optimizer
 
 
@@ -44,8 +41,6 @@ def watch(model_class: type) -> None:
     """
     _replace(model_class, "compile", _watched_compile)
     if issubclass(model_class, keras.Model):
-        # a Keras that decides in another way: the refusal at the first training step says what to do
-        _replace(model_class, _RESOLVE, _watched_jit)
         _replace(model_class, "make_train_function", _watched_making)
 
 
@@ -79,9 +74,6 @@ def wrapped(optimizer: Any) -> list[Distributed]:
 def drop_traced_steps(optimizer: Any, model_class: type) -> None:
     """Make models that have trained with a plain optimizer trace their step again, now that it is wrapped.
 
-    A file does not tell whether its model was compiled with "auto" or with True, so where a step cannot be divided XLA
-    is switched off for both.
-
     Args:
         optimizer: wrapped.
         model_class: as for `watch`.
@@ -89,10 +81,6 @@ def drop_traced_steps(optimizer: Any, model_class: type) -> None:
     for candidate in gc.get_objects():
         if issubclass(type(candidate), model_class) and getattr(candidate, "optimizer", None) is optimizer:
             candidate.train_function = None
-            compiled = isinstance(candidate, keras.Model) and getattr(candidate, "_jit_compile", None)
-            if compiled and not _divides(candidate):
-                candidate.jit_compile = False
-                _say_without_xla(candidate)
 
 
 def _replace(model_class: type, name: str, watched: Any) -> None:
@@ -106,8 +94,6 @@ def _watched_compile(plain: Any) -> Any:
     def compile(model: Any, *arguments: Any, **keywords: Any) -> Any:
         if wrapped(getattr(model, "optimizer", None)):
             _distributed.add(model)
-        given = inspect.signature(plain).bind(model, *arguments, **keywords).arguments
-        (_told.add if given.get("jit_compile") is True else _told.discard)(model)
         result = plain(model, *arguments, **keywords)
         if model in _distributed and not wrapped(getattr(model, "optimizer", None)):
             _warn_of_plain(model)
@@ -117,33 +103,19 @@ def _watched_compile(plain: Any) -> Any:
     return compile
 
 
-def _watched_jit(plain: Any) -> Any:
-    @functools.wraps(plain)
-    def resolve(model: keras.Model) -> bool:
-        chosen = plain(model)
-        if not chosen or not wrapped(getattr(model, "optimizer", None)) or _divides(model):
-            return bool(chosen)
-        _say_without_xla(model)
-        return False
-
-    resolve.hvd_ext_plain = plain  # type: ignore[attr-defined]
-    return resolve
-
-
 def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        if made or not model.jit_compile or model.run_eagerly:
+        communicates = any(map(wrapped, optimizers(model)))
+        if made or not communicates or model.run_eagerly or not model.jit_compile:
             return plain(model, force)
         if not _divides(model):
-            if model not in _told and any(map(wrapped, optimizers(model))):
-                model.jit_compile = False
-                _say_without_xla(model)
+            model.jit_compile = False
+            _say_without_xla(model)
             return plain(model, force)
-        halves = model.optimizer._hvd_ext_halves
         # past the __setattr__ of Keras, which tracks what it is given
-        object.__setattr__(model, "train_step", xla.divided(model.train_step, model.optimizer, halves))
+        object.__setattr__(model, "train_step", xla.divided(model))
         object.__setattr__(model, "_jit_compile", False)
         try:
             return plain(model, force)
@@ -158,13 +130,19 @@ def _watched_making(plain: Any) -> Any:
 def _divides(model: Any) -> bool:
     """Tell whether XLA can compile a model's training step in two halves.
 
-    The step and what it calls after the update must be Keras' own: another one may read the weights there.
+    The step, and the optimizer's way to its update, must be Keras' own: another one may read the weights after the
+    update, or change gradients before they are reduced.
     """
-    kind, optimizer = type(model), getattr(model, "optimizer", None)
-    own = all(getattr(kind, name) is plain and name not in vars(model) for name, plain in _OWN.items())
-    making = kind.make_train_function is keras.Model.make_train_function  # ours
-    applying = getattr(type(optimizer), "apply_gradients", None) is keras.optimizers.Optimizer.apply_gradients
-    return own and making and applying and isinstance(optimizer, Wrapper)
+    if not isinstance(model.optimizer, Wrapper):
+        return False
+    optimizer, keras_s = model.optimizer.__class__, keras.optimizers.Optimizer
+    if issubclass(optimizer, keras.optimizers.LossScaleOptimizer):  # reduces in front of `apply` anyway
+        keras_s = keras.optimizers.LossScaleOptimizer
+    return (
+        all(getattr(type(model), name) is own and name not in vars(model) for name, own in _OWN.items())
+        and type(model).make_train_function is keras.Model.make_train_function
+        and all(getattr(optimizer, name) is getattr(keras_s, name) for name in _OWN_UPDATE)
+    )
 
 
 def _warn_of_plain(model: Any) -> None:

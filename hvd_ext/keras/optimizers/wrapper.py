@@ -7,8 +7,8 @@ wrapper reduces the gradients at one of two places:
   of the reduced gradient.
 - A loss-scale optimizer, and an optimizer with `TopK` or a delay that does not accumulate, reduce in front of Keras'
   `apply`: all ranks must take or skip the step together, and a skipped step must leave no trace. A value that is not
-  finite on one rank is not finite in the reduced gradient, so all ranks see the same and decide alike. So does an
-  optimizer without accumulation whose update XLA compiles (`xla`).
+  finite on one rank is not finite in the reduced gradient, so all ranks see the same and decide alike.
+- An optimizer that does not accumulate, and whose update XLA compiles (`xla`), reduces in front of Keras' `apply`, too.
 
 With gradient accumulation the reduction is in `_clip_gradients`, and what is skipped there is the update: the
 accumulated passes are dropped, and counted.
@@ -87,7 +87,7 @@ class Wrapper(Distributed):
         """
         grads = list(grads)
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if self._hvd_ext_halves.take(grads, variables):
+        if self._hvd_ext_halves.take(grads):
             return
         plain = super().apply
         if not grads or (trainable_variables is None and len(grads) != len(variables)):
@@ -110,9 +110,9 @@ class Wrapper(Distributed):
             if first:
                 reduced, scale = _reduced_first(self, ready)
                 update = functools.partial(_update, self, plain, variables, reduced, scale)
-                if reducer.options.delay or not scaling:
+                if reducer.options.delay or (reducer.may_skip and not scaling):
                     only_if(reducer.applies, update)
-                else:  # Keras looks whether the gradients are finite
+                else:  # with a loss scale Keras looks whether the gradients are finite
                     update()
             else:
                 plain(ready, variables)
@@ -240,8 +240,8 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    may = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
-    return _scales_loss(optimizer) or (may and not optimizer.gradient_accumulation_steps)
+    whole = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
+    return _scales_loss(optimizer) or (whole and not optimizer.gradient_accumulation_steps)
 
 
 def _is_update_step(optimizer: Any) -> bool:

@@ -2,7 +2,7 @@
 
 The first half is Keras' own step up to the optimizer's `apply`: forward pass, loss, backward pass, metrics. The second
 is the update by the reduced gradients. All gradients are ready at once, so that no communication hides behind the
-backward pass; on a GPU what XLA saves is more than that.
+backward pass.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import tensorflow as tf
 
 
 class Halves:
-    """Where a wrapped optimizer's `apply` is while a divided step is traced."""
+    """Which half of a divided step a wrapped optimizer's `apply` is called in, while that is traced.
+
+    Attributes:
+        compiles_update: whether it is the second half.
+    """
 
     def __init__(self) -> None:
-        self._taken: list[tuple[list[Any], list[Any]]] | None = None
+        self._taken: list[Any] | None = None
         self.compiles_update = False
 
-    def take(self, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-        """Take the gradients of an `apply` in the first half.
-
-        Returns:
-            Whether it was one, so that there is nothing to reduce yet.
-        """
+    def take(self, gradients: Sequence[Any]) -> bool:
+        """Take the gradients of an `apply` in the first half; tell whether it was one, which reduces nothing."""
         if self._taken is None:
             return False
-        self._taken.append((list(gradients), list(variables)))
+        self._taken += gradients
         return True
 
     @contextlib.contextmanager
-    def first(self) -> Iterator[list[tuple[list[Any], list[Any]]]]:
-        """Yield what `take` takes: gradients and variables of each `apply`."""
+    def first(self) -> Iterator[list[Any]]:
+        """Begin the first half; yields a list, which then has the gradients that `apply` was given."""
         self._taken = []
         try:
             yield self._taken
@@ -43,7 +43,7 @@ class Halves:
 
     @contextlib.contextmanager
     def second(self) -> Iterator[None]:
-        """Let `apply` compile the update."""
+        """Begin the second half."""
         self.compiles_update = True
         try:
             yield
@@ -51,49 +51,45 @@ class Halves:
             self.compiles_update = False
 
 
-def divided(plain: Callable[[Any], Any], optimizer: Any, halves: Halves) -> Callable[[Any], Any]:
-    """Divide a training step.
+def divided(model: Any) -> Callable[[Any], Any]:
+    """Divide a model's training step.
 
     Args:
-        plain: Keras' own step, which does nothing to the weights but `optimizer.apply`, and does not read them after.
-        optimizer: wrapped.
-        halves: of the optimizer.
+        model: of Keras 3, with a wrapped optimizer and Keras' own step, which does nothing to the weights but
+            `optimizer.apply`.
 
     Returns:
-        A step with the same results, for a function that XLA does not compile.
+        A step that does the same, for a function that XLA does not compile. Metrics are computed before the update.
     """
-    variables: list[Any] = []
+    plain, optimizer, halves = model.train_step, model.optimizer, model.optimizer._hvd_ext_halves
 
     def gradients_of(data: Any) -> tuple[Any, list[Any]]:
-        with halves.first() as taken:
+        with halves.first() as gradients:
             logs = plain(data)
-        ((gradients, of),) = taken or [([], [])]
-        variables[:] = of
         return logs, gradients
 
     first = tf.function(gradients_of, jit_compile=True, reduce_retracing=True, autograph=False)
 
     def step(data: Any) -> Any:
         if not optimizer.built:
-            # The first half would be traced with an optimizer that is not built, whose loss scale is a constant; Keras
-            # traces a step again once it is built. This finds the variables, and builds a model that has none yet.
-            described = tf.nest.map_structure(lambda one: None if one is None else tf.type_spec_from_value(one), data)
-            tf.function(gradients_of, autograph=False).get_concrete_function(described)
-            with tf.init_scope():
-                optimizer.build(list(variables))
+            # An optimizer that is not built scales the loss by a constant. Keras traces a step again once it is built.
+            if not model.built:
+                described = tf.nest.map_structure(lambda x: None if x is None else tf.type_spec_from_value(x), data)
+                tf.function(gradients_of, autograph=False).get_concrete_function(described)
+            if model.trainable_weights:
+                with tf.init_scope():
+                    optimizer.build(model.trainable_weights)
         logs, gradients = first(data)
         if gradients:
             with halves.second():
-                optimizer.apply(gradients, variables)
+                optimizer.apply(gradients, model.trainable_weights)
         return logs
 
     return step
 
 
 def update(work: Callable[[list[Any]], None], gradients: Sequence[Any]) -> None:
-    """Let XLA compile an update.
-
-    Slices, whose number of rows XLA would have to know, are left to TensorFlow.
+    """Let XLA compile an update, unless it has sparse gradients, whose number of rows XLA would have to know.
 
     Args:
         work: assigns variables, given the gradients.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,14 @@ def test_with_a_version_the_attributes_of_objects_do_not_count() -> None:
     assert len({digest(Counter(1), ""), digest(Counter(2), ""), digest(called, "")}) == 3
     assert len({digest(Counter(1), "a"), digest(Counter(2), "a"), digest(called, "a")}) == 1
     assert digest(called, "a") != digest(called, "b")
+    assert fingerprint.of_python(Decoder(1), state=False) == fingerprint.of_python(Decoder(2), state=False)
+
+
+def test_with_a_version_what_is_not_called_counts() -> None:
+    def digest(settings: Any) -> str:
+        return of(lambda name, label: tf.numpy_function(lambda x: x + settings.size, [label], tf.int32), "a")
+
+    assert digest(SimpleNamespace(size=1)) == digest(SimpleNamespace(size=1)) != digest(SimpleNamespace(size=2))
 
 
 def test_an_inherited_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
