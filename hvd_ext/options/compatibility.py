@@ -108,7 +108,8 @@ REMARKS = (
     "that the gradients had in the step before.",
     "With Keras 2, backward_passes_per_step or local variables are refused in mixed_float16.",
     "`model.compile(jit_compile=True)`, which Keras chooses on a GPU, works with all options of Keras 3's optimizers "
-    "where the training step is Keras' own: XLA compiles it in two halves around the reduction (gpu.md).",
+    "where the training step is Keras' own: XLA compiles it in two halves around the reduction "
+    "([gpu.md](gpu.md#training-with-xla)).",
 )
 
 # The places of a step at which features act. The code of two features that act at one place meets, so a test covers
