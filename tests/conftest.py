@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in os.environ:
             os.unsetenv(name)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Shells start programs in the background with Ctrl-C ignored, and children inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A plan that is asserted must not depend on what a loaded machine measures.
     os.environ.setdefault("HVD_EXT_PROBE", "off")
     if os.geteuid() == 0:

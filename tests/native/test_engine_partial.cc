@@ -62,16 +62,21 @@ std::vector<std::vector<float>> Collected(Engine* engine, int64_t channel, int64
   return sums;
 }
 
-int64_t Given(Engine* engine, int64_t channel, int64_t step, float factor = 1) {
-  CHECK_OK(engine->BeginStep(channel));
-  int64_t ticket = 0;
-  for (int64_t tensor = 0; tensor < kTensors; ++tensor) {
+Status Give(Engine* engine, int64_t channel, int64_t step, float factor, int64_t* ticket) {
+  Status status = engine->BeginStep(channel);
+  for (int64_t tensor = 0; tensor < kTensors && status.ok(); ++tensor) {
     std::vector<float> values;
     for (int64_t i = 0; i < kSizes[tensor]; ++i) {
       values.push_back(factor * ValueOf(engine->rank(), step, tensor, i));
     }
-    CHECK_OK(engine->Submit(channel, tensor, values.data(), kSizes[tensor] * 4, &ticket));
+    status = engine->Submit(channel, tensor, values.data(), kSizes[tensor] * 4, ticket);
   }
+  return status;
+}
+
+int64_t Given(Engine* engine, int64_t channel, int64_t step, float factor = 1) {
+  int64_t ticket = 0;
+  CHECK_OK(Give(engine, channel, step, factor, &ticket));
   CHECK_EQ(ticket, step);
   return ticket;
 }
@@ -116,11 +121,13 @@ Seen Trained(Engine* engine, const RoundRules& rules, const std::vector<int>& st
 }
 
 // The status of one step, all of whose tensors are collected.
+// The first error of a step, which may be one of a step before that is known by now.
 Status StatusOfStep(Engine* engine, int64_t channel, int64_t step) {
-  const int64_t ticket = Given(engine, channel, step);
+  int64_t ticket = 0;
+  Status status = Give(engine, channel, step, 1, &ticket);
+  if (!status.ok()) return status;
   std::vector<std::future<Result>> results;
   for (int64_t i = 0; i < kTensors; ++i) results.push_back(StartCollect(engine, channel, i, ticket, kSizes[i] * 4));
-  Status status;
   for (auto& result : results) {
     Status one = Await(std::move(result), "a step").status;
     if (status.ok()) status = one;
