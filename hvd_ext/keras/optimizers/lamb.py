@@ -91,7 +91,7 @@ class LAMB(Layerwise):
         if self.built:
             return
         super().build(variables)
-        self._momentums, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        self._momentums, self._velocities = self._slots(variables, "momentum", "velocity")
 
     def get_config(self) -> dict[str, Any]:
         """Give the arguments of the constructor."""

@@ -116,7 +116,7 @@ class LARS(Layerwise):
         if self.built:
             return
         super().build(variables)
-        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        (self.momentums,) = self._slots(variables, "momentum")
 
     def get_config(self) -> dict[str, Any]:
         """Give the arguments of the constructor, with the momentum as it is now."""

@@ -105,6 +105,15 @@ class Layerwise(keras.optimizers.Optimizer):
         self._has_trust = [not _matches(self._trust_patterns, one) for one in variables]
         self._has_decay = [not _matches(self._decay_patterns, one) and self._use_weight_decay(one) for one in variables]
 
+    def _slots(self, variables: Sequence[Any], *names: str) -> list[list[Any]]:
+        """Make zeros like each variable under each name; Keras 3.8 has no method for all of them.
+
+        Returns:
+            For each name the list of them. The optimizer's variables are in the order that Keras' method gives them.
+        """
+        made = [[self.add_variable_from_reference(one, name=name) for name in names] for one in variables]
+        return [[of_one[place] for of_one in made] for place in range(len(names))]
+
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable.
 
