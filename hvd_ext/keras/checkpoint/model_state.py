@@ -198,7 +198,8 @@ def _keras_has_generator() -> bool:
     """Whether Keras has made its own generator: for the first number from `keras.random` without a seed."""
     if _global_state is None:
         return False
-    return _global_state.get_global_attribute(_seed_generator.GLOBAL_SEED_GENERATOR) is not None
+    name = getattr(_seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.8 has only the text
+    return _global_state.get_global_attribute(name) is not None
 
 
 def _keras_generator() -> Any:
