@@ -84,7 +84,7 @@ def on_gpu(variables: Iterable[Any]) -> bool:
 
 
 def refuse_xla(label: str) -> None:
-    """Refuse a function that XLA will compile, while the function is traced.
+    """Refuse a function that XLA will compile, while the function is traced; eager calls pass.
 
     Args:
         label: the optimizer, tape or collective, for messages.
@@ -92,7 +92,7 @@ def refuse_xla(label: str) -> None:
     Raises:
         InvalidError: XLA will compile the graph under construction, or a graph around it.
     """
-    if under_xla():
+    if not tf.executing_eagerly() and under_xla():
         raise InvalidError(f"{label}: {compatibility.XLA}")
 
 

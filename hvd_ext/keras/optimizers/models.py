@@ -107,8 +107,7 @@ def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
     def make_train_function(model: keras.Model, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        communicates = any(map(wrapped, optimizers(model)))
-        if made or not communicates or model.run_eagerly or not model.jit_compile:
+        if made or model.run_eagerly or not model.jit_compile or not any(map(wrapped, optimizers(model))):
             return plain(model, force)
         if not _divides(model):
             model.jit_compile = False

@@ -240,8 +240,8 @@ def _scales_loss(optimizer: Any) -> bool:
 
 def _reduces_first(optimizer: Any) -> bool:
     """Whether the gradients are reduced in front of Keras' `apply`; else `_clip_gradients` reduces them."""
-    whole = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
-    return _scales_loss(optimizer) or (whole and not optimizer.gradient_accumulation_steps)
+    at_once = optimizer._hvd_ext_reducer.may_skip or optimizer._hvd_ext_halves.compiles_update
+    return _scales_loss(optimizer) or (at_once and not optimizer.gradient_accumulation_steps)
 
 
 def _is_update_step(optimizer: Any) -> bool:

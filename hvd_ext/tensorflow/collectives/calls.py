@@ -52,8 +52,7 @@ def preparing(kind: str, name: str | None, process_set: ProcessSet | None) -> It
         InvalidError: the name is not a string or is empty, this rank is not in the set, or XLA compiles the caller.
     """
     job = process_sets.member(process_set, kind)
-    if not tf.executing_eagerly():
-        devices.refuse_xla(kind)
+    devices.refuse_xla(kind)
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidError(f"{kind}: name ({name!r}): must be a text that is not empty, or None")
     call = Call(kind, job, ops.call_name(kind, name, job), name is None and tf.executing_eagerly())

@@ -278,8 +278,7 @@ class Reducer:
         Raises:
             InvalidError, MismatchError, NotInitializedError: as `reduce`.
         """
-        if not tf.executing_eagerly():
-            devices.refuse_xla(self.label)
+        devices.refuse_xla(self.label)
         if len(gradients) != len(variables):
             raise InvalidError(
                 f"{self.label}: it takes one gradient or None for each variable; "
@@ -440,14 +439,11 @@ class Reducer:
         assert step.job is not None
         assert step.channel is not None
         options = self.options
-        changed = (
-            options.topk is not None
-            or options.partial
-            or options.delay > 0
-            or any(slot.kind == kinds.SPARSE for slot in step.present)
-            or any(bucket.wire for bucket in step.channel.layout.buckets)
-        )
-        return step.job.engine.size == 1 and not changed and devices.on_gpu([slot.variable for slot in step.present])
+        if step.job.engine.size > 1 or options.topk is not None or options.partial or options.delay > 0:
+            return False
+        slices = any(slot.kind == kinds.SPARSE for slot in step.present)
+        wired = any(bucket.wire for bucket in step.channel.layout.buckets)
+        return not slices and not wired and devices.on_gpu(slot.variable for slot in step.present)
 
     def _reduced(self, step: Step, gradients: Sequence[Any]) -> list[Any]:
         """Reduce the step's gradients; for momentum correction they are first multiplied by their rates."""
