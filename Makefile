@@ -55,10 +55,10 @@ recipe: setup ## trains the small DAWNBench recipe on 4 ranks of this machine
 	mpirun -np 4 --oversubscribe $(python) examples/dawnbench_resnet50.py small --data out/recipe-pictures --output out/recipe
 
 test: setup ## all tests
-	$(python) -m pytest -rs $(PYTEST_ARGS) tests
+	$(python) -m pytest -rs --times $(PYTEST_ARGS) tests
 
 check: setup ## the quick tests: under 3 minutes on 2 cores
-	$(python) -m pytest -rs -m 'not slow' $(PYTEST_ARGS) tests
+	$(python) -m pytest -rs -m 'not slow' --times $(PYTEST_ARGS) tests
 
 test-oldest: $(stamps)/hvd_ext $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
 	@echo "== a copy of the tree with libraries for this TensorFlow: $(oldest_tree)"

@@ -7,11 +7,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hvd_ext.cluster.tools import obstacle
+from tests import timing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def _first_on(variable: str, folder: str) -> None:
     others = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry and entry != folder]
     os.environ[variable] = os.pathsep.join([folder, *others])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of the tables of time."""
+    parser.addoption("--times", action="store_true", help="say at the end where the time went (tests/timing.py)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +46,33 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() == 0:
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
         os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if config.option.times:
+        shutil.rmtree(timing.LAST, ignore_errors=True)
+        timing.LAST.mkdir(parents=True)
+        os.environ[timing.FOLDER] = str(timing.LAST)
+    timing.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Measures a test with its fixtures."""
+    with timing.measured("test", str(item.path.relative_to(ROOT))):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
+    """Measures a fixture of these tests."""
+    with timing.measured("fixture", f"{fixturedef.argname} ({fixturedef.baseid})"):
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says where the time went, and which files have grown."""
+    if config.option.times:
+        timing.write()
+        for line in timing.tables(timing.summed(timing.read(timing.LAST)), timing.recorded()):
+            terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

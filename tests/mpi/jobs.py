@@ -12,8 +12,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests import timing
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).resolve().parent / "rank.py"
@@ -39,7 +42,7 @@ HORVODRUN = ["horovodrun", "--mpi", "--mpi-args=--oversubscribe --mca btl_vader_
 # Variables by which a launcher may be known: a test that itself runs under one must not hand them on.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "MV2_", "SLURM_", "HOROVOD_", "HVD_EXT_")
 _KEPT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
-_running: list[subprocess.Popen[bytes]] = []
+_running: list[timing.Process] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +97,8 @@ def environment(folder: Path, changes: Mapping[str, str | None] | None = None) -
     values["TF_CPP_MIN_LOG_LEVEL"] = "2"
     values["PYTHONUNBUFFERED"] = "1"
     values["HVD_EXT_PROBE"] = "off"
+    if timing.FOLDER in os.environ:
+        values |= {timing.FOLDER: os.environ[timing.FOLDER], timing.BEGUN: str(time.time())}
     for name, text in (changes or {}).items():
         if text is None:
             values.pop(name, None)
@@ -141,7 +146,7 @@ def run(
         command = [path, *launcher[1:], "-np", str(ranks), *hosts, *command]
     log = folder / "launcher.txt"
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = timing.Process(
             command,
             env=environment(folder, changes),
             cwd=folder,
@@ -164,14 +169,14 @@ def stop() -> None:
         _end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: timing.Process) -> None:
     process.send_signal(signal.SIGTERM)
     if not _ended(process, GRACE_S):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _ended(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+def _ended(process: timing.Process, limit_s: float) -> bool:
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import timing
 from tests.mpi import jobs
 from tests.ranks.conftest import SAME_ON_ANY_NUMBER, UP_TO_FOUR, UP_TO_THREE
 
@@ -21,7 +22,7 @@ SAME = "2, the same on any number"
 # Jobs that other tests hold up, on a slow machine, end in this time all the same.
 LIMIT_S = 3600
 
-_thread = ThreadPoolExecutor(1)
+_thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
 _jobs: dict[str, Future[jobs.Job]] = {}
 
 

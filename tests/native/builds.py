@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import timing
 from tests.mpi import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +34,9 @@ BUILD_LIMIT_S = 3600
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "HVD_EXT_")
 ROOT_MAY = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
-_thread = ThreadPoolExecutor(1)
+_thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
 _builds: dict[str, Future[Path]] = {}
-_command: list[subprocess.Popen[str]] = []
+_command: list[timing.Process] = []
 
 
 def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, str]:
@@ -50,7 +51,7 @@ def run(command: Sequence[str], limit_s: float, **changes: str) -> tuple[int, st
         The exit status and what was printed.
     """
     inherited = {name: text for name, text in os.environ.items() if name in ROOT_MAY or not name.startswith(LAUNCHERS)}
-    process = subprocess.Popen(
+    process = timing.Process(
         command,
         env=inherited | changes,
         stdin=subprocess.DEVNULL,
@@ -106,6 +107,11 @@ def stop() -> None:
 
 
 def _build(sanitize: str) -> Path:
+    with timing.measured("build", sanitize or "plain"):
+        return _configured_and_compiled(sanitize)
+
+
+def _configured_and_compiled(sanitize: str) -> Path:
     folder = (None if sanitize else _of_the_libraries()) or ROOT / "build" / "native-tests" / (
         sanitize.replace(",", "-") or "plain"
     )
