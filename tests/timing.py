@@ -42,10 +42,10 @@ _beside_s = 0.0
 _begin_s = time.perf_counter()
 
 
-def add(kind: str, name: str, wall_s: float, cpu_s: float) -> None:
+def add(kind: str, name: str, wall_s: float, cpu_s: float, count: int = 1) -> None:
     """Add seconds to the row of this kind and name."""
     row = _rows[kind, name]
-    row[0] += 1
+    row[0] += count
     row[1] += wall_s
     row[2] += cpu_s
 
@@ -133,10 +133,11 @@ def _time_traces() -> None:
 
 def begin() -> None:
     """Measure this process, if the session of tests that started it asks for it."""
-    if FOLDER not in os.environ or any(isinstance(finder, _TimedImports) for finder in sys.meta_path):
+    if FOLDER not in os.environ:
         return
-    sys.meta_path.insert(0, _TimedImports())  # type: ignore[arg-type]
-    atexit.register(write)
+    if not any(isinstance(finder, _TimedImports) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TimedImports())  # type: ignore[arg-type]
+        atexit.register(write)
     if begun := os.environ.pop(BEGUN, ""):
         add("start", "launcher", time.time() - float(begun), 0.0)
         write()  # a rank may be killed

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests import timing
+from tests.mpi import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).resolve().parent / "rank.py"
@@ -120,6 +121,7 @@ def run(
     launcher: Sequence[str] | None = None,
     changes: Mapping[str, str | None] | None = None,
     limit_s: float = LIMIT_S,
+    fresh: bool = False,
 ) -> Job:
     """Run a job to its end.
 
@@ -130,14 +132,18 @@ def run(
         launcher: the command before "-np N"; None for mpirun, an empty one for no launcher.
         changes: changes of the environment, see `environment`.
         limit_s: after so many seconds the job is ended and has timed out.
+        fresh: each rank starts an interpreter; otherwise it is forked from one that has imported TensorFlow.
 
     Returns:
         How it ended.
     """
+    values = environment(folder, changes)
     if isinstance(program, str):
         script = folder / "program.py"
         script.write_text(textwrap.dedent(program), encoding="utf-8")
         program = [str(script)]
+    if not fresh and fork_server.may_serve(program, changes or {}):
+        values[fork_server.SOCKET] = fork_server.begin(environment(folder))
     command = [sys.executable, str(RANK), *program]
     launcher = MPIRUN if launcher is None else launcher
     if launcher:
@@ -148,7 +154,7 @@ def run(
     with log.open("wb") as output:
         process = timing.Process(
             command,
-            env=environment(folder, changes),
+            env=values,
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
