@@ -10,9 +10,10 @@ import keras
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.hooks import Hooks
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(Hooks, keras.callbacks.ModelCheckpoint):
     """Saves the model on rank 0 whenever a metric is better than ever before.
 
     Put it behind `MetricAverageCallback`, so that the metric is that of all ranks.
@@ -29,6 +30,8 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     Raises:
         InvalidError: when `fit` begins, there is no file path.
     """
+
+    works_on_batches = True
 
     def __init__(
         self,
