@@ -38,7 +38,7 @@ _VARIABLE, _FILE, _BUILD, _ATTRIBUTE = "variable/", "file/", "build", "attribute
 _IN_CONFIGURATION = ("bin_boundaries",)
 # Parts of a configuration that may differ between ranks: Keras numbers names, ranks may have batches of unequal size,
 # and a vocabulary may be the path of a file, whose words are compared instead.
-_MAY_DIFFER = ("name", "dtype", "vocabulary", "batch_input_shape", "batch_shape")
+_MAY_DIFFER = ("name", "dtype", "vocabulary", "vocabulary_size", "batch_input_shape", "batch_shape")
 _SCALARS = (str, bytes, int, float, type(None))
 
 
@@ -75,6 +75,11 @@ def walk(root: Any) -> Iterator[tuple[Any, Any]]:
                 yield from inside(holder, part)
 
     return inside(root, root)
+
+
+def weights(model: Any) -> list[Any]:
+    """List the variables among a model's weights; lookup layers of Keras 2 have their vocabulary there, too."""
+    return [weight for weight in model.weights if hasattr(weight, "assign")]
 
 
 def stateful(model: Any, local_layers: Sequence[Any] = (), local_keys: Collection[Any] = ()) -> list[Any]:
@@ -235,7 +240,9 @@ def restore(model: Any, saved: Mapping[str, np.ndarray]) -> None:
                 f"model {model.name!r}: it has {len(found)} layers with a vocabulary or constants of their own, but "
                 f"the checkpoint has a state of layer {place}; use the same model, or another directory"
             )
-        give(found[place], state)
+        own = copy(found[place])
+        if own.keys() != state.keys() or not all(np.array_equal(own[key], value) for key, value in state.items()):
+            give(found[place], state)
     for layer in found:
         _finalize(layer)
     if checksums(found) != before:

@@ -129,7 +129,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
     def _weights(self) -> list[Any]:
         try:
-            weights = self.model.weights
+            weights = layers.weights(self.model)
         except ValueError:  # Keras 2, before the model is built
             return []
         return [weight for weight in weights if kinds.key(weight) not in self._local]

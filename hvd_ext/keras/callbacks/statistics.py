@@ -102,5 +102,7 @@ def _statistics(model: Any) -> list[Any]:
     return [
         variable
         for variable in model.non_trainable_weights
-        if tf.as_dtype(variable.dtype).is_floating and kinds.key(variable) not in local
+        if hasattr(variable, "assign")  # no vocabulary
+        and tf.as_dtype(variable.dtype).is_floating
+        and kinds.key(variable) not in local
     ]

@@ -67,7 +67,7 @@ def broadcast_variables(
             "constants of its layers; send it in front of the function, or send its variables"
         )
     layers.send(where, variables, root_rank, process_set)
-    done = _broadcast(where, variables.weights, root_rank, process_set, None)
+    done = _broadcast(where, layers.weights(variables), root_rank, process_set, None)
     layers.refresh(variables)
     return done
 
@@ -128,6 +128,12 @@ def _broadcast(
 ) -> tf.Operation | None:
     job = process_sets.member(process_set, where)
     variables = list(variables() if callable(variables) else variables)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise InvalidError(
+                f"{where} ({variable!r}): must be a variable; lookup layers of tf_keras have a vocabulary among their "
+                "weights: pass the model or layer itself"
+            )
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     label = where if name is None else f"{where} {name}"
     if tf.executing_eagerly():
