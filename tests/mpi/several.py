@@ -14,11 +14,12 @@ import pytest
 
 from tests import timing
 from tests.mpi import jobs
-from tests.ranks.conftest import SAME_ON_ANY_NUMBER, UP_TO_FOUR, UP_TO_THREE
+from tests.ranks.conftest import KERAS_2, SAME_ON_ANY_NUMBER, UP_TO_FOUR, UP_TO_THREE
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
 TESTS = Path(__file__).resolve().with_name("test_ranks.py")
 SAME = "2, the same on any number"
+LEGACY = "2, Keras 2"
 # Jobs that other tests hold up, on a slow machine, end in this time all the same.
 LIMIT_S = 3600
 
@@ -30,7 +31,7 @@ def begin(name: str, config: pytest.Config, folders: pytest.TempPathFactory) -> 
     """Has a job run behind those that were asked for before, if it has not begun yet.
 
     Args:
-        name: the number of ranks, for all files that depend on it; or `SAME`, for the others.
+        name: the number of ranks, for all files that depend on it; or `SAME` or `LEGACY`, for the others.
         config: of this session; what its marks leave out (`-m`), the job leaves out too.
         folders: where its files go.
 
@@ -61,13 +62,16 @@ def stop() -> None:
 
 def _run(name: str, marks: str, folder: Path) -> jobs.Job:
     ranks = int(name[0])
+    # The temporary folders of the ranks stay in the job's.
+    own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
     if name == SAME:
-        files = [str(FOLDER / file) for file in SAME_ON_ANY_NUMBER]
+        files = [str(FOLDER / file) for file in SAME_ON_ANY_NUMBER if file not in KERAS_2]
+    elif name == LEGACY:
+        files = [str(FOLDER / file) for file in KERAS_2]
+        own["TF_USE_LEGACY_KERAS"] = "1"
     else:
         others = [*SAME_ON_ANY_NUMBER, *(UP_TO_THREE if ranks > 3 else ()), *(UP_TO_FOUR if ranks > 4 else ())]
         files = [*(f"--ignore={FOLDER / file}" for file in others), str(FOLDER)]
-    # The temporary folders of the ranks stay in the job's.
-    own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
     options = ["-m", "pytest", "-m", marks, "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
     launcher = [*jobs.patient(5), *jobs.MPIRUN]
     return jobs.run(folder, [*options, *files], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S)

@@ -25,6 +25,7 @@ SAME_ON_ANY_NUMBER = (
     "test_mismatch_table.py",
     "test_names.py",
     "test_accumulation.py",
+    "test_layers.py",
     "test_loss_scale.py",
     "test_optimizer_gradients.py",
     "test_optimizer_options.py",
@@ -62,6 +63,10 @@ SAME_ON_ANY_NUMBER = (
     "test_optimizers_page.py",
     "test_topk_page.py",
 )
+
+# Of these the files that also run as users of Keras 2 run their scripts, with TF_USE_LEGACY_KERAS=1: in a job of their
+# own, and not in the other one.
+KERAS_2 = ("test_keras2.py", "test_callbacks_keras2.py")
 
 # Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
 # more the sums are those of the other files, and test_optimizer_sets.py trains.

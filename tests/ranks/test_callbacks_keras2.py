@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from tests.ranks.training import assert_same_bits_on_all_ranks, data
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data
 
 keras2 = pytest.importorskip("tf_keras", reason="tf_keras, which is Keras 2, is not installed")
 
@@ -54,3 +55,47 @@ def test_keras_2_with_an_optimizer_that_is_not_wrapped_is_refused() -> None:
         return
     with pytest.raises(InvalidError, match="it is not wrapped, so each rank would train alone"):
         plain.fit(*data(hvd.rank(), 4), verbose=0, callbacks=[callback])
+
+
+def compiled() -> Any:
+    keras2.utils.set_random_seed(1)
+    made = keras2.Sequential([keras2.layers.Input((FEATURES,)), keras2.layers.Dense(TARGETS)])
+    made.compile(hvd.DistributedOptimizer(keras2.optimizers.SGD(0.1, momentum=0.5)), "mse", metrics=["mae"])
+    return made
+
+
+@pytest.mark.parametrize("listed", [list, hvd.callbacks.synchronized], ids=["alone", "synchronized"])
+def test_every_callback_is_taken_by_its_fit(listed: Any, tmp_path: Path) -> None:
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(),
+        hvd.callbacks.AverageStatistics(),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.CacheLogs(),
+        hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch),
+        hvd.callbacks.BestModelCheckpoint("mae", filepath=tmp_path / "best.keras"),
+        hvd.callbacks.BestModelCheckpoint("loss", filepath=tmp_path / "a.weights.h5", save_weights_only=True),
+        hvd.callbacks.BestModelCheckpoint("loss", filepath=tmp_path / "batch.keras", save_freq=1),
+        hvd.callbacks.EndTogether(),
+        hvd.callbacks.StopTogether(1),
+    ]
+    made = compiled()
+    x, y = data(hvd.rank(), 8)
+    history = made.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=listed(callbacks)).history
+    assert_same_bits_on_all_ranks(made.weights)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (
+        ["a.weights.h5", "batch.keras", "best.keras"] if hvd.rank() == 0 else []
+    )
+    if hvd.rank() == 0 and history["mae"][1] < history["mae"][0]:
+        best = keras2.models.load_model(tmp_path / "best.keras")
+        np.testing.assert_array_equal(best.get_weights()[0], made.get_weights()[0])
+
+
+@pytest.mark.parametrize("listed", [list, hvd.callbacks.synchronized], ids=["alone", "synchronized"])
+def test_checkpoint_is_refused_in_words_on_all_ranks(listed: Any, tmp_path: Path) -> None:
+    checkpoint = hvd.callbacks.Checkpoint(tmp_path)
+    with pytest.raises(InvalidError, match="Checkpoint needs a model of Keras 3, and this one is of tf_keras"):
+        compiled().fit(*data(hvd.rank(), 4), verbose=0, callbacks=listed([checkpoint]))
+    loop = hvd.callbacks.Checkpoint(tmp_path)
+    loop.set_model(compiled())
+    with pytest.raises(InvalidError, match="Checkpoint needs a model of Keras 3"):
+        loop.restore()

@@ -384,3 +384,45 @@ def test_what_cannot_work_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for wrong in ({"every": 0}, {"every_steps": True}, {"keep": None}, {"resume": "yes"}, {"on_signal": "die"}):
         with pytest.raises(InvalidError, match=f"Checkpoint, {next(iter(wrong))} "):
             Checkpoint(tmp_path, **wrong)
+
+
+def averaged() -> keras.Model:
+    """Make a model whose optimizer averages its weights."""
+    made = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(TARGETS)])
+    fill(made.weights)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.5)
+    made.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    return made
+
+
+@pytest.mark.parametrize("how", ["fit", "loop", "local", "backup"])
+def test_weights_that_have_changed_places_with_their_averages_change_back(how: str, tmp_path: Path) -> None:
+    x, y = data(hvd.rank(), 2 * BATCH)
+
+    def trained(epochs: int, *others: Any) -> keras.Model:
+        made = averaged()
+        if how == "local":
+            made.optimizer.register_local_var(made.weights[0])
+        callbacks = hvd.callbacks.synchronized([keras.callbacks.SwapEMAWeights(swap_on_epoch=True), *others])
+        fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
+        made.fit(x, y, epochs=epochs, callbacks=callbacks, **fit)
+        return made
+
+    def saving() -> Any:
+        if how == "backup":
+            return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
+        return hvd.callbacks.Checkpoint(tmp_path)
+
+    with pytest.raises(CrashError):
+        trained(4, saving(), Crash(6))
+    if how == "loop":
+        restored, checkpoint = averaged(), saving()
+        checkpoint.set_model(restored)
+        assert checkpoint.restore() == (2, 0)
+        averages = values(restored.optimizer._model_variables_moving_average)
+        assert not np.array_equal(restored.get_weights()[0], averages[0])
+        for got, expected in zip(averages, trained(2).get_weights(), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        return
+    for got, expected in zip(trained(4, saving()).get_weights(), trained(4).get_weights(), strict=True):
+        np.testing.assert_array_equal(got, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip 
 
 ROWS, BATCH = 8, 4
 NEW, OLD = tf_keras.optimizers, tf_keras.optimizers.legacy
+BY_USERS = pytest.mark.skipif(
+    os.environ.get("TF_USE_LEGACY_KERAS") != "1", reason="tf.keras is Keras 3; a job with TF_USE_LEGACY_KERAS=1 runs it"
+)
 
 
 def model(dtype: str | None = None, rows: int | None = None) -> Any:
@@ -269,14 +273,13 @@ def test_a_loop_with_a_tape_broadcasts_inside_its_traced_first_step() -> None:
     assert int(optimizer.iterations) == 3
 
 
+@BY_USERS
 @pytest.mark.parametrize("kind", [NEW.SGD, OLD.SGD], ids=["new", "legacy"])
-def test_a_script_that_resumes_from_checkpoints_of_rank_0(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_resumes_from_checkpoints_of_rank_0(kind: Any, tmp_path: Path) -> None:
     """As Horovod's ImageNet example does it, with the Keras face, files of HDF5 and a chain of schedules."""
     import hvd_ext.keras as face
 
-    monkeypatch.setattr(tf, "keras", tf_keras)  # what TF_USE_LEGACY_KERAS=1 does before the import
+    assert tf.keras.Model is tf_keras.Model
     x, y = data(hvd.rank(), ROWS)
     initial, rates = 0.5 * hvd.size(), []
     for begin, end in ((0, 2), (2, 4)):
@@ -316,6 +319,22 @@ def test_a_script_that_resumes_from_checkpoints_of_rank_0(
     mine = ours.evaluate(x, y, verbose=0)
     score = face.allreduce(mine)
     np.testing.assert_allclose(score.numpy(), np.mean(hvd.allgather_object(mine), axis=0), rtol=1e-5)
+
+
+@BY_USERS
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+def test_load_model_reads_the_file_of_rank_0(name: str, tmp_path: Path) -> None:
+    x, y = data(hvd.rank(), ROWS)
+    ours = fitted(hvd.DistributedOptimizer(NEW.Adam(0.02)), x, y, BATCH)
+    if hvd.rank() == 0:
+        ours.save(tmp_path / name)
+    again = hvd.load_model(tmp_path / name, root_rank=0)
+    assert type(again).__module__.startswith("tf_keras.")
+    for one in (ours, again):
+        one.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=hvd.callbacks.synchronized())
+    assert_same_bits_on_all_ranks([*again.weights, *again.optimizer.variables()])
+    for got, expected in zip(values(again.weights), values(ours.weights), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])

@@ -226,3 +226,49 @@ def test_a_second_compile_with_a_plain_optimizer_is_said_and_refused_by_callback
     ):
         with pytest.raises(InvalidError, match="it is not wrapped, so each rank would train alone"):
             made.fit(*data(hvd.rank(), BATCH), verbose=0, callbacks=[callback])
+
+
+class Two(keras.Model):
+    """A model that its first batch builds, whose step uses optimizers in containers."""
+
+    def __init__(self, keep: Callable[[Any, list[Any]], None], optimizers: list[Any]) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(3), keras.layers.Dense(2)
+        keep(self, optimizers)
+        self.used = lambda: optimizers
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.first(x))
+
+    def train_step(self, batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(self, *batch)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for optimizer, part in zip(self.used(), (slice(0, 2), slice(2, 4)), strict=True):
+            optimizer.apply(gradients[part], self.trainable_variables[part])
+        return {"loss": loss}
+
+
+class Part(keras.Model):
+    """A model inside of another that keeps an optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self.own = {"optimizer": (optimizer,)}
+
+
+PLACES: dict[str, Callable[[Any, list[Any]], None]] = {
+    "list": lambda model, optimizers: setattr(model, "kept", optimizers),
+    "dict of tuples": lambda model, optimizers: setattr(model, "kept", {"a": ((optimizers[0],), optimizers[1])}),
+    "models": lambda model, optimizers: setattr(model, "parts", [Part(one) for one in optimizers]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_fit_finds_the_optimizers_of_a_model_that_is_not_built(place: str) -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.5), name=name) for name in "ab"]
+    made = Two(PLACES[place], optimizers)
+    made.compile()
+    made.fit(*data(hvd.rank(), BATCH), batch_size=2, verbose=0, callbacks=hvd.callbacks.synchronized())
+    assert_same_bits_on_all_ranks([*made.weights, *(slot for one in optimizers for slot in one.variables)])

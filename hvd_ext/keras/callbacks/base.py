@@ -11,28 +11,12 @@ import keras
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
 from hvd_ext.job.process_sets import global_process_set
+from hvd_ext.keras.hooks import Hooks
 from hvd_ext.keras.optimizers import models
 
 
-class Callback(keras.callbacks.Callback):
-    """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well.
-
-    Attributes:
-        works_on_batches: whether it does something before or after a training step.
-    """
-
-    works_on_batches = False
-
-    # Keras 2 asks these three questions of each callback in its list.
-
-    def _implements_train_batch_hooks(self) -> bool:
-        return self.works_on_batches
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    def _implements_predict_batch_hooks(self) -> bool:
-        return False
+class Callback(Hooks, keras.callbacks.Callback):
+    """A callback of Keras 3 that the `fit` of Keras 2 (tf_keras) takes as well."""
 
 
 def variables(optimizer: Any) -> list[Any]:

@@ -10,9 +10,13 @@ import keras
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import rank
 from hvd_ext.keras.callbacks import base
+from hvd_ext.keras.hooks import Hooks
+
+# Metrics that are to be large have one of these in their names, as the ModelCheckpoint of tf_keras has it.
+_LARGE = ("acc", "auc", "fmeasure")
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(Hooks, keras.callbacks.ModelCheckpoint):
     """Saves the model on rank 0 whenever a metric is better than ever before.
 
     Put it behind `MetricAverageCallback`, so that the metric is that of all ranks.
@@ -28,7 +32,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     Raises:
         InvalidError: when `fit` begins, there is no file path.
+        ValueError: Keras does not know whether the metric is to be small or large, and `mode` is "auto"; on all ranks.
     """
+
+    works_on_batches = True
 
     def __init__(
         self,
@@ -66,10 +73,21 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Save on rank 0, if save_freq says so."""
+        self._find_direction()
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Save on rank 0, if the metric is better than before."""
+        self._find_direction()
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
+
+    def _find_direction(self) -> None:
+        """Find out whether the metric is to be small or large; on all ranks, so that an error leaves none waiting."""
+        if self.monitor_op is not None:
+            return
+        if self.mode == "auto" and not isinstance(self.model, keras.Model):
+            # the rule of tf_keras, whose metrics do not know their direction
+            self.mode = "max" if any(word in self.monitor for word in _LARGE) else "min"
+        self._set_monitor_op()

@@ -10,6 +10,7 @@ from hvd_ext.job.process import size
 from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.progress import one_bar
 from hvd_ext.keras.optimizers import models
+from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.collectives.variables import broadcast_variables
 from hvd_ext.tensorflow.gradients import kinds
@@ -23,7 +24,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
     """Gives all ranks the variables of one rank when `fit` begins: the model's weights and the optimizers' variables.
 
     Variables that exist when training begins are sent before the first step; those that the first batch makes are sent
-    after it. Seed generators keep their own state, so that dropout differs from rank to rank; metrics are not sent.
+    after it. So is what layers have besides variables: vocabularies, bin boundaries, constants computed from variables.
+    Seed generators keep their own state, so that dropout differs from rank to rank; metrics are not sent.
     Unless `fit` is called with verbose=2, only rank 0 shows a progress bar.
 
     Args:
@@ -34,6 +36,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
     Raises:
         InvalidError: there is no such rank; local_variables are no variables; or, when `fit` begins, the ranks have
             unequal numbers of steps in an epoch, so that some would wait for ever.
+        MismatchError: when `fit` begins, a layer does not take the vocabulary of the root; on all ranks.
     """
 
     works_on_batches = True
@@ -78,6 +81,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         base.refuse_plain(self.model)
         optimizers = models.optimizers(self.model)
         self._announce(not self._done)
+        if not self._done:
+            layers.send(_NAME, self.model, self.root_rank, local_keys=self._local)
         weights = self._weights()
         even = base.trains_together(self.model) and partial_reducer(optimizers) is None
         steps = self.params.get("steps") if even else None
@@ -96,6 +101,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
                 self._send(self._slots(optimizer))
             elif len(set(built)) == 1:
                 self._send(self._slots(optimizer))
+        layers.refresh(self.model)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """After the first batch, send the variables that it has made."""
@@ -105,6 +111,9 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         self._announce(False)
         late = [weight for weight in self._weights() if id(weight) not in self._sent]
         self._send(late)
+        if late:
+            layers.send(_NAME, self.model, self.root_rank, local_keys=self._local)
+            layers.refresh(self.model)
         for optimizer in models.optimizers(self.model):
             slots = self._slots(optimizer)
             # slots that the first step has made from unequal weights may be unequal too
@@ -120,7 +129,7 @@ class BroadcastGlobalVariablesCallback(base.Callback):
 
     def _weights(self) -> list[Any]:
         try:
-            weights = self.model.weights
+            weights = layers.weights(self.model)
         except ValueError:  # Keras 2, before the model is built
             return []
         return [weight for weight in weights if kinds.key(weight) not in self._local]

@@ -49,7 +49,8 @@ def synchronized(
     - When a callback of one rank stops training, all ranks stop after the same step.
     - Moving statistics are averaged before each validation, if `AverageStatistics` is among the callbacks.
     - The logs of each epoch have the hits of each open `hvd_ext.DataCache`.
-    - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it.
+    - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it. It stands in front
+      of `SwapEMAWeights`, so that a backup has the weights that training goes on with.
 
     Args:
         callbacks: those of Keras, of hvd_ext and of your own; a `BroadcastGlobalVariablesCallback`,
@@ -99,8 +100,18 @@ def synchronized(
     # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
     statistics = [callback for callback in own if isinstance(callback, AverageStatistics)][:1]
     logged = _taken(own, CacheLogs) or CacheLogs()
-    others = [callback for callback in own if callback not in (*statistics, *last)]
+    others = _backups_first([callback for callback in own if callback not in (*statistics, *last)])
     return [end, *first, start, *statistics, average, logged, *others, stop, *last]
+
+
+def _backups_first(callbacks: list[Any]) -> list[Any]:
+    """Put `BackupAndRestore` in front of `SwapEMAWeights`: a backup has the weights that training goes on with."""
+    swaps = [index for index, callback in enumerate(callbacks) if _is(callback, ("SwapEMAWeights",))]
+    if not swaps:
+        return callbacks
+    before, behind = callbacks[: swaps[0]], callbacks[swaps[0] :]
+    backups = [callback for callback in behind if _is(callback, ("BackupAndRestore",))]
+    return [*before, *backups, *(callback for callback in behind if callback not in backups)]
 
 
 class _RestoreFirst(base.Callback):

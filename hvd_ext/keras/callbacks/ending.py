@@ -31,6 +31,7 @@ class EndTogether(base.Callback):
     def __init__(self) -> None:
         super().__init__()
         self._under_way = self._last = False
+        self._partial: list[Distributed] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Tell the data that a `fit` begins."""
@@ -41,6 +42,7 @@ class EndTogether(base.Callback):
         position.epoch_begins(self, epoch)
         self._under_way = True
         self._last = epoch + 1 == self.params.get("epochs")
+        self._partial = _optimizers(self.model, "partial")
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Make the last update of `fit` wait for all ranks."""
@@ -49,7 +51,7 @@ class EndTogether(base.Callback):
             return
         left = steps - batch
         now = min(left, getattr(self.model, "steps_per_execution", 1))
-        for optimizer in _optimizers(self.model, "partial"):
+        for optimizer in self._partial:
             passes, done = accumulated(optimizer)
             if 0 < (done + now) // passes == (done + left) // passes:
                 optimizer._hvd_ext_reducer.flush((done + now) // passes)
@@ -72,7 +74,7 @@ class EndTogether(base.Callback):
         if not self._under_way:
             return
         self._under_way = False
-        for optimizer in _optimizers(self.model, "partial"):
+        for optimizer in self._partial:
             end_together(optimizer)
         if self._last:
             self._catch_up()

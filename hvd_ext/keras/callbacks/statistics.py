@@ -11,6 +11,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.optimizers import models
 from hvd_ext.options import Average
+from hvd_ext.tensorflow import layers
 from hvd_ext.tensorflow.collectives.grouped import grouped_allreduce
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 from hvd_ext.tensorflow.gradients import kinds
@@ -85,6 +86,8 @@ class AverageStatistics(base.Callback):
         averages = grouped_allreduce([tf.convert_to_tensor(one) for one in differing], op=Average, name=_NAME)
         for variable, average in zip(differing, averages, strict=True):
             variable.assign(average)
+        if differing:
+            layers.refresh(self.model)
 
 
 def _statistics(model: Any) -> list[Any]:
@@ -99,5 +102,7 @@ def _statistics(model: Any) -> list[Any]:
     return [
         variable
         for variable in model.non_trainable_weights
-        if tf.as_dtype(variable.dtype).is_floating and kinds.key(variable) not in local
+        if hasattr(variable, "assign")  # no vocabulary
+        and tf.as_dtype(variable.dtype).is_floating
+        and kinds.key(variable) not in local
     ]

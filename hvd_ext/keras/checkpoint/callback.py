@@ -23,6 +23,7 @@ from hvd_ext.job import consensus, runtime
 from hvd_ext.keras.checkpoint import callback_states, model_state
 from hvd_ext.keras.checkpoint.skipping import Skipping
 from hvd_ext.keras.checkpoint.store import Store
+from hvd_ext.keras.hooks import Hooks
 from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.state import signals as watched
 from hvd_ext.state.folder import newest
@@ -57,7 +58,7 @@ class _Here:
 _here: dict[Path, _Here] = {}
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint(Hooks, keras.callbacks.Callback):
     """Saves a job's training in a directory, and goes on from the newest complete checkpoint when `fit` begins.
 
     All ranks have it in their callbacks. Rank 0 writes the model with its optimizers, in a file that plain Keras reads.
@@ -92,8 +93,11 @@ class Checkpoint(keras.callbacks.Callback):
         exit_status: 0, or 128 + the signal's number, for `sys.exit`.
 
     Raises:
-        InvalidError: an argument breaks its rule; the message says which.
+        InvalidError: an argument breaks its rule; the message says which. When `fit` begins: the model is one of
+            tf_keras.
     """
+
+    works_on_batches = True
 
     def __init__(
         self,
@@ -167,6 +171,8 @@ class Checkpoint(keras.callbacks.Callback):
         if found is None:
             return 0, 0
         self._store.restore(*found)
+        if found[1].swapped:
+            self._store.swap_back(())
         position.go_on(found[1].epoch)
         return found[1].epoch, found[1].step
 
@@ -194,8 +200,6 @@ class Checkpoint(keras.callbacks.Callback):
         """Restore, and begin to watch for signals."""
         from hvd_ext.keras.callbacks import base  # the package has this class too
 
-        if not isinstance(self.model, keras.Model):
-            raise InvalidError("Checkpoint: works with models of Keras 3; this one is of another Keras")
         base.refuse_plain(self.model)
         position.train_begins()
         self.stopped_by = None
@@ -318,7 +322,11 @@ class Checkpoint(keras.callbacks.Callback):
             return epochs
         self._store.restore(path, saved)
         self._epoch, self._first_step = saved.position
-        return epochs if self._was_stopped(self._store) else self._epoch
+        if self._was_stopped(self._store):
+            return epochs
+        if saved.swapped and self._epoch < epochs:
+            self._store.swap_back(self._beside)
+        return self._epoch
 
     def _tell(self, level: int, words: str, *values: Any) -> None:
         if runtime.current().engine.rank == 0:

@@ -228,7 +228,7 @@ def _accumulates(model: keras.Model) -> bool:
 
 def _library() -> Any:
     """Give the Keras whose models are loaded: tf_keras where TF_USE_LEGACY_KERAS makes tf.keras that, else Keras 3."""
-    return tf.keras if tf.keras.__version__.startswith("2.") else keras
+    return keras if tf.keras.Model is keras.Model else tf.keras
 
 
 def _loaded(path: Path, objects: dict[str, Any], compile: bool, safe_mode: bool, where: str) -> keras.Model:

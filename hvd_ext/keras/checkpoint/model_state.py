@@ -30,8 +30,14 @@ def ready(model: keras.Model) -> None:
     """Make sure that the model and its optimizers have their variables.
 
     Raises:
-        InvalidError: variables are missing that only the user can make.
+        InvalidError: it is no model of Keras 3, or variables are missing that only the user can make.
     """
+    if not isinstance(model, keras.Model):
+        raise InvalidError(
+            f"model {model.name!r}: Checkpoint needs a model of Keras 3, and this one is of tf_keras, whose fit cannot "
+            "begin in a later epoch; save with the ModelCheckpoint of tf_keras on rank 0, and resume with "
+            "hvd_ext.load_model(file, root_rank=0) and fit(..., initial_epoch=...)"
+        )
     if not model.built:
         raise InvalidError(
             f"model {model.name!r}: its variables do not exist yet; give it an Input, or call it on a batch before fit"

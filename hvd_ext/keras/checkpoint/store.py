@@ -27,6 +27,7 @@ from hvd_ext.keras.checkpoint import callback_states, model_state, optimizer_sta
 from hvd_ext.state import arrays, folder, manifest
 from hvd_ext.state.arrays import Sections
 from hvd_ext.state.manifest import File, Manifest
+from hvd_ext.tensorflow import layers
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -35,6 +36,8 @@ _WEIGHTS, _SEEDS, _METRICS, _RANDOM, _OWNER = "weights", "seeds", "metrics", "ra
 # More sections, which older checkpoints lack: the random generators at the begin of the epoch in whose middle the
 # checkpoint was saved; the state of `fit`; and one for each callback.
 _BEGAN, _FIT, _CALLBACK = "random at the epoch's begin", "fit", "callback:"
+# What layers have besides variables: of all layers on rank 0, on the others of those that differ from rank 0's.
+_LAYERS = "layers"
 
 _WRITES = "a checkpoint could not be written, older ones are unchanged; make room on the disk, or check that it works"
 
@@ -104,15 +107,22 @@ class Store:
         start_s = time.monotonic()
         written, others = model_state.variables(self._model)
         about = {"position": {"epoch": epoch, "step": step}, "signal": signal, "id": uuid.uuid4().hex}
-        answers = self._exchange("save", lambda: {**about, "digests": model_state.digests(written)})
+
+        def mine() -> dict[str, Any]:
+            sums = [crc for _, crc in layers.checksums(layers.stateful(self._model))]
+            return {**about, "digests": model_state.digests(written), "layers": sums}
+
+        answers = self._exchange("save", mine)
         consensus.check_same("Checkpoint", [answer["position"] for answer in answers])
         first = answers[0]["digests"]
         differing = [[i for i, one in enumerate(answer["digests"]) if one != first[i]] for answer in answers]
+        all_layers, mine_here = answers[0]["layers"], answers[self._rank]["layers"]
+        own_layers = [i for i, one in enumerate(mine_here) if self._rank == 0 or [one] != all_layers[i : i + 1]]
         self._serial += 1
         writing = folder.writing(self._directory, self._serial, answers[0]["id"])
         try:
             self._exchange("folder", lambda: self._disk(_WRITES, writing.mkdir) if self._leads else None)
-            write = functools.partial(self._write, writing, differing[self._rank], callbacks, began)
+            write = functools.partial(self._write, writing, differing[self._rank], own_layers, callbacks, began)
             entries = self._exchange("files", lambda: self._disk(_WRITES, write))
             files = [File.model_validate(file) for answer in entries for file in answer["files"]]
             found = Manifest(
@@ -128,6 +138,7 @@ class Store:
                 own=[written[index].path for index in sorted({i for each in differing for i in each})],
                 states=sorted({owner for answer in entries for owner in answer["states"]}),
                 data=entries[0]["data"],
+                swapped=any(getattr(callback, "_ema_weights_in_model", False) for callback in callbacks),
                 model=files[0].name,
                 files=files,
             )
@@ -220,6 +231,22 @@ class Store:
         self.forget()
         return True
 
+    def swap_back(self, callbacks: Sequence[Any]) -> None:
+        """Exchange the weights and their moving averages, as `keras.callbacks.SwapEMAWeights` does before an epoch.
+
+        Args:
+            callbacks: those of `fit`; one that has swapped in this process need not do so once more.
+        """
+        written, _ = model_state.variables(self._model)
+        swap = keras.callbacks.SwapEMAWeights()
+        swap.set_model(self._model)
+        swap.on_test_begin()
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.SwapEMAWeights):
+                callback._ema_weights_in_model = False
+        if self._own:
+            self._own[_WEIGHTS] = model_state.arrays(written, [int(index) for index in self._own[_WEIGHTS]])
+
     def restore_own(self) -> None:
         """Set the variables and random generators that are this rank's own once more."""
         if self._own:
@@ -275,6 +302,7 @@ class Store:
         self,
         writing: Path,
         differing: list[int],
+        own_layers: list[int],
         callbacks: Sequence[Any],
         began: Mapping[str, np.ndarray] | None,
     ) -> dict[str, Any]:
@@ -284,6 +312,7 @@ class Store:
         content = {
             _WEIGHTS: model_state.arrays(written, differing),
             _SEEDS: model_state.arrays(others),
+            _LAYERS: layers.collect(self._model, own_layers),
             _METRICS: model_state.arrays(self._model.metrics_variables),
             _RANDOM: model_state.random_state(),
             **({_BEGAN: began} if began else {}),
@@ -355,22 +384,28 @@ class Store:
 
         def load() -> None:
             model_state.check(found.variables, [*written, *others], path.name)
-            if self._rank == 0:
-                self._model.load_weights(path / found.model)
-            if alike:
+            if self._rank == 0 or alike:
                 with (path / manifest.rank_file(self._rank)).open("rb") as file:
                     self._own = arrays.read(file)
+            if self._rank == 0:
+                self._model.load_weights(path / found.model)
+                layers.restore(self._model, self._own.get(_LAYERS, {}))
 
         self._exchange("load", lambda: self._disk("a complete checkpoint must be readable", load))
         if self._job.engine.size > 1:
             model_state.send(written)
+            layers.send("Checkpoint", self._model, 0)
         if alike:
             self._assign(self._own)
+        else:
+            self.forget()
+            layers.refresh(self._model)
 
     def _assign(self, own: Sections) -> None:
         written, others = model_state.variables(self._model)
         model_state.assign(written, own[_WEIGHTS], "Checkpoint")
         model_state.assign(others, own[_SEEDS], "Checkpoint")
+        layers.restore(self._model, own.get(_LAYERS, {}))
         model_state.set_random_state(own[_RANDOM])
 
     def _disk(self, rule: str, work: Callable[[], T]) -> T:

@@ -5,6 +5,8 @@
   another kind XLA is switched off, with one line in the log.
 - A model that loses its distributed optimizer by another `compile` would train on each rank alone: rank 0 warns.
 - A step that was traced before its optimizer was wrapped sends nothing: it is traced again.
+- An optimizer knows the variables of a model, and no layers: before a step is made, it gets to know those with a state
+  of their own, which the ranks compare.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import keras
 from hvd_ext.job import runtime
 from hvd_ext.keras.optimizers import xla
 from hvd_ext.keras.optimizers.wrapper import Distributed, Wrapper
+from hvd_ext.tensorflow import layers
 
 _LOG = logging.getLogger("hvd_ext")
 
@@ -40,12 +43,14 @@ def watch(model_class: type) -> None:
         model_class: `Model` of Keras 3 or tf_keras.
     """
     _replace(model_class, "compile", _watched_compile)
-    if issubclass(model_class, keras.Model):
-        _replace(model_class, "make_train_function", _watched_making)
+    _replace(model_class, "make_train_function", _watched_making)
 
 
 def optimizers(model: Any) -> list[Any]:
-    """List a model's optimizers: the compiled one, and those that a training step of one's own keeps as attributes.
+    """List a model's optimizers: the compiled one, and those that a training step of one's own keeps in attributes.
+
+    They may be in lists, tuples and dicts, and in the models and layers inside of the model. There a plain optimizer
+    does not count: a model that was loaded from a file still has the one that it was trained with.
 
     Args:
         model: of Keras 3 or Keras 2.
@@ -53,11 +58,13 @@ def optimizers(model: Any) -> list[Any]:
     Returns:
         Each optimizer once.
     """
-    found: dict[int, Any] = {}
-    for value in (getattr(model, "optimizer", None), *vars(model).values()):
-        if _is_optimizer(value):
-            found.setdefault(id(value), value)
-    return list(found.values())
+    compiled = getattr(model, "optimizer", None)
+    others = [
+        value
+        for holder, value in layers.walk(model)
+        if value is not compiled and _is_optimizer(value) and (holder is model or wrapped(value))
+    ]
+    return [*([compiled] if _is_optimizer(compiled) else []), *others]
 
 
 def wrapped(optimizer: Any) -> list[Distributed]:
@@ -105,9 +112,14 @@ def _watched_compile(plain: Any) -> Any:
 
 def _watched_making(plain: Any) -> Any:
     @functools.wraps(plain)
-    def make_train_function(model: keras.Model, force: bool = False) -> Any:
+    def make_train_function(model: Any, force: bool = False) -> Any:
         made = getattr(model, "train_function", None) is not None and not force
-        if made or model.run_eagerly or not model.jit_compile or not any(map(wrapped, optimizers(model))):
+        distributed = [] if made else [one for outer in optimizers(model) for one in wrapped(outer)]
+        for optimizer in distributed:
+            optimizer._hvd_ext_reducer.layer_states = functools.partial(
+                _layer_states, weakref.ref(model), weakref.ref(optimizer)
+            )
+        if not distributed or not isinstance(model, keras.Model) or model.run_eagerly or not model.jit_compile:
             return plain(model, force)
         if not _divides(model):
             model.jit_compile = False
@@ -124,6 +136,15 @@ def _watched_making(plain: Any) -> Any:
 
     make_train_function.hvd_ext_plain = plain  # type: ignore[attr-defined]
     return make_train_function
+
+
+def _layer_states(model: weakref.ref[Any], optimizer: weakref.ref[Distributed]) -> layers.Checksums:
+    """Give what the ranks compare of the layers of a model before the first step of its optimizer."""
+    trained, by = model(), optimizer()
+    if trained is None or by is None:
+        return []
+    local = getattr(by, "_hvd_ext_local_layers", ())
+    return layers.checksums(layers.stateful(trained, local, by._hvd_ext_reducer.local_keys))
 
 
 def _divides(model: Any) -> bool:

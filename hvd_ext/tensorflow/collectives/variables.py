@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
 from hvd_ext.job.process_sets import ProcessSet
-from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow import layers, ops
 from hvd_ext.tensorflow.collectives import single
 from hvd_ext.tensorflow.collectives.dtypes import MOVED
 
@@ -23,7 +23,7 @@ PIECE_NBYTES = 64 << 20
 
 @ops.plain
 def broadcast_variables(
-    variables: Iterable[Any] | Callable[[], Iterable[Any]],
+    variables: Iterable[Any] | Callable[[], Iterable[Any]] | Any,
     root_rank: int = 0,
     process_set: ProcessSet | None = None,
     inplace: bool = False,
@@ -33,9 +33,17 @@ def broadcast_variables(
     In eager mode the ranks compare the variables' names, shapes and dtypes first; in a `tf.function`, only shapes and
     dtypes.
 
+    Variables know no layers: what a layer has besides its variables stays as it is on each rank (the vocabulary of
+    `StringLookup` or `TextVectorization`, the bin boundaries of `Discretization`, the constants that `Normalization`
+    computes from its variables in `adapt`). Pass the model, or such a layer, in eager mode: then all ranks get these
+    too, and a layer that does not take them is an error on all ranks. A `tf.function` or a `tf.data` pipeline that has
+    traced the layer before keeps its constants.
+
     Args:
         variables: variables of Keras 3, TensorFlow and tf_keras, mixed at will, in the same order on all ranks: an
             iterable, which is read once, or a function that returns one, such as the `variables` of an older optimizer.
+            Or a model or layer of Keras, which is built on the root: its weights are sent, and what its layers have
+            besides them; its seed generators keep their own state.
         root_rank: the rank whose values all ranks get, counted in the job, also with a process set.
         process_set: the ranks that take part; None for all.
         inplace: accepted for Horovod's sake; either way at most a piece of about 64 MiB is copied at a time.
@@ -45,11 +53,23 @@ def broadcast_variables(
 
     Raises:
         MismatchError: the ranks have different variables; the message names the first difference and both ranks'
-            values. It is raised on all ranks, and no variable is changed.
-        InvalidError: the root is not one of the ranks, or a variable's dtype cannot be moved.
+            values. It is raised on all ranks, and no variable is changed. Or a layer does not take the root's state.
+        InvalidError: the root is not one of the ranks, a variable's dtype cannot be moved, or a model is sent in a
+            `tf.function`.
         CommunicationError: a peer is gone or stayed away.
     """
-    return _broadcast("broadcast_variables", variables, root_rank, process_set, None)
+    where = "broadcast_variables"
+    if not layers.is_layer(variables):
+        return _broadcast(where, variables, root_rank, process_set, None)
+    if not tf.executing_eagerly():
+        raise InvalidError(
+            f"{where} ({variables.name!r}): a model or layer must be sent in eager mode, because a function keeps the "
+            "constants of its layers; send it in front of the function, or send its variables"
+        )
+    layers.send(where, variables, root_rank, process_set)
+    done = _broadcast(where, layers.weights(variables), root_rank, process_set, None)
+    layers.refresh(variables)
+    return done
 
 
 @ops.plain
@@ -108,6 +128,12 @@ def _broadcast(
 ) -> tf.Operation | None:
     job = process_sets.member(process_set, where)
     variables = list(variables() if callable(variables) else variables)
+    for variable in variables:
+        if not hasattr(variable, "assign"):
+            raise InvalidError(
+                f"{where} ({variable!r}): must be a variable; lookup layers of tf_keras have a vocabulary among their "
+                "weights: pass the model or layer itself"
+            )
     tensors = [tf.convert_to_tensor(variable) for variable in variables]
     label = where if name is None else f"{where} {name}"
     if tf.executing_eagerly():

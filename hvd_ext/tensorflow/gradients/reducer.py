@@ -27,6 +27,7 @@ from hvd_ext.tensorflow.gradients.carried import Delayed
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
+from hvd_ext.tensorflow.layers import Checksums
 from hvd_ext.tensorflow.topk import correction
 from hvd_ext.tensorflow.topk.feedback import Arrays, Everyone, Feedback
 
@@ -107,6 +108,7 @@ class Reducer:
 
     Attributes:
         broadcast_follows: whether a callback will broadcast the weights after the next batch.
+        layer_states: returns the checksums of the states that the model's layers have besides their variables.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Reducer:
         holds_again: bool = False,
     ) -> None:
         self.broadcast_follows = False
+        self.layer_states: Callable[[], Checksums] = list
         self._holds_again = holds_again
         self._after_first = after_first
         self.label = label
@@ -556,7 +559,13 @@ class Reducer:
             return None
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return None  # in a graph of TensorFlow 1, variables have values only in a session
-        return SameStart(self.label, job, after_first=self._after_first, waits=lambda: self.broadcast_follows)
+        return SameStart(
+            self.label,
+            job,
+            after_first=self._after_first,
+            waits=lambda: self.broadcast_follows,
+            states=lambda: self.layer_states(),  # a model may be compiled with the optimizer later
+        )
 
 
 def _clipped(gradients: Sequence[Any], limit: float) -> list[Any]:

@@ -1,6 +1,7 @@
 """A comparison of the weights over the ranks before the first update, in case the script forgot to broadcast them.
 
-The comparison is part of the exchange that registers the gradients, and costs a checksum of each variable. If unequal
+The comparison is part of the exchange that registers the gradients, and costs a checksum of each variable. What layers
+have besides variables (vocabularies, constants) is compared with the weights, where the model is known. If unequal
 weights may still become equal, the comparison is repeated in the following steps until all ranks have had the same
 weights once: a loop with a tape may broadcast after its first batch, as Horovod's examples do; so may a callback; and a
 function may broadcast before its first update.
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import MismatchError
 from hvd_ext.job import consensus
-from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow import layers, ops
 from hvd_ext.tensorflow.gradients import kinds
 
 if TYPE_CHECKING:
@@ -74,20 +75,30 @@ class SameStart:
         after_first: the weights may be broadcast after the first step, so that unequal weights are an error only once
             they have changed since that step.
         waits: returns whether a broadcast of the weights is still to come; the same on all ranks.
+        states: returns the checksums of the states that layers have besides their variables.
 
     Attributes:
         done: whether all ranks have had the same weights once.
         name: the name of its exchanges; the same on all ranks, and different for each list.
     """
 
-    def __init__(self, label: str, job: Runtime, *, after_first: bool, waits: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        label: str,
+        job: Runtime,
+        *,
+        after_first: bool,
+        waits: Callable[[], bool],
+        states: Callable[[], layers.Checksums],
+    ) -> None:
         self.done = False
         self.name = label
         self._label, self._job = label, job
         self._after_first = after_first
         self._waits = waits
+        self._states = states
         self._names: Sequence[str] = ()
-        self._first: Sums | None = None
+        self._first: dict[str, Any] | None = None
         self._compared: tf.Variable | None = None
 
     def described(self, weights: Weights) -> dict[str, Any]:
@@ -97,9 +108,10 @@ class SameStart:
             weights: the weights of the step; variables without a value are compared when the function runs.
         """
         self._names = weights.names
-        self._first = weights.sums_now()
+        sums = weights.sums_now()
+        self._first = None if sums is None else self._own(sums)
         later = self._after_first or self._waits() or weights.broadcast or self._first is None
-        return {"sums": self._first, "later": later}
+        return {"own": self._first, "later": later}
 
     def registered(self, ranks: Sequence[dict[str, Any]]) -> None:
         """Compare what the ranks have exchanged.
@@ -110,10 +122,10 @@ class SameStart:
         Raises:
             MismatchError: the weights differ, and no broadcast can follow that makes them equal; on all ranks.
         """
-        sums = [rank["sums"] for rank in ranks]
+        each = [rank["own"] for rank in ranks]
         if not any(rank["later"] for rank in ranks):
-            self._refuse(sums)
-        self.done = sums[0] is not None and all(each == sums[0] for each in sums)
+            self._refuse(each)
+        self.done = each[0] is not None and _are_equal(each)
 
     def again(self, weights: Weights) -> tf.Operation | None:
         """Compare the weights again: now if eager, else whenever the function that is being traced runs.
@@ -152,22 +164,35 @@ class SameStart:
     def _compare(self, *tensors: tf.Tensor) -> bool:
         if self.done or self._waits():
             return self.done
-        own = checksums(tensors)
-        if self._first is None:
-            self._first = own
-        changed = not self._after_first or own != self._first
-        ranks = consensus.exchange(
-            self._job.engine, f"{self.name}: equal weights", lambda: {"sums": own, "changed": changed}
-        )
-        sums = [rank["sums"] for rank in ranks]
+
+        def described() -> dict[str, Any]:
+            own = self._own(checksums(tensors))
+            if self._first is None:
+                self._first = own
+            return {"own": own, "changed": not self._after_first or own != self._first}
+
+        ranks = consensus.exchange(self._job.engine, f"{self.name}: equal weights", described)
+        each = [rank["own"] for rank in ranks]
         if any(rank["changed"] for rank in ranks):
-            self._refuse(sums)
-        self.done = all(each == sums[0] for each in sums)
+            self._refuse(each)
+        self.done = _are_equal(each)
         return self.done
 
-    def _refuse(self, sums: Sequence[Sums]) -> None:
+    def _own(self, sums: Sums) -> dict[str, Any]:
+        # lists, as they are after an exchange
+        return {"weights": sums, "layers": [list(pair) for pair in self._states()]}
+
+    def _refuse(self, ranks: Sequence[dict[str, Any]]) -> None:
         when = " after the first step" if self._after_first else " before the first step"
-        refuse(self._label, self._names, sums, self._job.engine.ranks, _ADVICE, when)
+        numbers = self._job.engine.ranks
+        refuse(self._label, self._names, [own["weights"] for own in ranks], numbers, _ADVICE, when)
+        layers.refuse(self._label, [own["layers"] for own in ranks], numbers, when)
+
+
+def _are_equal(ranks: Sequence[dict[str, Any]]) -> bool:
+    """Whether all ranks have the same checksums; the names of layers may differ."""
+    first, *others = [[*own["weights"], *(crc for _, crc in own["layers"])] for own in ranks]
+    return all(other == first for other in others)
 
 
 def checksums(tensors: Sequence[tf.Tensor]) -> Sums:

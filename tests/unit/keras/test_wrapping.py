@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, NotInitializedError
+from hvd_ext.keras.optimizers.models import optimizers
 from hvd_ext.keras.optimizers.optimizer import Distributed, channels
 
 
@@ -191,3 +192,19 @@ def test_older_ways_to_say_it_are_taken() -> None:
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), "name", **keywords, num_groups=0)
     assert isinstance(wrapped, Distributed)
     assert wrapped._hvd_ext_reducer.options.sparse_as_dense
+
+
+def test_a_models_optimizers_are_found_in_containers_and_parts_but_plain_ones_of_parts_do_not_count() -> None:
+    compiled, listed, nested, inside = (hvd.DistributedOptimizer(keras.optimizers.SGD()) for _ in range(4))
+    plain = keras.optimizers.SGD()
+    part = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    part.compile("adam", "mse")  # as a model from a file
+    layer = keras.layers.Dense(1)
+    layer.helper = {"optimizer": inside}
+    made = keras.Sequential([part, layer])
+    made.kept = [listed, {"deep": (nested, plain)}]
+    made.compile(compiled, "mse")
+    assert {id(one) for one in optimizers(made)} == {id(one) for one in (compiled, listed, nested, plain, inside)}
+    assert optimizers(made)[0] is compiled
+    made.kept.append(made.kept)  # a circle
+    assert len(optimizers(made)) == 5
