@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError, PlanError
+from hvd_ext.errors import InvalidError, MismatchError, PlanError
 from hvd_ext.job import runtime
 from hvd_ext.planning import registry
 from hvd_ext.tensorflow.collectives.dtypes import ALLREDUCED, REDUCED, WIDENED
@@ -77,6 +80,51 @@ def test_narrow_whole_numbers_are_added_exactly_or_refused(way: str, dtype: str,
         refusal = InvalidError if way == "eager" else tf.errors.InvalidArgumentError
         with pytest.raises(refusal, match=f"the result does not fit into {dtype}"):
             reduce(largest)
+
+
+def extremes(dtype: str, rank: int) -> npt.NDArray[np.generic]:
+    """Values whose sums leave the dtype, and small ones of both signs."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    small = [rank * 7 - 3 * (low < 0), rank + 1, -rank * (low < 0)]
+    return np.array([high, low, high - rank, low + rank, low if rank % 2 else high, *small], dtype)
+
+
+def divided(total: int, divisor: int) -> int:
+    return -(-total // divisor) if total < 0 else total // divisor
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
+def test_an_average_of_whole_numbers_never_wraps_and_is_truncated_toward_zero(dtype: str, rank: int, size: int) -> None:
+    x = tf.constant(extremes(dtype, rank))
+    sums = [sum(int(extremes(dtype, other)[i]) for other in range(size)) for i in range(len(x))]
+    expected = [divided(one, size) for one in sums]
+    traced = tf.function(lambda one: hvd.allreduce(one, name=f"whole {dtype}"), autograph=False)
+    results = [hvd.allreduce(x), traced(x), hvd.allreduce(x, process_set=hvd.global_process_set)]
+    results += hvd.grouped_allreduce([x, x])
+    if dtype in REDUCED:
+        rows = tf.tile(x[tf.newaxis], [size, 1])
+        results += [hvd.reducescatter(rows)[0], hvd.grouped_reducescatter([rows, rows])[1][0]]
+    for result in results:
+        assert result.dtype == dtype
+        assert result.numpy().tolist() == expected
+    half = hvd.allreduce(x, postscale_factor=0.5)
+    np.testing.assert_allclose(half.numpy(), [divided(one, 2 * size) for one in sums], rtol=1e-12)
+    averages = hvd.allreduce(tf.IndexedSlices(x, np.arange(len(x)))).values
+    np.testing.assert_allclose(averages, np.array(sums, np.float64) / size, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", [hvd.Sum, hvd.Average])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_whole_numbers_that_a_factor_makes_too_large_are_refused(dtype: str, op: hvd.ReduceOp, rank: int) -> None:
+    x = tf.constant([np.iinfo(dtype).max // 2 - rank], dtype)
+    with pytest.raises(InvalidError, match=f"the result does not fit into {dtype}"):
+        hvd.allreduce(x, op=op, postscale_factor=8.0)
+
+
+def test_a_sum_and_an_average_of_whole_numbers_do_not_meet(rank: int, size: int) -> None:
+    for dtype in ("int32", "int64"):
+        with pytest.raises(MismatchError, match="op sum, rank 0 has op average") if size > 1 else nullcontext():
+            hvd.allreduce(tf.constant([1], dtype), op=hvd.Sum if rank else hvd.Average, postscale_factor=2.0, name="w")
 
 
 @pytest.mark.parametrize(("way", "dtype"), [*(("eager", dtype) for dtype in REDUCED), ("traced", "int32")])

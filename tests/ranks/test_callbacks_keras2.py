@@ -19,7 +19,8 @@ def test_keras_2_trains_with_a_synchronized_list(tmp_path: Path, capsys: pytest.
     keras2.utils.set_random_seed(hvd.rank())
     ours = keras2.Sequential([keras2.layers.Dense(2)])  # built by its first batch
     optimizer = keras2.optimizers.SGD(0.1 * (1 + hvd.rank()), momentum=0.5)
-    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae"])
+    f1 = keras2.metrics.F1Score(threshold=0.5, name="f1")
+    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae", f1])
     callbacks = [
         hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
         keras2.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
@@ -33,12 +34,21 @@ def test_keras_2_trains_with_a_synchronized_list(tmp_path: Path, capsys: pytest.
         y,
         batch_size=4,
         epochs=3,
-        validation_data=data(hvd.rank() + 7, 4),
+        validation_data=data(hvd.rank() + 7, 4 + hvd.rank()),
         callbacks=hvd.callbacks.synchronized(callbacks),
     ).history
     assert (capsys.readouterr().out == "") == (hvd.rank() != 0)
     assert_same_bits_on_all_ranks([*ours.weights, optimizer.learning_rate, *optimizer.momentums])
-    assert hvd.allgather_object(history) == [history] * hvd.size()
+    assert hvd.allgather_object(repr(history)) == [repr(history)] * hvd.size()
+    everything = [
+        np.concatenate(parts) for parts in zip(*(data(of + 7, 4 + of) for of in range(hvd.size())), strict=True)
+    ]
+    last = ours.evaluate(*everything, verbose=0, return_dict=True)
+    ours.evaluate(*data(hvd.rank() + 7, 4 + hvd.rank()), verbose=0)
+    together = hvd.callbacks.joined_metrics(ours)
+    for name in ("loss", "mae", "f1"):
+        np.testing.assert_allclose(together[name], last[name], rtol=1e-5)
+        assert np.shape(history[f"val_{name}"][-1]) == np.shape(last[name])
     assert history["lr"][-1] == np.float32(0.1)
     written = sorted(path.name for path in tmp_path.iterdir())
     assert written == ([f"{epoch + 1}.keras" for epoch in range(len(history["lr"]))] if hvd.rank() == 0 else [])

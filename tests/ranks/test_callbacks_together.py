@@ -132,8 +132,8 @@ def test_metrics_are_exactly_those_of_the_data_of_all_ranks() -> None:
 class Largest(keras.metrics.Metric):
     """A metric that does not add up over ranks: the largest error."""
 
-    def __init__(self) -> None:
-        super().__init__(name="largest")
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
         self.value = self.add_weight(initializer="zeros", name="value")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -143,7 +143,7 @@ class Largest(keras.metrics.Metric):
         return self.value
 
 
-def test_a_metric_that_does_not_add_up_is_averaged() -> None:
+def test_a_metric_that_does_not_add_up_is_averaged_and_named(caplog: pytest.LogCaptureFixture) -> None:
     ours = compiled(0.0, [Largest()])
     before, after = Spy(), Spy()
     average = hvd.callbacks.MetricAverageCallback(exact=True)
@@ -154,11 +154,131 @@ def test_a_metric_that_does_not_add_up_is_averaged() -> None:
     ours.evaluate(*data(hvd.rank(), 2), verbose=0)
     assert set(hvd.callbacks.joined_metrics(ours)) == {"loss", "largest"}
     if hvd.size() > 1:
+        said = [record.getMessage() for record in caplog.records if "log 'largest'" in record.getMessage()]
+        assert len(said) == (hvd.rank() == 0)
+        assert all("Largest.update_state does more than add to its variables" in text for text in said)
         fresh = compiled(0.0, ["mae"])
         if hvd.rank() == 0:
             fresh.evaluate(*data(0, 2), verbose=0)
         with pytest.raises(MismatchError, match="joined_metrics: the ranks' models must have the same metrics"):
             hvd.callbacks.joined_metrics(fresh)
+
+
+class Counts(keras.metrics.Metric):
+    """Counters whose result is a dictionary with a variable in it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="counts")
+        self.hits = self.add_weight(name="hits", initializer="zeros")
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.hits.assign_add(keras.ops.sum(keras.ops.cast(y_pred > 0.5, "float32") * y_true))
+        self.rows.assign_add(keras.ops.sum(keras.ops.ones_like(y_true)))
+
+    def result(self) -> Any:
+        return {"share": self.hits / self.rows, "rows": self.rows}
+
+
+class Rounded(keras.metrics.MeanAbsoluteError):
+    """A class of Keras' with a changed update."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true, keras.ops.round(y_pred), sample_weight)
+
+
+def _many() -> dict[str, Any]:
+    first = [
+        keras.metrics.F1Score(name="f1"),
+        keras.metrics.R2Score(class_aggregation=None, name="r2"),
+        keras.metrics.TruePositives(thresholds=[0.3, 0.5], name="hits"),  # its result is its variable
+        Rounded(name="rounded"),
+        Counts(),
+        Largest("e"),  # the names of others end with it
+        keras.metrics.MeanSquaredError(name="mse"),
+    ]
+    return {"one": first, "two": ["mae"]}
+
+
+def two_outputs(optimizer: Any, **more: Any) -> keras.Model:
+    inputs = keras.layers.Input((FEATURES,))
+    outputs = {name: keras.layers.Dense(TARGETS, activation="sigmoid", name=name)(inputs) for name in ("one", "two")}
+    ours = keras.Model(inputs, outputs)
+    fill(ours.weights)
+    ours.compile(optimizer, {"one": "mse", "two": "mae"}, metrics=_many(), **more)
+    return ours
+
+
+def test_vectors_dictionaries_subclasses_and_losses_by_output_are_exact(caplog: pytest.LogCaptureFixture) -> None:
+    def rows(of: int, salt: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        x, y = _binary(of + salt, 4 + 2 * of)
+        return x, {"one": y, "two": y}
+
+    def of_all(salt: int = 0) -> dict[str, Any]:
+        parts = [rows(of, salt) for of in range(hvd.size())]
+        x = np.concatenate([x for x, _ in parts])
+        y = {name: np.concatenate([y[name] for _, y in parts]) for name in ("one", "two")}
+        plain = two_outputs("sgd", run_eagerly=True)
+        return plain.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
+
+    ours, spy = two_outputs(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))), Spy()
+    x, y = rows(hvd.rank())
+    ours.fit(
+        *rows(hvd.rank(), 7),
+        batch_size=4 + 2 * hvd.rank(),
+        verbose=0,
+        validation_data=(x, y),
+        validation_batch_size=2 + hvd.rank(),
+        callbacks=hvd.callbacks.synchronized(spy),
+    )
+    ours.evaluate(x, y, batch_size=2 + hvd.rank(), verbose=0)
+    together = hvd.callbacks.joined_metrics(ours)
+    expected, trained = of_all(), of_all(7)
+    assert together.keys() == expected.keys() == trained.keys()
+    exact = [name for name in expected if name not in ("one_e", "e")]
+    for name in exact:
+        np.testing.assert_allclose(together[name], expected[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(spy.epochs[0][f"val_{name}"], expected[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(spy.epochs[0][name], trained[name], rtol=1e-5, err_msg=name)
+    every = hvd.allgather_object((together, spy.epochs[0]))
+    for other in every:
+        for got, wanted in zip(other, every[0], strict=True):
+            assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+def test_a_vector_is_averaged_by_element_without_exact() -> None:
+    ours, before, after = compiled(0.0, [keras.metrics.F1Score(name="f1")]), Spy(), Spy()
+    ours.fit(*_binary(hvd.rank(), ROWS), verbose=0, callbacks=[before, hvd.callbacks.MetricAverageCallback(), after])
+    every = hvd.allgather_object(before.epochs[0]["f1"])
+    np.testing.assert_allclose(after.epochs[0]["f1"], np.mean(every, axis=0))
+
+
+class Adds(keras.callbacks.Callback):
+    """Writes this rank's numbers into the logs."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        assert logs is not None
+        logs["mine"] = float(hvd.rank() * epoch)
+        logs["loss"] += hvd.rank()
+        if hvd.rank() == 0:
+            logs["alone"] = 1.0
+
+
+def test_logs_that_callbacks_add_are_averaged_before_others_decide_by_them(caplog: pytest.LogCaptureFixture) -> None:
+    ours = compiled()
+    plateau = keras.callbacks.ReduceLROnPlateau("mine", mode="min", patience=2, factor=0.5, verbose=0)
+    deciders = [plateau, keras.callbacks.EarlyStopping("mine", mode="min", patience=3)]
+    more = [keras.callbacks.EarlyStopping("loss")] if hvd.rank() == 0 and hvd.size() > 1 else []
+    for callbacks in ([Adds(), *deciders], [Adds(), *deciders, *more]):
+        fill(ours.weights)
+        history = fit(ours, hvd.callbacks.synchronized(callbacks), epochs=2).history
+        shared = {name: values for name, values in history.items() if name != "alone"}
+        assert hvd.allgather_object(shared) == [shared] * hvd.size()
+        assert history["mine"] == [0.0, (hvd.size() - 1) / 2]
+        assert ("alone" in history) == (hvd.rank() == 0)
+    said = [record.getMessage() for record in caplog.records if "'alone'" in record.getMessage()]
+    assert len(said) == (1 if hvd.rank() == 0 and hvd.size() > 1 else 0)
+    assert_same_bits_on_all_ranks([*ours.weights, ours.optimizer.learning_rate])
 
 
 def with_statistics() -> keras.Model:
@@ -241,7 +361,8 @@ def test_the_list_has_each_of_ours_once_and_callbacks_of_the_users_own_where_the
     end, *others = made
     (logs,) = [one for one in others if type(one).__name__ == "CacheLogs"]
     assert type(end).__name__ == "EndTogether"
-    assert others == [start, average, logs, *rest, stop]
+    (added,) = [one for one in others if type(one).__name__ == "AverageAdded"]
+    assert others == [start, average, logs, *rest, added, stop]
     quiet = hvd.callbacks.synchronized(keras.callbacks.LambdaCallback(on_epoch_end=print))
     names = [type(callback).__name__ for callback in quiet]
     assert names[:2] == ["EndTogether", "BroadcastGlobalVariablesCallback"]

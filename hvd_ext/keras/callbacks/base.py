@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import keras
+import numpy as np
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job.process import size
@@ -50,6 +51,24 @@ def is_number(value: Any) -> bool:
     if isinstance(value, numbers.Number):
         return not isinstance(value, complex)
     return getattr(value, "shape", None) == () and hasattr(value, "dtype")
+
+
+def number(value: Any) -> float | np.ndarray | None:
+    """Convert a value of the logs to numbers that can be averaged.
+
+    Args:
+        value: what a metric or a callback has put into the logs.
+
+    Returns:
+        A float, or a float64 array where the value has dimensions; None where it is no real number and no array or
+        tensor of them.
+    """
+    if is_number(value):
+        return float(value)
+    if not getattr(value, "shape", None):  # lists too stay as they are: a callback's own notes
+        return None
+    array = np.asarray(value)
+    return array.astype(np.float64) if array.dtype.kind in "biufV" and array.dtype.names is None else None
 
 
 def trains_together(model: Any) -> bool:

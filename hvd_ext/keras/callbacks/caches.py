@@ -18,10 +18,14 @@ class CacheLogs(base.Callback):
     took from there, in MB; "N_cache_wait_s", the seconds that the threads of the pipeline spent with loading samples or
     waited for other processes to load them. Where a disk had samples there are the parts of each place:
     "N_cache_memory_mb", "N_cache_memory_s", "N_cache_disk_mb" and "N_cache_disk_s". With validation these are of both.
+
+    Attributes:
+        names: the logs of the last epoch that it has written.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.names: set[str] = set()
         self._before: dict[str, dict[str, Any]] = {}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -32,6 +36,7 @@ class CacheLogs(base.Callback):
         """Add what the counters have gained."""
         if logs is None:
             return
+        others = set(logs)
         for cache in open_caches():
             now, before = cache.stats(), self._before.get(cache.name, {})
             gained = {
@@ -47,3 +52,4 @@ class CacheLogs(base.Callback):
                 for place in _PLACES:
                     logs[f"{cache.name}_cache_{place}_mb"] = gained[f"{place}_bytes"] / 1e6
                     logs[f"{cache.name}_cache_{place}_s"] = gained[f"{place}_s"]
+        self.names = set(logs) - others

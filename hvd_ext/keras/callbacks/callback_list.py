@@ -13,7 +13,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
-from hvd_ext.keras.callbacks.metrics import MetricAverageCallback
+from hvd_ext.keras.callbacks.metrics import AverageAdded, MetricAverageCallback
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
 from hvd_ext.keras.checkpoint.callback import Checkpoint
@@ -28,6 +28,8 @@ _WRITERS = (
     "OrbaxCheckpoint",
     "ProgbarLogger",
 )
+# Keras' callbacks that decide by a log on each rank.
+_DECIDERS = ("EarlyStopping", "ReduceLROnPlateau")
 _STEPS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -43,6 +45,8 @@ def synchronized(
     - All ranks begin with one rank's variables.
     - Each epoch's metrics become those of all ranks' data, so that callbacks decide alike (early stopping, learning
       rates).
+    - Numbers that callbacks add to the logs are averaged before `EarlyStopping` and `ReduceLROnPlateau` read them, and
+      behind the last callback. Those of a `hvd_ext.DataCache` stay each rank's own.
     - Callbacks that write files stay on rank 0 only, and only rank 0 has a progress bar.
     - Where steps do not wait for all ranks (sync=), the ranks end each epoch together, also with unequal numbers of
       batches, and the last step of `fit` waits for all.
@@ -100,7 +104,14 @@ def synchronized(
     # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
     statistics = [callback for callback in own if isinstance(callback, AverageStatistics)][:1]
     logged = _taken(own, CacheLogs) or CacheLogs()
-    others = _backups_first([callback for callback in own if callback not in (*statistics, *last)])
+    others: list[Any] = []
+    added: list[AverageAdded] = []
+    for callback in _backups_first([callback for callback in own if callback not in (*statistics, *last)]):
+        if _is(callback, _DECIDERS):
+            added.append(AverageAdded(average, logged))
+            others.append(added[-1])
+        others.append(callback)
+    others.append(AverageAdded(average, logged, added))
     return [end, *first, start, *statistics, average, logged, *others, stop, *last]
 
 

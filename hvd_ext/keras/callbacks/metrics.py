@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from hvd_ext.errors import MismatchError
-from hvd_ext.keras.callbacks import base
+from hvd_ext.job.process import rank
+from hvd_ext.keras.callbacks import additive, base
+from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.tensorflow.collectives.objects import allgather_object
 
-State = list[np.ndarray]
+Value: TypeAlias = "float | np.ndarray"
+State: TypeAlias = "list[list[np.ndarray]]"  # the variables of each metric
 _NAME = "MetricAverageCallback"
+_LOG = logging.getLogger("hvd_ext")
+_CONTAINERS = ("CompileMetrics", "MetricsList")  # of Keras 3, with metrics in them
+_NO_METRIC = "no state of a metric gives this value"
+_BY_BATCH = "Keras gives all batches the same weight in it, and the batches differ in size"
+_said: set[tuple[str, str]] = set()
+
+
+class _Sums(NamedTuple):
+    """The sums behind a rank's numbers: of training or of validation."""
+
+    state: State
+    names: frozenset[str]  # the numbers that come from the state
+    rows: float | None  # the rows of a batch, where losses by output have counted batches instead of rows
 
 
 class MetricAverageCallback(base.Callback):
@@ -24,17 +44,26 @@ class MetricAverageCallback(base.Callback):
     The average of the ranks' averages is wrong where the ranks have unequal numbers of samples, and the average of the
     ranks' AUCs or precisions is never that of all samples. With exact=True the sums that Keras' metrics keep are added
     over the ranks, and each metric is computed from them: these are the numbers of one process that has seen the data
-    of all ranks. Ranks without a metric then get it from the others. Metrics of your own that are no sums are still
-    averaged.
+    of all ranks. Ranks without a metric then get it from the others. Metrics whose state is no sum are still averaged;
+    the log names each once, with the reason. The state is a sum in Keras' metrics, and in a class of your own whose
+    `update_state` only adds to its variables (`self.total.assign_add(...)`) or calls that of Keras. Losses by output
+    are weighted with the ranks' numbers of rows; Keras itself gives all batches of a rank the same weight in them.
+
+    Metrics whose result is a vector are averaged or computed by element, and give float64 arrays. Those whose result is
+    a dictionary give one number for each of its keys, as in Keras' logs.
 
     Args:
         device: accepted for Horovod's sake; it changes nothing.
         exact: compute metrics from all ranks' sums instead of averaging them.
+
+    Attributes:
+        left: the numbers of the logs after the last epoch.
     """
 
     def __init__(self, device: str = "", *, exact: bool = False) -> None:
         super().__init__()
         self.exact = exact
+        self.left: dict[str, Value] = {}
         self._trained: State | None = None
         self._fitting = False
 
@@ -54,122 +83,307 @@ class MetricAverageCallback(base.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace the metrics in place; all ranks get the same bits."""
         self._fitting = False
-        own = {name: float(value) for name, value in (logs or {}).items() if base.is_number(value)}
+        own = numbers(logs or {})
         sums = self._sums(own) if self.exact else {}
-        ranks = allgather_object((own, sums, _shapes(self.model) if self.exact else None), name=_NAME)
-        if logs is None:
-            return
+        ranks = allgather_object((own, sums, _description(self.model) if self.exact else None), name=_NAME)
         everybody = [metrics for metrics, _, _ in ranks]
-        for name in {name: None for metrics in (everybody if self.exact else [own]) for name in metrics}:
-            having = [metrics[name] for metrics in everybody if name in metrics]
-            if self.exact or len(having) == len(ranks):
-                logs[name] = sum(having) / len(having)
-        if self.exact and all(shapes == ranks[0][2] for _, _, shapes in ranks):
-            for prefix in ("", "val_"):
-                behind = [sums.get(prefix) for metrics, sums, _ in ranks if _has(metrics, prefix)]
-                if behind and all(behind):  # the total would lack a rank that has numbers but not their sums
-                    exact = _results(self.model, _total(behind))
-                    logs.update({prefix + name: value for name, value in exact.items() if prefix + name in logs})
+        wanted = {name: None for metrics in (everybody if self.exact else [own]) for name in metrics}
+        averages = {
+            name: average
+            for name in wanted
+            if (average := _average(_NAME, name, everybody, partly=self.exact)) is not None
+        }
+        exact, reasons = _exact(self.model, ranks) if self.exact else ({}, {})
+        if logs is not None:
+            logs.update(averages | exact)
+            self.left = numbers(logs)
+        if self.exact:
+            for name in averages:
+                if name not in exact and _differ(name, everybody):
+                    _say_average(name, reasons.get(name, _NO_METRIC))
+            for name in exact.keys() & reasons.keys():
+                _say_average(name, reasons[name])
 
-    def _sums(self, own: dict[str, float]) -> dict[str, State | None]:
-        """Give the sums from which this rank's numbers were computed; None where those sums are gone."""
+    def _sums(self, own: dict[str, Value]) -> dict[str, _Sums]:
+        """Give the sums from which this rank's numbers were computed, where they are still there."""
         last = _state(self.model)
-        if not _has(own, "val_"):
-            return {"": _checked(self.model, own, "", last)}
-        return {"": _checked(self.model, own, "", self._trained), "val_": _checked(self.model, own, "val_", last)}
+        states = {"": self._trained, "val_": last} if _has(own, "val_") else {"": last}
+        found = {prefix: _behind(self.model, own, prefix, state) for prefix, state in states.items()}
+        return {prefix: sums for prefix, sums in found.items() if sums is not None}
 
 
-def joined_metrics(model: keras.Model) -> dict[str, float]:
+class AverageAdded(base.Callback):
+    """Averages the numbers that callbacks have put into the logs of an epoch since the metrics were made equal.
+
+    `synchronized` puts it in front of Keras' callbacks that decide by a log, and behind the last callback. A number
+    that some ranks lack is left alone, and the log names it once.
+
+    Args:
+        average: the callback that has made the metrics equal.
+        caches: the callback whose logs belong to one rank.
+        before: the callbacks of this class in front of this one, if it is the last. They do nothing in a `fit` in which
+            the ranks have unequal numbers of them.
+    """
+
+    def __init__(self, average: MetricAverageCallback, caches: CacheLogs, before: Sequence[AverageAdded] = ()) -> None:
+        super().__init__()
+        self._average, self._caches, self._before = average, caches, before
+        self._is_last = True
+        self._works = True
+        for callback in before:
+            callback._is_last = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Agree on whether those in front of this one work."""
+        if self._is_last:
+            counts = allgather_object(len(self._before), name="logs")
+            for callback in self._before:
+                callback._works = len(set(counts)) == 1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace what was added in place; all ranks get the same bits."""
+        if not self._works:
+            return
+        own = {name: value for name, value in numbers(logs or {}).items() if name not in self._caches.names}
+        ranks = allgather_object((own, own.keys() - self._average.left.keys()), name="logs")
+        everybody = [values for values, _ in ranks]
+        for name in own:
+            average = _average("fit", name, everybody, partly=False)
+            if logs is not None and average is not None and _differ(name, everybody):
+                logs[name] = average
+        for name in sorted(set().union(*(added for _, added in ranks))):
+            if not all(name in values for values in everybody):
+                _say(
+                    name, "a callback has put it into the logs of some ranks only, and each of them keeps its own value"
+                )
+
+
+def joined_metrics(model: keras.Model) -> dict[str, Any]:
     """Compute the model's metrics over what all ranks have evaluated; all ranks call it, after `model.evaluate`.
 
     Each rank evaluates its own part of the data, of any length and without communication
     (`hvd_ext.shard(..., remainder="uneven")`); `joined_metrics` adds up the sums that Keras' metrics keep.
 
     Args:
-        model: a compiled model of Keras 3 that has just evaluated its part.
+        model: a compiled model of Keras 3 or tf_keras that has just evaluated its part.
 
     Returns:
-        The metrics by name, equal on all ranks: those of one process that has evaluated all parts. Metrics of your own
-        that are no sums are averaged.
+        The metrics by name, equal on all ranks: those of one process that has evaluated all parts. A metric whose
+        result is a vector gives a float64 array, others give floats. Metrics whose state is no sum are averaged, which
+        the log says once; see `MetricAverageCallback`.
 
     Raises:
         MismatchError: the ranks' models have different metrics, or a rank has evaluated nothing since it was compiled.
     """
+    name = "joined_metrics"
     try:
-        own = {name: float(value) for name, value in model.get_metrics_result().items() if base.is_number(value)}
+        own = numbers(model.get_metrics_result())
     except ValueError:  # Keras: nothing was evaluated; the others must hear of it
         own = {}
-    ranks = allgather_object((own, _state(model), _shapes(model)), name="joined_metrics")
-    if any(shapes != ranks[0][2] for _, _, shapes in ranks):
+    sums = _behind(model, own, "", _state(model))
+    ranks = allgather_object((own, {"": sums} if sums else {}, _description(model)), name=name)
+    if any(described != ranks[0][2] for _, _, described in ranks) or not all(metrics for metrics, _, _ in ranks):
         raise MismatchError(
             "joined_metrics: the ranks' models must have the same metrics, and all must have evaluated something; the "
-            f"variables of their metrics have the shapes {[shapes for _, _, shapes in ranks]}, by rank"
+            f"metrics and the shapes of their variables are {[described for _, _, described in ranks]}, by rank"
         )
-    averages = {name: sum(metrics[name] for metrics, _, _ in ranks) / len(ranks) for name in own}
-    return averages | _results(model, _total([state for _, state, _ in ranks]))
+    everybody = [metrics for metrics, _, _ in ranks]
+    averages = {one: _average(name, one, everybody, partly=True) for one in own}
+    exact, reasons = _exact(model, ranks)
+    for one in reasons:
+        if one in exact or _differ(one, everybody):
+            _say_average(one, reasons[one])
+    return averages | exact
 
 
-def _has(metrics: dict[str, float], prefix: str) -> bool:
+def numbers(logs: dict[str, Any]) -> dict[str, Value]:
+    """Give what can be averaged of logs or metrics' results, by name; dictionaries among them are flattened.
+
+    Args:
+        logs: the values by name.
+    """
+    converted = {name: base.number(value) for name, value in _flat(logs).items()}
+    return {name: value for name, value in converted.items() if value is not None}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat |= _flat(value) if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _average(what: str, name: str, ranks: list[dict[str, Value]], *, partly: bool) -> Value | None:
+    """Average a value over the ranks that have it; None if some do not, unless that is allowed (partly)."""
+    having = [values[name] for values in ranks if name in values]
+    if len(having) < len(ranks) and not partly:
+        return None
+    shapes = [np.shape(value) for value in having]
+    if any(shape != shapes[0] for shape in shapes):
+        raise MismatchError(f"{what}: log {name!r} must have the same shape on all ranks; the shapes are {shapes}")
+    return sum(having[1:], having[0]) / len(having)
+
+
+def _differ(name: str, ranks: list[dict[str, Value]]) -> bool:
+    having = [values[name] for values in ranks if name in values]
+    return any(not np.array_equal(value, having[0], equal_nan=True) for value in having)
+
+
+def _say_average(name: str, reason: str) -> None:
+    _say(
+        name.removeprefix("val_"),
+        f"it is the average of the ranks' values, and may not be exactly that of all ranks' data: {reason}",
+    )
+
+
+def _say(name: str, words: str) -> None:
+    """Log a line about a log of Keras once, on rank 0."""
+    if (name, words) not in _said:
+        _said.add((name, words))
+        if rank() == 0:
+            _LOG.warning("log %r: %s", name, words)
+
+
+def _has(metrics: dict[str, Value], prefix: str) -> bool:
     return any(name.startswith("val_") == (prefix == "val_") for name in metrics)
 
 
-def _shapes(model: keras.Model) -> list[tuple[int, ...]]:
-    return [tuple(variable.shape) for variable in getattr(model, "metrics_variables", ())]
+def _metrics(model: Any) -> list[Any]:
+    """List the metrics of a model of Keras 3 or Keras 2 that have variables, those in containers too."""
+    listed = [
+        metric
+        for outer in getattr(model, "metrics", ())
+        for metric in (outer.metrics if type(outer).__name__ in _CONTAINERS else [outer])
+    ]
+    return list({id(metric): metric for metric in listed}.values())
 
 
-def _state(model: keras.Model) -> State:
-    return [np.asarray(variable) for variable in getattr(model, "metrics_variables", ())]
+def _description(model: Any) -> list[tuple[str, list[tuple[int, ...]]]]:
+    return [(metric.name, [tuple(variable.shape) for variable in metric.variables]) for metric in _metrics(model)]
+
+
+def _state(model: Any) -> State:
+    return [[np.asarray(variable).copy() for variable in metric.variables] for metric in _metrics(model)]
+
+
+def _losses_by_output(model: Any) -> list[Any]:
+    return list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+
+
+def _by_rows(model: Any, state: State) -> tuple[State, float | None]:
+    """Weight losses by output with rows, where Keras has counted batches.
+
+    Returns:
+        The state; and the rows of a batch, on average, or None where Keras has counted rows.
+    """
+    places = {id(metric): place for place, metric in enumerate(_metrics(model))}
+    weighted, rows = list(state), None
+    for loss in _losses_by_output(model):
+        (total, counted), (_, seen) = state[places[id(loss)]], state[places[id(model._loss_tracker)]]
+        if counted and seen != counted:
+            rows = float(seen / counted)
+            weighted[places[id(loss)]] = [np.asarray(total * rows), np.asarray(seen)]
+    return weighted, rows
 
 
 def _total(states: list[State]) -> State:
     """Add the ranks' sums, in their order and in double precision."""
-    return [np.sum([np.asarray(part, np.float64) for part in parts], axis=0) for parts in zip(*states, strict=True)]
+    return [
+        [np.sum([np.asarray(part, np.float64) for part in parts], axis=0) for parts in zip(*metric, strict=True)]
+        for metric in zip(*states, strict=True)
+    ]
 
 
-def _results(model: keras.Model, state: State) -> dict[str, float]:
-    """Compute the metrics that are sums from the given state; the model keeps its own."""
+class _Reason:
+    """Stands for the result of a metric that is no sum."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _results(model: Any, state: State) -> tuple[dict[str, Value], dict[str, str], set[str]]:
+    """Compute the metrics that are sums from the given state; the model keeps its own.
+
+    Returns:
+        The metrics by name; for those that are no sums the reason; and the names of those that are variables.
+    """
     own = _state(model)
     try:
-        _assign(model, state)
-        results = model.get_metrics_result()
-        names = _that_add_up(model)
-        return {name: float(value) for name, value in results.items() if name in names}
+        with _others_replaced(model):
+            _assign(model, state)
+            results = _flat(model.get_metrics_result())
+            values = numbers(results)  # at once, because a metric may give its variable
     finally:
         _assign(model, own)
+    reasons = {name: value.text for name, value in results.items() if isinstance(value, _Reason)}
+    return values, reasons, {name for name in values if hasattr(results[name], "assign")}
 
 
-def _assign(model: keras.Model, state: State) -> None:
-    for variable, value in zip(model.metrics_variables, state, strict=True):
-        variable.assign(value.astype(variable.dtype))
+@contextlib.contextmanager
+def _others_replaced(model: Any) -> Iterator[None]:
+    """Let the metrics that are no sums give the reason as their result, so that Keras itself gives it their names."""
+    replaced: list[tuple[Any, Any]] = []
+    try:
+        for metric in _metrics(model):
+            if reason := additive.why_not(metric):
+                given = tf.nest.map_structure(lambda _, text=reason: _Reason(text), metric.result())
+                replaced.append((metric, vars(metric).get("result")))
+                metric.result = lambda given=given: given
+        yield
+    finally:
+        for metric, result in replaced:
+            if result is None:
+                del metric.result
+            else:  # Keras 2 has wrapped it
+                metric.result = result
 
 
-def _checked(model: keras.Model, own: dict[str, float], prefix: str, state: State | None) -> State | None:
-    """Give the sums if the logs' numbers come from them: a callback may have used the metrics since."""
-    if not state:
+def _assign(model: Any, state: State) -> None:
+    for metric, values in zip(_metrics(model), state, strict=True):
+        for variable, value in zip(metric.variables, values, strict=True):
+            variable.assign(value.astype(tf.as_dtype(variable.dtype).as_numpy_dtype))
+
+
+def _behind(model: Any, own: dict[str, Value], prefix: str, state: State | None) -> _Sums | None:
+    """Give the sums with the names of the numbers that come from them: a callback may have used the metrics since."""
+    if not state or len(state) != len(_metrics(model)):
         return None
     try:
-        results = _results(model, state)
+        results, _, variables = _results(model, state)
     except ValueError:  # Keras: some of the model's metrics have never been used
         return None
-    named = {name: value for name, value in results.items() if prefix + name in own}
-    right = all(np.isclose(own[prefix + name], value, rtol=1e-6, equal_nan=True) for name, value in named.items())
-    return state if named and right else None
+    names = {name for name, value in results.items() if prefix + name in own and _close(own[prefix + name], value)}
+    # Keras hands on a variable that is a result, and reads it after the validation
+    names |= {name for name in variables if prefix == "" and _close(own.get(name), own.get(f"val_{name}", np.nan))}
+    if not names:
+        return None
+    weighted, rows = _by_rows(model, state)
+    return _Sums(weighted, frozenset(names), rows)
 
 
-def _that_add_up(model: keras.Model) -> set[str]:
-    """Name the metrics whose variables are sums over samples: all of Keras' own, and means of a user's functions."""
-    flat: list[Any] = []
-    for metric in model.metrics:
-        flat += [metric, *getattr(metric, "metrics", ())]
-    others = {metric.name for metric in flat if not _adds_up(metric)}
-    return {name for name in model.get_metrics_result() if not any(name.endswith(other) for other in others)}
-
-
-def _adds_up(metric: Any) -> bool:
-    kind = type(metric)
-    if kind.__module__.split(".")[0] == "keras":
-        return True
-    return isinstance(metric, keras.metrics.Mean | keras.metrics.Sum) and kind.result in (
-        keras.metrics.Mean.result,
-        keras.metrics.Sum.result,
+def _close(own: Value | None, value: Value) -> bool:
+    return (
+        own is not None
+        and np.shape(own) == np.shape(value)
+        and np.allclose(own, value, rtol=1e-6, atol=0, equal_nan=True)
     )
+
+
+def _exact(model: Any, ranks: list[Any]) -> tuple[dict[str, Value], dict[str, str]]:
+    """Compute what can be computed from all ranks' sums; and say why the rest cannot, by name."""
+    exact: dict[str, Value] = {}
+    reasons: dict[str, str] = {}
+    if any(described != ranks[0][2] for _, _, described in ranks):
+        return exact, reasons
+    for prefix in ("", "val_"):
+        behind = [sums.get(prefix) for metrics, sums, _ in ranks if _has(metrics, prefix)]
+        if not behind or not all(behind):  # the total would lack a rank that has numbers but not their sums
+            continue
+        results, others, _ = _results(model, _total([sums.state for sums in behind]))
+        names = frozenset.intersection(*(sums.names for sums in behind))
+        exact |= {prefix + name: value for name, value in results.items() if name in names}
+        reasons |= {prefix + name: reason for name, reason in others.items()}
+        rows = {sums.rows for sums in behind}
+        if len(rows) > 1 or any(count is not None and not count.is_integer() for count in rows):
+            reasons |= {prefix + loss.name: _BY_BATCH for loss in _losses_by_output(model)}
+    return exact, reasons

@@ -12,7 +12,8 @@ from hvd_ext.options import Average, ReduceOp, Sum
 
 # The dtypes that the engine reduces (HVD_EXT_REDUCED in tf_ops/ops/collective.cc).
 REDUCED = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-# These dtypes are added in a wider one, and the sum is checked before it is converted back.
+# These dtypes are added in a wider one, and the sum is checked before it is converted back. So is int32 where it is
+# averaged or multiplied; its plain sums wrap around, like those of int64.
 WIDENED = {"int8": "int32", "int16": "int32", "uint8": "int32", "uint16": "int32", "uint32": "int64"}
 ALLREDUCED = (*REDUCED, *WIDENED)
 # These dtypes are moved bit by bit, or in a wider dtype if the engine has none of their size.
@@ -109,37 +110,68 @@ def unpacked(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(tensor, dtype) if same_bits else tf.cast(tensor, dtype)
 
 
-def widened(tensor: tf.Tensor) -> tuple[tf.Tensor, str]:
+def widened(tensor: tf.Tensor, plain_sum: bool) -> tuple[tf.Tensor, str]:
     """Convert a tensor to the dtype in which it is added.
 
     Args:
         tensor: a tensor of one of the dtypes `ALLREDUCED`.
+        plain_sum: whether the result is this tensor's sum, minimum, maximum or product, without factors.
 
     Returns:
         The same values in a dtype of the engine; and the name of the tensor's own dtype, or "" if the engine has it.
     """
     name = tensor.dtype.name
-    return (tf.cast(tensor, WIDENED[name]), name) if name in WIDENED else (tensor, "")
+    wide = "int64" if name == "int32" and not plain_sum else WIDENED.get(name)
+    return (tensor, "") if wide is None else (tf.cast(tensor, wide), name)
 
 
-def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def divided(quotients: tf.Tensor, remainders: tf.Tensor, divisor: int, by: float) -> tf.Tensor:
+    """Divide a sum whose terms were divided before they were added, so that no partial sum leaves the dtype.
+
+    Args:
+        quotients: the sum of the terms' quotients, int64.
+        remainders: the sum of their remainders, int64.
+        divisor: what the terms were divided by.
+        by: multiplies the result.
+
+    Returns:
+        The sum of the terms divided by the divisor: int64, truncated toward zero, where `by` is 1; else float64.
+    """
+    floor = quotients + tf.math.floordiv(remainders, divisor)
+    rest = tf.math.floormod(remainders, divisor)
+    if by != 1.0:
+        return (tf.cast(floor, tf.float64) + tf.cast(rest, tf.float64) / divisor) * by
+    return floor + tf.cast(tf.logical_and(floor < 0, rest > 0), tf.int64)
+
+
+def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> tf.Tensor:
     """Undo `widened`, and refuse a result that does not fit; all ranks have the same result, so all of them raise.
 
     Args:
         what: the call, for the message.
-        tensor: the sum.
+        tensor: the result in a dtype of the engine, or float64 for an integer dtype.
         dtype: the user's dtype.
+        by: multiplies the result first; integers are multiplied in float64, and then truncated toward zero.
 
     Raises:
         InvalidError: the result is outside the dtype's range; a running graph raises TensorFlow's
             InvalidArgumentError.
     """
+    if not dtype.is_integer:
+        return scaled(tensor, by)
+    if by != 1.0:
+        tensor = tf.cast(tensor, tf.float64) * by
     if tensor.dtype == dtype:
         return tensor
     low, high = int(dtype.min), int(dtype.max)
-    outside = tf.logical_or(tensor < low, tensor > high)
-    fits = f"the result does not fit into {dtype.name} ({low} to {high})"
-    words = f"{what}: {fits}; cast to {tensor.dtype.name} before the call"
+    if tensor.dtype.is_floating:
+        tensor = tf.sign(tensor) * tf.floor(tf.abs(tensor))
+        outside = tf.logical_not(tf.logical_and(tensor >= float(low), tensor < float(high + 1)))
+    else:
+        outside = tf.logical_or(tensor < low, tensor > high)
+    words = (
+        f"{what}: the result does not fit into {dtype.name} ({low} to {high}); cast to a wider dtype before the call"
+    )
     if tf.executing_eagerly():
         if bool(tf.reduce_any(outside)):
             raise InvalidError(words)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from hvd_ext.options import Compression, ReduceOp, check_compression
+from hvd_ext.options import Average, Compression, ReduceOp, Sum, check_compression
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.collectives import backward, calls, dtypes
 from hvd_ext.tensorflow.collectives.calls import Call
@@ -84,21 +85,12 @@ class Reduction:
             algorithm: the algorithm; None for the algorithm of the options.
             signature: the signature; None for one with the factors.
         """
-        wide, dtype = dtypes.widened(tensor)
-        op, after = dtypes.split_factors(wide, self.op, self.postscale, self.call.job.engine.size)
-        with ops.translated():
-            result = backward.summed(
-                self.call.job,
-                self.call.name,
-                dtypes.scaled(wide, self.prescale),
-                op,
-                algorithm,
-                self.compression.value,
-                signature=self.signature("allreduce") if signature is None else signature,
-                dtype=dtype,
-                counted=self.call.counted,
-            )
-        return dtypes.narrowed(str(self.call), dtypes.scaled(result, after), tensor.dtype)
+
+        def run(call: Call, wide: tf.Tensor, op: ReduceOp, **more: Any) -> tf.Tensor:
+            wire = self.compression.value
+            return backward.summed(call.job, call.name, wide, op, algorithm, wire, counted=call.counted, **more)
+
+        return self._applied(run, "allreduce", tensor, signature)
 
     def scattered(self, tensor: tf.Tensor, signature: Any = None) -> tf.Tensor:
         """Reduce a tensor, and return this rank's rows.
@@ -107,16 +99,33 @@ class Reduction:
             tensor: a tensor of one of the dtypes `dtypes.REDUCED`.
             signature: the signature; None for one with the factors.
         """
-        op, after = dtypes.split_factors(tensor, self.op, self.postscale, self.call.job.engine.size)
-        classes = backward.scatter_classes(self.call.job)
+
+        def run(call: Call, wide: tf.Tensor, op: ReduceOp, **more: Any) -> tf.Tensor:
+            more |= backward.scatter_classes(call.job)
+            wire = self.compression.value
+            return ops.reducescatter(call.name, wide, op=int(op), wire=wire, counted=call.counted, **more)
+
+        return self._applied(run, "reducescatter", tensor, signature)
+
+    def _applied(self, run: Callable[..., tf.Tensor], label: str, tensor: tf.Tensor, signature: Any) -> tf.Tensor:
+        """Reduce a tensor in a dtype of the engine, such that the average of integers never leaves their range."""
+        if signature is None:
+            # the engine does not see whether a sum of integers becomes an average
+            lines = [f"op {self.op.name.lower()}"] if tensor.dtype.is_integer else []
+            signature = self.signature(label, *lines)
+        size = self.call.job.engine.size
+        plain = self.op != Average and self.prescale == self.postscale == 1.0
+        wide, dtype = dtypes.widened(tensor, plain)
+        wide = dtypes.scaled(wide, self.prescale)
+        op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
         with ops.translated():
-            result = ops.reducescatter(
-                self.call.name,
-                dtypes.scaled(tensor, self.prescale),
-                op=int(op),
-                wire=self.compression.value,
-                signature=self.signature("reducescatter") if signature is None else signature,
-                counted=self.call.counted,
-                **classes,
-            )
-        return dtypes.scaled(result, after)
+            if tensor.dtype == tf.int64 and self.op == Average:
+                parts = tf.truncatediv(wide, size)
+                quotients = run(self.call, parts, Sum, signature=signature, dtype=dtype)
+                rest = dataclasses.replace(self.call, name=f"{self.call.name}/remainders")
+                with tf.control_dependencies([quotients]):
+                    remainders = run(rest, wide - parts * size, Sum, signature=label, dtype=dtype)
+                result, after = dtypes.divided(quotients, remainders, size, self.postscale), 1.0
+            else:
+                result = run(self.call, wide, op, signature=signature, dtype=dtype)
+        return dtypes.narrowed(str(self.call), result, tensor.dtype, after)

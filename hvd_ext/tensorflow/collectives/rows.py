@@ -82,13 +82,16 @@ def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.In
     call = dataclasses.replace(request.call, name=f"{request.call.name}/{suffix}")
     dtype = slices.values.dtype
     divided = dtype.is_integer and request.op != Sum  # integers are added up first, and divided at the end
-    wide, _ = dtypes.widened(slices.values)
-    scaled = tf.IndexedSlices(dtypes.scaled(wide, request.prescale), slices.indices, slices.dense_shape)
+    plain = request.op == Sum and request.prescale == request.postscale == 1.0
+    wide, _ = dtypes.widened(slices.values, plain)
+    wide = dtypes.scaled(wide, request.prescale)
+    rows = tf.cast(wide, tf.float64) if divided else wide  # no sum of integers leaves the range of float64
+    scaled = tf.IndexedSlices(rows, slices.indices, slices.dense_shape)
     options = GradientOptions(op=Sum if divided else request.op, compression=request.compression)
     result = sparse.reduce(call.job, call.name, scaled, options)
     if divided:
         floating = tf.float32 if dtype.size <= 2 else tf.float64  # the dtypes of TensorFlow's division
         values = dtypes.scaled(tf.cast(result.values / call.job.engine.size, floating), request.postscale)
     else:
-        values = dtypes.narrowed(str(call), dtypes.scaled(result.values, request.postscale), dtype)
+        values = dtypes.narrowed(str(call), result.values, dtype, request.postscale)
     return tf.IndexedSlices(values, result.indices, result.dense_shape)
