@@ -42,7 +42,8 @@ class Watch:
         if before != -1:  # an event loop's, which cannot do without
             signal.set_wakeup_fd(before)
         signal.signal(signal.SIGINT, self._handle)
-        threading.Thread(target=self._notice, name="hvd_ext signals", daemon=True).start()
+        self._thread = threading.Thread(target=self._notice, name="hvd_ext signals", daemon=True)
+        self._thread.start()
 
     def waited_s(self) -> float:
         """Return for how many seconds the handler has not run since SIGINT; 0 without a signal."""
@@ -54,6 +55,9 @@ class Watch:
         self._give_back()
         self._stopped.set()
         os.write(self._write, _STOP)
+        self._thread.join()
+        if self._given_back:
+            self._close()
 
     def forget(self) -> None:
         """Stop in a forked child, which has no such thread, and shares the pipe with its parent."""
@@ -84,8 +88,6 @@ class Watch:
             numbers = os.read(self._read, _READ_NBYTES)
             if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) == self._handle:
                 self._interrupt()
-        if self._given_back:
-            self._close()
 
     def _interrupt(self) -> None:
         """End what waits until the main thread has run the handler."""

@@ -78,9 +78,13 @@ class Pending : public std::enable_shared_from_this<Pending> {
   }
 
  private:
-  // Outside of a function and of a session there are no arguments and results of one.
-  Pending(Context* context, Callback done)
-      : context_(context), done_(std::move(done)), eager_(context->call_frame() == nullptr) {}
+  Pending(Context* context, Callback done) : context_(context), done_(std::move(done)), eager_(IsEager(*context)) {}
+
+  // TensorFlow runs an eager op by itself, without the arguments and results of a function, or as a function of one op
+  // on an executor that runs one op after the other on the caller's thread.
+  static bool IsEager(const Context& context) {
+    return context.call_frame() == nullptr || context.executor_type() == "SINGLE_THREADED_EXECUTOR";
+  }
 
   void Interrupt() {
     End([](Context* c) { c->SetStatus(absl::CancelledError(Interrupted(c->op_kernel().type_string()))); });
