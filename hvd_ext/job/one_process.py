@@ -40,7 +40,7 @@ def claim(environ: MutableMapping[str, str]) -> None:
     global _claimed
     launch = "/".join(environ.get(name, "") for name in _LAUNCH)
     process, _, theirs = environ.get(MARK, "").partition(" ")
-    if theirs == launch and environ[MARK] != _claimed:
+    if theirs == launch and (environ[MARK] != _claimed or process != str(os.getpid())):
         raise refusal(rank_of(environ), process)
     _claimed = environ[MARK] = f"{os.getpid()} {launch}"
 

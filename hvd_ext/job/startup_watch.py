@@ -52,12 +52,12 @@ class Arrivals:
             InvalidError: another process has left the mark of this rank.
         """
         try:
-            with self._opened(self.place, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-                os.write(file, f"{self.rank} {os.getpid()}".encode())
-        except FileExistsError:
-            raise one_process.refusal(self.rank, self._read(self.place)[1]) from None
+            other = self._marked()
         except OSError:
             self._folder = None
+            return
+        if other:
+            raise one_process.refusal(self.rank, other)
 
     def here(self) -> dict[int, str]:
         """Return the ranks of this host that have come, by their place on the host."""
@@ -66,6 +66,15 @@ class Arrivals:
             with contextlib.suppress(OSError):
                 found[place] = self._read(place)[0]
         return found
+
+    def _marked(self) -> str:
+        """Leave the mark; return the number of the process that has left it before, or an empty text."""
+        try:
+            with self._opened(self.place, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                os.write(file, f"{self.rank} {os.getpid()}".encode())
+        except FileExistsError:
+            return self._read(self.place)[1]
+        return ""
 
     def _read(self, place: int | None) -> tuple[str, str]:
         """Return the number of the rank that has left a mark, and that of its process."""
