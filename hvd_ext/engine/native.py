@@ -12,7 +12,7 @@ from hvd_ext.errors import NativeLibraryError, raise_for
 LIBRARY = libraries.LIBRARIES / libraries.ENGINE_LIBRARY
 OPS = libraries.LIBRARIES / libraries.OPS_LIBRARY
 
-ABI_VERSION = 10  # HVD_EXT_ABI_VERSION of api.h
+ABI_VERSION = 11  # HVD_EXT_ABI_VERSION of api.h
 MEND = "build it with: python -m hvd_ext build"
 
 
@@ -142,6 +142,8 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "hvd_ext_exchange_free": (None, [_memory]),
     "hvd_ext_refuse": (ctypes.c_int, [_i64, _text, _text]),
+    "hvd_ext_interrupt": (None, []),
+    "hvd_ext_raise_after_error": (_i32, []),
     "hvd_ext_statistics": (ctypes.c_int, [_i64, _i64s]),
     "hvd_ext_trace_start": (ctypes.c_int, [_i64]),
     "hvd_ext_trace_stop": (ctypes.c_int, []),

@@ -63,6 +63,7 @@ def open_file(name: str, folder: int, flags: int) -> int:
 
     Raises:
         NotOwnedError: the file is not a regular one, or belongs to another user.
+        FileExistsError: the flags have O_EXCL, and there is something of this name.
         OSError: the file does not exist, or cannot be created.
     """
     return _open(name, flags, stat.S_IFREG, folder)
@@ -71,7 +72,7 @@ def open_file(name: str, folder: int, flags: int) -> int:
 def _open(path: Path | str, flags: int, kind: int, folder: int | None = None) -> int:
     try:
         descriptor = os.open(path, flags | _FLAGS, 0o600, dir_fd=folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
         # Only the error message uses this, because the name may stand for something else by now.

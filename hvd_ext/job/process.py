@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import traceback
@@ -11,13 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hvd_ext import options
-from hvd_ext.engine import engine
+from hvd_ext.engine import engine, native
 from hvd_ext.errors import CommunicationError, InvalidError
 from hvd_ext.job import (
     banner,
     bootstrap,
+    interrupts,
     launch,
     log,
+    one_process,
     partial_rounds,
     process_sets as sets,
     rank_lists,
@@ -55,12 +58,14 @@ def init(
 
     Raises:
         InvalidError: a launcher that starts no MPI job (`horovodrun --gloo`, elastic), a bad setting, a wrong process
-            set, a `comm` without some of the ranks, or an MPI that cannot be used.
+            set, a `comm` without some of the ranks, an MPI that cannot be used, or another process that is this rank
+            already: this one is its child, or follows it.
         TopologyError: the topology file is wrong or has another number of ranks; raised on all ranks.
         MismatchError: the ranks have different options, topologies or process sets; raised on all ranks.
         CommunicationError: MPI failed to start, or the processes do not form the job that the launcher started.
         NativeLibraryError: the native library is missing or does not load.
     """
+    one_process.refuse_fork("init")
     if is_initialized():
         if process_sets and process_sets != "dynamic":
             raise InvalidError(
@@ -74,12 +79,31 @@ def init(
     if not isinstance(settings, options.Options):
         raise InvalidError(f"init ({settings!r}): takes hvd_ext.Options or nothing, got {type(settings).__name__}")
     plan = launch.examine(os.environ)
-    if plan.mpi:
-        with startup_watch.watch(settings):
-            running = engine.start_mpi(settings)
-    else:
-        running = engine.start_local(settings)
-    _exit["mpi"] = _exit["mpi"] or plan.mpi
+    native.load()  # before this process claims to be the rank
+    with contextlib.ExitStack() as failed:
+        failed.callback(interrupts.stop)
+        interrupts.start()
+        if plan.mpi:
+            one_process.claim(os.environ)
+            with startup_watch.watch(settings):
+                _exit["mpi"] = True
+                _watch_exit()
+                running = engine.start_mpi(settings)
+        else:
+            running = engine.start_local(settings)
+        _join(running, plan, settings, given, process_sets, comm)
+        failed.pop_all()
+
+
+def _join(
+    running: engine.Engine,
+    plan: launch.Launch,
+    settings: options.Options,
+    given: options.Options | None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None,
+    comm: Any,
+) -> None:
+    """Make the job of a running engine the job of this process; stop the engine if that fails."""
     _exit["failed"] = False
     log.set_rank(running.rank, running.size)
     _watch_exit()
@@ -111,10 +135,15 @@ def shutdown() -> None:
 
     Either all ranks call this function or none does: at the end of a process it is called automatically. It waits a few
     seconds at most. Operations that still wait for another rank fail. Before `init` it does nothing.
+
+    Raises:
+        InvalidError: this process was forked from a rank.
     """
+    one_process.refuse_fork("shutdown")
     job = runtime.current_or_none()
     if job is None:
         return
+    interrupts.stop()
     runtime.set_current(None)
     partial_rounds.say(job)
     write_trace = recording.end(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ class Runtime:
             network: where the links of the tree come from; None if the user has given them.
         """
         self.network = network
+        self.process = os.getpid()  # a forked child has another number
         self.engine = engine
         self.tree = tree
         self.options = options

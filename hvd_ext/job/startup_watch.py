@@ -2,26 +2,29 @@
 
 Before a rank starts MPI, it leaves a mark in the folder that the launcher (Open MPI, PRRTE) keeps for the job on each
 host. The ranks of a host see each other's marks while they wait, and the launcher removes the marks with the folder.
+A second process with the environment of one rank finds the mark of the first and is refused (`one_process.py`).
 The folder lies in the temporary folder, and its name can be guessed, so marks are written and read only if the folder
 belongs to this user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
-from hvd_ext.job import log, owned
+from hvd_ext.job import interrupts, log, one_process, owned
 from hvd_ext.options import Options
 
 LOOK_S = 0.1
 EXIT_CODE = 1
-_MOST_NBYTES = 64  # of a mark, which holds the number of a rank
+INTERRUPTED = 130  # the exit code by which shells know SIGINT
+GRACE_S = 1.0  # after SIGINT, in which the start may end and Python raise KeyboardInterrupt
+_MOST_NBYTES = 64  # of a mark, which holds the number of a rank and that of its process
 _starts = 0  # how often this process has called init()
 
 
@@ -43,26 +46,43 @@ class Arrivals:
         self._stem = f"hvd_ext-{job.replace('/', '-')}-{start}"
 
     def mark(self) -> None:
-        """Leave this rank's mark; if it cannot be written, this rank does without marks."""
+        """Leave this rank's mark; if it cannot be written, this rank does without marks.
+
+        Raises:
+            InvalidError: another process has left the mark of this rank.
+        """
         try:
-            with self._opened(self.place, os.O_WRONLY | os.O_CREAT) as file:
-                os.ftruncate(file, 0)
-                os.write(file, self.rank.encode())
+            other = self._marked()
         except OSError:
             self._folder = None
+            return
+        if other:
+            raise one_process.refusal(self.rank, other)
 
     def here(self) -> dict[int, str]:
         """Return the ranks of this host that have come, by their place on the host."""
         found = {}
         for place in range(self.size or 0) if self._folder is not None else ():
-            try:
-                with self._opened(place, os.O_RDONLY) as file:
-                    found[place] = os.read(file, _MOST_NBYTES).decode(errors="replace") or "?"
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                found[place] = self._read(place)[0]
         return found
 
-    @contextmanager
+    def _marked(self) -> str:
+        """Leave the mark; return the number of the process that has left it before, or an empty text."""
+        try:
+            with self._opened(self.place, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                os.write(file, f"{self.rank} {os.getpid()}".encode())
+        except FileExistsError:
+            return self._read(self.place)[1]
+        return ""
+
+    def _read(self, place: int | None) -> tuple[str, str]:
+        """Return the number of the rank that has left a mark, and that of its process."""
+        with self._opened(place, os.O_RDONLY) as file:
+            rank, _, process = os.read(file, _MOST_NBYTES).decode(errors="replace").partition(" ")
+        return rank or "?", process or "?"
+
+    @contextlib.contextmanager
     def _opened(self, place: int | None, flags: int) -> Iterator[int]:
         if self._folder is None:
             raise FileNotFoundError("the launcher names no folder for the job")
@@ -97,13 +117,16 @@ class Arrivals:
         return f"{', '.join(names)} of host {platform.node()} {have} not called init()"
 
 
-@contextmanager
+@contextlib.contextmanager
 def watch(options: Options, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Warn of missing ranks while MPI starts in the `with` block, and end this process if it waits too long.
+    """Warn of missing ranks while MPI starts in the `with` block; end a start that takes too long or is interrupted.
 
     Args:
         options: `stall_warn_s` and `stall_fatal_s` are the limits; 0 means never.
         environ: the environment of this rank; None for the process's own.
+
+    Raises:
+        InvalidError: another process has started MPI as this rank.
     """
     global _starts
     _starts += 1
@@ -136,6 +159,10 @@ def _look(arrivals: Arrivals, options: Options, ended: threading.Event) -> None:
                 log.write(f"hvd_ext: [rank {arrivals.rank}] {waited}: {words}\n")
         if fatal:
             os._exit(EXIT_CODE)  # the waiting thread is inside MPI_Init, where no exception reaches it
+        if interrupts.waited_s() > GRACE_S:
+            words = f"init() was interrupted (SIGINT) while it waited for the other ranks: {arrivals.words()}"
+            log.write(f"hvd_ext: [rank {arrivals.rank}] {words}\n")
+            os._exit(INTERRUPTED)
 
 
 def _number(text: str | None) -> int | None:

@@ -122,8 +122,9 @@ def test_a_gradient_after_its_set_has_gone_is_refused_in_words(rank: int, size: 
 
 
 def test_objects_and_variables_of_a_set(mine: list[ProcessSet], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for large in (objects.LARGE_NBYTES, 10):
+    for large, piece in ((objects.LARGE_NBYTES, objects.PIECE_NBYTES), (10, 1 << 20), (10, 7)):
         monkeypatch.setattr(objects, "LARGE_NBYTES", large)
+        monkeypatch.setattr(objects, "PIECE_NBYTES", piece)
         for where in mine:
             last = where.ranks[-1]
             text = "x" * (30 if rank % 2 else 1)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -12,6 +13,7 @@
 
 #include "engine/engine.h"
 #include "engine/engines.h"
+#include "engine/interrupt.h"
 #include "kernels/read_pass.h"
 #include "kernels/reduce.h"
 #include "plan/ir.def"  // for HVD_EXT_PLAN_VERSION
@@ -116,18 +118,35 @@ struct Waiting {
   std::vector<std::string> payloads;
   std::atomic<bool> ended{false};
 
-  void End(const Status& s) {
+  bool interrupted = false;  // the caller has gone, and what it gave to receive results with it
+
+  // `receive` runs with the lock, so that the caller does not go meanwhile.
+  template <typename Receive>
+  void End(const Status& s, const Receive& receive) {
     std::lock_guard<std::mutex> lock(mutex);
+    if (s.ok() && !interrupted) receive();
     if (status.ok()) status = s;
     if (--open > 0) return;
     ended = true;
     wake.notify_one();
   }
 
+  void End(const Status& s) {
+    End(s, [] {});
+  }
+
   Status Wait(Engine::CallerProgress* progress) {
     if (progress != nullptr) progress->Until(ended);
+    const auto ended_all = [this] { return open == 0; };
     std::unique_lock<std::mutex> lock(mutex);
-    wake.wait(lock, [&] { return open == 0; });
+    while (!wake.wait_for(lock, std::chrono::duration<double>(kLookForSignals_s), ended_all)) {
+      lock.unlock();
+      const bool raises = Interrupts::HandlerRaises();
+      lock.lock();
+      if (!raises || ended_all()) continue;
+      interrupted = true;
+      return Stopped(Interrupted("hvd_ext"));
+    }
     return status;
   }
 };
@@ -139,8 +158,7 @@ Status CollectAll(Engine* engine, int64_t channel, int64_t ticket, int64_t n_ten
   auto waiting = std::make_shared<Waiting>(n_tensors);
   for (int64_t i = 0; i < n_tensors; ++i) {
     engine->Collect(channel, i, ticket, [=](const Status& s, const void* data, const Memory&) {
-      if (s.ok()) std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i]));
-      waiting->End(s);
+      waiting->End(s, [&] { std::memcpy(outputs[i], data, static_cast<size_t>(nbytes[i])); });
     });
   }
   return waiting->Wait(progress);
@@ -443,6 +461,10 @@ int hvd_ext_refuse(int64_t engine, const char* name, const char* why) {
   if (status.ok()) found->Refuse(name, why);
   return Report(status);
 }
+
+void hvd_ext_interrupt(void) { Interrupts::EndAll(); }
+
+int32_t hvd_ext_raise_after_error(void) { return Interrupts::RaiseAfterError() ? 1 : 0; }
 
 int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int64_t nbytes, void** result,
                      const char** data, const int64_t** offsets) {

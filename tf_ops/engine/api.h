@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-#define HVD_EXT_ABI_VERSION 10
+#define HVD_EXT_ABI_VERSION 11
 
 typedef struct {
   double stall_warn_s;
@@ -139,6 +139,9 @@ int hvd_ext_exchange(int64_t engine, const char* name, const void* payload, int6
                      const char** data, const int64_t** offsets);
 void hvd_ext_exchange_free(void* result);
 int hvd_ext_refuse(int64_t engine, const char* name, const char* why);  // see Engine::Refuse
+// Ends the waits of TensorFlow's ops in graphs: see Interrupts::EndAll.
+void hvd_ext_interrupt(void);
+int32_t hvd_ext_raise_after_error(void);  // see Interrupts::RaiseAfterError; 1 for true
 
 // buckets, calls, segments, bytes_sent, bytes_received
 int hvd_ext_statistics(int64_t engine, int64_t values[5]);

@@ -309,7 +309,7 @@ class Engine::CallerProgress {
   // The caller has copied so many bytes. Every now and then a pass is made, for nobody else can.
   void Copied(int64_t nbytes) HVD_EXT_UNCHECKED;
   // Makes passes until `ended`, which a callback sets, then gives the lock back. Returns at once or early where it
-  // cannot make progress: the caller then waits.
+  // cannot make progress, or where the wait is long: the caller then waits, and looks for signals.
   void Until(const std::atomic<bool>& ended) HVD_EXT_UNCHECKED;
 
  private:

@@ -2,6 +2,7 @@
 // subsets; ending it.
 #include "engine/mpi_job.h"
 
+#include "engine/interrupt.h"
 #include "engine/transport.h"
 
 #ifdef HVD_EXT_WITH_MPI
@@ -80,9 +81,16 @@ Status StartMpi() {
 Status WaitForAll() {
   MPI_Request barrier;
   HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "all ranks");
+  const auto pause = std::chrono::milliseconds(1);
+  const auto look = std::chrono::duration<double>(kLookForSignals_s);
+  auto looked = std::chrono::steady_clock::now();
   for (int done = 0; !done;) {
     HVD_EXT_RETURN_IF_MPI_ERROR(MPI_Test(&barrier, &done, MPI_STATUS_IGNORE), "all ranks");
-    if (!done) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (done) break;
+    std::this_thread::sleep_for(pause);
+    if (std::chrono::steady_clock::now() - looked < look) continue;
+    looked = std::chrono::steady_clock::now();
+    if (Interrupts::HandlerRaises()) return Stopped(Interrupted("init"));
   }
   return Status::Ok();
 }

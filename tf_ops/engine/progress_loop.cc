@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "engine/interrupt.h"
 #include "kernels/denormals.h"
 
 namespace hvd_ext {
@@ -108,7 +109,8 @@ void ProgressLoop::Once() {
 
 void ProgressLoop::Until(const std::atomic<bool>& ended) {
   const double spin_s = core_->transport->Rings() ? kCallerSpin_s : kSpin_s;
-  while (!ended && !inbox_->stopping()) {
+  const double until_s = NowSeconds() + kLookForSignals_s;
+  while (!ended && !inbox_->stopping() && core_->now_s < until_s) {
     double pause_s = Pause(Pass(true), spin_s);
     if (!ended) Sleep(looked_at_, pause_s, Doorbell::kCaller);
   }

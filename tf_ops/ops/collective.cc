@@ -299,6 +299,7 @@ class CallOp : public tensorflow::AsyncOpKernel {
             std::copy(running->received.begin(), running->received.end(), received->flat<int64_t>().data());
           });
         });
+    running->pending->WaitIfEager();
   }
 
  private:
@@ -343,6 +344,7 @@ class BarrierOp : public tensorflow::AsyncOpKernel {
         [pending](const Status& status) {
           pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
         });
+    pending->WaitIfEager();
   }
 
  private:

@@ -162,10 +162,12 @@ void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback don
     done();
     return;
   }
+  auto pending = Pending::Begin(context, std::move(done));
   std::thread([=] {
-    OP_REQUIRES_OK_ASYNC(context, ToTensorFlow(begin(engine.get())), done);
-    done();
+    const Status status = begin(engine.get());
+    pending->End([&](OpKernelContext* c) { OP_REQUIRES_OK(c, ToTensorFlow(status)); });
   }).detach();
+  pending->WaitIfEager();
 }
 
 class BeginStepOp : public tensorflow::AsyncOpKernel {
@@ -307,6 +309,7 @@ class CollectOp : public tensorflow::AsyncOpKernel {
                         if (left->fetch_sub(1) == 1) pending->End([](OpKernelContext*) {});
                       });
     }
+    pending->WaitIfEager();
   }
 
  private:

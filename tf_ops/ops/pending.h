@@ -1,14 +1,17 @@
 // The end of an asynchronous op. The engine ends it when the data is there; TensorFlow ends it when the step is
-// cancelled (another op of the step has failed). Whoever comes first does it, once; the other finds it ended. After the
-// end the context is gone, so it is only touched in here, under the lock.
+// cancelled (another op of the step has failed); a signal ends it (interrupt.h). Whoever comes first does it, once; the
+// others find it ended. After the end the context is gone, so it is only touched in here, under the lock.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "engine/interrupt.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -22,6 +25,10 @@ class Pending : public std::enable_shared_from_this<Pending> {
   // Where the step is cancelled already, the op has ended when this returns.
   static std::shared_ptr<Pending> Begin(Context* context, Callback done) {
     std::shared_ptr<Pending> pending(new Pending(context, std::move(done)));
+    if (!pending->eager_) {
+      std::lock_guard<std::mutex> lock(pending->mutex_);
+      pending->interrupt_ = Interrupts::Add([pending] { pending->Interrupt(); });
+    }
     tensorflow::CancellationManager* manager = context->cancellation_manager();
     if (manager == nullptr) return pending;
     auto cancel = [pending] {
@@ -46,6 +53,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
       std::lock_guard<std::mutex> lock(mutex_);
       if (context_ == nullptr) return;
       finish(context_);
+      Interrupts::Remove(interrupt_);
       // Does not wait for a cancellation that is under way: it would find the op ended.
       if (tensorflow::CancellationManager* manager = context_->cancellation_manager()) {
         manager->TryDeregisterCallback(token_);
@@ -53,15 +61,41 @@ class Pending : public std::enable_shared_from_this<Pending> {
       context_ = nullptr;
       done = std::move(done_);
     }
+    ended_.notify_one();
     done();
   }
 
+  // The last call of ComputeAsync. TensorFlow waits for the end of an eager op on the caller's thread; this waits
+  // before it does, because it can end the wait when a signal handler raises an exception.
+  void WaitIfEager() {
+    const auto look = std::chrono::duration<double>(kLookForSignals_s);
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (eager_ && !ended_.wait_for(lock, look, [this] { return context_ == nullptr; })) {
+      lock.unlock();
+      if (Interrupts::HandlerRaises()) Interrupt();
+      lock.lock();
+    }
+  }
+
  private:
-  Pending(Context* context, Callback done) : context_(context), done_(std::move(done)) {}
+  Pending(Context* context, Callback done) : context_(context), done_(std::move(done)), eager_(IsEager(*context)) {}
+
+  // TensorFlow runs an eager op by itself, without the arguments and results of a function, or as a function of one op
+  // on an executor that runs one op after the other on the caller's thread.
+  static bool IsEager(const Context& context) {
+    return context.call_frame() == nullptr || context.executor_type() == "SINGLE_THREADED_EXECUTOR";
+  }
+
+  void Interrupt() {
+    End([](Context* c) { c->SetStatus(absl::CancelledError(Interrupted(c->op_kernel().type_string()))); });
+  }
 
   std::mutex mutex_;
+  std::condition_variable ended_;
   Context* context_;  // null: ended
   Callback done_;
+  const bool eager_;
+  int64_t interrupt_ = 0;  // of Interrupts; 0: none
   tensorflow::CancellationToken token_ = tensorflow::CancellationManager::kInvalidToken;
 };
 

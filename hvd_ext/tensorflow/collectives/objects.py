@@ -10,13 +10,17 @@ from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.job import consensus, process_sets
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hvd_ext.job.process_sets import ProcessSet
     from hvd_ext.job.runtime import Runtime
 
 _OBJECT, _ERROR, _NOTHING, _LARGE = b"o", b"e", b"n", b"l"
 
-# Smaller objects are exchanged through rank 0; objects from this size on by a broadcast or an allgather of their bytes.
+# Smaller objects are exchanged through rank 0; objects from this size on by broadcasts of their bytes, one for each
+# piece: a call holds its tensor several times, and a graph holds no constant of 2 GiB.
 LARGE_NBYTES = 4 << 20
+PIECE_NBYTES = 128 << 20
 
 
 def broadcast_object(
@@ -57,7 +61,7 @@ def broadcast_object(
     consensus.check_same(name, [{"root_rank": one} for one in roots], job.engine.ranks)
     _raise_failed(name, kinds, payloads, job.engine.ranks)
     if kinds[root] == _LARGE:
-        payloads[root] = _large(job, name, own[1] or bytes(int(payloads[root])), root_rank, process_set)
+        payloads[root] = _large(name, own[1], int(payloads[root]), root_rank, process_set)
     return obj if job.engine.rank == root else pickle.loads(payloads[root])
 
 
@@ -85,12 +89,10 @@ def allgather_object(
     own = _dumped(obj)
     kinds, _, payloads = _exchanged(job, name, own, 0)
     _raise_failed(name, kinds, payloads, job.engine.ranks)
-    if _LARGE in kinds:
-        sizes = [int(payload) if kind == _LARGE else 0 for kind, payload in zip(kinds, payloads, strict=True)]
-        everything = memoryview(_large(job, name, own[1] if own[0] == _LARGE else b"", None, process_set))
-        for place, nbytes in enumerate(sizes):
-            if kinds[place] == _LARGE:
-                payloads[place], everything = bytes(everything[:nbytes]), everything[nbytes:]
+    for place, rank in enumerate(job.engine.ranks):
+        if kinds[place] == _LARGE:
+            sent = own[1] if place == job.engine.rank else b""
+            payloads[place] = _large(name, sent, int(payloads[place]), rank, process_set)
     return [pickle.loads(payload) for payload in payloads]
 
 
@@ -116,11 +118,12 @@ def _dumped(obj: Any) -> tuple[bytes, bytes]:
 
 def _exchanged(
     job: Runtime, name: str, own: tuple[bytes, bytes], root: int
-) -> tuple[list[bytes], list[int], list[bytes]]:
+) -> tuple[list[bytes], list[int], list[bytes | bytearray]]:
     """Exchange messages: a byte of kind, the root in decimal digits, a space, and the object, or its size if large."""
     kind, payload = own
     message = b"%d" % len(payload) if kind == _LARGE else payload
-    kinds, roots, payloads = [], [], []
+    kinds, roots = [], []
+    payloads: list[bytes | bytearray] = []
     for answer in job.engine.exchange(name, kind + b"%d " % root + message):
         header, _, payload = answer.partition(b" ")
         kinds.append(header[:1])
@@ -129,27 +132,34 @@ def _exchanged(
     return kinds, roots, payloads
 
 
-def _large(job: Runtime, name: str, payload: bytes, root_rank: int | None, process_set: ProcessSet | None) -> bytes:
-    """Broadcast the root's bytes, or join the bytes of all ranks if the root is None."""
+def _large(name: str, payload: bytes, nbytes: int, root_rank: int, process_set: ProcessSet | None) -> bytes | bytearray:
+    """Broadcast `nbytes` bytes of the root, whose payload is returned as it is; it is empty on the other ranks."""
     import numpy as np
     import tensorflow as tf
 
     from hvd_ext.tensorflow.collectives import single
 
-    def moved() -> tf.Tensor:
-        tensor = tf.constant(np.frombuffer(payload, np.uint8))
-        if root_rank is None:
-            return single.allgather(tensor, name=f"{name} (large)", process_set=process_set)
-        return single.broadcast(tensor, root_rank, name=f"{name} (large)", process_set=process_set)
+    def moved(piece: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        def result() -> Any:
+            return single.broadcast(tf.constant(piece), root_rank, name=f"{name} (large)", process_set=process_set)
 
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            return bytes(moved().numpy())
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # a graph of TensorFlow 1 is being built
-        return bytes(session.run(moved()))
+        with tf.init_scope():
+            if tf.executing_eagerly():
+                return np.asarray(result())
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:  # a graph of TensorFlow 1 is being built
+            return np.asarray(session.run(result()))
+
+    received = bytearray(0 if payload else nbytes)
+    whole = np.frombuffer(payload or received, np.uint8)
+    for begin in range(0, nbytes, PIECE_NBYTES):
+        piece = whole[begin : begin + PIECE_NBYTES]
+        got = moved(piece)
+        if not payload:
+            piece[:] = got
+    return payload or received
 
 
-def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes], ranks: Sequence[int]) -> None:
+def _raise_failed(name: str, kinds: list[bytes], payloads: list[bytes | bytearray], ranks: Sequence[int]) -> None:
     for rank, kind, payload in zip(ranks, kinds, payloads, strict=True):
         if kind == _ERROR:
             raise HvdExtError(f"{name}: the object of rank {rank} does not pickle: {payload.decode()}")
