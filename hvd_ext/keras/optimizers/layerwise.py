@@ -148,9 +148,12 @@ class Layerwise(keras.optimizers.Optimizer):
         raise NotImplementedError
 
     def _dense(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Give gradients as tensors of their variables' dtypes; slices of one row are added up."""
+        """Give gradients as tensors of their variables' shapes and dtypes; slices of one row are added up.
+
+        Norms need static shapes, and a branch of `tf.cond` does not know the shape of slices.
+        """
         return [
-            tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+            tf.ensure_shape(tf.cast(tf.convert_to_tensor(gradient), variable.dtype), variable.shape)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
 

@@ -367,11 +367,11 @@ class Reducer:
         first = [one for one in (step.compared, None if after is None else after.read_value()) if one is not None]
         with tf.control_dependencies(first):
             reduced = self._reduced(step, gradients)
-        together = ops.together(tf.nest.flatten(reduced, expand_composites=True))
+        together = ops.together(reduced)
         if after is not None:
-            with tf.control_dependencies(together[:1]):
+            with tf.control_dependencies(tf.nest.flatten(together[:1], expand_composites=True)):
                 after.assign_add(tf.zeros((), after.dtype), read_value=False)
-        return list(tf.nest.pack_sequence_as(reduced, together, expand_composites=True))
+        return together
 
     @contextlib.contextmanager
     def without_gradient(self) -> Iterator[None]:

@@ -132,8 +132,7 @@ class Feedback:
                 self._auto.seen(tensors, rates, ok)
             with tf.control_dependencies([one for one in counted if one is not None]):
                 self._tell(ok)
-        results = ops.together(tf.nest.flatten(list(reduced), expand_composites=True), after)
-        return list(tf.nest.pack_sequence_as(list(reduced), results, expand_composites=True)), ok
+        return ops.together(list(reduced), after), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
         """Copy this rank's state, between two steps.
