@@ -204,7 +204,7 @@ class Layerwise(keras.optimizers.Optimizer):
         )
 
         def together() -> tf.Tensor:
-            return norms.divided_squares(shared, job, f"{reducer.label}: norms")
+            return norms.divided_squares(shared, job, f"{reducer.step_name}: norms")
 
         def alone() -> tf.Tensor:
             return norms.squares(shared)
@@ -212,7 +212,7 @@ class Layerwise(keras.optimizers.Optimizer):
         if self.parallel == "auto":
             if self._hvd_ext_trial is None:
                 object.__setattr__(self, "_hvd_ext_trial", sharing.Trial())
-            worst = lambda times: sharing.maximum(job, f"{reducer.label}: times", times)  # noqa: E731
+            worst = lambda times: sharing.maximum(job, f"{reducer.step_name}: times", times)  # noqa: E731
             found = self._hvd_ext_trial.run(shared, alone, together, worst)
         else:
             found = together()

@@ -25,6 +25,7 @@ from hvd_ext.tensorflow.collectives import sparse
 from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.gradients.carried import Delayed
 from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.topk import correction
@@ -98,7 +99,7 @@ class Reducer:
     """The reduction of one optimizer's or tape's gradients.
 
     Args:
-        label: the name of the optimizer or tape, such as "Adam", for messages and channels.
+        identity: tells the optimizer or tape from others; its label names it in messages and channels.
         options: how gradients are reduced.
         momentum: the optimizer's momentum, if the options ask for momentum correction.
         first_step: returns the number of update steps before the first step of this object.
@@ -106,12 +107,13 @@ class Reducer:
         holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
 
     Attributes:
+        label: the name of the optimizer or tape, such as "Adam".
         broadcast_follows: whether a callback will broadcast the weights after the next batch.
     """
 
     def __init__(
         self,
-        label: str,
+        identity: Identity,
         options: GradientOptions,
         momentum: Momentum | None = None,
         first_step: Callable[[], int] = lambda: 0,
@@ -122,7 +124,8 @@ class Reducer:
         self.broadcast_follows = False
         self._holds_again = holds_again
         self._after_first = after_first
-        self.label = label
+        self.label = identity.label
+        self._identity = identity
         self.options = options
         self.momentum = momentum
         self._first_step = first_step
@@ -302,6 +305,12 @@ class Reducer:
         """Whether the step under way has reduced its gradients, or has no gradients."""
         step = self._under_way
         return step is None or step.reduced or not step.present
+
+    @property
+    def step_name(self) -> str:
+        """The name of the step under way, for calls of its own: equal on all ranks, unique for each list."""
+        assert self._under_way is not None
+        return self._under_way.name
 
     @property
     def local_now(self) -> list[bool]:
@@ -531,7 +540,7 @@ class Reducer:
             start = self._start(job)
             number = list(self._sets).index(keys) if keys in self._sets else len(self._sets)
             every = GradientSet(
-                self.label,
+                self._identity,
                 self.options,
                 job,
                 variables,
