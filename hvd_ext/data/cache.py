@@ -184,7 +184,14 @@ class DataCache:
         def now() -> None:
             mine.update(prepare())
 
-        consensus.exchange(self._engine, f"{subject} (first)", lambda: now() if first else None)
+        def begun() -> dict[str, Any]:
+            if first:
+                now()
+            return {"name (all ranks must open their caches in the same order)": self.name}
+
+        # one name for all caches: ranks that open different ones meet and raise
+        names = consensus.exchange(self._engine, "DataCache", begun)
+        consensus.check_same("DataCache", names, self._engine.ranks)
 
         def settings() -> dict[str, Any]:
             if not mine:

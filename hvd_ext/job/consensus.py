@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hvd_ext.engine.engine import Engine
 
 # Keras appends this to a name that the process has used before.
-_NUMBER = re.compile(r"_\d+(?=_|:|$)")
+_NUMBER = re.compile(r"_\d+(?=_|:|/|$)")
 
 
 def exchange(engine: Engine, name: str, make: Callable[[], Any]) -> list[Any]:
@@ -144,6 +144,17 @@ def _numbers(ranks: Sequence[int] | None, values: Sequence[Any]) -> Sequence[int
     return range(len(values)) if ranks is None else ranks
 
 
+def unnumbered(name: str) -> str:
+    """Return a name without the numbers that Keras appends to names that the process has used before."""
+    return _NUMBER.sub("", name)
+
+
+def numbers(name: str) -> list[int]:
+    """Return the number that Keras has appended to each part of a variable's name; 0 where it has not."""
+    found = [_NUMBER.findall(part) for part in name.split("/")]
+    return [int(last[-1][1:]) if last else 0 for last in found]
+
+
 def alike(name: str, other: str) -> bool:
     """Compare the names of two variables or slots, without what Keras adds to them.
 
@@ -154,7 +165,7 @@ def alike(name: str, other: str) -> bool:
     Returns:
         Whether they mean the same.
     """
-    parts, others = ([_NUMBER.sub("", part) for part in text.split("/")[-2:]] for text in (name, other))
+    parts, others = (unnumbered(text).split("/")[-2:] for text in (name, other))
     return len(parts) == len(others) and all(
         f"_{part}".endswith(f"_{same}") or f"_{same}".endswith(f"_{part}")
         for part, same in zip(parts, others, strict=True)

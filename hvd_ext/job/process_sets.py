@@ -100,7 +100,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         MismatchError: the ranks of the job passed different sets; raised on all ranks.
         NotInitializedError: before `init()` or after `shutdown()`.
     """
-    return _add(runtime.current(), "add_process_set", lambda: [_as_set(process_set)])[0]
+    job = runtime.current()
+    with job.agreement(_SUBJECT):
+        return _add(job, "add_process_set", lambda: [_as_set(process_set)])[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -127,15 +129,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             )
         return {"same": {"call": "remove_process_set", "process set": process_set.process_set_id}}
 
-    answers = consensus.exchange(job.engine, _SUBJECT, about)
-    consensus.check_same(_SUBJECT, [answer["same"] for answer in answers])
-    if not process_set.process_set_id:
-        return False
-    del job.process_sets[process_set.process_set_id]
-    left, process_set._runtime, process_set.process_set_id = process_set._runtime, None, None
-    if left is not None:
-        left.engine.stop(together=True)
-    return True
+    with job.agreement(_SUBJECT):
+        answers = consensus.exchange(job.engine, _SUBJECT, about)
+        consensus.check_same(_SUBJECT, [answer["same"] for answer in answers])
+        if not process_set.process_set_id:
+            return False
+        del job.process_sets[process_set.process_set_id]
+        left, process_set._runtime, process_set.process_set_id = process_set._runtime, None, None
+        if left is not None:
+            left.engine.stop(together=True)
+        return True
 
 
 def add_all(job: Runtime, process_sets: Sequence[ProcessSet] | str | None) -> None:

@@ -71,6 +71,7 @@ class Runtime:
         self.plans: dict[int, LogicalPlan] = {}  # by handle
         self.process_sets: dict[int, ProcessSet] = {}  # only in the job's runtime: the sets that were added, by id
         self.last_process_set = 0  # the id of the newest set
+        self._agreements: dict[str, threading.RLock] = {}
         self._handles: dict[int, int] = {}
         self._prepared: dict[tuple[str, str | int, int], Prepared] = {}
         self._counts: dict[str, int] = {}
@@ -102,6 +103,18 @@ class Runtime:
             number = self._counts.get(kind, 0)
             self._counts[kind] = number + 1
             return number
+
+    def agreement(self, kind: str) -> threading.RLock:
+        """Return the lock that a thread holds while the ranks agree on something in several exchanges.
+
+        Agreements of one kind begin with an exchange of one name, so that ranks whose threads begin different ones meet
+        there. Kinds with a common lock would wait for each other.
+
+        Args:
+            kind: what the ranks agree on.
+        """
+        with self._lock:
+            return self._agreements.setdefault(kind, threading.RLock())
 
     def prepare(self, plan: LogicalPlan) -> int:
         """Hand this rank's rows of a plan to the engine once, after its proof (`planner.prove`).

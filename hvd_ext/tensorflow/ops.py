@@ -104,23 +104,33 @@ def collect(
     return list(library().hvd_ext_collect(tickets, N=count, T=kind, shapes=shapes, channel=channel, tensors=tensors))
 
 
-def together(tensors: Sequence[tf.Tensor], after: Sequence[tf.Operation] = ()) -> list[tf.Tensor]:
-    """Make tensors of a graph wait for each other; see the op's text in tf_ops/ops/gradient.cc.
+def together(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices], after: Sequence[tf.Operation] = ()
+) -> list[tf.Tensor | tf.IndexedSlices]:
+    """Make gradients of a graph wait for each other; see the op's text in tf_ops/ops/gradient.cc.
 
     Args:
-        tensors: in any number, of any dtypes, on any devices.
-        after: operations that the tensors shall wait for too.
+        gradients: tensors and slices in any number, of any dtypes, on any devices.
+        after: operations that they shall wait for too.
 
     Returns:
         The same values, none of which is ready before all are. Eager tensors are ready, and are returned as they are.
+        Slices keep the object that is their dense_shape, so that the graph knows their shape.
     """
-    if not tensors or tf.executing_eagerly():
-        return list(tensors)
+    if not gradients or tf.executing_eagerly():
+        return list(gradients)
+    slices = [isinstance(one, tf.IndexedSlices) for one in gradients]
+    parts = [(one.values, one.indices) if sliced else (one,) for one, sliced in zip(gradients, slices, strict=True)]
+    tensors = [tensor for tensors in parts for tensor in tensors]
     # the outputs of one op are ready at once; a tensor from outside of the graph has no op
     if not after and len({id(getattr(tensor, "op", tensor)) for tensor in tensors}) == 1:
-        return list(tensors)
+        return list(gradients)
     with tf.control_dependencies(after):
-        return list(library().hvd_ext_together(tensors))
+        ready = iter(library().hvd_ext_together(tensors))
+    return [
+        tf.IndexedSlices(next(ready), next(ready), one.dense_shape) if sliced else next(ready)
+        for one, sliced in zip(gradients, slices, strict=True)
+    ]
 
 
 def allreduce(name: Any, tensor: tf.Tensor, op: int, wire: str, signature: Any = "", **attributes: Any) -> tf.Tensor:

@@ -128,6 +128,8 @@ def test_ranks_with_other_arguments_or_data_are_refused_on_all(
 ) -> None:
     if size == 1:
         return
+    with pytest.raises(MismatchError, match="DataCache: name .* must be the same on all ranks"):
+        hvd.DataCache("b" if rank else "a", SAMPLES, memory="8MB")
     with pytest.raises(MismatchError, match="DataCache ranks: on_error must be the same on all ranks"):
         make(hvd, Counted(), on_error="raise" if rank else "retry")
     with pytest.raises(MismatchError, match="DataCache other: the data must be the same on all ranks"):

@@ -180,6 +180,26 @@ def test_fit_equals_training_on_the_joined_batch(kind: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(("kind", "how"), [("lars", "whole"), ("lars", "top-k"), ("lamb", "several steps")])
+def test_an_embedding_trains_as_its_dense_gradients_do(kind: str, how: str) -> None:
+    weights = []
+    for dense in (False, True):
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+        ours = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+        topk = hvd.TopK(1.0, min_elements=1, wire="fp32") if how == "top-k" else None
+        optimizer = hvd.DistributedOptimizer(
+            KINDS[kind](clipnorm=1.0), compression=topk, sparse_as_dense=dense, algorithm=None if topk else "ring"
+        )
+        ours.compile(optimizer, "mse", steps_per_execution=2 if how == "several steps" else 1)
+        random = np.random.default_rng(hvd.rank())
+        ours.fit(random.integers(0, 7, (8, 3)), random.random((8, 1)), batch_size=2, shuffle=False, verbose=0)
+        assert_same_bits_on_all_ranks(ours.weights)
+        weights.append(values(ours.weights))
+    for slices, whole in zip(*weights, strict=True):
+        np.testing.assert_allclose(slices, whole, rtol=1e-5, atol=1e-7)
+
+
 def test_divided_norms_are_those_of_one_rank_for_mixed_dtypes() -> None:
     random = np.random.default_rng(5)
     sizes = [3, 65536, 65537, 200000, 0, 1, 65536 * 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import keras
@@ -209,3 +210,96 @@ def test_a_momentum_that_no_broadcast_reaches_may_not_differ() -> None:
     variable = keras.Variable(np.zeros(2, np.float32), name="weights")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.75 if last() else 0.5))
     assert "momentum must be the same on all ranks" in raised_alike(apply_once(optimizer, variable), MismatchError)
+
+
+def two(*names: str | None, same: bool = False) -> list[tuple[keras.optimizers.Optimizer, keras.Variable]]:
+    """Two optimizers, each with a variable of its own; the last rank has them in the other order unless `same`."""
+    made = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), name) for name in names]
+    pairs = [(one, keras.Variable(np.zeros(2, np.float32), name="weights")) for one in made]
+    return pairs[::-1] if last() and not same else pairs
+
+
+def test_optimizers_are_never_paired_by_the_order_of_their_first_steps() -> None:
+    pairs = two("optA", "optB")
+    words = raised_alike(apply_once(pairs[0][0], pairs[0][1]), MismatchError)
+    assert "'optA'" in words
+    assert "'optB'" in words
+    assert "in the same order" in words
+    for optimizer, variable in sorted(pairs, key=lambda pair: pair[0]._hvd_ext_reducer.label):
+        np.testing.assert_array_equal(variable.numpy(), [0, 0])
+        optimizer.apply([tf.fill([2], float(hvd.rank()))], [variable])
+        np.testing.assert_allclose(variable.numpy(), [-(hvd.size() - 1) / 2] * 2)
+    words = raised_alike(apply_once(pairs[0][0], pairs[0][1]), MismatchError)
+    assert "'optA'" in words
+    assert "'optB'" in words
+
+
+def test_names_that_differ_in_keras_number_alone_are_told_apart_by_the_order_of_wrapping() -> None:
+    (optimizer, variable), other = two(None, None)
+    words = raised_alike(apply_once(optimizer, variable), MismatchError)
+    assert all(repr(name) in words for name in hvd.allgather_object(optimizer.name))
+    assert "their names do not tell whether they are the same" in words
+    assert "hvd_ext.DistributedOptimizer(optimizer, name=...)" in words
+    (optimizer, variable), _ = [(optimizer, variable), other][:: -1 if last() else 1]
+    apply_once(optimizer, variable)()
+
+
+def test_a_rank_may_have_made_more_optimizers_than_others() -> None:
+    if last():
+        keras.optimizers.SGD()
+    (optimizer, variable), _ = two(None, None, same=True)
+    assert len(set(hvd.allgather_object(optimizer.name))) > 1
+    apply_once(optimizer, variable)()
+    if last():
+        hvd.DistributedOptimizer(keras.optimizers.Ftrl())
+    named = hvd.DistributedOptimizer(keras.optimizers.Ftrl(), "named")
+    apply_once(named, variable)()
+    for unique in ("unique", "unique_1"):  # numbers of the user's own
+        apply_once(hvd.DistributedOptimizer(keras.optimizers.Ftrl(name=unique)), variable)()
+
+
+def test_tapes_are_not_paired_by_the_order_of_their_first_steps() -> None:
+    if last():
+        keras.layers.Dense(1)  # other numbers than other ranks
+    layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
+    for layer in layers:
+        layer.build((1, 2))
+
+    def gradient(layer: keras.layers.Layer) -> object:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(layer(tf.constant([[1.0, 2.0]]))) * float(hvd.rank())
+        return tape.gradient(loss, [layer.kernel.value])
+
+    for layer in layers:
+        gradient(layer)
+    others = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
+    for layer in others:
+        layer.build((1, 2))
+    if last():
+        others.reverse()
+    gradient(others[0])
+    assert "in another order" in raised_alike(lambda: gradient(others[1]), MismatchError)
+
+
+def test_threads_that_meet_in_another_order_raise_or_are_right() -> None:
+    pairs = two("optA", "optB")
+    errors: list[str] = []
+
+    def first_step(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> None:
+        scale = 1.0 if optimizer._hvd_ext_reducer.label == "optA" else 10.0
+        try:
+            optimizer.apply([tf.fill([2], scale * hvd.rank())], [variable])
+        except MismatchError as error:
+            errors.append(str(error))
+            scale = 0.0
+        np.testing.assert_allclose(variable.numpy(), [-scale * (hvd.size() - 1) / 2] * 2)
+        finished.append(optimizer)
+
+    finished: list[object] = []
+    threads = [threading.Thread(target=first_step, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(finished) == 2
+    assert len({tuple(own) for own in hvd.allgather_object(errors)}) == 1

@@ -11,6 +11,7 @@ from keras.optimizers import SGD, Adam
 
 import hvd_ext as hvd
 from hvd_ext.options.gradients import GradientOptions
+from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 ELEMENTS = 3
@@ -34,7 +35,7 @@ def weights(count: int) -> list[tf.Variable]:
 )
 def test_the_reduction_of_a_step_has_ops_for_its_buckets_and_edges_for_its_gradients(count: int, buckets: int) -> None:
     options = GradientOptions(bucket_nbytes=4 * ELEMENTS * count // buckets)
-    reducer, variables = Reducer("many", options), weights(count)
+    reducer, variables = Reducer(Identity("many"), options), weights(count)
     steps = tf.Variable(0, dtype=tf.int64)
 
     def step(*gradients: tf.Tensor) -> list[tf.Tensor]:

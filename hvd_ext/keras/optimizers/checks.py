@@ -90,7 +90,7 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
     """Compare checksums of the weights over the ranks after every `check_every` steps; all ranks call it in each.
 
     Args:
-        reducer: its options have check_every; its local variables are left out.
+        reducer: its options have check_every; its local variables are left out. Its step is under way.
         iterations: of the optimizer; they are compared too.
         variables: the weights.
         passes: the number of calls that make a step.
@@ -104,6 +104,7 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
         return
     local = reducer.local_keys
     shared = [variable for variable in variables if kinds.key(variable) not in local]
+    name = reducer.step_name
     names = ["iterations", *(kinds.name(variable) for variable in shared)]
     if reducer not in _applied:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -116,7 +117,7 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
     @ops.plain
     def compare(*own: tf.Tensor) -> bool:
         sums = checksums(own)
-        answers = consensus.exchange(job.engine, f"{reducer.label}: the same weights", lambda: sums)
+        answers = consensus.exchange(job.engine, f"{name}: the same weights", lambda: sums)
         advice = "broadcast all variables before the first step, and change weights alike on all ranks"
         refuse(reducer.label, names, answers, job.engine.ranks, advice)
         return True

@@ -26,7 +26,7 @@ from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients import identity, kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 # The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.
@@ -65,7 +65,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
     scaling = _inner(optimizer) is not None
     if scaling and options.backward_passes_per_step > 1:
         raise InvalidError(_PASSES_AND_SCALE)
-    reducer = Reducer(label, options)
+    reducer = Reducer(identity.of_optimizer(label, _name(_inner(optimizer) or optimizer)), options)
     put_in_front(
         optimizer,
         Keras2 if scaling else Legacy if _is_legacy(optimizer) else Aggregating,

@@ -148,9 +148,12 @@ class Layerwise(keras.optimizers.Optimizer):
         raise NotImplementedError
 
     def _dense(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Give gradients as tensors of their variables' dtypes; slices of one row are added up."""
+        """Give gradients as tensors of their variables' shapes and dtypes; slices of one row are added up.
+
+        Norms need static shapes, and a branch of `tf.cond` does not know the shape of slices.
+        """
         return [
-            tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
+            tf.ensure_shape(tf.cast(tf.convert_to_tensor(gradient), variable.dtype), variable.shape)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
 
@@ -201,7 +204,7 @@ class Layerwise(keras.optimizers.Optimizer):
         )
 
         def together() -> tf.Tensor:
-            return norms.divided_squares(shared, job, f"{reducer.label}: norms")
+            return norms.divided_squares(shared, job, f"{reducer.step_name}: norms")
 
         def alone() -> tf.Tensor:
             return norms.squares(shared)
@@ -209,7 +212,7 @@ class Layerwise(keras.optimizers.Optimizer):
         if self.parallel == "auto":
             if self._hvd_ext_trial is None:
                 object.__setattr__(self, "_hvd_ext_trial", sharing.Trial())
-            worst = lambda times: sharing.maximum(job, f"{reducer.label}: times", times)  # noqa: E731
+            worst = lambda times: sharing.maximum(job, f"{reducer.step_name}: times", times)  # noqa: E731
             found = self._hvd_ext_trial.run(shared, alone, together, worst)
         else:
             found = together()

@@ -31,7 +31,7 @@ from hvd_ext.keras.optimizers.wrapper import (
 from hvd_ext.options import Algorithm, Average, Compression, ReduceOp, SparseAlgorithm, Sync
 from hvd_ext.options.gradients import GradientOptions, groups_of
 from hvd_ext.tensorflow import devices
-from hvd_ext.tensorflow.gradients import explanation
+from hvd_ext.tensorflow.gradients import explanation, identity
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
@@ -336,7 +336,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
         )
     steps = functools.partial(_steps_of, weakref.ref(updating))
     # with a loss scale a round that is not finite is skipped
-    reducer = Reducer(label, options, momentum, steps, holds_again=scaling)
+    reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
         updating._share_norms(reducer)
     fronts: list[type] = [Wrapper, MomentumInside] if scaling else [Wrapper]

@@ -123,9 +123,9 @@ class Wrapper(Distributed):
                         "gradients, so only those of this rank were applied; derive it from "
                         "keras.optimizers.Optimizer and leave apply to that class"
                     )
-        updating = updates(self)
-        passes = updating.gradient_accumulation_steps or 1
-        checks.same_weights(reducer, updating._iterations.value, variables, passes)
+            updating = updates(self)
+            passes = updating.gradient_accumulation_steps or 1
+            checks.same_weights(reducer, updating._iterations.value, variables, passes)
 
     def _clip_gradients(self, grads: Any) -> Any:
         if _reduces_first(self):

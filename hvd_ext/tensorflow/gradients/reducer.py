@@ -25,6 +25,7 @@ from hvd_ext.tensorflow.collectives import sparse
 from hvd_ext.tensorflow.gradients import carried, kinds
 from hvd_ext.tensorflow.gradients.carried import Delayed
 from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.registration import GradientSet
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
 from hvd_ext.tensorflow.layers import Checksums
@@ -99,7 +100,7 @@ class Reducer:
     """The reduction of one optimizer's or tape's gradients.
 
     Args:
-        label: the name of the optimizer or tape, such as "Adam", for messages and channels.
+        identity: tells the optimizer or tape from others; its label names it in messages and channels.
         options: how gradients are reduced.
         momentum: the optimizer's momentum, if the options ask for momentum correction.
         first_step: returns the number of update steps before the first step of this object.
@@ -107,13 +108,14 @@ class Reducer:
         holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
 
     Attributes:
+        label: the name of the optimizer or tape, such as "Adam".
         broadcast_follows: whether a callback will broadcast the weights after the next batch.
         layer_states: returns the checksums of the states that the model's layers have besides their variables.
     """
 
     def __init__(
         self,
-        label: str,
+        identity: Identity,
         options: GradientOptions,
         momentum: Momentum | None = None,
         first_step: Callable[[], int] = lambda: 0,
@@ -125,7 +127,8 @@ class Reducer:
         self.layer_states: Callable[[], Checksums] = list
         self._holds_again = holds_again
         self._after_first = after_first
-        self.label = label
+        self.label = identity.label
+        self._identity = identity
         self.options = options
         self.momentum = momentum
         self._first_step = first_step
@@ -307,6 +310,12 @@ class Reducer:
         return step is None or step.reduced or not step.present
 
     @property
+    def step_name(self) -> str:
+        """The name of the step under way, for calls of its own: equal on all ranks, unique for each list."""
+        assert self._under_way is not None
+        return self._under_way.name
+
+    @property
     def local_now(self) -> list[bool]:
         """For each gradient of `step` that is not None, whether it is local."""
         step = self._under_way
@@ -370,11 +379,11 @@ class Reducer:
         first = [one for one in (step.compared, None if after is None else after.read_value()) if one is not None]
         with tf.control_dependencies(first):
             reduced = self._reduced(step, gradients)
-        together = ops.together(tf.nest.flatten(reduced, expand_composites=True))
+        together = ops.together(reduced)
         if after is not None:
-            with tf.control_dependencies(together[:1]):
+            with tf.control_dependencies(tf.nest.flatten(together[:1], expand_composites=True)):
                 after.assign_add(tf.zeros((), after.dtype), read_value=False)
-        return list(tf.nest.pack_sequence_as(reduced, together, expand_composites=True))
+        return together
 
     @contextlib.contextmanager
     def without_gradient(self) -> Iterator[None]:
@@ -534,7 +543,7 @@ class Reducer:
             start = self._start(job)
             number = list(self._sets).index(keys) if keys in self._sets else len(self._sets)
             every = GradientSet(
-                self.label,
+                self._identity,
                 self.options,
                 job,
                 variables,

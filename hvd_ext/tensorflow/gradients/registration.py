@@ -13,6 +13,7 @@ trace a pattern that is new to them; all ranks must then reach a new pattern tog
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -30,9 +31,10 @@ from hvd_ext.planning.layout import Groups, Layout, layout
 from hvd_ext.planning.step_times import StepTimes
 from hvd_ext.planning.tensors import DTYPES, Tensor
 from hvd_ext.tensorflow import ops
-from hvd_ext.tensorflow.gradients import explanation, kinds as gradient_kinds
+from hvd_ext.tensorflow.gradients import explanation, identity as identities, kinds as gradient_kinds
 from hvd_ext.tensorflow.gradients.carried import Delayed, Held
 from hvd_ext.tensorflow.gradients.channel import Channel
+from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.quorum import AutoQuorum
 from hvd_ext.tensorflow.gradients.replanning import Replanning
 from hvd_ext.tensorflow.gradients.same_start import SameStart, Weights
@@ -66,6 +68,7 @@ def open(
     weights: Weights | None = None,
     partial: Partial | None = None,
     delay: int = 0,
+    identity: Identity | None = None,
 ) -> Channel:
     """Open a channel; all ranks call it, with equal arguments except for `kinds`.
 
@@ -85,8 +88,10 @@ def open(
             ranks.
         start: compares the weights before the first update; None to skip this comparison.
         weights: the weights that `start` compares.
-        partial: what makes its rounds partial; None if steps wait for all ranks.
+        partial: what makes its rounds partial, with the first rank's number of steps before; None if steps wait for
+            all ranks.
         delay: how many steps before its own a step's results are of.
+        identity: tells the optimizer or tape from others; None: the name does.
 
     Returns:
         The open channel.
@@ -101,6 +106,7 @@ def open(
     owner = runtime.current() if owner is None else owner
     options = owner.options if options is None else options
     own = _DENSE * len(tensors) if kinds is None else kinds
+    described_identity = (Identity(name) if identity is None else identity).described()
     where = f"channel {name!r}"
 
     def mine() -> dict[str, Any]:
@@ -109,13 +115,24 @@ def open(
             given["momentum taken over"] = None if momentum is None else [momentum.value, momentum.nesterov]
         sums = None if start is None or weights is None else start.described(weights)
         described = _described(where, tensors, options, groups)
-        return {"name": name, "facts": given, "weights": sums, **described, "kinds": own}
+        before = None if partial is None else partial.before
+        return {
+            "identity": described_identity,
+            "facts": given,
+            "weights": sums,
+            "before": before,
+            **described,
+            "kinds": own,
+        }
 
     values = consensus.exchange(owner.engine, EXCHANGE, mine)
     check_facts(values, owner.engine.ranks)
-    where = f"channel {values[0]['name']!r}"  # so that all ranks raise the same message
     consensus.check_same(where, [value["options"] for value in values], owner.engine.ranks)
     consensus.check_tensors(where, [value["tensors"] for value in values], owner.engine.ranks)
+    if partial is not None:
+        partial = dataclasses.replace(partial, before=values[0]["before"])
+    if identity is not None:
+        identities.check_numbers(owner, values, owner.engine.ranks)
     if start is not None and weights is not None:
         start.registered([value["weights"] for value in values])
     agreed = joint([value["kinds"] for value in values])
@@ -161,13 +178,14 @@ def check_facts(values: Sequence[dict[str, Any]], ranks: Sequence[int]) -> None:
     """Compare the facts of all ranks.
 
     Args:
-        values: what each rank sent: the "name" of its channel, and its "facts".
+        values: what each rank sent: the "identity" of its optimizer or tape, and its "facts".
         ranks: the numbers of these ranks in the job.
 
     Raises:
-        MismatchError: a fact differs; the message has the channel's name on rank 0.
+        MismatchError: the names or a fact differ.
     """
-    consensus.check_same(values[0]["name"], [value["facts"] for value in values], ranks)
+    identities.check_names([value["identity"] for value in values], ranks)
+    consensus.check_same(values[0]["identity"]["label"], [value["facts"] for value in values], ranks)
 
 
 def joint(ranks: Sequence[str]) -> str:
@@ -248,7 +266,7 @@ class GradientSet:
         start: the comparison of the weights before the first update; None if there is none.
 
     Args:
-        label: the optimizer or tape, for messages.
+        identity: the optimizer or tape.
         options: how the gradients are reduced.
         job: the runtime of the ranks that take part.
         variables: the list, without local variables.
@@ -260,7 +278,7 @@ class GradientSet:
 
     def __init__(
         self,
-        label: str,
+        identity: Identity,
         options: GradientOptions,
         job: runtime.Runtime,
         variables: Sequence[Any],
@@ -275,10 +293,11 @@ class GradientSet:
         self.job = job
         self.channels: list[Channel] = []
         self.replannings: dict[Channel, Replanning] = {}
-        self.name = label
+        self.name = identity.label
         self.feedback: Feedback | None = None
         self.carried: Held | Delayed | None = None
-        self._label = label
+        self._identity = identity
+        self._label = identity.label
         self._options = options
         self._momentum = momentum
         self._first_step = first_step
@@ -325,14 +344,21 @@ class GradientSet:
             MismatchError: the ranks' variables, options or first weights differ.
             HvdExtError: what `checked` raised on some rank.
         """
+        # an agreement takes several exchanges, and another thread's must not come between them
+        with self.job.agreement(EXCHANGE):
+            return self._agreed(own, checked, traced, communicates, weights)
+
+    def _agreed(
+        self,
+        own: str,
+        checked: Callable[[], dict[str, Any]],
+        traced: bool,
+        communicates: bool,
+        weights: Weights | None,
+    ) -> tuple[Channel, str]:
         if not self.channels:
             channel = self._open(own, lambda: {_LIST: "new", **checked()}, self.start, weights)
-            # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
-            self._number = self.job.count("gradient set")
-            self.name = f"{self._label}.{self._number}"
             banner.say(self.job, banner.optimizer_line(channel.name, channel.layout, self._options))
-            if self.start is not None:
-                self.start.name = self.name
             found = channel.kinds
         elif self._options.partial:
             return self.channels[0], self._agreed_for_good(own)
@@ -437,7 +463,8 @@ class GradientSet:
     def _exchanged(self, own: str, checked: Callable[[], dict[str, Any]]) -> str:
         def mine() -> dict[str, Any]:
             checked()
-            return {"name": self._label, "facts": {_LIST: f"registered as number {self._number}"}, "kinds": own}
+            facts = {_LIST: f"registered as number {self._number}"}
+            return {"identity": self._identity.described(), "facts": facts, "kinds": own}
 
         values = consensus.exchange(self.job.engine, EXCHANGE, mine)
         check_facts(values, self.job.engine.ranks)
@@ -474,7 +501,14 @@ class GradientSet:
             weights=weights,
             partial=self._partial() if self._options.partial else None,
             delay=self._options.delay,
+            identity=self._identity,
         )
+        if not self.channels:
+            # counted only now that it is open on all ranks: a channel that was refused must not count on any rank
+            self._number = self.job.count("gradient set")
+            self.name = f"{self._label}.{self._number}"
+            if self.start is not None:
+                self.start.name = self.name
         if channel.partial is not None:
             auto = AutoQuorum(channel, self.job) if self._options.sync == "auto" and self.job.engine.rank == 0 else None
             self.carried = Held(channel, self._options, self.job, auto)
@@ -510,7 +544,7 @@ class GradientSet:
             feedback,
             self._options,
             self.job,
-            name=f"{self._label}: channel {self.job.count('channel with an until')}",
+            name=f"{self.name}: channel {len(self.channels)}",
             momentum=self._momentum,
             keys=self._keys,
             times=times,
@@ -520,15 +554,14 @@ class GradientSet:
             one.not_alone()
 
     def _partial(self) -> Partial:
-        """Say what makes the rounds of the first channel partial; all ranks call it."""
+        """Say what makes the rounds of the first channel partial."""
         options = self._options
-        steps = consensus.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
         auto = options.sync == "auto"  # begins with all ranks
         return Partial(
             "quorum" if auto else options.sync,
             quorum=self.job.engine.size if auto else options.quorum or 1,
             staleness=options.staleness,
-            before=steps[0],
+            before=self._first_step(),
             holds_again=self._holds_again,
         )
 
@@ -538,7 +571,7 @@ class GradientSet:
         self.replannings[channel] = Replanning(
             channel,
             self.job,
-            name=f"{self._label}: buckets of channel {self.job.count('planned channel')}",
+            name=f"{self.name}: buckets of channel {len(self.channels)}",
             process_set=self._options.process_set,
             done=0 if before is None else before.steps,
         )
@@ -549,8 +582,10 @@ class GradientSet:
             self.feedback.opened(channel)
             self.feedback.move(self.channels[-1], channel)
             return
-        steps = consensus.exchange(self.job.engine, f"{self._label}: first step", self._first_step)
-        self.feedback = Feedback(self._label, self._options, self.job, steps[0], self._momentum, self._keys)
+        steps = consensus.exchange(self.job.engine, f"{self.name}: first step", self._first_step)
+        self.feedback = Feedback(
+            self._label, self._options, self.job, steps[0], self._momentum, self._keys, name=self.name
+        )
         self.feedback.opened(channel)
 
     def _tell_of_one_host(self, laid_out: Layout) -> None:

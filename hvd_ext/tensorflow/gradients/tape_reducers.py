@@ -17,6 +17,7 @@ from hvd_ext.errors import InvalidError
 from hvd_ext.job import process_sets, runtime
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.gradients import kinds
+from hvd_ext.tensorflow.gradients.identity import Identity
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 
 
@@ -99,7 +100,7 @@ def reducer_for(
     if key not in _reducers:
         if isinstance(groups, tuple):
             groups = [[own[place] for place in group] for group in groups]
-        reducer = Reducer(label, dataclasses.replace(options, groups=groups), after_first=True)
+        reducer = Reducer(Identity(label), dataclasses.replace(options, groups=groups), after_first=True)
         _register(reducer)
         for place in local:
             reducer.register_local_var(own[place])

@@ -25,12 +25,13 @@ class AutoDensity:
 
     Args:
         label: the optimizer or tape, for messages.
+        name: the prefix of its calls, the same on all ranks and unique in the job.
         job: the runtime of the ranks that take part.
         process_set: the process set of these ranks; None for all ranks.
     """
 
-    def __init__(self, label: str, job: Runtime, process_set: Any) -> None:
-        self._label, self._job, self._process_set = label, job, process_set
+    def __init__(self, label: str, name: str, job: Runtime, process_set: Any) -> None:
+        self._label, self._name, self._job, self._process_set = label, name, job, process_set
         self._rule = Auto()
         starts = (self._rule.densities[0], -1.0, 0.0, 0.0)
         self._density, self._norm, self._sum, self._steps = self._variables = [
@@ -82,7 +83,7 @@ class AutoDensity:
         from hvd_ext.tensorflow.collectives.single import allreduce
 
         rule, old, before = self._rule, self._norm.read_value(), self._density.read_value()
-        name = f"{self._label}: density"
+        name = f"{self._name}: density"
         mean = allreduce(self._sum.read_value(), name=name, process_set=self._process_set) / rule.window_steps
         new = tf.sqrt(mean)
         critical = tf.logical_or(old < 0, tf.abs(old - new) >= rule.change * old)

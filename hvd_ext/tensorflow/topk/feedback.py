@@ -47,6 +47,7 @@ class Feedback:
         first_step: the number of update steps so far; the same on all ranks.
         momentum: that the gradients go through; None for none.
         keys: of the list's variables.
+        name: the prefix of its exchanges, the same on all ranks and unique in the job.
     """
 
     def __init__(
@@ -57,16 +58,18 @@ class Feedback:
         first_step: int,
         momentum: Momentum | None = None,
         keys: Sequence[Any] = (),
+        *,
+        name: str,
     ) -> None:
         assert options.topk is not None
         self._momentum, self._keys = momentum, keys
-        self._label, self._options, self._job = label, options, job
+        self._label, self._options, self._job, self._name = label, options, job, name
         self._schedule, self._until = density.schedule(options.topk), options.topk.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
             self._flushing: dict[Channel, tf.Variable] = {}
             self._skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name="hvd_ext_topk_skipped")
-            self._auto = AutoDensity(label, job, options.process_set) if options.topk.density == "auto" else None
+            self._auto = AutoDensity(label, name, job, options.process_set) if options.topk.density == "auto" else None
 
     @property
     def steps(self) -> int:
@@ -132,8 +135,7 @@ class Feedback:
                 self._auto.seen(tensors, rates, ok)
             with tf.control_dependencies([one for one in counted if one is not None]):
                 self._tell(ok)
-        results = ops.together(tf.nest.flatten(list(reduced), expand_composites=True), after)
-        return list(tf.nest.pack_sequence_as(list(reduced), results, expand_composites=True)), ok
+        return ops.together(list(reduced), after), ok
 
     def save(self, channels: Sequence[Channel]) -> Arrays:
         """Copy this rank's state, between two steps.
@@ -174,7 +176,7 @@ class Feedback:
                 saved = next(iter(everyone()))
         answers = consensus.exchange(
             self._job.engine,
-            f"{self._label}: whole gradients",
+            f"{self._name}: whole gradients",
             lambda: None if saved is None else [_WHOLE in saved, int(saved[_STEPS])],
         )
         known = next((answer for answer in answers if answer is not None), None)
@@ -195,7 +197,7 @@ class Feedback:
         Raises:
             HvdExtError: another rank failed.
         """
-        engine, name = self._job.engine, f"{self._label}: residuals and velocities"
+        engine, name = self._job.engine, f"{self._name}: residuals and velocities"
         pieces = residuals.pieces(channel, engine)
         kept = {} if own is None else {key: array for key, array in own.items() if "/" in key}
         saved_ranks = None if own is None else int(own[_RANKS])
@@ -241,7 +243,7 @@ class Feedback:
         """Move the state from a channel to the one that replaces it; all ranks call it, between two steps."""
         engine, process_set = self._job.engine, self._options.process_set
         own, wanted = residuals.read(old, engine), residuals.pieces(new, engine)
-        name = f"{self._label}: residuals and velocities"
+        name = f"{self._name}: residuals and velocities"
         residuals.write(new, engine, residuals.redistributed(self._job, name, own, wanted, process_set))
         self.clear(old)
 
