@@ -21,7 +21,7 @@ def measure(task: Task, tell: Tell) -> None:
     """Read all photographs once with each contestant in turn, each time into an empty cache."""
     import tensorflow as tf
 
-    from hvd_ext.data.sources import folder as pictures_of
+    from hvd_ext.data.folders import folder as pictures_of
 
     count = task.count(PHOTOGRAPHS, BATCH)
     folder = task.path("photographs")

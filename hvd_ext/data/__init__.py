@@ -10,17 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_ext.data.folders import folder as folder
     from hvd_ext.data.sharding import shard as shard
-    from hvd_ext.data.sources import folder as folder, tar as tar, tfrecord as tfrecord
     from hvd_ext.data.stream import cached as cached
+    from hvd_ext.data.tar_files import tar as tar
+    from hvd_ext.data.tfrecord_files import tfrecord as tfrecord
 
 # public name -> the module that has it
 _NAMES = {
     "cached": "hvd_ext.data.stream",
-    "folder": "hvd_ext.data.sources",
+    "folder": "hvd_ext.data.folders",
     "shard": "hvd_ext.data.sharding",
-    "tar": "hvd_ext.data.sources",
-    "tfrecord": "hvd_ext.data.sources",
+    "tar": "hvd_ext.data.tar_files",
+    "tfrecord": "hvd_ext.data.tfrecord_files",
 }
 
 __all__ = ["cached", "folder", "shard", "tar", "tfrecord"]

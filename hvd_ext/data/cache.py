@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from hvd_ext.data import fingerprint, native, sources, store
+from hvd_ext.data import arrays, fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
 from hvd_ext.data.loading import ON_ERROR, Loader
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
-from hvd_ext.job import consensus, launch, process, process_sets, runtime
+from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
 from hvd_ext.tensorflow.ops import plain
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class DataCache:
             _check(name, on_error, retries, threads, version)
             given["memory"] = store.nbytes_of(memory, "memory", store.free_memory)
             given["limit"] = store.nbytes_of(disk_limit, "disk_limit")
-            self._source = sources.as_source(source)
+            self._source = arrays.as_source(source)
             self._source.open(None if disk is None else store.host_folder(disk))
             self._prepare(on_error, retries, version)
             return {
@@ -134,6 +134,8 @@ class DataCache:
         self._folder = None if disk is None else store.folder_of(disk, name, self._digest)
         self._kept = store.kept_path(name, self._digest) if keep and memory_bytes else None
         self._tell_of_earlier()
+        if progress and self._rank == 0 and self._source.left_out:
+            log.write(log.line(f"cache {name}: {self._source.words}"))
         sharing = self._open_store(memory_bytes, given["limit"])
         self._threads = threads or max(1, len(os.sched_getaffinity(0)) // sharing)
         self._filling = Filling(name, self._expected(), self._seen) if progress and self._rank == 0 else None

@@ -162,15 +162,18 @@ def _kind(data: Any) -> tuple[str, Any]:
         return _PY_DATASET, data
     if isinstance(data, Iterator):
         return _GENERATOR, data
-    arrays = _tuples(data)
-    for one in tf.nest.flatten(arrays):
-        if not hasattr(one, "shape"):
-            raise InvalidError(
-                f"shard: data ({_short(one)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a "
-                "generator"
-                + ("; call a function that makes one first: shard(function(), ...)" if callable(one) else "")
-            )
-    return _ARRAYS, arrays
+    return _ARRAYS, tf.nest.map_structure(_rows, _tuples(data))
+
+
+def _rows(value: Any) -> Any:
+    from hvd_ext.data import rows
+
+    if not hasattr(value, "shape"):
+        raise InvalidError(
+            f"shard: data ({_short(value)}): must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"
+            + ("; call a function that makes one first: shard(function(), ...)" if callable(value) else "")
+        )
+    return rows.of(value, "shard: data")
 
 
 def _check_kind(kind: str, data: Any, settings: dict[str, Any]) -> None:
@@ -235,12 +238,14 @@ def _length(data: Any, count: bool) -> int | None:
     """Give the number of elements: None where it is unknown, -1 for infinitely many."""
     import tensorflow as tf
 
+    from hvd_ext.data import rows
+
     if is_py_dataset(data):
         return number_of_batches(data)
     if isinstance(data, Iterator):
         return None
     if not isinstance(data, tf.data.Dataset):
-        lengths = {len(array) if array.shape else 0 for array in tf.nest.flatten(data)}
+        lengths = {rows.number(array) for array in tf.nest.flatten(data)}
         if len(lengths) != 1:
             raise InvalidError(
                 "shard: the arrays must have the same number of rows; they have "
@@ -262,13 +267,15 @@ def _divided(
     import numpy as np
     import tensorflow as tf
 
+    from hvd_ext.data import rows
+
     remainder = settings["remainder"]
     _check_enough(length, size, remainder)
     if not isinstance(data, tf.data.Dataset):
         assert length is not None
-        rows = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
-        part = tf.nest.map_structure(lambda array: np.asarray(array)[rows], data)
-        return tf.data.Dataset.from_tensor_slices(part), len(rows)
+        numbers = np.arange(rank, _total(length, size, remainder), size) % max(length, 1)
+        part = tf.nest.map_structure(lambda array: rows.taker(array)(numbers), data)
+        return tf.data.Dataset.from_tensor_slices(part), len(numbers)
     if length is None:
         return _groups(data, rank, size, remainder), None
     if length < 0:
@@ -336,6 +343,7 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     import numpy as np
     import tensorflow as tf
 
+    from hvd_ext.data import rows
     from hvd_ext.data.steps import Steps, untuned
 
     own, size, remainder = settings["own"], len(lengths), settings["remainder"]
@@ -357,18 +365,26 @@ def _shuffled_arrays(data: Any, lengths: list[Any], rank: int, settings: dict[st
     )
     if remainder != "uneven":
         _check_steps(steps.number, settings["batch_size"], lengths[rank] if own else lengths[rank] // size)
-    whole = tf.nest.map_structure(_bytes_of_text, data)
-    specs = [tf.TensorSpec((steps.rows, *one.shape[1:]), tf.as_dtype(one.dtype)) for one in tf.nest.flatten(whole)]
+    spec = tf.nest.map_structure(lambda array: rows.spec(array, steps.rows), data)
+    arrays = tf.nest.flatten(data)
+    dense = [place for place, array in enumerate(arrays) if isinstance(array, np.ndarray)]
+    texts = {place: _of_text(arrays[place]) for place in dense}
+    takers = {place: rows.taker(array) for place, array in enumerate(arrays) if place not in texts}
 
     def take(numbers: np.ndarray) -> list[np.ndarray]:
-        return [one[numbers] for one in tf.nest.flatten(whole)]
+        return [array[numbers] for array in texts.values()]
 
     def read(numbers: tf.Tensor, *_: tf.Tensor) -> Any:
-        parts = tf.numpy_function(take, [numbers], [spec.dtype for spec in specs], stateful=False)
-        shaped = [tf.ensure_shape(part, spec.shape) for part, spec in zip(parts, specs, strict=True)]
-        return tf.nest.pack_sequence_as(whole, shaped)
+        specs = tf.nest.flatten(spec)
+        dtypes = [specs[place].dtype for place in dense]
+        parts: dict[int, Any] = {place: taker(numbers) for place, taker in takers.items()}
+        if dense:
+            taken = tf.numpy_function(take, [numbers], dtypes, stateful=False)
+            for place, part in zip(dense, taken, strict=True):
+                parts[place] = tf.ensure_shape(part, specs[place].shape)
+        return tf.nest.pack_sequence_as(data, [parts[place] for place in range(len(arrays))])
 
-    batches = steps.batches(read, tf.nest.pack_sequence_as(whole, specs))
+    batches = steps.batches(read, spec)
     return batches.with_options(untuned()).prefetch(tf.data.AUTOTUNE)
 
 
@@ -394,11 +410,10 @@ def _batches(part: tf.data.Dataset, length: int | None, settings: dict[str, Any]
     return part.prefetch(tf.data.AUTOTUNE)
 
 
-def _bytes_of_text(array: Any) -> Any:
+def _of_text(array: Any) -> Any:
     """Make text bytes, as TensorFlow has it; `tf.numpy_function` would take ASCII only."""
     import numpy as np
 
-    array = np.asarray(array)
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ext.data import cache as caches, sources
+from hvd_ext.data import cache as caches, folders
 from hvd_ext.errors import InvalidError, MismatchError
 from tests.unit.data.caching import Counted, decode, epoch, numbered, numbers_of, write_pictures
 
@@ -107,7 +107,7 @@ def test_all_ranks_have_equal_steps_with_a_bad_sample(hvd: ModuleType, shared: P
     if rank == 0:
         write_pictures(shared / "pictures", 24, broken=(7,))
     hvd.barrier()
-    source = sources.folder(shared / "pictures", "*.jpg")
+    source = folders.folder(shared / "pictures", "*.jpg")
     cache = hvd.DataCache("bad", source, decode, memory="8MB", on_error="replace", progress=False)
     data = cache.dataset(4, shuffle=True)
     steps = [len(epoch(data)) for _ in range(2)]
