@@ -145,7 +145,7 @@ def begin() -> None:
 
 def write() -> None:
     """Write the rows of this process, and begin with none."""
-    folder = Path(os.environ.get(FOLDER, ""))
+    folder = Path(os.environ.get(FOLDER, os.devnull))
     if not _rows or not folder.is_dir():
         return
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
