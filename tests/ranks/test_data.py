@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,6 +217,49 @@ def test_a_part_of_a_py_dataset_keeps_its_workers_and_trains() -> None:
     assert whole.epochs >= 2  # Keras ends an epoch before the first too
     with pytest.raises(InvalidError, match="0 batches cannot be divided among"):
         hvd.shard(Batches(0))
+
+
+class Shuffled(Batches):
+    """Batches whose order changes where an epoch begins, late."""
+
+    def __init__(self, number: int, **keywords: Any) -> None:
+        super().__init__(number, **keywords)
+        self.order = np.arange(number)
+
+    def on_epoch_begin(self) -> None:
+        time.sleep(0.05 * hvd.rank() + 0.05)
+        self.epochs += 1
+        self.order = np.random.default_rng(self.epochs).permutation(self.number)
+
+    def on_epoch_end(self) -> None:
+        pass
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(int(self.order[index]))
+
+
+class Seen(keras.Model):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.seen.append(int(data[1][0, 0]))
+        return {"loss": tf.constant(0.0)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_that_shuffles_where_an_epoch_begins_has_one_order_on_all_ranks(workers: int) -> None:
+    number = 4 * hvd.size()
+    whole = Shuffled(number, workers=workers)
+    model = Seen()
+    model.compile(run_eagerly=True)
+    model.fit(hvd.shard(whole), epochs=2, verbose=0, shuffle=False)
+    orders = [np.random.default_rng(epoch).permutation(number)[hvd.rank() :: hvd.size()] for epoch in (1, 2)]
+    assert model.seen == np.concatenate(orders).tolist()
+    assert whole.epochs == 2
 
 
 def test_steps_and_batches_of_ones_own_are_evened_out_in_a_py_dataset() -> None:
