@@ -38,7 +38,7 @@ locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo recipe test test-oldest check sanitize lint format docs clean distclean
+.PHONY: help setup demo recipe test test-oldest check sanitize fuzz lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
@@ -73,6 +73,9 @@ test-oldest: $(stamps)/hvd_ext $(oldest)/.made/packages ## the tests without job
 sanitize: $(stamps)/packages ## the native tests under the address, undefined-behaviour and thread sanitizers
 	@echo "== the engine's tests, ranks as threads of one process, first with address,undefined and then with thread"
 	$(python) -m pytest -v --durations=0 $(PYTEST_ARGS) tests/native/test_native.py -k under_sanitizers
+
+fuzz: $(stamps)/hvd_ext ## every reader of files with damaged ones: a minute each, a quarter of an hour in all
+	FUZZ_S=60 $(python) -m pytest -v -s $(PYTEST_ARGS) -o faulthandler_timeout=600 tests/unit/test_fuzz.py
 
 lint: $(stamps)/packages ## ruff, clang-format, mypy; where clang++ is there, the use of locks
 	$(python) -m ruff check .

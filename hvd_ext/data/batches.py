@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,10 @@ import keras
 import tensorflow as tf
 
 _SINGLE = ("RangeDataset", "TensorSliceDataset")
+
+# Held while an epoch begins, also by a fork: a worker process has the order of before or of after, and none between.
+_beginning = threading.RLock()
+os.register_at_fork(before=_beginning.acquire, after_in_parent=_beginning.release, after_in_child=_beginning.release)
 
 
 def is_batched(data: tf.data.Dataset) -> bool | None:
@@ -90,17 +96,45 @@ class _Part:
 
 
 class PyDatasetPart(_Part, keras.utils.PyDataset):
-    """A rank's part of a `keras.utils.PyDataset`; the arguments are those of `part_of`."""
+    """A rank's part of a `keras.utils.PyDataset`; the arguments are those of `part_of`.
+
+    Keras starts the workers before it calls `on_epoch_begin`. A worker that is faster would fetch the first batches in
+    the order of the epoch before, on one rank and not on another. So the first worker that fetches begins the epoch.
+    """
 
     def __init__(self, data: keras.utils.PyDataset, first: int, stride: int, number: int) -> None:
         super().__init__(
             workers=data.workers, use_multiprocessing=data.use_multiprocessing, max_queue_size=data.max_queue_size
         )
         self._take(data, first, stride, number)
+        self._process = os.getpid()
+        self._begun = False  # since the end of the epoch before
+        self._ahead = False  # a worker has begun the epoch, and Keras will do so
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._begun and self._in_worker():
+            with _beginning:
+                if not self._begun:
+                    self._data.on_epoch_begin()
+                    self._begun = self._ahead = True
+        return super().__getitem__(index)
+
+    def _in_worker(self) -> bool:
+        several = self.workers > 1 or self.use_multiprocessing
+        here = os.getpid() == self._process and threading.current_thread() is threading.main_thread()
+        return several and not here
 
     def on_epoch_begin(self) -> None:
-        """Pass the begin of an epoch on to the whole."""
-        self._data.on_epoch_begin()
+        """Pass the begin of an epoch on to the whole, unless a worker has done so."""
+        with _beginning:
+            if not self._ahead:
+                self._data.on_epoch_begin()
+            self._begun, self._ahead = True, False
+
+    def on_epoch_end(self) -> None:
+        """Pass the end of an epoch on to the whole."""
+        self._begun = self._ahead = False
+        super().on_epoch_end()
 
     @property
     def num_batches(self) -> int | None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd_ext.data import arrays, fingerprint, native, store
 from hvd_ext.data.elements import Elements
 from hvd_ext.data.filling import Filling
-from hvd_ext.data.loading import ON_ERROR, Loader
+from hvd_ext.data.loading import ON_ERROR, OTHERS, Loader, first_line
 from hvd_ext.data.steps import Steps, untuned
 from hvd_ext.errors import InvalidError, NotInitializedError
 from hvd_ext.job import consensus, launch, log, process, process_sets, runtime
@@ -79,7 +79,8 @@ class DataCache:
             source: `hvd_ext.data.folder`, `tfrecord`, `tar`, or arrays (one, or a nest of them).
             load: makes a sample of what the source gives, such as a decoded picture of its file: a function of
                 TensorFlow without random parts, called as `tf.data.Dataset.map` calls it. It may return numbers,
-                strings, ragged and sparse tensors, in any nest. None: samples are what the source gives.
+                strings, ragged and sparse tensors, in any nest. A tensor of unknown rank, such as `tf.numpy_function`
+                gives, must have the shape of the first sample in all of them. None: samples are what the source gives.
             memory: the bytes of samples in memory for all ranks of the host: a number, "8GB", "8GiB", or a share of the
                 free memory, the smaller of what the cgroup and the machine have left. None or 0: none.
             disk: a folder on a disk of this host, where samples stay for later jobs; each host has a folder of its own
@@ -208,10 +209,28 @@ class DataCache:
         with tf.device("CPU:0"):
             traced = tf.function(self._call).get_concrete_function(self._source.element_spec)
         spec = tf.nest.map_structure(_spec_of, traced.structured_outputs)
+        if any(map(_without_rank, tf.nest.flatten(spec))):
+            first = self._first(traced, on_error, retries)
+            spec = tf.nest.map_structure(lambda one, value: _spec_of(value) if _without_rank(one) else one, spec, first)
         self._elements = Elements(spec, what)
         self._load_digest = fingerprint.of_function(traced, version)
         self._digest = fingerprint.of_parts(
             self._source.digest, self._load_digest, self._elements.described(), version, self.samples
+        )
+
+    def _first(self, traced: Any, on_error: str, retries: int) -> Any:
+        """Load the first sample, or the first one that can be loaded, for the shapes that tracing does not tell."""
+        attempts = {"raise": [0], "retry": [0] * (1 + retries), "replace": range(min(self.samples, 1 + OTHERS))}
+        for number in attempts[on_error]:
+            try:
+                located = self._source.locate(tf.constant([number], tf.int64))
+                return traced(self._source.read(tf.nest.map_structure(lambda column: column[0], located)))
+            except tf.errors.OpError as error:
+                place = self._source.place_of(number)
+                words = f"it could not be loaded, and all samples must have its shape: {first_line(error)}"
+        raise InvalidError(
+            f"cache {self.name}: sample {number} ({place}): {words}; mend or remove it, or give the shape in load: "
+            "tensor.set_shape(...)"
         )
 
     def _call(self, element: Any) -> Any:
@@ -513,6 +532,10 @@ def _local_size() -> int:
 
 def _spec_of(value: Any) -> Any:
     return tf.type_spec_from_value(value) if not isinstance(value, tf.TypeSpec) else value
+
+
+def _without_rank(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec) and spec.shape.rank is None
 
 
 def _check(name: str, on_error: object, retries: object, threads: object, version: object) -> None:

@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 
+# The op that compares the shape of a tensor whose rank `load` does not tell; TensorFlow's message has this name.
+FIRST_SHAPE = "shape_of_the_first_sample"
+
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
@@ -111,6 +114,8 @@ class Elements:
         found: list[tf.Tensor] = []
         for part, value in zip(self._parts, tf.nest.flatten(element), strict=True):
             if part.fixed:
+                if value.shape.rank is None:
+                    value = tf.ensure_shape(value, part.spec.shape, FIRST_SHAPE)
                 found.append(tf.reshape(value, [self.counts[part.first]]))
             else:
                 inner = tf.nest.flatten(value, expand_composites=True)

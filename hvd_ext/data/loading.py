@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ext.data import native
-from hvd_ext.data.elements import Elements
+from hvd_ext.data.elements import FIRST_SHAPE, Elements
 from hvd_ext.data.store import Store
 from hvd_ext.errors import INTERNAL, INVALID, InvalidError
 
 OnError = Literal["raise", "retry", "replace"]
 ON_ERROR = get_args(OnError)
 _PAUSE_S = 0.1  # before a sample is tried again; twice as long each time
-_OTHERS = 100  # samples that are tried in place of a bad one
+OTHERS = 100  # samples that are tried in place of a bad one
 
 Rows = list[np.ndarray[Any, Any]]
 
@@ -168,7 +168,7 @@ class Loader:
             except tf.errors.CancelledError:
                 raise
             except tf.errors.OpError as error:
-                words = _first_line(error)
+                words = first_line(error)
         self._count("failed")
         self._store.release([number])
         subject = f"cache {self._store.name}: sample {number} ({self._place_of(number)})"
@@ -187,7 +187,7 @@ class Loader:
         """
         count = len(range(number % parts, self._store.samples, parts))
         at = number // parts
-        for step in range(1, min(count, _OTHERS + 1)):
+        for step in range(1, min(count, OTHERS + 1)):
             other = number % parts + (at + step) % count * parts
             try:
                 self._found_or_loaded(load, other, place)
@@ -199,7 +199,7 @@ class Loader:
             self._count("replaced")
             return
         raise InvalidError(
-            f"{words}; none of the {min(count - 1, _OTHERS)} samples behind it could be loaded in its place either"
+            f"{words}; none of the {min(count - 1, OTHERS)} samples behind it could be loaded in its place either"
         )
 
     def _found_or_loaded(self, load: int, number: int, place: int) -> None:
@@ -243,9 +243,22 @@ def _answer(cache: int, numbers: Any, missing: int, pending: int, parts: int, lo
 _WHERE = ("File ", "Detected at node", "Graph execution error", "Traceback", "[[", "^", "~")
 
 
-def _first_line(error: Exception) -> str:
-    """Give what went wrong, without TensorFlow's lists of nodes and files."""
+_UNLIKE = re.compile(r"Shape of tensor \S+ (\[.*?\]) is not compatible with expected shape (\[.*?\])")
+
+
+def first_line(error: Exception) -> str:
+    """Give what went wrong, without TensorFlow's lists of nodes and files.
+
+    Args:
+        error: what a load has raised.
+    """
     message = getattr(error, "message", None) or str(error)
+    unlike = _UNLIKE.search(message)
+    if unlike is not None and FIRST_SHAPE in message:
+        return (
+            f"it has the shape {unlike[1]}, and the first sample {unlike[2]}: a tensor whose rank load does not tell "
+            "must have one shape in all samples; for several use tensor.set_shape((None, ...)) in load"
+        )
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith(_WHERE)]
     words = (telling or lines or [type(error).__name__])[0]

@@ -64,9 +64,15 @@ class RecordFiles(Source):
 
     @property
     def samples(self) -> int:
+        """The number of samples; the files are walked through for it, once."""
         return int(self.columns["first"][-1])
 
     def open(self, folder: Path | None = None) -> None:
+        """Find the samples: by a kept index, or by a walk through the files, whose index is then kept.
+
+        Args:
+            folder: where the index is kept for the next job; None: nowhere.
+        """
         if self._columns is not None:
             return
         kept = None if folder is None else folder / f"index-{self._digest[:16]}"
@@ -119,6 +125,11 @@ class RecordFiles(Source):
         return tf.gather(self.tensors["path"], file)
 
     def place_of(self, number: int) -> str:
+        """Say in which file a sample lies, and at which place of it.
+
+        Args:
+            number: the sample.
+        """
         first = self.columns["first"]
         file = int(np.searchsorted(first, number, "right")) - 1
         return f"{self._paths[file]}, its sample {number - int(first[file])}"

@@ -81,13 +81,13 @@ def of(value: Any, subject: str) -> Any:
         InvalidError: TensorFlow has no such values.
     """
     if is_sparse_of_scipy(value):
-        if value.ndim != 2:
-            raise InvalidError(f"{subject} ({type(value).__name__}): must have two dimensions; it has {value.ndim}")
-        columns = value.tocoo()
+        entries = value.tocoo()
         value = tf.SparseTensor(
-            np.stack([columns.row, columns.col], 1).astype(np.int64), dense(columns.data, subject), value.shape
+            np.stack(entries.coords, 1).astype(np.int64), dense(entries.data, subject), entries.shape
         )
     if isinstance(value, tf.SparseTensor):
+        if len(value.shape) < 2:
+            raise InvalidError(f"{subject} (SparseTensor): must have two dimensions or more; it has {len(value.shape)}")
         return tf.sparse.reorder(value)
     return value if isinstance(value, tf.RaggedTensor) else dense(value, subject)
 

@@ -67,7 +67,8 @@ def shard(
     batch is smaller than the others, the batches of its step are of unequal size.
 
     Args:
-        data: arrays (one, or tuples, lists or dictionaries of them, equal in their first dimension), or a
+        data: arrays (one, or tuples, lists or dictionaries of them, equal in their first dimension; also a
+            `tf.RaggedTensor` or `tf.SparseTensor`, or a sparse matrix of SciPy, which is divided by rows), or a
             `tf.data.Dataset` of single elements; or, in batches, a `tf.data.Dataset`, a `keras.utils.PyDataset`
             (`Sequence`), or a generator. A `PyDataset` keeps its workers and its hooks for the ends of epochs: if it
             shuffles its batches there, it must do so alike on all ranks. All ranks read a generator, which must give
@@ -92,7 +93,8 @@ def shard(
         process_set: the ranks that share the data; None: all.
 
     Returns:
-        A `tf.data.Dataset`, with its cardinality wherever that is known; for a `PyDataset` a `PyDataset`, for a
+        A `tf.data.Dataset`, with its cardinality wherever that is known, whose batches of ragged tensors are ragged,
+        and of sparse tensors and matrices `tf.SparseTensor`; for a `PyDataset` a `PyDataset`, for a
         generator a generator.
 
     Raises:
@@ -435,15 +437,16 @@ def _shuffling(length: int | None, rank: int, settings: dict[str, Any]) -> dict[
 
 def _tuples(data: Any) -> Any:
     """Make lists of arrays tuples, and lists of numbers arrays: TensorFlow takes each list for one array."""
-    import numpy as np
     import tensorflow as tf
+
+    from hvd_ext.data import rows
 
     if isinstance(data, Mapping):
         return {name: _tuples(one) for name, one in data.items()}
     if not isinstance(data, list | tuple):
         return data
     if data and all(isinstance(one, Real) for one in tf.nest.flatten(data)):
-        return np.asarray(data)
+        return rows.dense(data, "shard: data")
     while data and data[-1] is None:  # fit takes (x, y, None) for data without weights
         data = data[:-1]
     return tuple(map(_tuples, data))

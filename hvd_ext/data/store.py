@@ -192,7 +192,7 @@ def on_disk(disk: str | os.PathLike[str]) -> Iterator[Found]:
             continue
         try:
             about = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             about = {}
         yield Found(path.parent, match["name"], match["digits"], about if isinstance(about, dict) else {})
 

@@ -196,10 +196,12 @@ def parse(text: str, source: str = "text", size: int | None = None) -> Tree:
     """
     where = f"topology file {source}"
     try:
-        cluster = _ClusterSchema.model_validate(yaml.safe_load(text))
-        tree = cluster.tree()
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(text)
+    except Exception as error:  # PyYAML's own, and Python's where a scalar cannot be made, such as the date 2020-13-45
         raise TopologyError(f"{where}: it is not YAML: {' '.join(str(error).split())}") from error
+    try:
+        cluster = _ClusterSchema.model_validate(content)
+        tree = cluster.tree()
     except ValidationError as error:
         raise TopologyError(f"{where}: {_first_fault(error)}") from error
     except TopologyError as error:

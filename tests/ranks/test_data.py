@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
 import hvd_ext as hvd
@@ -169,6 +171,9 @@ def test_a_last_smaller_batch_may_be_left_out() -> None:
         (np.arange(0), {"batch_size": 1, "own": True}, "has no elements of its own"),
         (np.arange(64), {"batch_size": 65, "drop_remainder": True, "own": True}, "must be at most 64"),
         (np.arange(64), {}, "batch_size (None): arrays need one"),
+        (np.zeros(64, "M8[s]"), {"batch_size": 2}, "(datetime64[s]): must hold numbers or strings"),
+        (np.array(["a", 1] * 32, object), {"batch_size": 2}, "(objects: int): must hold numbers or strings"),
+        ([[1, 2], [3]], {"batch_size": 2}, "(list): cannot be made an array"),
         (object(), {"batch_size": 2}, "must be arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"),
         (print, {"batch_size": 2}, "call a function that makes one first"),
         (counted(64), {}, "batch_size (None): must be given for a data set of single elements"),
@@ -214,6 +219,49 @@ def test_a_part_of_a_py_dataset_keeps_its_workers_and_trains() -> None:
         hvd.shard(Batches(0))
 
 
+class Shuffled(Batches):
+    """Batches whose order changes where an epoch begins, late."""
+
+    def __init__(self, number: int, **keywords: Any) -> None:
+        super().__init__(number, **keywords)
+        self.order = np.arange(number)
+
+    def on_epoch_begin(self) -> None:
+        time.sleep(0.05 * hvd.rank() + 0.05)
+        self.epochs += 1
+        self.order = np.random.default_rng(self.epochs).permutation(self.number)
+
+    def on_epoch_end(self) -> None:
+        pass
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(int(self.order[index]))
+
+
+class Seen(keras.Model):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.seen.append(int(data[1][0, 0]))
+        return {"loss": tf.constant(0.0)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_that_shuffles_where_an_epoch_begins_has_one_order_on_all_ranks(workers: int) -> None:
+    number = 4 * hvd.size()
+    whole = Shuffled(number, workers=workers)
+    model = Seen()
+    model.compile(run_eagerly=True)
+    model.fit(hvd.shard(whole), epochs=2, verbose=0, shuffle=False)
+    orders = [np.random.default_rng(epoch).permutation(number)[hvd.rank() :: hvd.size()] for epoch in (1, 2)]
+    assert model.seen == np.concatenate(orders).tolist()
+    assert whole.epochs == 2
+
+
 def test_steps_and_batches_of_ones_own_are_evened_out_in_a_py_dataset() -> None:
     rank, size = hvd.rank(), hvd.size()
 
@@ -257,6 +305,47 @@ def test_several_inputs_and_weights_are_divided_together() -> None:
     for part, factor in ((second, 2), (y["y"], 3), (weights, 4)):
         np.testing.assert_array_equal(part, first.numpy() * factor)
     assert len(next(iter(hvd.shard((x, x, None), 2)))) == 2  # as fit takes it: no weights
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_of_ragged_and_sparse_data_are_divided(shuffle: bool) -> None:
+    rank, size = hvd.rank(), hvd.size()
+    numbers = np.arange(5 * size)
+    dense = np.where(np.arange(3) == numbers[:, None] % 4, numbers[:, None] + 1.0, 0.0)  # some rows have no entries
+    ragged = [list(range(number % 3)) for number in numbers]
+    data = {
+        "number": numbers,
+        "ragged": tf.ragged.constant(ragged, tf.int64),
+        "sparse": tf.sparse.from_dense(dense),
+        "matrix": scipy.sparse.csc_matrix(dense),  # in the order of its columns
+        "array": scipy.sparse.csr_array(dense),
+    }
+    for own in (False, True):
+        dataset = hvd.shard(data, 2, shuffle=shuffle, own=own)
+        seen: list[int] = []
+        for batch in dataset:
+            rows = batch["number"].numpy().tolist()
+            assert batch["ragged"].to_list() == [ragged[row] for row in rows]
+            for name in ("sparse", "matrix", "array"):
+                np.testing.assert_array_equal(tf.sparse.to_dense(batch[name]), dense[rows])
+            seen += rows
+        assert sorted(seen) == numbers[slice(None) if own else slice(rank, None, size)].tolist()
+    with pytest.raises(InvalidError, match=r"SparseTensor\): must have two dimensions or more; it has 1"):
+        hvd.shard(tf.sparse.from_dense(numbers), 2)
+
+
+def test_a_sparse_matrix_trains_as_the_dense_one_does() -> None:
+    rows = np.random.default_rng(1).normal(size=(4 * hvd.size(), 3)).astype(np.float32)
+    rows[rows < 0] = 0
+    trained = []
+    for x in (scipy.sparse.csr_matrix(rows), rows):
+        made = keras.Sequential(
+            [keras.Input((3,), sparse=x is not rows), keras.layers.Dense(1, "linear", False, "ones")]
+        )
+        made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+        made.fit(hvd.shard((x, rows[:, :1]), 2), verbose=0, callbacks=hvd.callbacks.synchronized())
+        trained.append(made.get_weights()[0])
+    np.testing.assert_allclose(*trained, rtol=1e-5)
 
 
 def test_fewer_elements_than_ranks_are_refused_unless_they_may_be_uneven() -> None:

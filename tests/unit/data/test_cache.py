@@ -11,7 +11,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import tensorflow as tf
 from typer.testing import CliRunner
 
 from hvd_ext.commands.cache import app
-from hvd_ext.data import cache as caches, filling, sources, store
+from hvd_ext.data import cache as caches, filling, folders, store
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
 from tests.unit.data.caching import CLASSES, Counted, decode, epoch, numbered, numbers_of, write_pictures
@@ -62,7 +62,7 @@ def test_samples_are_loaded_once_and_every_epoch_has_an_order_of_its_own() -> No
 
 
 def test_pictures_of_a_folder_come_back_with_labels_and_seeds(tmp_path: Path) -> None:
-    source = sources.folder(write_pictures(tmp_path, 12), "*.jpg")
+    source = folders.folder(write_pictures(tmp_path, 12), "*.jpg")
     cache = DataCache("pictures", source, decode, memory="8MB")
     assert cache.element_spec == (tf.TensorSpec((8, 8, 3), tf.uint8), tf.TensorSpec((), tf.int32))
     data = cache.dataset(5, keys=True)
@@ -244,7 +244,7 @@ def test_a_disk_that_is_full_already_is_done_without(small: Path, caplog: pytest
 
 
 def test_a_bad_sample_is_named(tmp_path: Path) -> None:
-    source = sources.folder(write_pictures(tmp_path, 12, broken=(5,)), "*.jpg")
+    source = folders.folder(write_pictures(tmp_path, 12, broken=(5,)), "*.jpg")
     cache = DataCache("bad", source, decode, memory="8MB")
     with pytest.raises(tf.errors.OpError, match=r"cache bad: sample 5 \(.*/b/0005.jpg\): it could not be loaded: "):
         epoch(cache.dataset(4))
@@ -254,7 +254,7 @@ def test_a_bad_sample_is_named(tmp_path: Path) -> None:
 
 
 def test_a_bad_sample_is_replaced_by_another_one(tmp_path: Path) -> None:
-    source = sources.folder(write_pictures(tmp_path, 12, broken=(5, 6)), "*.jpg")
+    source = folders.folder(write_pictures(tmp_path, 12, broken=(5, 6)), "*.jpg")
     cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
     data = cache.dataset(4)
     for _ in range(2):
@@ -285,8 +285,54 @@ def test_a_sample_is_tried_again() -> None:
         epoch(cache.dataset(8))
 
 
+def of_shapes(shapes: dict[int, tuple[int, ...] | None], op: Any = tf.numpy_function) -> Callable[[tf.Tensor], Any]:
+    """Make a load of tensors of unknown rank: of shape (2, 3) but for some samples; those of None cannot be loaded."""
+
+    def made(number: Any) -> np.ndarray:
+        shape = shapes.get(int(number), (2, 3))
+        if shape is None:
+            raise OSError("it cannot be read")
+        return np.full(shape, int(number), np.int32)
+
+    return lambda number: {"value": op(made, [number], tf.int32), "number": number}
+
+
+@pytest.mark.parametrize("op", [tf.numpy_function, tf.py_function])
+def test_the_first_sample_tells_the_shape_that_load_does_not(op: Any) -> None:
+    cache = DataCache("shapes", SAMPLES, of_shapes({}, op), memory="1MB", version="1")
+    assert cache.element_spec["value"] == tf.TensorSpec((2, 3), tf.int32)
+    data = cache.dataset(4, drop_remainder=True)
+    assert data.element_spec["value"] == tf.TensorSpec((4, 2, 3), tf.int32)
+    batches = epoch(data)
+    seen = np.concatenate([batch["value"] for batch in batches])
+    np.testing.assert_array_equal(seen, np.broadcast_to(SAMPLES[:, None, None], (len(SAMPLES), 2, 3)))
+
+
+@pytest.mark.parametrize(("shape", "words"), [((3, 2), r"\[3,2\]"), ((6,), r"\[6\]"), ((), r"\[\]")])
+def test_a_sample_of_another_shape_than_the_first_is_named(shape: tuple[int, ...], words: str) -> None:
+    cache = DataCache("shapes", SAMPLES, of_shapes({5: shape}), memory="1MB", version="1")
+    with pytest.raises(
+        tf.errors.OpError, match=rf"sample 5 \(row 5.*it has the shape {words}, and the first sample \[2,3\].*set_shape"
+    ):
+        epoch(cache.dataset(4))
+
+
+def test_a_first_sample_that_cannot_be_loaded_is_named_or_replaced() -> None:
+    load = of_shapes({0: None, 1: None})
+    for on_error in ("raise", "retry"):
+        with pytest.raises(
+            InvalidError, match=r"sample 0 \(row 0 .* could not be loaded.*: OSError: it cannot be read; "
+        ):
+            DataCache("shapes", SAMPLES, load, memory="1MB", version="1", on_error=on_error, retries=1)
+    cache = DataCache("shapes", SAMPLES, load, memory="1MB", version="1", on_error="replace")
+    assert epoch(cache.dataset(4))[0]["value"][:, 0, 0].tolist() == [2, 2, 2, 3]
+    nothing = of_shapes(dict.fromkeys(range(len(SAMPLES))))
+    with pytest.raises(InvalidError, match="could not be loaded, and all samples must have its shape"):
+        DataCache("shapes", SAMPLES, nothing, memory="1MB", version="1", on_error="replace")
+
+
 def test_nothing_but_bad_samples_ends_in_words(tmp_path: Path) -> None:
-    source = sources.folder(write_pictures(tmp_path, 3, broken=(0, 1, 2)), "*.jpg")
+    source = folders.folder(write_pictures(tmp_path, 3, broken=(0, 1, 2)), "*.jpg")
     cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
     with pytest.raises(tf.errors.OpError, match="none of the 2 samples behind it could be loaded in its place either"):
         epoch(cache.dataset(3))
@@ -307,7 +353,6 @@ def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     refused(r"disk_limit \('50%'\): must be", disk_limit="50%", disk=tmp_path)
     (tmp_path / "file").write_bytes(b"")
     refused(r"disk \(.*file.*\): it cannot be made or written", disk=tmp_path / "file")
-    refused("must give tensors of a known rank", load=lambda number: tf.py_function(lambda x: x, [number], tf.int64))
     cache = make(Counted())
     with pytest.raises(InvalidError, match=r"batch_size \(0\): must be a whole number from 1"):
         cache.dataset(0)
