@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
+from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
 from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
@@ -304,8 +305,7 @@ def _settings(optimizer: Any, label: str) -> dict[str, Any]:
             continue
         found[f"{whose} class"] = one.__class__.__name__
         with tf.init_scope():  # the configuration reads variables, also while a step is traced
-            config = one.get_config()
-        found |= checks.comparable(config, whose)
+            found |= comparable(one, whose)
     return found
 
 
