@@ -104,7 +104,7 @@ def synchronized(
     logged = _taken(own, CacheLogs) or CacheLogs()
     same = _taken(own, SameHyperparameters) or SameHyperparameters()
     others = [callback for callback in own if callback not in (*statistics, *last)]
-    return [end, *first, start, *statistics, average, logged, *others, stop, same, *last]
+    return [end, *first, start, *statistics, average, logged, *others, same, stop, *last]
 
 
 class _RestoreFirst(base.Callback):

@@ -30,7 +30,7 @@ class SameHyperparameters(base.Callback):
         """Compare."""
         if size() == 1:
             return
-        found: dict[tuple[tuple[int, ...], str], str] = {((), "stop_training"): repr(bool(self.model.stop_training))}
+        found: dict[tuple[tuple[int, ...], str], str] = {}
         wrapped = [one for outer in models.optimizers(self.model) for one in models.wrapped(outer)]
         for number, optimizer in enumerate(wrapped):
             reducer = optimizer._hvd_ext_reducer
@@ -40,7 +40,7 @@ class SameHyperparameters(base.Callback):
                 found |= {(job.engine.ranks, f"{whose}: {key}"): value for key, value in current(optimizer).items()}
         everyone = allgather_object(found, name=_NAME)
         for ranks, what in {key: None for of_rank in everyone for key in of_rank}:
-            values = {rank: everyone[rank].get((ranks, what), "none") for rank in ranks or range(size())}
+            values = {rank: everyone[rank].get((ranks, what), "none") for rank in ranks}
             having = {value: [rank for rank in values if values[rank] == value] for value in values.values()}
             if len(having) > 1:
                 words = "; ".join(
