@@ -13,6 +13,7 @@ from hvd_ext.keras.callbacks import base
 from hvd_ext.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvd_ext.keras.callbacks.caches import CacheLogs
 from hvd_ext.keras.callbacks.ending import EndTogether
+from hvd_ext.keras.callbacks.hyperparameters import SameHyperparameters
 from hvd_ext.keras.callbacks.metrics import AverageAdded, MetricAverageCallback
 from hvd_ext.keras.callbacks.statistics import AverageStatistics
 from hvd_ext.keras.callbacks.stopping import StopTogether
@@ -50,6 +51,7 @@ def synchronized(
     - Callbacks that write files stay on rank 0 only, and only rank 0 has a progress bar.
     - Where steps do not wait for all ranks (sync=), the ranks end each epoch together, also with unequal numbers of
       batches, and the last step of `fit` waits for all.
+    - Learning rates and the other settings of the optimizers must be equal on all ranks at the end of each epoch.
     - When a callback of one rank stops training, all ranks stop after the same step.
     - Moving statistics are averaged before each validation, if `AverageStatistics` is among the callbacks.
     - The logs of each epoch have the hits of each open `hvd_ext.DataCache`.
@@ -71,6 +73,7 @@ def synchronized(
 
     Raises:
         InvalidError: root_rank is no rank, or is not 0 with `BackupAndRestore`.
+        MismatchError: in `fit`, on all ranks: a setting of an optimizer differs; the message has the values by rank.
         NotInitializedError: before `init()`.
     """
     given: list[Any] = [callbacks] if _is_callback(callbacks) else _flat(callbacks)
@@ -104,6 +107,7 @@ def synchronized(
     # a rank that validates averages statistics before its validation, another one before the metrics are exchanged
     statistics = [callback for callback in own if isinstance(callback, AverageStatistics)][:1]
     logged = _taken(own, CacheLogs) or CacheLogs()
+    same = _taken(own, SameHyperparameters) or SameHyperparameters()
     others: list[Any] = []
     added: list[AverageAdded] = []
     for callback in _backups_first([callback for callback in own if callback not in (*statistics, *last)]):
@@ -112,7 +116,7 @@ def synchronized(
             others.append(added[-1])
         others.append(callback)
     others.append(AverageAdded(average, logged, added))
-    return [end, *first, start, *statistics, average, logged, *others, stop, *last]
+    return [end, *first, start, *statistics, average, logged, *others, same, stop, *last]
 
 
 def _backups_first(callbacks: list[Any]) -> list[Any]:

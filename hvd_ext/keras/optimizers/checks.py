@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,14 +13,11 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.job import consensus, process_sets
+from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
 from hvd_ext.tensorflow.gradients.same_start import checksums, refuse
-
-# These may differ between ranks when the first step begins: Keras numbers the names, and a broadcast or a callback may
-# still set the learning rate, which is a variable.
-_MAY_DIFFER = ("name", "learning_rate")
 
 # The steps of each reducer, for `same_weights`. The optimizers' own iterations cannot stand for them: the check must
 # find ranks that have counted differently, so these must come to it after the same step.
@@ -45,32 +41,6 @@ def settings(optimizer: keras.optimizers.Optimizer, label: str) -> dict[str, Any
     refuse_strategy(label)
     _refuse_loss_scale_around(optimizer, label)
     return {"the optimizer's class": optimizer.__class__.__name__, **_of_config(optimizer, "the optimizer's")}
-
-
-def comparable(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
-    """Give what a configuration says that must be the same on all ranks.
-
-    Args:
-        config: of an optimizer of Keras 3 or tf_keras.
-        whose: begins the names.
-
-    Returns:
-        Plain values by name. A learning rate is left out, but a schedule of it is not: no broadcast reaches that.
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if key == "learning_rate" and isinstance(value, Mapping):
-            found[f"{whose} learning rate schedule"] = _as_text(value)
-        elif key not in _MAY_DIFFER and (value is None or isinstance(value, (bool, int, float, str))):
-            found[f"{whose} {key}"] = value
-        # patterns, and the schedule of a momentum; other mappings hold names and rates of inner optimizers
-        elif isinstance(value, (list, tuple)) or (key == "momentum" and isinstance(value, Mapping)):
-            found[f"{whose} {key}"] = _as_text(value)
-    return found
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=lambda one: type(one).__name__)
 
 
 def refuse_strategy(label: str) -> None:
@@ -135,10 +105,7 @@ def same_weights(reducer: Reducer, iterations: tf.Variable, variables: Sequence[
 
 
 def _of_config(optimizer: keras.optimizers.Optimizer, whose: str) -> dict[str, Any]:
-    config = optimizer.get_config()
-    if isinstance(getattr(optimizer, "momentum", None), keras.Variable):  # a broadcast brings it, as a learning rate
-        config.pop("momentum", None)  # that of a loss-scale optimizer is the inner one's
-    found = comparable(config, whose)
+    found = comparable(optimizer, whose)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         found["the inner optimizer's class"] = inner.__class__.__name__

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers import checks, models
+from hvd_ext.keras.optimizers.comparable import comparable
 from hvd_ext.keras.optimizers.keras2_accumulation import Accumulation, Pairs
 from hvd_ext.keras.optimizers.wrapper import Distributed, put_in_front
 from hvd_ext.options import Sum, compatibility as features
@@ -28,6 +29,7 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
 from hvd_ext.tensorflow.gradients import identity, kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.skipping import Skipping
 
 # The two ways to tell an optimizer that its gradients are reduced already: since Keras 2.11, and before.
 _SKIP, _AGGREGATE = "skip_gradients_aggregation", "experimental_aggregate_gradients"
@@ -73,6 +75,7 @@ def wrap(optimizer: Any, label: str, options: GradientOptions) -> Any:
         _hvd_ext_accumulation=Accumulation(options) if options.backward_passes_per_step > 1 else None,
         _hvd_ext_inside=False,
         _hvd_ext_computes=False,
+        _hvd_ext_skipping=Skipping(label) if scaling else None,
     )
     weakref.finalize(optimizer, reducer.close).atexit = False
     models.drop_traced_steps(optimizer, model_class)
@@ -85,6 +88,7 @@ class Keras2(Distributed):
     _hvd_ext_accumulation: Accumulation | None
     _hvd_ext_inside: bool  # an apply_gradients with reduced gradients is under way
     _hvd_ext_computes: bool  # compute_gradients has been called
+    _hvd_ext_skipping: Skipping | None  # with a loss scale
 
     def check_local(self) -> None:
         """Refuse local variables where they would change the reduced gradients, or the decision to skip a step.
@@ -185,8 +189,15 @@ class Keras2(Distributed):
 
     def _applied(self, plain: Any, pairs: Pairs, arguments: Any, keywords: Any) -> Any:
         object.__setattr__(self, "_hvd_ext_inside", True)
+        skipping = self._hvd_ext_skipping if getattr(self, "dynamic", False) else None
+        before = None if skipping is None else tf.convert_to_tensor(self.loss_scale)
         try:
-            return plain(pairs, *arguments, **keywords)
+            applied = plain(pairs, *arguments, **keywords)
+            if skipping is not None:
+                scale, finite_steps = tf.convert_to_tensor(self.loss_scale), self.dynamic_counter
+                # a skipped step counts in tf_keras' iterations; a step after which the scale rises resets the counter
+                skipping.count(tf.logical_or(tf.not_equal(finite_steps, 0), scale > before), scale > 1)
+            return applied
         finally:
             object.__setattr__(self, "_hvd_ext_inside", False)
 
@@ -304,8 +315,7 @@ def _settings(optimizer: Any, label: str) -> dict[str, Any]:
             continue
         found[f"{whose} class"] = one.__class__.__name__
         with tf.init_scope():  # the configuration reads variables, also while a step is traced
-            config = one.get_config()
-        found |= checks.comparable(config, whose)
+            found |= comparable(one, whose)
     return found
 
 

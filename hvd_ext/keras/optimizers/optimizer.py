@@ -34,11 +34,15 @@ from hvd_ext.tensorflow import devices
 from hvd_ext.tensorflow.gradients import explanation, identity
 from hvd_ext.tensorflow.gradients.channel import Channel
 from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.skipping import Skipping
 
 if TYPE_CHECKING:
     from hvd_ext.keras.optimizers.wrapper import WrappedOptimizer
 
 __all__ = ["Distributed", "DistributedOptimizer", "PartialDistributedOptimizer", "channels", "explain", "flush"]
+
+# the least epsilon_1 of Adafactor with `TopK`
+_ADAFACTOR_EPSILON = 1e-12
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that users of Horovod know
@@ -335,6 +339,8 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
             "accumulation out"
         )
     steps = functools.partial(_steps_of, weakref.ref(updating))
+    if options.topk is not None:
+        _check_sparse(updating, label)
     # with a loss scale a round that is not finite is skipped
     reducer = Reducer(identity.of_optimizer(label, updating.name), options, momentum, steps, holds_again=scaling)
     if isinstance(updating, Layerwise):
@@ -344,12 +350,25 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
         put_in_front(updating, MomentumTaken, _hvd_ext_reducer=reducer)
     elif momentum is not None:
         fronts.append(MomentumTaken)
-    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer, _hvd_ext_halves=xla.Halves())
+    skipping = Skipping(label) if scaling else None
+    put_in_front(wrapped, *fronts, _hvd_ext_reducer=reducer, _hvd_ext_halves=xla.Halves(), _hvd_ext_skipping=skipping)
     weakref.finalize(wrapped, reducer.close).atexit = False
     models.drop_traced_steps(wrapped, keras.Model)
     if wrapped is not optimizer:
         object.__setattr__(optimizer, "_hvd_ext_outer", weakref.ref(wrapped))
     return wrapped
+
+
+def _check_sparse(optimizer: keras.optimizers.Optimizer, label: str) -> None:
+    """Refuse an optimizer that divides 0 by 0 where whole rows and columns of a gradient are 0, as with `TopK`."""
+    # It divides a gradient by the root of r c / mean(r). In an empty row and column, r and c are epsilon_1, whose square
+    # must not underflow in float32, also where mean(r), of squares of gradients, is large.
+    if isinstance(optimizer, keras.optimizers.Adafactor) and optimizer.epsilon_1 < _ADAFACTOR_EPSILON:
+        raise InvalidError(
+            f"optimizer {label!r}: Adafactor with epsilon_1={optimizer.epsilon_1:g} makes weights NaN where a row "
+            "and a column of a gradient are 0, as TopK makes them; with TopK it must be at least "
+            f"{_ADAFACTOR_EPSILON:g}: keras.optimizers.Adafactor(epsilon_1={_ADAFACTOR_EPSILON:g})"
+        )
 
 
 def _wrapped_before(optimizer: Any) -> Any:

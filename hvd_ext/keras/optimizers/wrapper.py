@@ -28,6 +28,7 @@ from hvd_ext.keras.optimizers import checks, xla
 from hvd_ext.options import compatibility
 from hvd_ext.tensorflow.gradients import kinds
 from hvd_ext.tensorflow.gradients.reducer import Reducer
+from hvd_ext.tensorflow.skipping import Skipping
 
 
 class InFront:
@@ -77,6 +78,7 @@ class Wrapper(Distributed):
     """An optimizer of Keras 3 that reduces its gradients, whole or with `TopK`, with or without a loss scale."""
 
     _hvd_ext_halves: xla.Halves
+    _hvd_ext_skipping: Skipping | None  # with a loss scale
     _hvd_ext_applies: Any = True  # whether an update step with accumulation applies its reduced gradients
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -107,6 +109,7 @@ class Wrapper(Distributed):
             dense=scaling or bool(self.gradient_accumulation_steps) or self.loss_scale_factor is not None,
             communicates=scaling or _is_update_step(self),
         ) as ready:
+            before = tf.identity(updates(self)._iterations.value) if scaling else None
             if first:
                 reduced, scale = _reduced_first(self, ready)
                 update = functools.partial(_update, self, plain, variables, reduced, scale)
@@ -124,6 +127,10 @@ class Wrapper(Distributed):
                         "keras.optimizers.Optimizer and leave apply to that class"
                     )
             updating = updates(self)
+            if self._hvd_ext_skipping is not None:
+                self._hvd_ext_skipping.count(
+                    tf.not_equal(updating._iterations.value, before), tf.convert_to_tensor(self.dynamic_scale) > 1
+                )
             passes = updating.gradient_accumulation_steps or 1
             checks.same_weights(reducer, updating._iterations.value, variables, passes)
 

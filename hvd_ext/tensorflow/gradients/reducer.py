@@ -105,7 +105,7 @@ class Reducer:
         momentum: the optimizer's momentum, if the options ask for momentum correction.
         first_step: returns the number of update steps before the first step of this object.
         after_first: whether the weights may be broadcast after the first step, as a loop with a tape does.
-        holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
+        holds_again: whether there is a loss scale; with partial rounds, see `hvd_ext.engine.partial.Partial`.
 
     Attributes:
         label: the name of the optimizer or tape, such as "Adam".

@@ -273,7 +273,7 @@ class GradientSet:
         momentum: the momentum correction that gradients go through before the selection; None for none.
         first_step: returns the number of update steps before the first; the value of rank 0 counts.
         start: compares the weights before the first update; None to skip this comparison.
-        holds_again: with partial rounds, see `hvd_ext.engine.partial.Partial`.
+        holds_again: whether there is a loss scale; with partial rounds, see `hvd_ext.engine.partial.Partial`.
     """
 
     def __init__(
@@ -584,7 +584,14 @@ class GradientSet:
             return
         steps = consensus.exchange(self.job.engine, f"{self.name}: first step", self._first_step)
         self.feedback = Feedback(
-            self._label, self._options, self.job, steps[0], self._momentum, self._keys, name=self.name
+            self._label,
+            self._options,
+            self.job,
+            steps[0],
+            self._momentum,
+            self._keys,
+            name=self.name,
+            ends=not self._holds_again,
         )
         self.feedback.opened(channel)
 

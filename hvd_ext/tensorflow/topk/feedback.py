@@ -21,6 +21,7 @@ from hvd_ext.job import consensus
 from hvd_ext.options import Sum
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow import ops
+from hvd_ext.tensorflow.skipping import Skipping
 from hvd_ext.tensorflow.topk import residuals
 from hvd_ext.tensorflow.topk.auto_density import AutoDensity
 
@@ -48,6 +49,7 @@ class Feedback:
         momentum: that the gradients go through; None for none.
         keys: of the list's variables.
         name: the prefix of its exchanges, the same on all ranks and unique in the job.
+        ends: whether many skipped steps in a row are an error; with a loss scale, its optimizer knows better.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class Feedback:
         keys: Sequence[Any] = (),
         *,
         name: str,
+        ends: bool,
     ) -> None:
         assert options.topk is not None
         self._momentum, self._keys = momentum, keys
         self._label, self._options, self._job, self._name = label, options, job, name
+        self._skipping = Skipping(label) if ends else None
         self._schedule, self._until = density.schedule(options.topk), options.topk.until
         with tf.init_scope(), tf.device("CPU:0"):
             self._steps = tf.Variable(first_step, dtype=tf.int64, trainable=False, name="hvd_ext_topk_steps")
@@ -131,6 +135,8 @@ class Feedback:
                 self._skipped.assign_add(tf.cast(tf.logical_not(ok), tf.int64), read_value=False),
                 flushing.assign(tf.logical_and(flushing.read_value(), tf.logical_not(ok)), read_value=False),
             ]
+            if self._skipping is not None:
+                counted.append(self._skipping.count(ok))
             if self._auto is not None:
                 self._auto.seen(tensors, rates, ok)
             with tf.control_dependencies([one for one in counted if one is not None]):
