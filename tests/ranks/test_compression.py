@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +83,37 @@ def test_half_of_the_bytes_are_sent(rank: int, size: int) -> None:
     # segments are cut at other places, which moves some units' edges
     halves, whole = sent(hvd.Compression.fp16), sent(hvd.Compression.none)
     assert abs(2 * halves - whole) <= whole / 1000
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
+def test_a_sum_beyond_the_range_of_fp16_arrives_where_the_ranks_values_are_in_it(
+    op: hvd.ReduceOp, rank: int, size: int
+) -> None:
+    # exact with 11 bits, whatever the number of ranks; and small values, which a division before the way would lose
+    x = np.float32([40_000, -65_504, 2.0**-20, 1.0] * 300)
+    expected = x * (size if op == hvd.Sum else 1)
+    for algorithm in algorithms():
+        result = hvd.allreduce(x, op=op, compression=hvd.Compression.fp16, algorithm=algorithm)
+        np.testing.assert_allclose(result, expected, rtol=size * UNIT[hvd.Compression.fp16], atol=size * 2.0**-24)
+        assert_same_bits_everywhere(result, size)
+    rows = hvd.reducescatter(x, op=op, compression=hvd.Compression.fp16)
+    mine = np.array_split(expected, size)[rank]
+    np.testing.assert_allclose(rows, mine, rtol=size * UNIT[hvd.Compression.fp16], atol=size * 2.0**-24)
+    channel = registration.open(
+        "big", [Tensor("g", x.shape, "float32")], Options(op=op, compression=hvd.Compression.fp16)
+    )
+    (reduced,) = channel.reduce([tf.constant(x)])
+    np.testing.assert_allclose(reduced, expected, rtol=size * UNIT[hvd.Compression.fp16], atol=size * 2.0**-24)
+    channel.close()
+
+
+@pytest.mark.parametrize("call", [hvd.allreduce, lambda x: hvd.grouped_allreduce([x, x])[1]])
+def test_the_average_of_halves_is_finite(call: Callable[[tf.Tensor], tf.Tensor], size: int) -> None:
+    halves = tf.constant([40_000, 65_504, 3], tf.float16)
+    result = call(halves)
+    assert result.dtype == tf.float16
+    np.testing.assert_allclose(result.numpy(), halves.numpy(), rtol=2 * UNIT[hvd.Compression.fp16])
+    assert np.isinf(hvd.allreduce(halves, op=hvd.Sum)[1]) == (size > 1)
 
 
 def test_fp16_overflows_to_infinity_and_bf16_does_not(rank: int, size: int) -> None:

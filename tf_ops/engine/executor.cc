@@ -13,6 +13,23 @@ constexpr size_t kNamesKept = 64;  // names of runs that have ended, for each la
 // Bytes of an element in a message.
 int64_t MessageNbytes(const Run& run) { return static_cast<int64_t>(SizeOf(run.wire.value_or(run.dtype))); }
 
+// Sums that are sent as float16. A sum of n values is sent divided by a power of two from n on, and so does not leave
+// float16's range where the values are in it; their number is sent behind it. Scaling by the number of values that a
+// message holds, and not by that of the ranks, keeps the small values of the first rounds out of float16's denormals.
+bool IsScaled(const Run& run) {
+  return run.wire == DType::kFloat16 && (run.op == ReduceOp::kSum || run.op == ReduceOp::kAverage);
+}
+
+float Scale(int32_t terms) {
+  float scale = 1;
+  while (scale < static_cast<float>(terms)) scale *= 2;
+  return scale;
+}
+
+int64_t MessageNbytes(const Run& run, int64_t elements) {
+  return elements * MessageNbytes(run) + (IsScaled(run) ? static_cast<int64_t>(sizeof(int32_t)) : 0);
+}
+
 // The same number on all ranks. In an alltoall, whose units have sizes of their own, `elements` differs from rank to
 // rank, and may be 0 on some ranks only.
 int64_t CountSegments(const Run& run) {
@@ -138,6 +155,7 @@ Status Executor::StartSegments(Lane* lane, bool* moved) {
       place->sparse = open->run.sparse;
       place->begin = begin;
       place->elements = end - begin;
+      if (IsScaled(open->run)) place->terms.assign(static_cast<size_t>(place->plan->units), 1);
       ++open->started;
       ++lane->next_segment;
       *moved = true;
@@ -203,7 +221,7 @@ bool Executor::ReceivesZeroCopy(const Run& run, const Row& row) const {
 
 Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
   const Run& run = segment->open->run;
-  int64_t nbytes = transfer->elements * MessageNbytes(run);
+  int64_t nbytes = MessageNbytes(run, transfer->elements);
   char* data = segment->buffer->data() + transfer->begin * static_cast<int64_t>(SizeOf(run.dtype));
   if (ReceivesZeroCopy(run, row)) {
     data = nullptr;
@@ -211,7 +229,14 @@ Status Executor::Post(Segment* segment, const Row& row, Transfer* transfer) {
     transfer->scratch = pool_->Take(nbytes);
     // The sender keeps what it sends, so that it and the receiver go on with the same bits.
     if (row.opcode == Opcode::SEND) {
-      Narrow(*run.wire, transfer->scratch.data(), reinterpret_cast<float*>(data), transfer->elements);
+      int32_t terms = 1;
+      if (IsScaled(run)) {
+        auto first = segment->terms.begin() + row.begin;
+        terms = *std::max_element(first, first + row.count);
+        std::memcpy(transfer->scratch.data() + transfer->elements * MessageNbytes(run), &terms, sizeof(terms));
+      }
+      float* floats = reinterpret_cast<float*>(data);
+      Narrow(*run.wire, transfer->scratch.data(), floats, transfer->elements, Scale(terms));
     }
     data = transfer->scratch.data();
   }
@@ -260,7 +285,11 @@ Status Executor::Advance(Segment* segment, bool* ended, bool* moved) {
   const Run& run = segment->open->run;
   char* data = segment->buffer->data() + segment->begin * static_cast<int64_t>(SizeOf(run.dtype));
   // Where several ranks hold a sum, those that have sent it on hold the rounded value. Now all of them do.
-  if (run.wire && !segment->plan->rows.empty()) Round(*run.wire, reinterpret_cast<float*>(data), segment->elements);
+  // They have added up the values of all ranks, and so have rounded with one scale.
+  if (run.wire && !segment->plan->rows.empty()) {
+    const float scale = IsScaled(run) ? Scale(transport_->size()) : 1;
+    Round(*run.wire, reinterpret_cast<float*>(data), segment->elements, scale);
+  }
   if (run.divisor > 1) Divide(run.dtype, data, run.divisor, segment->elements);
   *ended = true;
   *moved = true;
@@ -289,7 +318,7 @@ Status Executor::TestTransfers(Segment* segment, bool* moved) {
     ReduceInOrder(segment);
     if (transfer.request == nullptr) continue;
     // It must be added after others that have not come, and the peer must not wait until they have.
-    int64_t nbytes = transfer.elements * MessageNbytes(segment->open->run);
+    int64_t nbytes = MessageNbytes(segment->open->run, transfer.elements);
     transfer.scratch = pool_->Take(nbytes);
     std::memcpy(transfer.scratch.data(), transfer.message, static_cast<size_t>(nbytes));
     transfer.message = transfer.scratch.data();
@@ -317,7 +346,7 @@ void Executor::ReduceInOrder(Segment* segment) {
     if (Combines(segment->open->run, *transfer.row)) {
       if (transfer.message == nullptr) return;
       if (!from_scratch && transfer.row->after_sends && IsBeingSent(*segment, transfer)) return;
-      Combine(*segment, transfer);
+      Combine(segment, transfer);
       transfer.message = nullptr;
       transfer.request.reset();
       transfer.scratch = Buffer();
@@ -326,14 +355,34 @@ void Executor::ReduceInOrder(Segment* segment) {
   }
 }
 
-void Executor::Combine(const Segment& segment, const Transfer& transfer) {
-  const Run& run = segment.open->run;
-  char* data = segment.buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
+void Executor::Combine(Segment* segment, const Transfer& transfer) const {
+  const Run& run = segment->open->run;
+  char* data = segment->buffer->data() + transfer.begin * static_cast<int64_t>(SizeOf(run.dtype));
   const char* message = transfer.message;
   if (!run.wire) return hvd_ext::Combine(run.op, run.dtype, data, message, transfer.elements);
   float* floats = reinterpret_cast<float*>(data);
+  if (IsScaled(run)) {
+    int32_t terms = 1;
+    std::memcpy(&terms, message + transfer.elements * MessageNbytes(run), sizeof(terms));
+    NoteTerms(segment, transfer, terms);
+    if (transfer.row->opcode == Opcode::RECV_REDUCE) {
+      return AddWidened(*run.wire, floats, message, transfer.elements, Scale(terms));
+    }
+    return Widen(*run.wire, floats, message, transfer.elements, Scale(terms));
+  }
   if (transfer.row->opcode == Opcode::RECV) return Widen(*run.wire, floats, message, transfer.elements);
   CombineWidened(run.op, *run.wire, floats, message, transfer.elements);
+}
+
+// A row's messages have one number of values. It is that of the unit with the most, so sums of such numbers may be too
+// large: a sum of all ranks' values has that of the ranks everywhere, and is scaled alike.
+void Executor::NoteTerms(Segment* segment, const Transfer& transfer, int32_t terms) const {
+  const Row& row = *transfer.row;
+  if (transfer.begin != UnitAt(*segment, row.begin)) return;  // not the row's first message
+  for (int64_t unit = row.begin; unit < row.begin + row.count; ++unit) {
+    int32_t& noted = segment->terms[static_cast<size_t>(unit)];
+    noted = row.opcode == Opcode::RECV ? terms : std::min(noted + terms, transport_->size());
+  }
 }
 
 void Executor::EndRuns(Lane* lane) {

@@ -120,6 +120,7 @@ class Executor {
     int64_t begin = 0, elements = 0;
     size_t next_row = 0;
     int64_t round = -1;               // the one under way
+    std::vector<int32_t> terms;       // by unit: how many ranks' values are added up in it; empty: see IsScaled
     std::vector<Transfer> transfers;  // of the round under way
     size_t waiting = 0;               // transfers that have not ended
     size_t reduced = 0;               // transfers before this one are reduced
@@ -144,9 +145,10 @@ class Executor {
   Status TestTransfers(Segment* segment, bool* moved) HVD_EXT_REQUIRES(progress_role);
   Status Post(Segment* segment, const Row& row, Transfer* transfer) HVD_EXT_REQUIRES(progress_role);
   void ReduceInOrder(Segment* segment);
+  void NoteTerms(Segment* segment, const Transfer& transfer, int32_t terms) const;
   static bool Combines(const Run& run, const Row& row);
   bool ReceivesZeroCopy(const Run& run, const Row& row) const;
-  static void Combine(const Segment& segment, const Transfer& transfer);
+  void Combine(Segment* segment, const Transfer& transfer) const;
   static bool IsBeingSent(const Segment& segment, const Transfer& reduction);
   void EndRuns(Lane* lane) HVD_EXT_REQUIRES(progress_role);
   static bool IsWaiting(const Segment& segment) {

@@ -48,17 +48,18 @@ void Add(DType dtype, void* accumulator, const void* x, int64_t elements);
 void Divide(DType dtype, void* data, int64_t divisor, int64_t elements);
 
 // Conversions for float32 values that are sent as halves. `wire` is float16 or bfloat16 (see IsWire); any other dtype
-// aborts the process. Rounding is to nearest even, and values beyond float16's 65504 become infinity.
+// aborts the process. Rounding is to nearest even. A float16 holds x / scale, where the scale is a power of two from 1
+// on, so that values up to 65504 * scale can be sent, and those beyond become infinity. bfloat16 ignores the scale.
 bool IsWire(DType wire);
-// to[i] = x[i] rounded, and x[i] becomes this rounded value, so that the sender keeps what it sends.
-void Narrow(DType wire, void* to, float* x, int64_t elements);
-// to[i] = x[i]
-void Widen(DType wire, float* to, const void* x, int64_t elements);
-// accumulator[i] += x[i], in float32
-void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements);
-// accumulator[i] = accumulator[i] op x[i], in float32
+// to[i] = x[i] / scale rounded, and x[i] becomes the value that was sent, so that the sender keeps what it sends.
+void Narrow(DType wire, void* to, float* x, int64_t elements, float scale = 1);
+// to[i] = x[i] * scale
+void Widen(DType wire, float* to, const void* x, int64_t elements, float scale = 1);
+// accumulator[i] += x[i] * scale, in float32
+void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements, float scale = 1);
+// accumulator[i] = accumulator[i] op x[i], in float32; without a scale
 void CombineWidened(ReduceOp op, DType wire, float* accumulator, const void* x, int64_t elements);
-// x[i] = x[i] rounded
-void Round(DType wire, float* x, int64_t elements);
+// x[i] = x[i] rounded, as Narrow does
+void Round(DType wire, float* x, int64_t elements, float scale = 1);
 
 }  // namespace hvd_ext

@@ -12,15 +12,23 @@ namespace {
 
 #define HVD_EXT_INLINE __attribute__((always_inline)) inline
 
+// The products with a power of two are exact, except below float32's least normal number, which a half rounds to 0.
+// bfloat16 has float32's range: nothing is multiplied, and numbers below the least normal one keep their bits.
+template <typename Half>
+HVD_EXT_INLINE float Times(float x, float factor) {
+  return std::is_same_v<Half, Float16> ? x * factor : x;
+}
+
 // Each struct is what one kernel does to element i, so that one function (Loop) chooses the instructions for all
-// kernels.
+// kernels. `up` is the scale, `down` is 1 / scale.
 template <typename Half>
 struct NarrowEach {
   Half* __restrict to;
   float* __restrict x;
+  float down, up;
   HVD_EXT_INLINE void operator()(int64_t i) const {
-    FromFloat(x[i], &to[i]);
-    x[i] = ToFloat(to[i]);
+    FromFloat(Times<Half>(x[i], down), &to[i]);
+    x[i] = Times<Half>(ToFloat(to[i]), up);
   }
 };
 
@@ -28,23 +36,26 @@ template <typename Half>
 struct WidenEach {
   float* __restrict to;
   const Half* __restrict x;
-  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] = ToFloat(x[i]); }
+  float up;
+  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] = Times<Half>(ToFloat(x[i]), up); }
 };
 
 template <typename Half>
 struct AddEach {
   float* __restrict to;
   const Half* __restrict x;
-  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] += ToFloat(x[i]); }
+  float up;
+  HVD_EXT_INLINE void operator()(int64_t i) const { to[i] += Times<Half>(ToFloat(x[i]), up); }
 };
 
 template <typename Half>
 struct RoundEach {
   float* x;
+  float down, up;
   HVD_EXT_INLINE void operator()(int64_t i) const {
     Half half;
-    FromFloat(x[i], &half);
-    x[i] = ToFloat(half);
+    FromFloat(Times<Half>(x[i], down), &half);
+    x[i] = Times<Half>(ToFloat(half), up);
   }
 };
 
@@ -53,22 +64,25 @@ struct RoundEach {
 const bool wide = __builtin_cpu_supports("avx2");
 const bool f16c = HasF16C();
 
+HVD_EXT_F16C inline __m256 Times8(__m256 x, float factor) { return _mm256_mul_ps(x, _mm256_set1_ps(factor)); }
+
 HVD_EXT_F16C inline void Eight(const NarrowEach<Float16>& each, int64_t i) {
-  Store8(each.to + i, _mm256_loadu_ps(each.x + i));
-  _mm256_storeu_ps(each.x + i, Load8(each.to + i));
+  Store8(each.to + i, Times8(_mm256_loadu_ps(each.x + i), each.down));
+  _mm256_storeu_ps(each.x + i, Times8(Load8(each.to + i), each.up));
 }
 
 HVD_EXT_F16C inline void Eight(const WidenEach<Float16>& each, int64_t i) {
-  _mm256_storeu_ps(each.to + i, Load8(each.x + i));
+  _mm256_storeu_ps(each.to + i, Times8(Load8(each.x + i), each.up));
 }
 
 HVD_EXT_F16C inline void Eight(const AddEach<Float16>& each, int64_t i) {
-  _mm256_storeu_ps(each.to + i, _mm256_add_ps(_mm256_loadu_ps(each.to + i), Load8(each.x + i)));
+  __m256 sum = _mm256_add_ps(_mm256_loadu_ps(each.to + i), Times8(Load8(each.x + i), each.up));
+  _mm256_storeu_ps(each.to + i, sum);
 }
 
 HVD_EXT_F16C inline void Eight(const RoundEach<Float16>& each, int64_t i) {
-  __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(each.x + i), _MM_FROUND_TO_NEAREST_INT);
-  _mm256_storeu_ps(each.x + i, _mm256_cvtph_ps(halves));
+  __m128i halves = _mm256_cvtps_ph(Times8(_mm256_loadu_ps(each.x + i), each.down), _MM_FROUND_TO_NEAREST_INT);
+  _mm256_storeu_ps(each.x + i, Times8(_mm256_cvtph_ps(halves), each.up));
 }
 
 template <typename Each>
@@ -108,27 +122,32 @@ void Loop(Each<Half> each, int64_t elements) {
 
 bool IsWire(DType wire) { return wire == DType::kFloat16 || wire == DType::kBFloat16; }
 
-void Narrow(DType wire, void* to, float* x, int64_t elements) {
-  if (wire == DType::kFloat16) return Loop(NarrowEach<Float16>{static_cast<Float16*>(to), x}, elements);
-  if (wire == DType::kBFloat16) return Loop(NarrowEach<BFloat16>{static_cast<BFloat16*>(to), x}, elements);
+void Narrow(DType wire, void* to, float* x, int64_t elements, float scale) {
+  const float down = 1 / scale;
+  if (wire == DType::kFloat16) return Loop(NarrowEach<Float16>{static_cast<Float16*>(to), x, down, scale}, elements);
+  if (wire == DType::kBFloat16) return Loop(NarrowEach<BFloat16>{static_cast<BFloat16*>(to), x, down, scale}, elements);
   Refuse(wire);
 }
 
-void Widen(DType wire, float* to, const void* x, int64_t elements) {
-  if (wire == DType::kFloat16) return Loop(WidenEach<Float16>{to, static_cast<const Float16*>(x)}, elements);
-  if (wire == DType::kBFloat16) return Loop(WidenEach<BFloat16>{to, static_cast<const BFloat16*>(x)}, elements);
+void Widen(DType wire, float* to, const void* x, int64_t elements, float scale) {
+  if (wire == DType::kFloat16) return Loop(WidenEach<Float16>{to, static_cast<const Float16*>(x), scale}, elements);
+  if (wire == DType::kBFloat16) return Loop(WidenEach<BFloat16>{to, static_cast<const BFloat16*>(x), scale}, elements);
   Refuse(wire);
 }
 
-void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements) {
-  if (wire == DType::kFloat16) return Loop(AddEach<Float16>{accumulator, static_cast<const Float16*>(x)}, elements);
-  if (wire == DType::kBFloat16) return Loop(AddEach<BFloat16>{accumulator, static_cast<const BFloat16*>(x)}, elements);
+void AddWidened(DType wire, float* accumulator, const void* x, int64_t elements, float scale) {
+  if (wire == DType::kFloat16) {
+    return Loop(AddEach<Float16>{accumulator, static_cast<const Float16*>(x), scale}, elements);
+  }
+  if (wire == DType::kBFloat16) {
+    return Loop(AddEach<BFloat16>{accumulator, static_cast<const BFloat16*>(x), scale}, elements);
+  }
   Refuse(wire);
 }
 
-void Round(DType wire, float* x, int64_t elements) {
-  if (wire == DType::kFloat16) return Loop(RoundEach<Float16>{x}, elements);
-  if (wire == DType::kBFloat16) return Loop(RoundEach<BFloat16>{x}, elements);
+void Round(DType wire, float* x, int64_t elements, float scale) {
+  if (wire == DType::kFloat16) return Loop(RoundEach<Float16>{x, 1 / scale, scale}, elements);
+  if (wire == DType::kBFloat16) return Loop(RoundEach<BFloat16>{x, 1 / scale, scale}, elements);
   Refuse(wire);
 }
 

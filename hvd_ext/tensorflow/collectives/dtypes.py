@@ -149,7 +149,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
 
     Args:
         what: the call, for the message.
-        tensor: the result in a dtype of the engine, or float64 for an integer dtype.
+        tensor: the result in a dtype of the engine; or float64 for an integer dtype, or float32 for float16.
         dtype: the user's dtype.
         by: multiplies the result first; integers are multiplied in float64, and then truncated toward zero.
 
@@ -158,7 +158,7 @@ def narrowed(what: str, tensor: tf.Tensor, dtype: tf.DType, by: float = 1.0) -> 
             InvalidArgumentError.
     """
     if not dtype.is_integer:
-        return scaled(tensor, by)
+        return tf.cast(scaled(tensor, by), dtype)
     if by != 1.0:
         tensor = tf.cast(tensor, tf.float64) * by
     if tensor.dtype == dtype:

@@ -86,8 +86,7 @@ class Reduction:
             signature: the signature; None for one with the factors.
         """
 
-        def run(call: Call, wide: tf.Tensor, op: ReduceOp, **more: Any) -> tf.Tensor:
-            wire = self.compression.value
+        def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
             return backward.summed(call.job, call.name, wide, op, algorithm, wire, counted=call.counted, **more)
 
         return self._applied(run, "allreduce", tensor, signature)
@@ -100,15 +99,14 @@ class Reduction:
             signature: the signature; None for one with the factors.
         """
 
-        def run(call: Call, wide: tf.Tensor, op: ReduceOp, **more: Any) -> tf.Tensor:
+        def run(call: Call, wide: tf.Tensor, op: ReduceOp, wire: str, **more: Any) -> tf.Tensor:
             more |= backward.scatter_classes(call.job)
-            wire = self.compression.value
             return ops.reducescatter(call.name, wide, op=int(op), wire=wire, counted=call.counted, **more)
 
         return self._applied(run, "reducescatter", tensor, signature)
 
     def _applied(self, run: Callable[..., tf.Tensor], label: str, tensor: tf.Tensor, signature: Any) -> tf.Tensor:
-        """Reduce a tensor in a dtype of the engine, such that the average of integers never leaves their range."""
+        """Reduce a tensor in a dtype of the engine, such that an average never leaves the dtype's range."""
         if signature is None:
             # the engine does not see whether a sum of integers becomes an average
             lines = [f"op {self.op.name.lower()}"] if tensor.dtype.is_integer else []
@@ -116,16 +114,19 @@ class Reduction:
         size = self.call.job.engine.size
         plain = self.op != Average and self.prescale == self.postscale == 1.0
         wide, dtype = dtypes.widened(tensor, plain)
+        wire = self.compression.value
+        if tensor.dtype == tf.float16 and self.op in (Average, Sum):
+            wide, dtype, wire = tf.cast(tensor, tf.float32), "float16", "float16"
         wide = dtypes.scaled(wide, self.prescale)
         op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
         with ops.translated():
             if tensor.dtype == tf.int64 and self.op == Average:
                 parts = tf.truncatediv(wide, size)
-                quotients = run(self.call, parts, Sum, signature=signature, dtype=dtype)
+                quotients = run(self.call, parts, Sum, wire, signature=signature, dtype=dtype)
                 rest = dataclasses.replace(self.call, name=f"{self.call.name}/remainders")
                 with tf.control_dependencies([quotients]):
-                    remainders = run(rest, wide - parts * size, Sum, signature=label, dtype=dtype)
+                    remainders = run(rest, wide - parts * size, Sum, wire, signature=label, dtype=dtype)
                 result, after = dtypes.divided(quotients, remainders, size, self.postscale), 1.0
             else:
-                result = run(self.call, wide, op, signature=signature, dtype=dtype)
+                result = run(self.call, wide, op, wire, signature=signature, dtype=dtype)
         return dtypes.narrowed(str(self.call), result, tensor.dtype, after)

@@ -13,6 +13,8 @@ from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.tensorflow.collectives import calls, dtypes, sparse
 from hvd_ext.tensorflow.collectives.reductions import Reduction
 
+_UNIT = 1 << 32  # of the upper half of an int64
+
 
 def checked(kind: str, slices: tf.IndexedSlices, op: ReduceOp, algorithm: str | None = None) -> tf.IndexedSlices:
     """Check a user's slices.
@@ -85,13 +87,24 @@ def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.In
     plain = request.op == Sum and request.prescale == request.postscale == 1.0
     wide, _ = dtypes.widened(slices.values, plain)
     wide = dtypes.scaled(wide, request.prescale)
-    rows = tf.cast(wide, tf.float64) if divided else wide  # no sum of integers leaves the range of float64
+    halves = divided and wide.dtype == tf.int64  # whose sums do not leave int64
+    rows = tf.stack([_high(wide), wide - _high(wide) * _UNIT], -1) if halves else wide
     scaled = tf.IndexedSlices(rows, slices.indices, slices.dense_shape)
     options = GradientOptions(op=Sum if divided else request.op, compression=request.compression)
     result = sparse.reduce(call.job, call.name, scaled, options)
     if divided:
         floating = tf.float32 if dtype.size <= 2 else tf.float64  # the dtypes of TensorFlow's division
-        values = dtypes.scaled(tf.cast(result.values / call.job.engine.size, floating), request.postscale)
+        sums = result.values
+        if halves:
+            high, low = tf.unstack(sums, axis=-1)
+            carried = high + _high(low)
+            sums = tf.cast(carried, tf.float64) * float(_UNIT) + tf.cast(low - _high(low) * _UNIT, tf.float64)
+        values = dtypes.scaled(tf.cast(sums / call.job.engine.size, floating), request.postscale)
     else:
         values = dtypes.narrowed(str(call), result.values, dtype, request.postscale)
     return tf.IndexedSlices(values, result.indices, result.dense_shape)
+
+
+def _high(values: tf.Tensor) -> tf.Tensor:
+    """Give the upper half of int64 values: floor(value / 2^32)."""
+    return tf.bitwise.right_shift(values, tf.constant(32, tf.int64))
