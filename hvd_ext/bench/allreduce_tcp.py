@@ -40,7 +40,7 @@ class Ring:
         self._onwards, self._behind, self._hosts = onwards, behind, hosts
         for one in (onwards, behind):
             one.setblocking(False)
-            if one.family == socket.AF_INET:
+            if one.family != socket.AF_UNIX:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
@@ -115,7 +115,7 @@ def connect(comm: Any, host: str, addresses: Sequence[str]) -> tuple[Ring | None
     ring = [hosts.index(name) for name in dict.fromkeys(hosts)]
     token = secrets.token_bytes(2 * HALF_TOKEN_NBYTES)
     with ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("", 0))) if comm.rank in ring else None
+        server = stack.enter_context(_listening()) if comm.rank in ring else None
         told = comm.allgather((list(addresses), server.getsockname()[1] if server else 0, token))
         onwards = behind = None
         for place, rank in enumerate(ring):
@@ -131,6 +131,12 @@ def connect(comm: Any, host: str, addresses: Sequence[str]) -> tuple[Ring | None
     return Ring(onwards, behind, len(ring)), ring[ring.index(comm.rank) - 1]
 
 
+def _listening() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
 def _dial(host: str, addresses: Sequence[str], port: int, token: bytes) -> socket.socket:
     faults = []
     for address in addresses:
@@ -144,7 +150,7 @@ def _dial(host: str, addresses: Sequence[str], port: int, token: bytes) -> socke
         except OSError as error:
             faults.append(f"{address}: {error.strerror or error}")
     raise HvdExtError(
-        f"tcp: host {host} cannot be reached ({'; '.join(faults) or 'it has no IPv4 address'}); btl_tcp_if_include of "
+        f"tcp: host {host} cannot be reached ({'; '.join(faults) or 'it has no address'}); btl_tcp_if_include of "
         "Open MPI names the network that joins the hosts"
     )
 
@@ -171,14 +177,15 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def addresses_of(include: str = "") -> list[str]:
-    """Give the IPv4 addresses under which other hosts may reach this one.
+    """Give the addresses under which other hosts may reach this one.
 
     Args:
         include: the interfaces and networks that MPI may use, as Open MPI's btl_tcp_if_include has them ("eth0",
             "10.77.0.0/16"), with commas; empty for all.
 
     Returns:
-        Those on interfaces that are up and named by `include`, or all if none is; those of the fastest link first.
+        Those on interfaces that are up and named by `include`, or all if none is; those of the fastest link first, on
+        each link those of IPv4 first.
     """
     states = psutil.net_if_stats()
     found = [
@@ -186,11 +193,16 @@ def addresses_of(include: str = "") -> list[str]:
         for name, entries in psutil.net_if_addrs().items()
         if name in states and states[name].isup
         for entry in entries
-        if entry.family == socket.AF_INET and not ipaddress.ip_address(entry.address).is_loopback
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and _leads_out(entry.address)
     ]
     words = [word.strip() for word in include.split(",") if word.strip()]
     named = [one for one in found if any(_names(word, *one) for word in words)]
-    return [address for _, address in sorted(named or found, key=lambda one: -states[one[0]].speed)]
+    return [address for _, address in sorted(named or found, key=lambda one: (-states[one[0]].speed, ":" in one[1]))]
+
+
+def _leads_out(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    return not address.is_loopback and not (address.version == 6 and address.is_link_local)
 
 
 def _names(word: str, interface: str, address: str) -> bool:

@@ -36,10 +36,9 @@ def strategy_of() -> tf.distribute.MultiWorkerMirroredStrategy:
     include = os.environ.get(INTERFACES, "")
     one_host = len(set(ranks.allgather(socket.gethostname()))) == 1
     address = LOOPBACK if one_host else addresses_of(include)[0]
-    with socket.socket() as free:
-        free.bind((address, 0))
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
         port = free.getsockname()[1]
-        workers = ranks.allgather(f"{address}:{port}")
+        workers = ranks.allgather(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
     cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": ranks.Get_rank()}}
     os.environ["TF_CONFIG"] = json.dumps(cluster)
     import tensorflow as tf

@@ -171,15 +171,16 @@ def networks(addresses: Mapping[str, Iterable[Any]], up: Iterable[str]) -> list[
         up: the names of the interfaces that are up.
 
     Returns:
-        Pairs (interface, "address/prefix") for IPv4, without the loopback.
+        Pairs (interface, "address/prefix"), without the loopback and without addresses that hold on one link alone.
     """
     found = []
     for name, entries in sorted(addresses.items()):
         for entry in entries:
-            if entry.family != socket.AF_INET or name not in up or not entry.netmask:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6) or name not in up or not entry.netmask:
                 continue
-            address = ipaddress.ip_interface(f"{entry.address}/{entry.netmask}")
-            if not address.is_loopback:
+            prefix = int(ipaddress.ip_address(entry.netmask)).bit_count()
+            address = ipaddress.ip_interface(f"{entry.address.partition('%')[0]}/{prefix}")
+            if not address.is_loopback and not (address.version == 6 and address.is_link_local):
                 found.append([name, str(address)])
     return found
 

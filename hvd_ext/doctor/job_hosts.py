@@ -41,11 +41,16 @@ def network(answers: Answers, met: bool) -> Finding:
         return Finding(part, State.OK, f"one host, {seen}" if met else seen)
     common = _common([answer["networks"] for answer in hosts.values()])
     usable = [name for name in common if _allowed(name, hosts.values())]
-    if usable:
+    only_v6 = bool(common) and ":" in common[0]
+    include = common[0] if common and not only_v6 else _interfaces(common[:1], hosts.values())
+    if usable and (met or not only_v6):
         return Finding(part, State.OK, f"in common: {', '.join(usable)}{chosen}")
-    if common:
+    if usable:
+        seen = f"the hosts have only networks of IPv6 in common: {', '.join(usable)}{chosen}"
+        mend = "an Open MPI that was built with --enable-ipv6 (ompi_info names its IPv6 support), or addresses of IPv4"
+    elif common:
         seen = f"{', '.join(common)} is common to all hosts, but Open MPI was told not to use it{chosen}"
-        mend = f"mpirun --mca btl_tcp_if_include {common[0]}"
+        mend = f"mpirun --mca btl_tcp_if_include {include}"
     else:
         seen = f"the hosts have no network in common: {own}{chosen}"
         mend = "mpirun --mca btl_tcp_if_include with the networks between which the hosts have a route"
@@ -118,13 +123,27 @@ def _listed(networks: Sequence[Sequence[str]]) -> str:
 
 
 def _common(hosts: Sequence[Sequence[Sequence[str]]]) -> list[str]:
-    """Return the networks in which all hosts have different addresses: docker0 exists on all, but joins none."""
+    """Return the networks in which all hosts have different addresses, those of IPv4 first.
+
+    docker0 exists on all hosts, but joins none.
+    """
     found: dict[str, list[str]] = {}
     for networks in hosts:
         for _, address in networks:
             interface = ipaddress.ip_interface(address)
             found.setdefault(str(interface.network), []).append(str(interface.ip))
-    return [name for name, own in found.items() if len(set(own)) == len(own) == len(hosts)]
+    shared = [name for name, own in found.items() if len(set(own)) == len(own) == len(hosts)]
+    return sorted(shared, key=lambda name: ":" in name)
+
+
+def _interfaces(networks: Sequence[str], hosts: Iterable[Mapping[str, Any]]) -> str:
+    """Return the names of the interfaces of networks; Open MPI takes networks of IPv6 only by these names."""
+    return ",".join(sorted({name for answer in hosts for network in networks for name in _names(network, answer)}))
+
+
+def _names(network: str, answer: Mapping[str, Any]) -> set[str]:
+    net = ipaddress.ip_network(network)
+    return {name for name, address in answer["networks"] if ipaddress.ip_interface(address).network == net}
 
 
 def _allowed(network: str, hosts: Iterable[Mapping[str, Any]]) -> bool:
@@ -133,12 +152,14 @@ def _allowed(network: str, hosts: Iterable[Mapping[str, Any]]) -> bool:
 
 def _allowed_on(network: str, answer: Mapping[str, Any]) -> bool:
     net = ipaddress.ip_network(network)
-    names = {name for name, address in answer["networks"] if ipaddress.ip_interface(address).network == net}
+    names = _names(network, answer)
 
     def meant(text: str) -> bool:
         entries = [entry.strip() for entry in text.split(",") if entry.strip()]
         wide = [ipaddress.ip_network(entry, strict=False) for entry in entries if "/" in entry]
-        return bool(names & set(entries)) or any(net.overlaps(other) for other in wide)
+        return bool(names & set(entries)) or any(
+            net.version == other.version == 4 and net.overlaps(other) for other in wide
+        )
 
     include, exclude = (answer["tcp"].get(f"btl_tcp_if_{which}", "") for which in ("include", "exclude"))
     return meant(include) if include else not (exclude and meant(exclude))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from hvd_ext.cluster.rehearsal import Cluster
 from hvd_ext.cluster.spec import Spec
+from tests.mpi import jobs
 from tests.mpi.faulty import Faulty, running
 
 pytestmark = pytest.mark.cluster
@@ -78,3 +81,40 @@ def test_a_host_without_room_for_shared_memory_takes_part_all_the_same(tmp_path:
     with running(tmp_path, PAIRS, prepare=fill) as job:
         job.wait_for_steps(3)
         job.must_succeed()
+
+
+# The rehearsal's hosts with addresses of IPv6 alone. Open MPI knows networks of IPv6 by their interfaces.
+WITH_IPV6 = """
+    import sys
+    from hvd_ext.__main__ import app
+    from hvd_ext.cluster import network
+
+    of_v4 = network.switch_links
+    network.SWITCH_ADDRESS = "fd77::ffff"
+    network.address = lambda number: f"fd77::{number}"
+    network.switch_links = lambda *given: [line.replace("ffff/16 dev core", "ffff/64 dev core nodad") for line in
+                                           of_v4(*given)]
+    network.host_links = lambda number: ["link set lo up", "link set eth0 up",
+                                         f"addr add fd77::{number}/64 dev eth0 nodad"]
+    use = ["--mca", "btl_tcp_if_include=eth0", "--mca", "oob_tcp_if_include=eth0,core"]
+    app(["cluster", "run", "--hosts", "1,1", *use, "--", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_hosts_with_addresses_of_ipv6_alone(tmp_path: Path) -> None:
+    sums = """
+        import psutil, socket
+        import hvd_ext as hvd
+        from hvd_ext.job import runtime
+
+        hvd.init()
+        v4 = [entry for entry in psutil.net_if_addrs()["eth0"] if entry.family == socket.AF_INET]
+        print(hvd.allgather_object(hvd.rank()), runtime.current().engine.between, v4)
+    """
+    program = tmp_path / "sums.py"
+    program.write_text(textwrap.dedent(sums))
+    cluster = tmp_path / "cluster.py"
+    cluster.write_text(textwrap.dedent(WITH_IPV6))
+    job = jobs.run(tmp_path, [str(cluster), sys.executable, str(program)], ranks=1, launcher=[], limit_s=90)
+    assert job.must_succeed().outputs[0].count("[0, 1] TCP []") == 2, job.text()

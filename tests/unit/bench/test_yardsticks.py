@@ -183,15 +183,16 @@ def test_the_address_is_that_of_the_network_of_mpi_or_of_the_fastest_link(monkey
     links = {
         "lo": [Entry("127.0.0.1")],
         "slow": [Entry("10.0.0.1"), Entry("fe80::1", socket.AF_INET6)],
-        "fast": [Entry("10.77.0.1")],
+        "fast": [Entry("fd77::1", socket.AF_INET6), Entry("10.77.0.1"), Entry("fe80::2%fast", socket.AF_INET6)],
         "down": [Entry("10.99.0.1")],
     }
     states = {"lo": State(0), "slow": State(1000), "fast": State(10000), "down": State(10**6, False)}
     monkeypatch.setattr(allreduce_tcp.psutil, "net_if_addrs", lambda: links)
     monkeypatch.setattr(allreduce_tcp.psutil, "net_if_stats", lambda: states)
-    assert addresses_of() == ["10.77.0.1", "10.0.0.1"]
+    assert addresses_of() == ["10.77.0.1", "fd77::1", "10.0.0.1"]
+    assert addresses_of("fd77::/64") == ["fd77::1"]
     assert addresses_of("10.0.0.0/16") == addresses_of("slow") == ["10.0.0.1"]
-    assert addresses_of("10.0.0.0/16,fast") == ["10.77.0.1", "10.0.0.1"]
+    assert addresses_of("10.0.0.0/16,fast") == ["10.77.0.1", "fd77::1", "10.0.0.1"]
     assert addresses_of("none,no/network") == addresses_of()
 
 

@@ -230,12 +230,32 @@ def test_the_loopback_and_what_is_down_lead_nowhere() -> None:
 
     def made(ip: str, mask: str) -> Any:
         one = address()
-        one.family, one.address, one.netmask = job_facts.socket.AF_INET, ip, mask
+        family = job_facts.socket.AF_INET6 if ":" in ip else job_facts.socket.AF_INET
+        one.family, one.address, one.netmask = family, ip, mask
         return one
 
+    wide = "ffff:ffff:ffff:ffff::"
     cards = {
-        "lo": [made("127.0.0.1", "255.0.0.0")],
-        "eth0": [made("10.1.2.3", "255.255.0.0")],
+        "lo": [made("127.0.0.1", "255.0.0.0"), made("::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")],
+        "eth0": [made("10.1.2.3", "255.255.0.0"), made("fd77::3", wide), made("fe80::3%eth0", wide)],
         "ib0": [made("1.2.3.4", "255.0.0.0")],
     }
-    assert job_facts.networks(cards, {"lo", "eth0"}) == [["eth0", "10.1.2.3/16"]]
+    assert job_facts.networks(cards, {"lo", "eth0"}) == [["eth0", "10.1.2.3/16"], ["eth0", "fd77::3/64"]]
+
+
+@pytest.mark.parametrize(
+    ("tcp", "met", "state", "words"),
+    [
+        ({}, True, State.OK, "in common: fd77::/64"),
+        ({"btl_tcp_if_include": "eth0,eth1"}, True, State.OK, "in common: fd77::/64"),
+        ({}, False, State.WRONG, "built with --enable-ipv6"),
+        ({"btl_tcp_if_include": "fd77::/64"}, False, State.WRONG, "mpirun --mca btl_tcp_if_include eth0,eth1"),
+        ({"btl_tcp_if_include": "10.0.0.0/24"}, False, State.WRONG, "mpirun --mca btl_tcp_if_include eth0,eth1"),
+    ],
+)
+def test_hosts_with_ipv6_alone(tcp: dict[str, str], met: bool, state: State, words: str) -> None:
+    answers = [answer(0, tcp=tcp, networks=[["eth0", "fd77::1/64"]])]
+    answers.append(answer(1, "h2", tcp=tcp, networks=[["eth1", "fd77::2/64"]]))
+    finding = job_hosts.network(answers, met=met)
+    assert finding.state is state
+    assert words in f"{finding.seen} {finding.mend}"
