@@ -295,7 +295,8 @@ class CallOp : public tensorflow::AsyncOpKernel {
             if (c->num_outputs() < 2) return;
             Tensor* received = nullptr;
             const int64_t ranks = static_cast<int64_t>(running->received.size());
-            OP_REQUIRES_OK(c, c->allocate_output(1, TensorShape({ranks}), &received));
+            const absl::Status allocated = c->allocate_output(1, TensorShape({ranks}), &received);
+            if (!allocated.ok()) return c->SetStatus(allocated);  // OP_REQUIRES_OK aborts in an asynchronous op
             std::copy(running->received.begin(), running->received.end(), received->flat<int64_t>().data());
           });
         });

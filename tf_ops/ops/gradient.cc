@@ -165,7 +165,7 @@ void Begin(OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback don
   auto pending = Pending::Begin(context, std::move(done));
   std::thread([=] {
     const Status status = begin(engine.get());
-    pending->End([&](OpKernelContext* c) { OP_REQUIRES_OK(c, ToTensorFlow(status)); });
+    pending->End([&](OpKernelContext* c) { c->SetStatus(ToTensorFlow(status)); });
   }).detach();
   pending->WaitIfEager();
 }
@@ -334,7 +334,8 @@ class CollectOp : public tensorflow::AsyncOpKernel {
       return;
     }
     Tensor* output = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(output_index, shape, &output));
+    const absl::Status allocated = context->allocate_output(output_index, shape, &output);
+    if (!allocated.ok()) return context->SetStatus(allocated);  // OP_REQUIRES_OK aborts in an asynchronous op
     const auto bytes = output->tensor_data();
     if (!bytes.empty()) std::memcpy(const_cast<char*>(bytes.data()), data, bytes.size());
   }
