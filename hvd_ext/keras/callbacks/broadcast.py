@@ -97,8 +97,8 @@ class BroadcastGlobalVariablesCallback(base.Callback):
         for optimizer, *built in zip(optimizers, *(flags for _, flags, _ in ranks), strict=True):
             # Keras' own step would make the slots of exactly these variables; slots that are sent after the first batch
             # would replace those that a checkpoint has restored for local variables
-            known = built[self.root_rank][0] or (base.trains_together(self.model) and self.model.trainable_variables)
-            if known and optimizer is self.model.optimizer:
+            own_step = bool(weights) and base.trains_together(self.model) and bool(self.model.trainable_variables)
+            if (built[self.root_rank][0] or own_step) and optimizer is self.model.optimizer:
                 if not base.is_built(optimizer):
                     base.build(optimizer, self.model.trainable_variables)
                 self._send(self._slots(optimizer))
