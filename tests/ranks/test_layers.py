@@ -133,6 +133,9 @@ def test_ranks_that_adapt_to_their_own_data_are_refused_before_the_first_step(ki
         hvd.broadcast_variables(made, root_rank=0)
         made.compile(made.optimizer, "mse")
         made.train_on_batch(NUMBERS, NUMBERS[:, :1])
+        layer.adapt(NUMBERS + salt)
+        made.compile(hvd.PartialDistributedOptimizer(library.optimizers.SGD(0.01), local_layers=[layer]), "mse")
+        made.train_on_batch(NUMBERS, NUMBERS[:, :1])
 
 
 @pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has nobody to get a vocabulary from")

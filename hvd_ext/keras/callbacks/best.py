@@ -89,5 +89,5 @@ class BestModelCheckpoint(Hooks, keras.callbacks.ModelCheckpoint):
             return
         if self.mode == "auto" and not isinstance(self.model, keras.Model):
             # the rule of tf_keras, whose metrics do not know their direction
-            self.mode = "max" if any(word in self.monitor for word in _LARGE) else "min"
+            self.mode: str = "max" if any(word in self.monitor for word in _LARGE) else "min"
         self._set_monitor_op()

@@ -95,7 +95,10 @@ class BroadcastGlobalVariablesCallback(base.Callback):
             return  # some ranks have not built the model yet; after the first batch all have
         self._send(weights)
         for optimizer, *built in zip(optimizers, *(flags for _, flags, _ in ranks), strict=True):
-            if built[self.root_rank][0] and optimizer is self.model.optimizer:
+            # Keras' own step would make the slots of exactly these variables; slots that are sent after the first batch
+            # would replace those that a checkpoint has restored for local variables
+            own_step = bool(weights) and base.trains_together(self.model) and bool(self.model.trainable_variables)
+            if (built[self.root_rank][0] or own_step) and optimizer is self.model.optimizer:
                 if not base.is_built(optimizer):
                     base.build(optimizer, self.model.trainable_variables)
                 self._send(self._slots(optimizer))

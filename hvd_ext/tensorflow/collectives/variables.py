@@ -61,14 +61,15 @@ def broadcast_variables(
     where = "broadcast_variables"
     if not layers.is_layer(variables):
         return _broadcast(where, variables, root_rank, process_set, None)
+    model: Any = variables
     if not tf.executing_eagerly():
         raise InvalidError(
-            f"{where} ({variables.name!r}): a model or layer must be sent in eager mode, because a function keeps the "
+            f"{where} ({model.name!r}): a model or layer must be sent in eager mode, because a function keeps the "
             "constants of its layers; send it in front of the function, or send its variables"
         )
-    layers.send(where, variables, root_rank, process_set)
-    done = _broadcast(where, layers.weights(variables), root_rank, process_set, None)
-    layers.refresh(variables)
+    layers.send(where, model, root_rank, process_set)
+    done = _broadcast(where, layers.weights(model), root_rank, process_set, None)
+    layers.refresh(model)
     return done
 
 
