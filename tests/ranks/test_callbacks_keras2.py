@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.tensorflow import skipping
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data
 
 keras2 = pytest.importorskip("tf_keras", reason="tf_keras, which is Keras 2, is not installed")
@@ -109,3 +111,40 @@ def test_checkpoint_is_refused_in_words_on_all_ranks(listed: Any, tmp_path: Path
     loop.set_model(compiled())
     with pytest.raises(InvalidError, match="Checkpoint needs a model of Keras 3"):
         loop.restore()
+
+
+@pytest.mark.parametrize("make", [keras2.optimizers.SGD, keras2.optimizers.legacy.SGD])
+def test_rates_that_part_raise_at_the_end_of_the_epoch(make: Any) -> None:
+    class Sets(keras2.callbacks.Callback):  # type: ignore[name-defined,misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.5 + 0.125 * hvd.rank()
+
+    ours = keras2.Sequential([keras2.layers.Dense(2)])
+    ours.compile(hvd.DistributedOptimizer(make(0.1)), "mse")
+    x, y = data(hvd.rank(), 4)
+    if hvd.size() == 1:
+        ours.fit(x, y, verbose=0, callbacks=hvd.callbacks.synchronized(Sets()))
+        return
+    with pytest.raises(MismatchError, match=r"learning_rate must .* it is 0\.5 on rank 0; 0\.625 on rank 1;"):
+        ours.fit(x, y, verbose=0, callbacks=hvd.callbacks.synchronized(Sets()))
+    hvd.allgather_object(0)
+
+
+@pytest.mark.parametrize("make", [keras2.optimizers.SGD, keras2.optimizers.legacy.SGD])
+def test_steps_that_are_all_skipped_end_with_an_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skipping, "LIMIT", 3)
+    optimizer = keras2.mixed_precision.LossScaleOptimizer(make(0.1), initial_scale=4.0)  # two steps search for a scale
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(gradient: tf.Tensor) -> None:
+        optimizer.apply_gradients([(gradient, variable)])
+
+    bad = tf.fill([2], float("nan") if hvd.rank() == 0 else 1.0)
+    for gradient in (bad, bad, tf.ones(2), bad, bad):
+        step(gradient)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="all ranks have skipped the last 3 steps"):
+        step(bad)
+    step(tf.ones(2))
+    assert_same_bits_on_all_ranks([variable])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import InvalidError, MismatchError
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
 ROWS, BATCH = 8, 4
@@ -205,3 +205,45 @@ def test_a_rate_is_scaled_for_the_ranks() -> None:
     ):
         with pytest.raises(InvalidError, match=message):
             hvd.scale_learning_rate(wrong, rule, ranks)
+
+
+class Sets(keras.callbacks.Callback):
+    """Sets something of the optimizer from a value of its own rank, or of all ranks, after the second epoch."""
+
+    def __init__(self, sets: Any, own: bool) -> None:
+        super().__init__()
+        self.sets, self.value = sets, 0.5 + 0.125 * hvd.rank() if own else 0.5
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if epoch == 1:
+            self.sets(self.model.optimizer, self.value)
+
+
+def scaled(rate: float) -> keras.optimizers.Optimizer:
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate), initial_scale=8.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "sets"),
+    [
+        (keras.optimizers.SGD, "learning_rate", lambda one, value: setattr(one, "learning_rate", value)),
+        (keras.optimizers.Adam, "beta_1", lambda one, value: setattr(one, "beta_1", value)),
+        (hvd.optimizers.LARS, "momentum", lambda one, value: setattr(one, "momentum", value)),
+        (scaled, "dynamic_scale", lambda one, value: one.dynamic_scale.assign(value)),
+        (scaled, "learning_rate", lambda one, value: setattr(one.inner_optimizer, "learning_rate", value)),
+    ],
+)
+def test_settings_that_part_raise_at_the_end_of_the_epoch_with_the_values_by_rank(
+    make: Any, what: str, sets: Any
+) -> None:
+    ours = model()
+    ours.compile(hvd.DistributedOptimizer(make(0.0625)), "mse")
+    fit(ours, *hvd.callbacks.synchronized([Sets(sets, own=False)]), epochs=2)
+    parting = hvd.callbacks.synchronized([Sets(sets, own=True)])
+    if hvd.size() == 1:
+        fit(ours, *parting, epochs=2)
+        return
+    words = f"{what} must be the same on all ranks at the end of epoch 2; it is 0.5 on rank 0; 0.625 on rank 1;"
+    with pytest.raises(MismatchError, match=words):
+        fit(ours, *parting, epochs=2)
+    hvd.allgather_object(0)

@@ -360,9 +360,10 @@ def test_the_list_has_each_of_ours_once_and_callbacks_of_the_users_own_where_the
     rest = [spy, history] if hvd.rank() == 0 else [history]
     end, *others = made
     (logs,) = [one for one in others if type(one).__name__ == "CacheLogs"]
+    (same,) = [one for one in others if type(one).__name__ == "SameHyperparameters"]
     assert type(end).__name__ == "EndTogether"
     (added,) = [one for one in others if type(one).__name__ == "AverageAdded"]
-    assert others == [start, average, logs, *rest, added, stop]
+    assert others == [start, average, logs, *rest, added, same, stop]
     quiet = hvd.callbacks.synchronized(keras.callbacks.LambdaCallback(on_epoch_end=print))
     names = [type(callback).__name__ for callback in quiet]
     assert names[:2] == ["EndTogether", "BroadcastGlobalVariablesCallback"]

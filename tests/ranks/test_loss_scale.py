@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import keras
@@ -10,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError
+from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers.optimizer import Distributed, channels
+from hvd_ext.tensorflow import skipping
 from tests.ranks.steps import averaged, gradients, variables
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
@@ -31,6 +33,13 @@ def last() -> bool:
 
 def scaling(optimizer: keras.optimizers.Optimizer, **keywords: object) -> keras.optimizers.Optimizer:
     return hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=SCALE), **keywords)
+
+
+@contextlib.contextmanager
+def run_eagerly(eager: bool) -> Iterator[None]:
+    tf.config.run_functions_eagerly(eager)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 def scale_of(optimizer: keras.optimizers.Optimizer) -> float:
@@ -144,3 +153,50 @@ def test_it_is_saved_as_keras_own_and_refused_inside_out() -> None:
 def test_a_fixed_scale_is_left_as_it_is() -> None:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
     assert type(optimizer).__name__ == "SGD"
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("topk", [None, hvd.TopK(0.5, min_elements=1, momentum_correction=False)])
+def test_steps_that_are_all_skipped_end_with_an_error_but_a_search_for_a_scale_does_not(
+    topk: hvd.TopK | None, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skipping, "LIMIT", 3)
+    inner = keras.optimizers.SGD(0.1)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=16.0), compression=topk
+    )
+    variable = keras.Variable(np.array([1.0, 2.0], np.float32))
+    optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    bad = tf.fill([2], float("inf") if last() else 1.0)
+    with run_eagerly(eager):
+        for _ in range(3):
+            step(bad)
+        assert scale_of(optimizer) == 2.0
+        with pytest.raises(
+            HvdExtError if eager else tf.errors.InvalidArgumentError, match="all ranks have skipped the last 3 steps"
+        ):
+            step(bad)
+        step(tf.ones(2))
+        step(bad)
+    assert_same_bits_on_all_ranks([variable])
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_steps_of_topk_that_are_all_skipped_end_with_an_error(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skipping, "LIMIT", 3)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), compression=hvd.TopK(0.5, min_elements=1))
+    variable = keras.Variable(np.array([1.0, 2.0], np.float32))
+    optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    bad = tf.fill([2], float("nan") if last() else 1.0)
+    with run_eagerly(eager):
+        for gradient in (bad, bad, tf.ones(2), bad, bad):
+            step(gradient)
+        with pytest.raises(
+            HvdExtError if eager else tf.errors.InvalidArgumentError, match="all ranks have skipped the last 3 steps"
+        ):
+            step(bad)
+        step(tf.ones(2))
+    assert int(optimizer.iterations) == 2
+    assert_same_bits_on_all_ranks([variable])

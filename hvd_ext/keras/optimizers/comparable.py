@@ -12,7 +12,7 @@ import inspect
 import json
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -70,11 +70,11 @@ def current(optimizer: Any) -> dict[str, Any]:
         found["learning_rate"] = float(optimizer.learning_rate)
     config, _ = configuration(optimizer)
     found |= {key: _plain(value) for key, value in config.items() if key not in _MAY_DIFFER}
-    variables = optimizer.variables
+    inside = () if inner is None else _variables(inner)
     lists = [value for key, value in vars(optimizer).items() if isinstance(value, list) and key != "_variables"]
-    slots = {id(one) for value in lists for one in value}
-    for one in variables() if callable(variables) else variables:
-        if tuple(one.shape) == () and id(one) not in slots and one is not optimizer.iterations:
+    left_out = {id(one) for value in (*lists, inside, [optimizer.iterations]) for one in value}  # slots, too
+    for one in _variables(optimizer):
+        if tuple(one.shape) == () and id(one) not in left_out:
             found.setdefault(one.name.partition(":")[0], one.numpy().item())
     words = {key: repr(value) for key, value in found.items()}
     return words if inner is None else words | current(inner)
@@ -98,6 +98,11 @@ def configuration(optimizer: Any) -> tuple[dict[str, Any], dict[str, Callable[..
             plain = (bool, int, float, str)
             config = {key: value for key, value in vars(optimizer).items() if key[0] != "_" and type(value) in plain}
     return {key: value for key, value in config.items() if key not in schedules}, schedules
+
+
+def _variables(optimizer: Any) -> Sequence[Any]:
+    variables = optimizer.variables
+    return variables() if callable(variables) else variables
 
 
 @contextlib.contextmanager

@@ -361,7 +361,7 @@ def _wrapped(optimizer: Any, label: str, options: GradientOptions) -> Any:
 
 def _check_sparse(optimizer: keras.optimizers.Optimizer, label: str) -> None:
     """Refuse an optimizer that divides 0 by 0 where whole rows and columns of a gradient are 0, as with `TopK`."""
-    # It divides a gradient by the root of r c / mean(r). In an empty row and column, r and c are epsilon_1, whose square
+    # It divides a gradient by the root of r c / mean(r). In an empty row and column, r and c are epsilon_1. Its square
     # must not underflow in float32, also where mean(r), of squares of gradients, is large.
     if isinstance(optimizer, keras.optimizers.Adafactor) and optimizer.epsilon_1 < _ADAFACTOR_EPSILON:
         raise InvalidError(
