@@ -96,8 +96,9 @@ _COLLECTIVE_ROWS = (
         "allreduce",
         "tensor value average device_dense device_sparse compression op prescale_factor postscale_factor name "
         "process_set ignore_name_scope",
-        "also takes bfloat16, and integers of 8 and 16 bits, whose overflow is an error; a difference between ranks "
-        "raises on all of them. IndexedSlices come back with each index once; averages of their integers are floats, "
+        "also takes bfloat16, and integers of 8 and 16 bits, whose overflow is an error; averages of integers never "
+        "wrap around; a difference between ranks raises on all of them. IndexedSlices come back with each index once; "
+        "averages of their integers are floats, "
         "as in Horovod",
         {**_ODD, "value": _VALUE},
     ),

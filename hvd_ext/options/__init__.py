@@ -54,8 +54,8 @@ class Compression(enum.Enum):
     """The dtype in which float32 values are sent; each member's value is its name, "" for float32 itself.
 
     Sums are taken in float32, and values are rounded to nearest before they are sent. float16 has a significand of 11
-    bits and a maximum of 65504; a partial sum beyond that becomes infinite. bfloat16 has a significand of 8 bits and
-    float32's range.
+    bits and a maximum of 65504; a rank's own value beyond that becomes infinite, and a sum does not, because it is sent
+    divided by a power of two from the number of its terms on. bfloat16 has a significand of 8 bits and float32's range.
     """
 
     none = ""

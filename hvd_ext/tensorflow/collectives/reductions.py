@@ -107,10 +107,8 @@ class Reduction:
 
     def _applied(self, run: Callable[..., tf.Tensor], label: str, tensor: tf.Tensor, signature: Any) -> tf.Tensor:
         """Reduce a tensor in a dtype of the engine, such that an average never leaves the dtype's range."""
-        if signature is None:
-            # the engine does not see whether a sum of integers becomes an average
-            lines = [f"op {self.op.name.lower()}"] if tensor.dtype.is_integer else []
-            signature = self.signature(label, *lines)
+        if signature is None:  # with the op, because an average of integers is a sum to the engine
+            signature = self.signature(label, f"op {self.op.name.lower()}")
         size = self.call.job.engine.size
         plain = self.op != Average and self.prescale == self.postscale == 1.0
         wide, dtype = dtypes.widened(tensor, plain)

@@ -48,18 +48,19 @@ def allreduce(
     Args:
         tensor: a tensor, a variable, a NumPy array or any value that TensorFlow converts, of equal shape and dtype on
             all ranks: float32, float64, float16, bfloat16, int32 or int64; or int8, int16, uint8, uint16 or uint32 if
-            the sum fits. Averages of integers are truncated toward zero. Or `tf.IndexedSlices`, whose rows are joined;
-            their averages of integers are floats, as in Horovod.
+            the result fits. Averages of integers are exact, also where the sum would not fit, and truncated toward
+            zero. Sums and products of int32 and int64 wrap around, as in MPI. Or `tf.IndexedSlices`, whose rows are
+            joined; their averages of integers are floats, as in Horovod.
         average: Horovod's older argument for `op`: True for `Average`, False for `Sum`.
         device_dense: accepted for Horovod's sake, like device_sparse and ignore_name_scope.
         device_sparse: see device_dense.
         compression: `hvd_ext.Compression.fp16` or `.bf16`: float32 is sent in 16 bits and added in float32. The result
-            is rounded; with fp16 it is infinite beyond 65504. Other dtypes are sent as they are. None for no
-            compression.
+            is rounded; with fp16 it is infinite where a rank's own value is beyond 65504. Other dtypes are sent as they
+            are. None for no compression.
         op: `hvd_ext.Average`, the default, `Sum`, `Min`, `Max` or `Product`. Only the first two have a gradient and
             take IndexedSlices. A minimum or maximum is NaN where a rank has NaN.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
+        prescale_factor: multiplies the tensor before the reduction; integers in float64, and then truncated.
+        postscale_factor: multiplies the result; integers in float64, and then truncated.
         name: matches the ranks' calls; None for a counted name.
         process_set: the ranks that take part; None for all.
         ignore_name_scope: see device_dense.
@@ -72,7 +73,8 @@ def allreduce(
     Raises:
         MismatchError: shape, dtype, op, compression, a factor or the plan differ between ranks; raised on all ranks,
             and the next collective works.
-        InvalidError: an argument breaks its rule, or a sum does not fit into a narrow dtype.
+        InvalidError: an argument breaks its rule, or a sum does not fit into a narrow dtype, or a result with factors
+            does not fit into its integer dtype.
         PlanError: the algorithm is unknown or cannot run on the topology.
         CommunicationError: a peer is gone or stayed away.
     """
@@ -188,7 +190,7 @@ def reducescatter(
 
     Args:
         tensor: a tensor with at least one dimension, of equal shape and dtype on all ranks; float32, float64, float16,
-            bfloat16, int32 or int64.
+            bfloat16, int32 or int64. For integers see `allreduce`.
         device_dense: accepted for Horovod's sake, like ignore_name_scope.
         compression: as in `allreduce`.
         op: `hvd_ext.Average`, the default, or `hvd_ext.Sum`.
