@@ -142,7 +142,9 @@ def _paths(kind: str, files: Any) -> list[str]:
     paths: set[str] = set()
     for name in named:
         path = local_path(kind, name)
-        matches = [path] if os.path.isfile(path) else [match for match in glob.glob(path) if not os.path.isdir(match)]
+        # the pattern as the user gave it: the working directory's own name may have brackets
+        candidates = [path] if os.path.isfile(path) else map(os.path.abspath, glob.glob(os.fsdecode(os.fspath(name))))
+        matches = [match for match in candidates if not os.path.isdir(match)]
         if not matches:
             raise InvalidError(f"{kind} ({path}): there is no such file")
         for match in matches:

@@ -82,9 +82,8 @@ def of(value: Any, subject: str) -> Any:
     """
     if is_sparse_of_scipy(value):
         entries = value.tocoo()
-        value = tf.SparseTensor(
-            np.stack(entries.coords, 1).astype(np.int64), dense(entries.data, subject), entries.shape
-        )
+        places = entries.coords if hasattr(entries, "coords") else (entries.row, entries.col)  # before SciPy 1.13
+        value = tf.SparseTensor(np.stack(places, 1).astype(np.int64), dense(entries.data, subject), entries.shape)
     if isinstance(value, tf.SparseTensor):
         if len(value.shape) < 2:
             raise InvalidError(f"{subject} (SparseTensor): must have two dimensions or more; it has {len(value.shape)}")

@@ -184,6 +184,21 @@ def test_records_of_several_files_are_read_by_number(tmp_path: Path) -> None:
     assert source.place_of(31) == f"{tmp_path}/b.tfrecord, its sample 1"
 
 
+def test_a_pattern_is_looked_for_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "with [spaces] and * \u00fc"
+    folder.mkdir()
+    write_records(folder / "a b.tfrecord", RECORDS[:3])
+    (folder / "folder.tfrecord").mkdir()
+    monkeypatch.chdir(folder)
+    for files in ("*.tfrecord", Path("a b.tfrecord"), folder / "a b.tfrecord"):
+        source = tfrecord_files.tfrecord(files)
+        assert read_all(source) == RECORDS[:3]
+        assert source.place_of(1) == f"{folder}/a b.tfrecord, its sample 1"
+    (folder / "b.tfrecord").symlink_to("missing")
+    with pytest.raises(InvalidError, match="b.tfrecord.*it is a link to 'missing', which is missing"):
+        tfrecord_files.tfrecord("*.tfrecord")
+
+
 def test_an_index_is_kept_for_the_next_job_and_is_not_believed_when_it_is_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
