@@ -110,6 +110,7 @@ def test_classes_that_differ_are_refused() -> None:
         ("scale_local_gradients", False, True),
         ("average_aggregated_gradients", False, True),
         ("backward_passes_per_step", 2, 3),
+        ("sync", "majority", "full"),
     ],
     ids=str,
 )

@@ -591,7 +591,7 @@ class GradientSet:
             self._momentum,
             self._keys,
             name=self.name,
-            ends=not self._holds_again,
+            ends=bool(self._identity.name) and not self._holds_again,  # a tape skips nothing
         )
         self.feedback.opened(channel)
 

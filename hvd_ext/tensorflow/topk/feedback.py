@@ -49,7 +49,7 @@ class Feedback:
         momentum: that the gradients go through; None for none.
         keys: of the list's variables.
         name: the prefix of its exchanges, the same on all ranks and unique in the job.
-        ends: whether many skipped steps in a row are an error; with a loss scale, its optimizer knows better.
+        ends: whether many skipped steps in a row are an error; not with a loss scale, which may still be searching.
     """
 
     def __init__(
