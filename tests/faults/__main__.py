@@ -1,6 +1,6 @@
 """Plants faults in a copy of the tree, one after the other, and shows which of them the tests notice.
 
-    python -m tests.faults [NAME ...] [--output results.json] [--check]
+python -m tests.faults [NAME ...] [--output results.json] [--check]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.faults import patches
@@ -30,7 +30,7 @@ COLUMNS = ("fault", "result", "by", "seconds")
 
 
 def copy_tree() -> None:
-    """Bring the copy of the tree up to date: files whose bytes are the same keep their times, so that builds are short."""
+    """Bring the copy of the tree up to date; equal files keep their times, so that builds are short."""
     listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     files = {name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()}
     for name in files:
@@ -155,20 +155,26 @@ def failing_without_faults(checks: Sequence[Check], limit_s: float) -> set[Check
     return failing
 
 
-def show(rows: Sequence[dict[str, object]]) -> None:
-    """Print the faults, and their numbers by area."""
-    wide = max((len(str(row["fault"])) for row in rows), default=0)
-    for row in rows:
-        print(f"{row['fault']:{wide}}  {row['result']:8}{row['seconds']:>7} s  {row['by']}")
-    print("\n| area | faults | noticed | of these by the time limit | missed |\n|---|---|---|---|---|")
+def by_area(rows: Sequence[Mapping[str, object]]) -> str:
+    """Give the numbers of faults by area as a table in Markdown."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in rows:
         for area in (str(row["fault"]).partition("/")[0], "**all**"):
             counts[area][str(row["result"])] += 1
+    lines = ["| area | faults | noticed | of these by the time limit | missed |", "|---|---|---|---|---|"]
     for area in sorted(counts, key=lambda name: (name == "**all**", name)):
         seen = counts[area]
         noticed = seen["noticed"] + seen["limit"]
-        print(f"| {area} | {seen.total()} | {noticed} | {seen['limit']} | {seen.total() - noticed} |")
+        lines.append(f"| {area} | {seen.total()} | {noticed} | {seen['limit']} | {seen.total() - noticed} |")
+    return "\n".join(lines) + "\n"
+
+
+def show(rows: Sequence[Mapping[str, object]]) -> None:
+    """Print the faults, and their numbers by area."""
+    wide = max((len(str(row["fault"])) for row in rows), default=0)
+    for row in rows:
+        print(f"{row['fault']:{wide}}  {row['result']:8}{row['seconds']:>7} s  {row['by']}")
+    print(f"\n{by_area(rows)}", end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only check that patches apply and that their tests exist")
     parser.add_argument("--show", action="store_true", help="only print the results that are kept")
     options = parser.parse_args(arguments)
-    chosen = [name for name in patches.names() if not options.names or {name, name.partition("/")[0]} & {*options.names}]
+    wanted = set(options.names)
+    chosen = [name for name in patches.names() if not wanted or {name, name.partition("/")[0]} & wanted]
     if not chosen:
         parser.error(f"no fault has one of these names: {', '.join(options.names)}")
     kept = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else []
