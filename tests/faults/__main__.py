@@ -33,8 +33,8 @@ def copy_tree() -> None:
     """Bring the copy of the tree up to date; equal files keep their times, so that builds are short."""
     listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     files = {name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()}
-    for name in files:
-        source, copy = ROOT / name, TREE / name
+    for file in files:
+        source, copy = ROOT / file, TREE / file
         if not copy.is_file() or copy.read_bytes() != source.read_bytes():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
@@ -67,13 +67,24 @@ def run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         errors="replace",
         start_new_session=True,
     )
-    for ending, wait_s in ((signal.SIGTERM, limit_s), (signal.SIGKILL, GRACE_S)):
-        try:
-            output, _ = process.communicate(timeout=wait_s)
-            return process.returncode if ending == signal.SIGTERM else None, output
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, ending)
-    return None, process.communicate()[0]
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return None, _end(process)
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode, output
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """End a command and its children, and give what it printed."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.communicate(timeout=GRACE_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
 
 
 def objects() -> Path:
@@ -125,8 +136,7 @@ def plant(fault: Fault, limit_s: float, failing: set[Check]) -> dict[str, object
     try:
         for name, text in changed.items():
             (TREE / name).write_text(text, encoding="utf-8")
-        if fault.native:
-            build({check.kind for check in fault.checks})
+        build({check.kind for check in fault.checks})  # also without the fault before this one
         for check in fault.checks:
             code, _ = run(command_of(check), limit_s) if check not in failing else (0, "")
             if code != 0:
@@ -216,8 +226,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*(rows[fault.name][column] for column in COLUMNS), flush=True)
         lines = ",\n".join(json.dumps(rows[name]) for name in sorted(rows) if name in patches.names())
         options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    if any(fault.native for fault in faults):
-        build({"pytest"})
     ran = [rows[fault.name] for fault in faults]
     show(ran)
     return int(any(row["result"] in ("broken", "unknown") for row in ran))

@@ -67,16 +67,6 @@ class Fault:
     checks: tuple[Check, ...]
     hunks: tuple[tuple[str, str, str], ...]
 
-    @property
-    def area(self) -> str:
-        """The part of the product, the patch's folder."""
-        return self.name.partition("/")[0]
-
-    @property
-    def native(self) -> bool:
-        """Whether libraries must be built."""
-        return any(file.startswith("tf_ops/") for file, _, _ in self.hunks)
-
     def changed(self, tree: Path) -> dict[str, str]:
         """Give the changed files of a tree, by path, with the fault in them."""
         texts: dict[str, str] = {}
