@@ -23,6 +23,8 @@ from tests.faults.patches import FOLDER, PROGRAMS, ROOT, Check, Fault, PatchErro
 TREE = ROOT / "build" / "faults"
 RESULTS = FOLDER / "results.json"
 BUILD_LIMIT_S = 3600
+# A run of tests with a fault may take so many times its seconds without, and these on top.
+SLOWER, SPARE_S = 3, 20
 GRACE_S = 10  # mpirun ends its ranks in this time
 STALL_LIMIT_S = "40"  # a job of ranks that waits for ever ends with an error in this time
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none", "-np")
@@ -56,10 +58,11 @@ def run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
     ours = ("OMPI_ALLOW", "HVD_EXT_STALL_FATAL_S")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "HVD_EXT_"))}
     kept |= {name: text for name, text in os.environ.items() if name.startswith(ours)}
+    kept |= {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"}  # it would outlive a fault of the same second
     process = subprocess.Popen(
         command,
         cwd=TREE,
-        env={"HVD_EXT_STALL_FATAL_S": STALL_LIMIT_S, "TF_CPP_MIN_LOG_LEVEL": "2", **kept, "PYTHONPATH": str(TREE)},
+        env={"HVD_EXT_STALL_FATAL_S": STALL_LIMIT_S, "TF_CPP_MIN_LOG_LEVEL": "2", **kept},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -118,13 +121,12 @@ def command_of(check: Check) -> list[str]:
     return [*start, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *check.arguments]
 
 
-def plant(fault: Fault, limit_s: float, failing: set[Check]) -> dict[str, object]:
+def plant(fault: Fault, seconds: Mapping[Check, float]) -> dict[str, object]:
     """Plant a fault, run its tests until one notices, and remove it.
 
     Args:
         fault: the fault.
-        limit_s: each run of tests is killed after so many seconds.
-        failing: the runs that fail without a fault, which say nothing.
+        seconds: from `seconds_without_faults`; a run is killed after a multiple of its seconds.
 
     Returns:
         A row of the table.
@@ -138,13 +140,13 @@ def plant(fault: Fault, limit_s: float, failing: set[Check]) -> dict[str, object
             (TREE / name).write_text(text, encoding="utf-8")
         build({check.kind for check in fault.checks})  # also without the fault before this one
         for check in fault.checks:
-            code, _ = run(command_of(check), limit_s) if check not in failing else (0, "")
+            if check not in seconds:
+                row |= {"result": "unknown", "by": f"{check} fails without the fault"}
+                break
+            code, _ = run(command_of(check), SPARE_S + SLOWER * seconds[check])
             if code != 0:
                 row |= {"result": "limit" if code is None else "noticed", "by": str(check)}
                 break
-        else:
-            if failing & set(fault.checks):
-                row |= {"result": "unknown", "by": "a test fails without the fault"}
     except PatchError as error:
         row |= {"result": "broken", "by": str(error)}
     finally:
@@ -153,16 +155,18 @@ def plant(fault: Fault, limit_s: float, failing: set[Check]) -> dict[str, object
     return row | {"seconds": round(time.monotonic() - begin, 1)}
 
 
-def failing_without_faults(checks: Sequence[Check], limit_s: float) -> set[Check]:
-    """Run tests on the unchanged copy, and give those that fail."""
+def seconds_without_faults(checks: Sequence[Check], limit_s: float) -> dict[Check, float]:
+    """Run tests on the unchanged copy, and give the seconds of those that pass."""
     build({check.kind for check in checks})
-    failing = set()
+    seconds = {}
     for check in checks:
+        begin = time.monotonic()
         code, output = run(command_of(check), limit_s)
-        if code != 0:
-            failing.add(check)
+        if code == 0:
+            seconds[check] = time.monotonic() - begin
+        else:
             print(f"fails without a fault (exit status {code}): {check}\n{output[-2000:]}", flush=True)
-    return failing
+    return seconds
 
 
 def by_area(rows: Sequence[Mapping[str, object]]) -> str:
@@ -192,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="area, or area/name; all if none is given")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the results, one row a line; other rows stay")
-    parser.add_argument("--limit", type=float, default=240, help="seconds of each run of tests (default: 240)")
+    parser.add_argument("--limit", type=float, default=240, help="seconds of a run without a fault (default: 240)")
     parser.add_argument("--check", action="store_true", help="only check that patches apply and that their tests exist")
     parser.add_argument("--show", action="store_true", help="only print the results that are kept")
     options = parser.parse_args(arguments)
@@ -220,9 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commit = subprocess.check_output(newest, cwd=ROOT, text=True).strip()
     copy_tree()
     checks = list(dict.fromkeys(check for fault in faults for check in fault.checks))
-    failing = failing_without_faults(checks, options.limit)
+    seconds = seconds_without_faults(checks, options.limit)
     for fault in faults:
-        rows[fault.name] = plant(fault, options.limit, failing) | {"commit": commit}
+        rows[fault.name] = plant(fault, seconds) | {"commit": commit}
         print(*(rows[fault.name][column] for column in COLUMNS), flush=True)
         lines = ",\n".join(json.dumps(rows[name]) for name in sorted(rows) if name in patches.names())
         options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
