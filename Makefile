@@ -38,7 +38,7 @@ locking_sources := $(wildcard tf_ops/shm/*.cc tf_ops/engine/*.cc tf_ops/cache/*.
 mpi_flags = $(if $(wildcard $(VENV)/include/mpi.h),-isystem $(VENV)/include -DHVD_EXT_WITH_MPI)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo recipe test test-oldest check sanitize fuzz lint format docs clean distclean
+.PHONY: help setup demo recipe test test-oldest check faults sanitize fuzz lint format docs clean distclean
 .NOTPARALLEL:
 
 help: ## this text
@@ -59,6 +59,9 @@ test: setup ## all tests
 
 check: setup ## the quick tests: under 3 minutes on 2 cores
 	$(python) -m pytest -rs -m 'not slow' --times $(PYTEST_ARGS) tests
+
+faults: setup ## plants faults in a copy of the tree, one by one, and shows which of them the tests notice: about 30 minutes
+	$(python) -m tests.faults $(FAULTS)
 
 test-oldest: $(stamps)/hvd_ext $(oldest)/.made/packages ## the tests without jobs, and those of ranks, on the oldest TensorFlow and Keras
 	@echo "== a copy of the tree with libraries for this TensorFlow: $(oldest_tree)"

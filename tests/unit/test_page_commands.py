@@ -100,6 +100,8 @@ NOT_RUN = {
     "make test": "runs this test",
     "make check": "runs this test",
     "make lint": "is the second step of .ci/run",
+    "make faults*": "runs tests for half an hour; tests/unit/test_planted_faults.py checks the patches",
+    "python -m tests.faults *": "runs tests; tests/unit/test_planted_faults.py checks the patches",
     "python -m pytest *": "runs tests",
     "mpirun -np 4 --tag-output python train.py": "a flag of Open MPI's",
     "mpirun --map-by ppr:4:node python train.py": "a flag of Open MPI's, for hosts of the reader's",
