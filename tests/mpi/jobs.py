@@ -121,7 +121,7 @@ def run(
     launcher: Sequence[str] | None = None,
     changes: Mapping[str, str | None] | None = None,
     limit_s: float = LIMIT_S,
-    fresh: bool = False,
+    forked: bool = False,
 ) -> Job:
     """Run a job to its end.
 
@@ -132,7 +132,8 @@ def run(
         launcher: the command before "-np N"; None for mpirun, an empty one for no launcher.
         changes: changes of the environment, see `environment`.
         limit_s: after so many seconds the job is ended and has timed out.
-        fresh: each rank starts an interpreter; otherwise it is forked from one that has imported TensorFlow.
+        forked: ranks are forked from a process that has imported TensorFlow (`fork_server`); their parent is not the
+            launcher, and their environment in /proc is not theirs.
 
     Returns:
         How it ended.
@@ -142,7 +143,7 @@ def run(
         script = folder / "program.py"
         script.write_text(textwrap.dedent(program), encoding="utf-8")
         program = [str(script)]
-    if not fresh and fork_server.may_serve(program, changes or {}):
+    if forked and fork_server.may_serve(program, changes or {}):
         values[fork_server.SOCKET] = fork_server.begin(environment(folder))
     command = [sys.executable, str(RANK), *program]
     launcher = MPIRUN if launcher is None else launcher

@@ -167,7 +167,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_its_addresses() -> None:
         port = server.getsockname()[1]
     with pytest.raises(HvdExtError, match=r"host h7 cannot be reached \(127\.0\.0\.1: .*btl_tcp_if_include"):
         allreduce_tcp._dial("h7", ["127.0.0.1"], port, bytes(32))
-    with pytest.raises(HvdExtError, match="it has no IPv4 address"):
+    with pytest.raises(HvdExtError, match="it has no address"):
         allreduce_tcp._dial("h7", [], port, bytes(32))
 
 

@@ -44,7 +44,7 @@ def steps_of(one: AutoDensity, traced: bool) -> Callable[[float], float]:
 
 def fresh() -> AutoDensity:
     job: Any = SimpleNamespace(engine=SimpleNamespace(rank=0))
-    return AutoDensity("it", job, None)
+    return AutoDensity("it", "it", job, None)
 
 
 def densities_of(one: AutoDensity, norms: Sequence[float], traced: bool) -> list[float]:
