@@ -96,7 +96,7 @@ def gathered(request: Reduction, slices: tf.IndexedSlices, suffix: Any) -> tf.In
         floating = tf.float32 if dtype.size <= 2 else tf.float64  # the dtypes of TensorFlow's division
         sums = result.values
         if halves:
-            high, low = tf.unstack(sums, axis=-1)
+            high, low = sums[..., 0], sums[..., 1]
             carried = high + _high(low)
             sums = tf.cast(carried, tf.float64) * float(_UNIT) + tf.cast(low - _high(low) * _UNIT, tf.float64)
         values = dtypes.scaled(tf.cast(sums / call.job.engine.size, floating), request.postscale)
