@@ -48,7 +48,7 @@ CHILDREN = """
     print("after the pool", flush=True)
 """
 
-# Rank 0 is interrupted in each wait. Rank 1 makes a call only after that, so that a wait that goes on is a hang.
+# Rank 0 is interrupted in each wait. Rank 1 makes a call only after that, so that a wait that does not end is a hang.
 WAITS = """
     import os, pathlib, signal, sys, threading, time
     import numpy as np, tensorflow as tf, keras

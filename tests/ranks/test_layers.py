@@ -106,7 +106,7 @@ def test_a_model_that_is_not_built_makes_its_first_step_with_the_roots_constants
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has nobody to differ from")
+@pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no other rank to differ from")
 @BOTH
 @pytest.mark.parametrize("kind", ["Normalization", "Discretization", "IntegerLookup", "given mean"])
 def test_ranks_that_adapt_to_their_own_data_are_refused_before_the_first_step(kind: str, library: Any) -> None:

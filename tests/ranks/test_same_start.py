@@ -17,7 +17,7 @@ from hvd_ext.errors import InvalidError, MismatchError
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.training import assert_same_bits_on_all_ranks, data, fill, model
 
-pytestmark = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has nobody to differ from")
+pytestmark = pytest.mark.skipif(LAUNCHED_SIZE == 1, reason="one rank has no other rank to differ from")
 
 BATCH = 4
 

@@ -156,7 +156,7 @@ def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind(rank: int) -
 
 def test_a_rank_without_xla_is_a_mismatch(rank: int, size: int) -> None:
     if size == 1:
-        pytest.skip("one rank has nobody to differ from")
+        pytest.skip("one rank has no other rank to differ from")
     model = keras.Sequential(network())
     model.compile(hvd.DistributedOptimizer(SGD(0.1)), "mse", jit_compile=rank == 0)
     x, y = data(rank)

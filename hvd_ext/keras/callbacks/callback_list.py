@@ -56,7 +56,7 @@ def synchronized(
     - Moving statistics are averaged before each validation, if `AverageStatistics` is among the callbacks.
     - The logs of each epoch have the hits of each open `hvd_ext.DataCache`.
     - `BackupAndRestore` restores on rank 0, and the others get weights, optimizer and epoch from it. It stands in front
-      of `SwapEMAWeights`, so that a backup has the weights that training goes on with.
+      of `SwapEMAWeights`, so that a backup has the weights that training resumes with.
 
     Args:
         callbacks: those of Keras, of hvd_ext and of your own; a `BroadcastGlobalVariablesCallback`,
@@ -120,7 +120,7 @@ def synchronized(
 
 
 def _backups_first(callbacks: list[Any]) -> list[Any]:
-    """Put `BackupAndRestore` in front of `SwapEMAWeights`: a backup has the weights that training goes on with."""
+    """Put `BackupAndRestore` in front of `SwapEMAWeights`: a backup has the weights that training resumes with."""
     swaps = [index for index, callback in enumerate(callbacks) if _is(callback, ("SwapEMAWeights",))]
     if not swaps:
         return callbacks
