@@ -174,6 +174,7 @@ void PartialRounds::Start(Lane* lane) {
   while (channel->partial()->BeginRound(&given)) {
     Status status = StartRound(channel, given);
     if (status.ok()) continue;
+    if (status.code == Code::kStopped) return;  // closed here; the others learn it from LaneClosed
     lanes_->Fail(channel->lane(), Communication(status.message), true);
     return;
   }

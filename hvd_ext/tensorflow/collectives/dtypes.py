@@ -125,22 +125,19 @@ def widened(tensor: tf.Tensor, plain_sum: bool) -> tuple[tf.Tensor, str]:
     return (tensor, "") if wide is None else (tf.cast(tensor, wide), name)
 
 
-def divided(quotients: tf.Tensor, remainders: tf.Tensor, divisor: int, by: float) -> tf.Tensor:
+def divided(quotients: tf.Tensor, remainders: tf.Tensor, divisor: int) -> tf.Tensor:
     """Divide a sum whose terms were divided before they were added, so that no partial sum leaves the dtype.
 
     Args:
         quotients: the sum of the terms' quotients, int64.
         remainders: the sum of their remainders, int64.
         divisor: what the terms were divided by.
-        by: multiplies the result.
 
     Returns:
-        The sum of the terms divided by the divisor: int64, truncated toward zero, where `by` is 1; else float64.
+        The sum of the terms divided by the divisor: int64, truncated toward zero.
     """
     floor = quotients + tf.math.floordiv(remainders, divisor)
     rest = tf.math.floormod(remainders, divisor)
-    if by != 1.0:
-        return (tf.cast(floor, tf.float64) + tf.cast(rest, tf.float64) / divisor) * by
     return floor + tf.cast(tf.logical_and(floor < 0, rest > 0), tf.int64)
 
 

@@ -106,7 +106,7 @@ class Reduction:
         return self._applied(run, "reducescatter", tensor, signature)
 
     def _applied(self, run: Callable[..., tf.Tensor], label: str, tensor: tf.Tensor, signature: Any) -> tf.Tensor:
-        """Reduce a tensor in a dtype of the engine, such that an average never leaves the dtype's range."""
+        """Reduce a tensor in a dtype of the engine; an average, or a sum with a factor, never leaves its range."""
         if signature is None:  # with the op, because an average of integers is a sum to the engine
             signature = self.signature(label, f"op {self.op.name.lower()}")
         size = self.call.job.engine.size
@@ -118,13 +118,16 @@ class Reduction:
         wide = dtypes.scaled(wide, self.prescale)
         op, after = dtypes.split_factors(wide, self.op, self.postscale, size)
         with ops.translated():
-            if tensor.dtype == tf.int64 and self.op == Average:
+            if tensor.dtype == tf.int64 and (op == Average or (op == Sum and after != 1.0)):
                 parts = tf.truncatediv(wide, size)
                 quotients = run(self.call, parts, Sum, wire, signature=signature, dtype=dtype)
                 rest = dataclasses.replace(self.call, name=f"{self.call.name}/remainders")
                 with tf.control_dependencies([quotients]):
                     remainders = run(rest, wide - parts * size, Sum, wire, signature=label, dtype=dtype)
-                result, after = dtypes.divided(quotients, remainders, size, self.postscale), 1.0
+                if op == Average:
+                    result = dtypes.divided(quotients, remainders, size)
+                else:
+                    result = tf.cast(quotients, tf.float64) * size + tf.cast(remainders, tf.float64)
             else:
                 result = run(self.call, wide, op, wire, signature=signature, dtype=dtype)
         return dtypes.narrowed(str(self.call), result, tensor.dtype, after)
