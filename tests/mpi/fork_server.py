@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ AT_START = ("PYTHON", "TF_", "KERAS_", "OMP_", "LD_", "XLA_", "CUDA_")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _HEADER = struct.Struct("!I")
 _servers: list[tuple[subprocess.Popen[bytes], str]] = []
+_lock = threading.Lock()
 
 
 def may_serve(program: Sequence[str], changes: Mapping[str, str | None]) -> bool:
@@ -47,17 +49,18 @@ def may_serve(program: Sequence[str], changes: Mapping[str, str | None]) -> bool
 
 def begin(environment: Mapping[str, str]) -> str:
     """Start the servers if they do not run, and give their folder, the value of `SOCKET`."""
-    if not _servers:
-        folder = tempfile.mkdtemp(prefix="hvd-fork-")
-        for parity in range(2):
-            path = os.path.join(folder, str(parity))
-            command = [sys.executable, str(Path(__file__).resolve()), path]
-            with open(f"{path}.log", "wb") as log:
-                process = subprocess.Popen(
-                    command, env=dict(environment), stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
-                )
-            _servers.append((process, folder))
-    return _servers[0][1]
+    with _lock:
+        if not _servers:
+            folder = tempfile.mkdtemp(prefix="hvd-fork-")
+            for parity in range(2):
+                path = os.path.join(folder, str(parity))
+                command = [sys.executable, str(Path(__file__).resolve()), path]
+                with open(f"{path}.log", "wb") as log:
+                    process = subprocess.Popen(
+                        command, env=dict(environment), stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
+                    )
+                _servers.append((process, folder))
+        return _servers[0][1]
 
 
 def stop() -> None:

@@ -121,7 +121,7 @@ def run(
     launcher: Sequence[str] | None = None,
     changes: Mapping[str, str | None] | None = None,
     limit_s: float = LIMIT_S,
-    forked: bool = False,
+    forked: bool = True,
 ) -> Job:
     """Run a job to its end.
 
@@ -132,8 +132,8 @@ def run(
         launcher: the command before "-np N"; None for mpirun, an empty one for no launcher.
         changes: changes of the environment, see `environment`.
         limit_s: after so many seconds the job is ended and has timed out.
-        forked: ranks are forked from a process that has imported TensorFlow (`fork_server`); their parent is not the
-            launcher, and their environment in /proc is not theirs.
+        forked: ranks are forked from a process that has imported TensorFlow (`fork_server`), where they can be. A test
+            that looks at a rank's parent or at its environment in /proc, or that kills a rank, needs False.
 
     Returns:
         How it ended.

@@ -70,7 +70,7 @@ def test_a_killed_save_leaves_the_older_checkpoints_and_the_next_job_saves_on_th
     manifest.check(newest, manifest.read(newest), [manifest.rank_file(0), manifest.rank_file(1)])
 
     (tmp_path / "second").mkdir()
-    job = jobs.run(tmp_path / "second", [str(script), "signal", str(directory)]).must_fail()
+    job = jobs.run(tmp_path / "second", [str(script), "signal", str(directory)], forked=False).must_fail()
     assert "checkpoint-000002: restored: epoch 2, batch 0" in job.outputs[0], job.text()
     assert all("equal on all ranks: True" in output for output in job.outputs), job.text()
     saved = manifest.read(folder.path_of(directory, 3))

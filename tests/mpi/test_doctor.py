@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import pytest
 
 from tests.mpi import jobs
 from tests.mpi.clusters import run_command
+
+# The launcher is looked for among a rank's parents.
+run = functools.partial(jobs.run, forked=False)
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +64,7 @@ def short() -> Iterator[Path]:
 
 def test_a_job_that_works_is_reported_once_with_all_that_was_asked(tmp_path: Path) -> None:
     changes = {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_FUSION_THRESHOLD": "1024"}
-    job = jobs.run(tmp_path, ["-m", "hvd_ext", "doctor", "--json"], changes=changes).must_succeed()
+    job = run(tmp_path, ["-m", "hvd_ext", "doctor", "--json"], changes=changes).must_succeed()
     found = report(job.outputs[0])
     assert [part for part, finding in found.items() if finding["state"] == "to mend"] == []
     assert found["the ranks meet"]["seen"].startswith("2 ranks on 1 host: ")
@@ -72,7 +76,7 @@ def test_a_job_that_works_is_reported_once_with_all_that_was_asked(tmp_path: Pat
 
 
 def test_the_table_has_no_line_of_another_rank(tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, quick(tmp_path), ranks=3, changes=NO_LATE).must_succeed()
+    job = run(tmp_path, quick(tmp_path), ranks=3, changes=NO_LATE).must_succeed()
     lines = job.outputs[0].strip().splitlines()
     assert lines[0].strip() == "hvd_ext in this job"
     assert lines[-1] == "training works here"
@@ -81,7 +85,7 @@ def test_the_table_has_no_line_of_another_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
     arguments = [*quick(tmp_path), "--json", "--limit-s", "10"]
-    job = jobs.run(tmp_path, arguments, ranks=3, changes={"LATE": "1"}).must_fail()
+    job = run(tmp_path, arguments, ranks=3, changes={"LATE": "1"}).must_fail()
     meet = report(job.outputs[0])["the ranks meet"]
     assert meet["state"] == "to mend"
     assert "rank 1 (local rank 1)" in meet["seen"]
@@ -91,7 +95,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
 def test_a_launch_without_mpi_is_refused_by_its_rank_0_only(tmp_path: Path) -> None:
     arguments = [*quick(tmp_path), "--json"]
     gloo = {"HOROVOD_SIZE": "2", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", **NO_LATE}
-    job = jobs.run(tmp_path, arguments, ranks=1, launcher=[], changes={**gloo, "HOROVOD_RANK": "0"}).must_fail()
+    job = run(tmp_path, arguments, ranks=1, launcher=[], changes={**gloo, "HOROVOD_RANK": "0"}).must_fail()
     assert "horovodrun with Gloo" in report(job.outputs[0])["launcher"]["seen"]
 
 
@@ -123,7 +127,7 @@ def test_the_launcher_of_another_mpi_is_named_with_both(tmp_path: Path) -> None:
     for program in mpiexec.parent.iterdir():
         program.chmod(0o755)
     arguments = [*quick(tmp_path), "--json"]
-    job = jobs.run(tmp_path, arguments, launcher=[str(mpiexec)], changes=NO_LATE)
+    job = run(tmp_path, arguments, launcher=[str(mpiexec)], changes=NO_LATE)
     assert not job.timed_out, job.text()
     found = report(job.outputs[0])
     assert "linked with Open MPI" in found["MPI of the launcher"]["seen"], job.text()

@@ -36,7 +36,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_goes_down_alone_ends_the_job_with_an_error(way: str, tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, ONE_GOES.replace("HOW", WAYS[way]), ranks=3, forked=True).must_fail()
+    job = jobs.run(tmp_path, ONE_GOES.replace("HOW", WAYS[way]), ranks=3).must_fail()
     assert not any(job.says(rank, "went on") for rank in range(3)), job.text()
     if way == "an exception":
         said = job.outputs[1].splitlines()
@@ -57,15 +57,13 @@ def test_an_exception_while_others_are_inside_tensorflow_ends_the_job(tmp_path: 
     step(tf.zeros(3))
     print("went on", flush=True)
     """
-    job = jobs.run(tmp_path, program, forked=True).must_fail()
+    job = jobs.run(tmp_path, program).must_fail()
     assert "ValueError: told to fail" in job.outputs[1], job.text()
     assert not job.says(0, "went on"), job.text()
 
 
 def test_an_exception_on_all_ranks_ends_the_job(tmp_path: Path) -> None:
-    job = jobs.run(
-        tmp_path, "import hvd_ext as hvd; hvd.init(); raise ValueError(f'rank {hvd.rank()}')", forked=True
-    ).must_fail()
+    job = jobs.run(tmp_path, "import hvd_ext as hvd; hvd.init(); raise ValueError(f'rank {hvd.rank()}')").must_fail()
     # The first rank to fail may end the other before it has printed its own words.
     assert any(f"ValueError: rank {rank}" in job.outputs[rank] for rank in range(2)), job.text()
 
@@ -89,7 +87,7 @@ def test_a_rank_that_has_left_is_an_error_in_words_for_those_that_need_it(tmp_pa
         open("caught", "w").close()
         hvd.shutdown()
     """
-    job = jobs.run(tmp_path, program, forked=True)
+    job = jobs.run(tmp_path, program)
     assert not job.timed_out, job.text()
     assert "caught: " in job.outputs[0], job.text()
     assert "rank 1 has shut down" in job.outputs[0], job.text()
@@ -117,9 +115,7 @@ def test_a_missing_rank_is_named_and_nothing_else_happens(tmp_path: Path) -> Non
     assert hvd.allgather_object(hvd.rank(), name="late one") == [0, 1, 2]
     print("done", flush=True)
     """
-    job = jobs.run(
-        tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_WARN_S": "1"}, forked=True
-    ).must_succeed()
+    job = jobs.run(tmp_path, STAYS_AWAY + last, ranks=3, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
     assert all(job.says(rank, "done") for rank in range(3)), job.text()
     # Rank 0 says it, once; an earlier line may name a rank that came a second late, too.
     said = [[line for line in text.splitlines() if "'late one'" in line and "rank 1 (" in line] for text in job.outputs]
@@ -150,7 +146,7 @@ def test_a_missing_gradient_is_named_with_its_rank(tmp_path: Path) -> None:
     assert [float(one[0]) for one in result] == [2, 4]
     print("done", flush=True)
     """
-    job = jobs.run(tmp_path, STAYS_AWAY + last, changes={"HVD_EXT_STALL_WARN_S": "1"}, forked=True).must_succeed()
+    job = jobs.run(tmp_path, STAYS_AWAY + last, changes={"HVD_EXT_STALL_WARN_S": "1"}).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
     warnings = [line for line in job.outputs[0].splitlines() if "('bias' not submitted)" in line]
     assert warnings, job.text()
@@ -170,7 +166,7 @@ def test_a_rank_may_go_on_alone_long_after_the_others_have_ended(tmp_path: Path)
         time.sleep(5)  # it saves the model: longer than the others wait for the shutdown handshake
         print("saved", flush=True)
     """
-    assert jobs.run(tmp_path, last, forked=True).must_succeed().says(0, "saved")
+    assert jobs.run(tmp_path, last).must_succeed().says(0, "saved")
 
 
 def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) -> None:
@@ -201,4 +197,4 @@ def test_a_forked_child_cannot_take_part_and_the_rank_goes_on(tmp_path: Path) ->
     job.engine.reduce(channel, [data], [data])
     np.testing.assert_array_equal(data, np.full(1000, 3, np.float32))
     """
-    jobs.run(tmp_path, program, forked=True).must_succeed()
+    jobs.run(tmp_path, program).must_succeed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 import hvd_ext
 from tests.mpi import jobs
+
+# What is tested is a rank as the launcher starts it.
+run = functools.partial(jobs.run, forked=False)
 
 NEEDS_HOROVOD = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None or shutil.which("horovodrun") is None,
@@ -51,7 +55,7 @@ WITH_TENSORFLOW = """
 @pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=ranks).must_succeed()
+    job = run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=ranks).must_succeed()
     for rank in range(ranks):
         for life in range(2):
             assert job.says(rank, f"life {life} rank {rank} of {ranks} mpi True"), job.text()
@@ -62,7 +66,7 @@ def test_mpirun_starts_a_job_that_lives_twice(ranks: int, stop: bool, tmp_path: 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["shutdown", "no shutdown"])
 def test_without_a_launcher_the_job_has_one_rank(stop: bool, tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=1, launcher=[]).must_succeed()
+    job = run(tmp_path, TWO_LIVES.replace("STOP", str(stop)), ranks=1, launcher=[]).must_succeed()
     assert job.says(0, "life 1 rank 0 of 1 mpi False"), job.text()
 
 
@@ -76,7 +80,7 @@ def test_without_a_launcher_the_job_has_one_rank(stop: bool, tmp_path: Path) -> 
 )
 def test_horovodrun_with_gloo_is_refused_in_words(changes: dict[str, str], tmp_path: Path) -> None:
     program = "import hvd_ext as hvd; hvd.init(); print('trains alone', flush=True)"
-    job = jobs.run(tmp_path, program, ranks=1, launcher=[], changes=changes).must_fail()
+    job = run(tmp_path, program, ranks=1, launcher=[], changes=changes).must_fail()
     assert "InvalidError: launcher (horovodrun with Gloo" in job.outputs[0], job.text()
     assert "horovodrun --mpi" in job.outputs[0], job.text()
     assert not job.says(0, "trains alone"), job.text()
@@ -84,7 +88,7 @@ def test_horovodrun_with_gloo_is_refused_in_words(changes: dict[str, str], tmp_p
 
 def test_elastic_jobs_are_refused_in_words(tmp_path: Path) -> None:
     changes = {"HOROVOD_ELASTIC": "1"}
-    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes=changes).must_fail()
+    job = run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes=changes).must_fail()
     assert "InvalidError: launcher (HOROVOD_ELASTIC=1)" in job.outputs[0], job.text()
 
 
@@ -94,7 +98,7 @@ def test_elastic_jobs_are_refused_in_words(tmp_path: Path) -> None:
 )
 def test_a_launcher_of_another_mpi_is_refused_with_both_numbers(variable: str, mend: str, tmp_path: Path) -> None:
     # As a launcher of another MPI does it: processes that say they are 3, in which our MPI sees one.
-    job = jobs.run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={variable: "3"})
+    job = run(tmp_path, "import hvd_ext; hvd_ext.init()", ranks=1, launcher=[], changes={variable: "3"})
     job.must_fail()
     assert "started 3 processes" in job.outputs[0], job.text()
     assert "sees 1" in job.outputs[0], job.text()
@@ -112,7 +116,7 @@ def test_horovods_variables_are_heeded_or_named_by_rank_0_once(tmp_path: Path) -
         hvd.shutdown()
     """
     changes = {"HOROVOD_FUSION_THRESHOLD": "4096", "HOROVOD_CYCLE_TIME": "3", "HVD_EXT_QUIET": "1"}
-    job = jobs.run(tmp_path, program, changes=changes).must_succeed()
+    job = run(tmp_path, program, changes=changes).must_succeed()
     assert all(job.says(rank, "bucket 4096") for rank in range(2)), job.text()
     warned = [text.count("HOROVOD_CYCLE_TIME=3 has no effect in hvd_ext") for text in job.outputs]
     assert warned == [1, 0], job.text()
@@ -137,7 +141,7 @@ def test_mpi_that_mpi4py_uses_is_shared(first: str, tmp_path: Path) -> None:
     assert hvd.size() == 2
     print("done", flush=True)
     """
-    job = jobs.run(tmp_path, program).must_succeed()
+    job = run(tmp_path, program).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
 
 
@@ -150,7 +154,7 @@ def test_mpi_that_horovod_uses_is_shared_whichever_of_its_launchers_started_the_
     before, after = (start, check) if first == "horovod" else ("", f"{start}; {check}")
     program = WITH_TENSORFLOW.replace("FIRST", before).replace("LAST", after)
     launcher = jobs.MPIRUN if first == "horovod" else jobs.HORVODRUN
-    job = jobs.run(tmp_path, program, launcher=launcher).must_succeed()
+    job = run(tmp_path, program, launcher=launcher).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()
 
 
@@ -166,5 +170,5 @@ def test_a_forked_child_leaves_its_parents_job_alone(tmp_path: Path) -> None:
     assert hvd.allgather_object(hvd.rank()) == [0, 1]
     print("done", flush=True)
     """
-    job = jobs.run(tmp_path, program).must_succeed()
+    job = run(tmp_path, program).must_succeed()
     assert all(job.says(rank, "done") for rank in range(2)), job.text()

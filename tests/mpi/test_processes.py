@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from tests.mpi import jobs
+
+# What is tested is a rank as the launcher starts it, and what it starts.
+run = functools.partial(jobs.run, forked=False)
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +115,7 @@ START = """
 
 
 def test_children_of_a_rank_are_refused_in_words_and_the_job_goes_on(tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, CHILDREN, limit_s=120).must_fail()
+    job = run(tmp_path, CHILDREN, limit_s=120).must_fail()
     for rank, said in enumerate(job.outputs):
         assert job.says(rank, "alone 1"), job.text()
         assert said.count("subprocess 1") == 2 and said.count("do not call init() in a child of the rank") == 2, (
@@ -126,7 +130,7 @@ def test_children_of_a_rank_are_refused_in_words_and_the_job_goes_on(tmp_path: P
 
 
 def test_signals_take_effect_in_each_wait_and_calls_go_on_after_it(tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, WAITS, limit_s=150).must_fail()
+    job = run(tmp_path, WAITS, limit_s=150).must_fail()
     for name in ("object", "eager", "barrier", "raising", "function"):
         assert job.says(0, f"interrupted: {name} None"), job.text()
     assert job.says(0, "ended: noting 1"), job.text()
@@ -135,6 +139,6 @@ def test_signals_take_effect_in_each_wait_and_calls_go_on_after_it(tmp_path: Pat
 
 
 def test_ctrl_c_ends_init_while_another_rank_is_missing(tmp_path: Path) -> None:
-    job = jobs.run(tmp_path, START, limit_s=60).must_fail()
+    job = run(tmp_path, START, limit_s=60).must_fail()
     assert "init() was interrupted (SIGINT) while it waited for the other ranks" in job.outputs[0], job.text()
     assert "rank 1 (local rank 1)" in job.outputs[0], job.text()
