@@ -130,13 +130,16 @@ def test_eagerly_the_bits_are_the_same_too() -> None:
 def test_variables_that_are_local_stay_out_of_it() -> None:
     found = []
     for parallel in (False, True):
-        variables = [keras.Variable(np.linspace(-1, 1, 70000), name=name) for name in ("shared", "own")]
+        # several of both in turn, each with norms unlike the others'
+        variables = [keras.Variable(np.linspace(-i, 1, 30000), name=f"v{i}") for i in range(1, 6)]
         optimizer = hvd.DistributedOptimizer(KINDS["lars"](parallel=parallel))
-        optimizer.register_local_var(variables[1])
+        for variable in variables[::2]:
+            optimizer.register_local_var(variable)
         for step in range(3):
-            gradient = tf.cos(tf.range(70000, dtype=tf.float32) + step)
-            optimizer.apply([gradient, gradient * (1 + hvd.rank())], variables)
-        assert_same_bits_on_all_ranks(variables[:1])
+            gradient = tf.cos(tf.range(30000, dtype=tf.float32) + step)
+            factors = [i * (1 + hvd.rank() * (1 - i % 2)) for i in range(len(variables))]
+            optimizer.apply([gradient * (1 + factor) for factor in factors], variables)
+        assert_same_bits_on_all_ranks(variables[1::2])
         found.append(values(variables))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -188,20 +188,25 @@ def test_what_another_process_deletes_at_the_same_time_is_no_error(
 
 
 def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) -> None:
+    def flip(record: int) -> None:
+        (segment,) = tmp_path.glob("*/*/segment-*")
+        with segment.open("r+b") as file:
+            file.seek(record * 320 + 100)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+
     make(Counted(), disk=tmp_path, memory=None).warm()
     caches.open_caches()[0].close()
-    (segment,) = tmp_path.glob("*/*/segment-*")
-    with segment.open("r+b") as file:
-        file.seek(10 * 320 + 100)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
+    flip(10)
     cache = make(Counted(), disk=tmp_path, memory=None)
     for _ in range(2):
         assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
     stats = cache.stats()
     assert (stats["damaged"], stats["loaded"]) == (1, 1)
     assert cache.verify()["disk_damaged"] == 0
+    flip(11)  # of a record that this process has checked
+    assert cache.verify()["disk_damaged"] == 1
 
 
 @pytest.fixture
