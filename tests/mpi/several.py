@@ -6,6 +6,7 @@ process: they begin with the session; tests/conftest.py puts the tests that wait
 
 from __future__ import annotations
 
+import re
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 
 from tests import timing
 from tests.mpi import jobs
-from tests.ranks.conftest import KERAS_2, SAME_ON_ANY_NUMBER, UP_TO_FOUR, UP_TO_THREE
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
 TESTS = Path(__file__).resolve().with_name("test_ranks.py")
-SAME = "2, the same on any number"
+# The mark of a file of tests/ranks: on how many ranks the suite runs it.
+MARK = re.compile(r"pytest\.mark\.ranks\(([\d, ]+)\)")
+WITHOUT_MARK = (1, 2, 3)
+# The files that also run as users of Keras 2 run their scripts, with TF_USE_LEGACY_KERAS=1: in a job of their own.
 LEGACY = "2, Keras 2"
 # Jobs that other tests hold up, on a slow machine, end in this time all the same.
 LIMIT_S = 3600
@@ -27,11 +30,25 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix=timing.BESIDE)
 _jobs: dict[str, Future[jobs.Job]] = {}
 
 
+def numbers(file: Path) -> tuple[int, ...]:
+    """Gives the numbers of ranks on which the suite runs the tests of a file of tests/ranks."""
+    mark = MARK.search(file.read_text(encoding="utf-8"))
+    return tuple(int(number) for number in mark.group(1).split(",")) if mark else WITHOUT_MARK
+
+
+def files(name: str) -> list[Path]:
+    """Gives the files that a job runs."""
+    legacy = sorted(FOLDER.glob("test_*keras2.py"))
+    if name == LEGACY:
+        return legacy
+    return [file for file in sorted(FOLDER.glob("test_*.py")) if file not in legacy and int(name) in numbers(file)]
+
+
 def begin(name: str, config: pytest.Config, folders: pytest.TempPathFactory) -> Future[jobs.Job]:
     """Has a job run behind those that were asked for before, if it has not begun yet.
 
     Args:
-        name: the number of ranks, for all files that depend on it; or `SAME` or `LEGACY`, for the others.
+        name: the number of ranks; or `LEGACY`.
         config: of this session; what its marks leave out (`-m`), the job leaves out too.
         folders: where its files go.
 
@@ -64,14 +81,8 @@ def _run(name: str, marks: str, folder: Path) -> jobs.Job:
     ranks = int(name[0])
     # The temporary folders of the ranks stay in the job's.
     own = {"PYTEST_DEBUG_TEMPROOT": str(folder)}
-    if name == SAME:
-        files = [str(FOLDER / file) for file in SAME_ON_ANY_NUMBER if file not in KERAS_2]
-    elif name == LEGACY:
-        files = [str(FOLDER / file) for file in KERAS_2]
+    if name == LEGACY:
         own["TF_USE_LEGACY_KERAS"] = "1"
-    else:
-        others = [*SAME_ON_ANY_NUMBER, *(UP_TO_THREE if ranks > 3 else ()), *(UP_TO_FOUR if ranks > 4 else ())]
-        files = [*(f"--ignore={FOLDER / file}" for file in others), str(FOLDER)]
     options = ["-m", "pytest", "-m", marks, "-x", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", str(jobs.ROOT)]
     launcher = [*jobs.patient(5), *jobs.MPIRUN]
-    return jobs.run(folder, [*options, *files], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S)
+    return jobs.run(folder, [*options, *map(str, files(name))], ranks=ranks, launcher=launcher, changes=own, limit_s=LIMIT_S)

@@ -16,106 +16,20 @@ import pytest
 
 LAUNCHED_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
-# Files whose tests do not depend on how many other ranks there are: the suite runs them on one and on two, and `make
-# check` not at all. Two cores need minutes for them on more.
-SAME_ON_ANY_NUMBER = (
-    "test_bench_data.py",
-    "test_optimizer.py",
-    "test_callbacks.py",
-    "test_mismatch_table.py",
-    "test_names.py",
-    "test_accumulation.py",
-    "test_layers.py",
-    "test_loss_scale.py",
-    "test_optimizer_gradients.py",
-    "test_optimizer_options.py",
-    "test_pairs.py",
-    "test_callbacks_keras2.py",
-    "test_callbacks_learning_rate.py",
-    "test_callbacks_together.py",
-    "test_hangs.py",
-    "test_sync_batch_norm.py",
-    "test_data_page.py",
-    "test_training_page.py",
-    "test_readme.py",
-    "test_gpu_machines.py",
-    "test_xla.py",
-    "test_keras2.py",
-    "test_migration.py",
-    "test_pattern_options.py",
-    "test_patterns.py",
-    "test_tape.py",
-    "test_saving.py",
-    "test_checkpoint.py",
-    "test_checkpoint_models.py",
-    "test_checkpoint_phases.py",
-    "test_refusals_keras.py",
-    "test_registration_keras.py",
-    "test_session.py",
-    "test_same_start.py",
-    "test_stragglers_page.py",
-    "test_stragglers_state.py",
-    "test_topk_state.py",
-    "test_topk_kept.py",
-    "test_topk_lars.py",
-    "test_topk_momentum.py",
-    "test_topk_until.py",
-    "test_optimizers_page.py",
-    "test_topk_page.py",
-)
-
-# Of these the files that also run as users of Keras 2 run their scripts, with TF_USE_LEGACY_KERAS=1: in a job of their
-# own, and not in the other one.
-KERAS_2 = ("test_keras2.py", "test_callbacks_keras2.py")
-
-# Files that train models of all ranks: the suite runs them on one, two and three ranks, which are two uneven hosts. On
-# more the sums are those of the other files, and test_optimizer_sets.py trains.
-UP_TO_THREE = (
-    "test_data_cache.py",
-    "test_data_going_on.py",
-    "test_layerwise.py",
-    "test_refusals_tape.py",
-    "test_steps_in_graphs.py",
-    "test_stragglers.py",
-    "test_topk.py",
-    "test_training.py",
-)
-
-# Files that train and plan anew on four ranks as on eight, on two uneven hosts in both: each rank takes long.
-UP_TO_FOUR = ("test_compression.py", "test_data.py", "test_replanning.py", "test_trace.py")
-
-# Of the files that are the same on any number of ranks those that take longest and ask what happens between ranks:
-# where the session has them run on two ranks, it does not run them on one. Alone, a rank trains, saves and goes on in
-# the other files and in tests/mpi.
-ON_TWO = (
-    "test_bench_data.py",
-    "test_callbacks_together.py",
-    "test_checkpoint.py",
-    "test_checkpoint_models.py",
-    "test_checkpoint_phases.py",
-    "test_hangs.py",
-    "test_keras2.py",
-    "test_stragglers_state.py",
-    "test_sync_batch_norm.py",
-    "test_topk_kept.py",
-    "test_topk_lars.py",
-    "test_topk_momentum.py",
-    "test_topk_state.py",
-    "test_topk_until.py",
-)
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark the tests that are the same on any number of ranks as slow; leave out what a job of two ranks runs."""
+    """Mark as slow what the suite does not run on three ranks; leave out what it runs on two ranks only."""
     from tests.mpi import several
 
+    folder = Path(__file__).parent
+    numbers = {path: several.numbers(path) for path in {item.path for item in items} if path.parent == folder}
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name in SAME_ON_ANY_NUMBER:
+        if 3 not in numbers.get(item.path, (3,)):
             item.add_marker(pytest.mark.slow)
     yield  # what -m and -k leave out is gone now
-    if several.SAME in several.wanted(items):
-        left_out = [item for item in items if item.path.parent == Path(__file__).parent and item.path.name in ON_TWO]
+    if "2" in several.wanted(items):
+        left_out = [item for item in items if 1 not in numbers.get(item.path, (1,))]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
