@@ -53,7 +53,7 @@ def test_a_link_that_comes_and_goes_does_no_harm(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rate_that_drops_to_a_tenth_is_no_stall(tmp_path: Path) -> None:
     # A step takes longer than the limit then: what moves slowly is not taken for what stands still.
-    limit_s, nbytes = 5, 7_000_000
+    limit_s, nbytes = 2, 3_000_000
     with running(tmp_path, PAIRS, elements=nbytes // 4, HVD_EXT_STALL_WARN_S=str(limit_s)) as job:
         job.wait_for_steps(2)
         job.cluster.set_rate("h2", "10mbit")

@@ -84,7 +84,7 @@ def test_the_table_has_no_line_of_another_rank(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
-    arguments = [*quick(tmp_path), "--json", "--limit-s", "10"]
+    arguments = [*quick(tmp_path), "--json", "--limit-s", "5"]
     job = run(tmp_path, arguments, ranks=3, changes={"LATE": "1"}).must_fail()
     meet = report(job.outputs[0])["the ranks meet"]
     assert meet["state"] == "to mend"

@@ -52,7 +52,7 @@ JOBS = {"0": NEVER.replace("MISSING", "0"), "2": NEVER.replace("MISSING", "2"), 
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], jobs.Job]]:
     """Gives the end of one of these jobs of three ranks, which wait at the same time."""
     # The limit is long enough for slow ranks to come to init() together.
-    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "20"}
+    limits = {"HVD_EXT_STALL_WARN_S": "1", "HVD_EXT_STALL_FATAL_S": "8"}
     with ThreadPoolExecutor(len(JOBS)) as pool:
         run = {
             name: pool.submit(jobs.run, tmp_path_factory.mktemp(f"missing_{name}"), program, ranks=3, changes=limits)
@@ -66,7 +66,7 @@ def test_a_rank_that_never_starts_is_named_and_ends_the_job(missing: int, ended:
     job = ended(str(missing)).must_fail()
     others = [job.outputs[rank] for rank in range(3) if rank != missing]
     assert f"rank {missing} (local rank {missing})" in "".join(others), job.text()
-    assert any("longer than the limit (20 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
+    assert any("longer than the limit (8 s, HVD_EXT_STALL_FATAL_S)" in text for text in others), job.text()
     # Each second there would be a warning, but the same words are said once.
     lines = [line for text in others for line in text.splitlines() if "has waited" in line and "the limit" not in line]
     said = [line.split("other ranks: ")[1] for line in lines]

@@ -1,4 +1,4 @@
-"""Rounds that do not wait for all ranks, on several hosts: thousands of random delays, and faults in the middle."""
+"""Rounds that do not wait for all ranks, on several hosts: hundreds of random delays, and faults in the middle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def train(mode):
         hashes.append(zlib.crc32(weights.tobytes()))
         (flags,) = job.engine.rounds(channel, first=step, most=1).flags
         told = told or flags.any()
-        if not ROUNDS or step % 500 == 0:
+        if not ROUNDS or step % 200 == 0:
             print("step", step, flush=True)
     if not ROUNDS:  # what is held goes with one more round
         step += 1
@@ -81,13 +81,13 @@ print("all sums were right", flush=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(3,), (2, 2, 1)], ids=lambda hosts: "+".join(map(str, hosts)))
-def test_weights_are_equal_after_each_of_2000_rounds(hosts: tuple[int, ...], tmp_path: Path) -> None:
+def test_weights_are_equal_after_each_of_700_rounds(hosts: tuple[int, ...], tmp_path: Path) -> None:
     modes = ("solo", "majority", "quorum")
     variables = {"HVD_EXT_TEST_MODES": " ".join(modes)}
-    with running(tmp_path, Spec(hosts, rate="1gbit"), TRAINS, elements=2000, **variables) as job:
+    with running(tmp_path, Spec(hosts, rate="1gbit"), TRAINS, elements=700, **variables) as job:
         job.must_succeed()
         for mode in modes:
-            said = next(line for line in job.said(0).splitlines() if line.startswith(f"{mode} steps 2000 late "))
+            said = next(line for line in job.said(0).splitlines() if line.startswith(f"{mode} steps 700 late "))
             assert int(said.split()[-1]) > 0, said
             print(said)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.mpi import several
 
-JOBS = ["2", *(pytest.param(job, marks=pytest.mark.slow) for job in ("3", "8", several.LEGACY))]
+JOBS = ["2", *(pytest.param(job, marks=pytest.mark.slow) for job in ("3", "8", "1", several.LEGACY))]
 
 
 @pytest.mark.beside

@@ -19,7 +19,7 @@ LAUNCHED_SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark as slow what the suite does not run on three ranks; leave out what it runs on two ranks only."""
+    """Mark as slow what the suite does not run on three ranks; leave all out where jobs of this session run them."""
     from tests.mpi import several
 
     folder = Path(__file__).parent
@@ -28,8 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if 3 not in numbers.get(item.path, (3,)):
             item.add_marker(pytest.mark.slow)
     yield  # what -m and -k leave out is gone now
-    if "2" in several.wanted(items):
-        left_out = [item for item in items if 1 not in numbers.get(item.path, (1,))]
+    if several.wanted(items):
+        left_out = [item for item in items if item.path in numbers]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
