@@ -33,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepares the environment that children inherit; ranks started by mpirun have it from their parent already."""
     _first_on("PATH", str(Path(sys.executable).parent))
     _first_on("PYTHONPATH", str(ROOT))
+    # Half of the time of collecting would be that of compiling, in each rank of each job.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # Pytest imports readline, which gives children a terminal of 80 columns behind Python's back.
     for name in ("COLUMNS", "LINES"):
         if name not in os.environ:

@@ -58,7 +58,7 @@ def run(command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
     ours = ("OMPI_ALLOW", "HVD_EXT_STALL_FATAL_S")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "HVD_EXT_"))}
     kept |= {name: text for name, text in os.environ.items() if name.startswith(ours)}
-    kept |= {"PYTHONPATH": str(TREE), "PYTHONDONTWRITEBYTECODE": "1"}  # it would outlive a fault of the same second
+    kept |= {"PYTHONPATH": str(TREE)}
     process = subprocess.Popen(
         command,
         cwd=TREE,
