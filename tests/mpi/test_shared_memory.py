@@ -11,7 +11,7 @@ from tests.mpi import jobs
 pytestmark = pytest.mark.slow
 
 FOLDER = jobs.ROOT / "tests" / "ranks"
-FILES = ("test_numpy.py", "test_channel.py", "test_alltoall.py", "test_after_empty.py")
+FILES = ("test_numpy.py", "test_channel.py")
 
 SUMS = """
     import os, pathlib
