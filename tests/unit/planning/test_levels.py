@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -39,24 +37,15 @@ def whole_plans(tree: Tree) -> list[LogicalPlan]:
 
 
 @pytest.mark.parametrize("tree", CLUSTERS, ids=Tree.describe)
-@pytest.mark.parametrize("gamma", [0.0, 3e-10])
-def test_the_price_is_near_to_that_of_the_rows_and_the_busiest_port_is_the_same(tree: Tree, gamma: float) -> None:
-    tree = replace(tree, gamma_s_per_byte=gamma)
+def test_the_price_is_near_to_that_of_the_rows_and_the_busiest_port_is_the_same(tree: Tree) -> None:
+    tree = Tree(tree.root, gamma_s_per_byte=3e-10)
     for plan in whole_plans(tree):
         by_round, by_level = profile(plan, tree), level_profile(plan, tree)
         assert by_level.busiest_s_per_byte == pytest.approx(by_round.busiest_s_per_byte), plan.algorithm
         assert by_level.latency_s >= by_round.latency_s * (1 - 1e-9), plan.algorithm
         grain = segment_nbytes(plan, NBYTES, tree)
         exact = by_round.price_s(NBYTES, grain)
-        assert by_level.price_s(NBYTES, grain) == pytest.approx(exact, rel=0.15), plan.algorithm
-
-
-def test_reductions_are_a_part_of_the_way_of_the_first_segment() -> None:
-    """In one segment, a ring on a host reduces 3 / 4 of the buffer after the messages."""
-    tree = replace(one_host(4), gamma_s_per_byte=3e-10)
-    for plan in dense_plans(tree):
-        exact = profile(plan, tree).price_s(NBYTES)
-        assert level_profile(plan, tree).price_s(NBYTES) == pytest.approx(exact, rel=0.01), plan.algorithm
+        assert by_level.price_s(NBYTES, grain) == pytest.approx(exact, rel=0.08), plan.algorithm
 
 
 @pytest.mark.parametrize("tree", CLUSTERS, ids=Tree.describe)
