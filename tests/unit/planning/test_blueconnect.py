@@ -51,13 +51,6 @@ def test_fig_4_the_parts_shrink_to_a_third_a_sixth_and_a_twelfth() -> None:
     assert (third[A[0]], third[C[0]], third[B[0]], third[D[0]]) == ((0, 1), (1, 2), (2, 3), (3, 4))
 
 
-def test_96_learners_are_16_x_6_recursive_in_the_hosts_and_a_ring_between_them() -> None:
-    plan = blueconnect.build(even_tree(6, 16))
-    assert plan.note == "96 = 16 x 6, from the inside"
-    assert [level.calls[0].method for level in plan.levels] == ["recursive", "ring", "ring", "recursive"]
-    assert rounds_of(plan) == 2 * (4 + 5)
-
-
 def test_it_falls_back_to_one_ring_where_hosts_differ_and_says_so() -> None:
     tree = from_hosts("aabbb")
     plan = blueconnect.build(tree)
@@ -120,9 +113,3 @@ def test_a_torus_has_rings_in_all_dimensions() -> None:
     assert {call.method for level in plan.levels for call in level.calls} == {"ring"}
     assert rounds_of(plan) == 2 * (7 + 3 + 1)
     verify(plan)
-
-
-def test_a_torus_is_refused_where_there_is_none() -> None:
-    assert torus2d.supports(one_host(8)) == "a torus has two dimensions or more, such as hosts x ranks per host"
-    words = "a torus is even: every host has as many ranks as the others"
-    assert torus2d.supports(from_hosts("aabbb")) == words

@@ -1,46 +1,30 @@
-"""The schedules that move whole vectors, and the two trees."""
+"""What trees and halving send between hosts; and the two trees, in one of which each rank is a leaf."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from hvd_ext.planning.cost import traffic
-from hvd_ext.planning.ir import COUNT, OPCODE, RECV, ROUND, SEND
-from hvd_ext.planning.lower import rounds_of, rows_of
+from hvd_ext.planning.lower import rounds_of
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.planning.schedules import (
-    binary_tree as binary,
-    halving_doubling as halving,
-    recursive_doubling as doubling,
-    tree as two_trees,
-)
+from hvd_ext.planning.schedules import binary_tree, halving_doubling, tree as two_trees
 from hvd_ext.planning.verify import verify
 from tests.unit.planning.clusters import even_tree, one_host
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 13])
-def test_recursive_doubling_takes_log2_rounds_and_two_more_to_fold(size: int) -> None:
-    plan = doubling.build(one_host(size))
-    power = size & (size - 1) == 0
-    assert rounds_of(plan) == size.bit_length() - 1 + (0 if power else 2)
-    sitting_out = [rank for rank in range(size) if rows_of(plan, rank)[:, OPCODE].tolist() == [SEND, RECV]]
-    assert len(sitting_out) == size - (1 << (size.bit_length() - 1))
 
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 4), (4, 4), (8, 2), (2, 3)])
 def test_halving_sends_little_between_hosts_whose_number_is_a_power_of_two(hosts: int, per_host: int) -> None:
     tree = even_tree(hosts, per_host)
-    between, inside = traffic(halving.build(tree), tree)
+    between, inside = traffic(halving_doubling.build(tree), tree)
     assert between.busiest == pytest.approx(2 * (hosts - 1) / hosts)
     assert inside.busiest == pytest.approx(2 * (tree.size - 1) / tree.size)
 
 
 def test_a_binary_tree_crosses_to_each_host_once_and_back() -> None:
     tree = even_tree(4, 4)
-    between, _ = traffic(binary.build(tree), tree)
-    assert between.total == pytest.approx(2 * 2 * 3), "three hosts give and take the buffer, through two ports each"
-    assert rounds_of(binary.build(tree)) == 2 * (2 + 2)
+    plan = binary_tree.build(tree)
+    assert traffic(plan, tree)[0].total == pytest.approx(2 * 2 * 3), "three hosts, through two ports each"
+    assert rounds_of(plan) == 2 * (2 + 2)
 
 
 def roles(plan: LogicalPlan, unit: int) -> dict[int, int]:
@@ -70,10 +54,3 @@ def test_two_trees_send_no_host_more_than_twice_the_buffer(hosts: int, per_host:
     tree = even_tree(hosts, per_host)
     for found in traffic(two_trees.build(tree), tree):
         assert found.busiest <= (2 if found.depth == 0 or per_host == 1 else 2.5)
-
-
-def test_rounds_of_the_two_trees_run_side_by_side() -> None:
-    plan = two_trees.build(one_host(8))
-    rows = np.concatenate([rows_of(plan, rank) for rank in range(8)])
-    assert set(rows[:, COUNT]) == {1}
-    assert len(set(rows[:, ROUND])) == 6
