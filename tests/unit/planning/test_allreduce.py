@@ -19,15 +19,15 @@ from tests.unit.planning.interpreter import Ranks, events_of, inputs
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 
 
-def assert_sums(algorithm: str, tree: Tree, dtypes: tuple[str, ...], seed: int = 0) -> None:
-    """Proves the schedule on a tree, and sums buffers of all awkward sizes."""
-    plan, size = registry.get(algorithm).build(tree), tree.size
+def assert_sums(algorithm: str, tree: Tree, dtypes: tuple[str, ...], sizes: set[int], seed: int = 0) -> None:
+    """Proves the schedule on a tree, and sums buffers of some sizes."""
+    plan = registry.get(algorithm).build(tree)
     verify(plan)
-    rows = [rows_of(plan, rank) for rank in range(size)]
+    rows = [rows_of(plan, rank) for rank in range(tree.size)]
     events = events_of(rows, seed)
-    for elements in sorted({0, 1, size - 1, size, size + 1, 97}):
+    for elements in sorted(sizes):
         for dtype in dtypes:
-            data = inputs(size, elements, dtype)
+            data = inputs(tree.size, elements, dtype)
             ranks = Ranks(rows, plan.units, data)
             ranks.play(events)
             total = data.astype("int64").sum(axis=0)
@@ -40,7 +40,7 @@ def test_all_ranks_end_with_the_same_sum(algorithm: str, size: int) -> None:
     hosts = max(count for count in range(1, size + 1) if size % count == 0 and count * count <= size)
     for tree in (one_host(size), uneven_hosts(size), even_tree(hosts, size // hosts)):
         if supported(algorithm, tree):
-            assert_sums(algorithm, tree, DTYPES)
+            assert_sums(algorithm, tree, DTYPES, {0, 1, size - 1, size, size + 1, 97})
 
 
 @pytest.mark.parametrize("algorithm", registry.names())
@@ -70,7 +70,7 @@ def even(seed: int, most_leaves: int) -> Tree:
 
 
 SMALL = [random_tree(seed, most_leaves=14) for seed in range(8)] + [even(seed, 24) for seed in range(3)]
-LARGE = [random_tree(1000 + seed, most_leaves=64) for seed in range(6)] + [even(seed, 64) for seed in range(3)]
+LARGE = [random_tree(1000 + seed, most_leaves=64) for seed in range(4)] + [even(seed, 64) for seed in range(3)]
 
 
 @pytest.mark.parametrize("trees", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)], ids=["small", "large"])
@@ -79,4 +79,4 @@ def test_every_schedule_is_right_on_random_trees(algorithm: str, trees: list[Tre
     applied = [tree for tree in trees if supported(algorithm, tree)]
     assert len(applied) >= 3
     for seed, tree in enumerate(applied):
-        assert_sums(algorithm, tree, ("int64",), seed)
+        assert_sums(algorithm, tree, ("int64",), {1, tree.size - 1, 97}, seed)

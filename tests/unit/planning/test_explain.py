@@ -226,7 +226,7 @@ def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
         ("--hosts 2,2 --rate fast", 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),
         ("--topology c.yaml --rate 1gbit", 2, "--rate 1gbit: the rates are in the file of --topology"),
         ("--preset blueconnect-ibm --rate 1gbit", 2, "--rate 1gbit"),
-        ("--preset no", 2, "preset 'no': must be one of mgwfbp-8, "),
+        ("--preset no", 1, "preset 'no': must be one of mgwfbp-8, "),
         ("--topology /no/such.yaml", 1, "topology file /no/such.yaml: it cannot be read: No such file"),
         ("--hosts 2,2 --algorithm rings", 1, "did you mean 'ring'?"),
         ("--hosts 2 --algorithm torus2d", 1, "'torus2d' on 2 ranks on 1 host: a torus has two dimensions"),

@@ -81,7 +81,7 @@ def test_a_plan_without_messages_costs_nothing() -> None:
 
 
 def test_on_a_large_uneven_cluster_the_ring_and_trees_across_racks_lose() -> None:
-    tree, prices = large_tree(400), {}
+    tree, prices = large_tree(1000), {}
     for plan in dense_plans(tree):
         prices[plan.algorithm] = level_profile(plan, tree).price_s(NBYTES, segment_nbytes(plan, NBYTES, tree))
     assert min(prices, key=lambda name: prices[name]) in {"flexreduce", "two_level"}

@@ -55,7 +55,7 @@ def reduced(group: tuple[int, ...], span: Span) -> tuple[Level, ...]:
         (call("all_to_all", (0, 1), (Span(0, 2),) * 2, -1, "recursive"), "must be a ring or direct"),
         (plan("x", "gossip", 1, 1, ()), "plan of 'gossip': a collective must be one of allreduce"),
         (plan("x", "allreduce", 0, 1, ()), "x: size 0, units 1, root 0: a plan must have at least one rank"),
-        (plan("x", "broadcast", 2, 1, (), 2), "its root must be one of the ranks"),
+        (lambda: LogicalPlan("x", "broadcast", 2, 1, (), root=2), "its root must be one of the ranks"),
         (plan("x", "reduce", 2, 1, reduced((0, 2), ONE[0])), r"x, level 'up': .*: ranks must be in \[0, 2\)"),
         (
             plan("x", "reduce", 2, 1, reduced((0, 1), Span(0, 2))),
