@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from math import prod
 
 import pytest
 
-from hvd_ext.planning.cost import ring_s
 from hvd_ext.planning.ir import digest
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import flexreduce
 from hvd_ext.planning.verify import verify
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
 from tests.unit.planning.clusters import even_tree, random_tree
 
 # The paper's names: A is the root, B and C the machines, D and E the learners of B, F to H those of C.
@@ -168,15 +166,3 @@ def test_a_top_of_a_thousand_hosts_shares_its_groups() -> None:
     groups = {id(call.ranks) for level in plan.levels for call in level.calls if len(call.ranks) > 100}
     calls = sum(len(call.ranks) > 100 for level in plan.levels for call in level.calls)
     assert len(groups) < calls / 2, "a broadcast shares the group of its reduce"
-
-
-@pytest.mark.parametrize("inside", [SHARED_MEMORY, Link(1e-6, 1e-8)])
-def test_the_cost_of_an_even_tree_is_equation_9(inside: Link) -> None:
-    """With a slow link inside hosts, what the levels above send through it is what counts."""
-    nbytes, degrees = 1e6, (4, 3, 2)  # from the bottom: the paper's delta_0, delta_1, delta_2
-    tree = even_tree(*reversed(degrees), inside=inside)
-    links = [inside, ETHERNET, ETHERNET]
-    total = 0.0
-    for level, degree in enumerate(degrees):
-        total += max(ring_s(nbytes / prod(degrees[k:level]), degree, links[k]) for k in range(level + 1))
-    assert flexreduce.cost(tree, int(nbytes)) == pytest.approx(2 * total)
