@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -26,6 +27,7 @@ children:
 """
 
 
+@functools.cache
 def command(*arguments: str) -> tuple[int, str]:
     """Runs the command; gives its status and all that it prints, with the spaces of tables taken out."""
     done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
@@ -174,40 +176,52 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert written["links"][0] == {"kind": "between hosts", "bits_per_s": [1e10, 1e10], "alpha_s": [3e-5, 3e-5]}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            "--hosts 2,2 --rate 100mbit",
-            "links: between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message; "
-            "the rate between hosts is that of --rate, all else is assumed",
-        ),
-        ("--hosts 2,2 --rate 100mbit", "bound: no allreduce of whole buffers can take less than 671.1 ms"),
-        ("--hosts 4 --rate 1gbit", "--rate changes nothing, because no link is between hosts"),
-        ("--hosts 4", "assumed; a --topology file gives the real ones price"),
-        (
-            "--hosts 2,3 --bytes 10000000",
-            "size: choices are made for powers of two of bytes: here for 8,388,608, which stands for 10,000,000 and "
-            "all sizes near it; the prices are those of 10,000,000",
-        ),
-        ("--hosts 2,2 --algorithm ring --draw", "ring: allreduce of 4 ranks"),
-        ("--hosts 20,20 --draw", "not drawn: a plan of 40 ranks is too large"),
-        ("--preset blueconnect-ibm --bytes 100000000", "on 8 ranks on 2 hosts (4 + 4)"),
-        ("--preset blueconnect-ibm --bytes 100000000", "from BlueConnect, Section 4.1 and 2.2, Fig. 5 (b)"),
-    ],
-)
-def test_the_command_says_what_it_assumes(arguments: str, words: str) -> None:
+LINKS = "links: between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message"
+SAID = [
+    ("--hosts 2,2 --rate 100mbit", LINKS.replace("10gbit", "100mbit")),
+    ("--hosts 2,2 --rate 100mbit", "; the rate between hosts is that of --rate, all else is assumed"),
+    ("--hosts 2,2 --rate 100mbit", "bound: no allreduce of whole buffers can take less than 671.1 ms"),
+    ("--hosts 4 --rate 1gbit", "--rate changes nothing, because no link is between hosts"),
+    ("--hosts 4", "assumed; a --topology file gives the real ones price"),
+    ("--hosts 2,3 --bytes 10000000", "size: choices are made for powers of two of bytes: here for 8,388,608, which"),
+    ("--hosts 2,3 --bytes 10000000", "stands for 10,000,000 and all sizes near it; the prices are those of 10,000,000"),
+    ("--hosts 2,2 --algorithm ring --draw", "ring: allreduce of 4 ranks"),
+    ("--hosts 20,20 --draw", "not drawn: a plan of 40 ranks is too large"),
+    ("--preset blueconnect-ibm --bytes 100000000", "on 8 ranks on 2 hosts (4 + 4)"),
+    ("--preset blueconnect-ibm --bytes 100000000", "from BlueConnect, Section 4.1 and 2.2, Fig. 5 (b)"),
+    ("--hosts 2,3 --bytes 4000000 --density 0.01", "here for 4,194,304, which stands for 4,000,000 and all sizes near"),
+    ("--hosts 2 --bytes 400 --density 1", "here for 4,096, which stands for 400 and"),
+    ("--hosts 2,3 --density 0.01", "allreduce of 8,388,608 bytes at density 0.01 on 5 ranks on 2 hosts (2 + 3)"),
+    *(("--hosts 2,3 --density 0.01", name) for name in registry.sparse_names()),
+    ("--hosts 2,3 --density 0.01", "where the time of hitopk goes"),
+    ("--hosts 2,3 --density 0.01", "hitopk: each host sends (m - 1) K entries, 83,888 bytes, to the others"),
+    ("--hosts 2,3 --density 0.01 --draw", "level 2: all-gather of the selected (2 rounds)"),
+    ("--hosts 2,3 --density 0.01", "; it is flexreduce, as without TopK dense step: TopK takes it from density"),
+    ("--hosts 2,3 --density 0.01", "dense: no dearer from density"),
+    ("--hosts 2,3 --density 0.01", LINKS),
+    ("--hosts 4 --density 0.1", "dense: no dearer at every density; it is ring, as without TopK"),
+    ("--hosts 4 --density 0.1", "dense step: TopK takes it at every density"),
+    ("--hosts 4 --density 0.1 --algorithm gtopk", "where the time of gtopk goes"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), SAID)
+def test_the_command_says_what_it_assumes_and_where_the_time_goes(arguments: str, words: str) -> None:
     status, text = command(*arguments.split())
     assert status == 0
     assert words in text
 
 
-def test_a_stated_rate_changes_nothing_inside_hosts_and_a_size_that_stands_for_itself_is_not_told() -> None:
+@pytest.mark.parametrize("arguments", ["--hosts 2,3 --bytes 8MiB", "--hosts 2,3 --bytes 4MiB --density 0.01"])
+def test_a_size_that_stands_for_itself_is_not_told(arguments: str) -> None:
+    assert "size: " not in command(*arguments.split())[1]
+
+
+def test_a_stated_rate_changes_nothing_inside_hosts() -> None:
     tree = cluster_of(None, "2,2", "100mbit")
     assert tree.root.link == Link(ETHERNET.alpha_s, 8e-8)
     assert {host.link for host in tree.root.children} == {SHARED_MEMORY}
     assert cluster_of(None, "2,2", "10gbit") == cluster_of(None, "2,2")
-    assert "size: " not in command("--hosts", "2,3", "--bytes", "8MiB")[1]
 
 
 def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
