@@ -61,6 +61,16 @@ def test_leaving_a_job_ends_processes_that_have_left_its_group(tmp_path: Path) -
     assert running.processes() == []
 
 
+def test_a_paused_process_hears_the_polite_signal(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    script = f"trap 'touch {heard}; exit' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+    with Job(["sh", "-c", script], tmp_path / "log") as running:
+        wait_for((tmp_path / "ready").exists)
+        for process in running.processes():
+            process.suspend()
+    assert heard.exists() and running.processes() == []
+
+
 def test_an_exception_in_the_block_ends_the_job_and_leaves_the_processes_of_others_alone(tmp_path: Path) -> None:
     with Job(["sleep", "600"], tmp_path / "others") as others:
         with pytest.raises(KeyboardInterrupt), Job(["sleep", "600"], tmp_path / "log") as running:

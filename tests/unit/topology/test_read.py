@@ -102,7 +102,7 @@ def test_the_table_has_every_key_that_a_file_may_have() -> None:
     [
         ("a: [", "it is not YAML"),
         ("name: 2020-13-45", "it is not YAML: month must be in 1..12"),
-        ("[" * 3000, "it is not YAML: maximum recursion depth"),
+        ("[" * 1000, "it is not YAML: maximum recursion depth"),
         ("3", "the top level: a node is a mapping with name, link and one of children, ranks, rank"),
         ("name: x", "the top level: a node must have exactly one of children, ranks and rank, got none"),
         (EXAMPLE + "speed: 1\n", "speed: unknown key"),
