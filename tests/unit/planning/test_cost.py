@@ -36,7 +36,7 @@ def closed_forms() -> Iterator[tuple[str, Tree]]:
         yield from ((name, even_tree(*degrees)) for degrees in [(2, 2), (3, 4), (4, 8), (2, 2, 3), (2, 3, 2, 2)])
 
 
-@pytest.mark.parametrize("case", closed_forms(), ids=lambda case: f"{case[0]} {case[1].describe()}")
+@pytest.mark.parametrize("case", list(closed_forms()), ids=lambda case: f"{case[0]} {case[1].describe()}")
 def test_a_plan_is_priced_as_its_closed_form(case: tuple[str, Tree]) -> None:
     name, tree = case
     schedule = registry.get(name)
