@@ -77,9 +77,9 @@ def test_without_times_auto_is_what_it_was_and_what_a_bucketer_lacks_is_said() -
     plain = layout(tree, times.tensors, Sum)
     assert (plain.bucketer, plain.outcomes, plain.reason) == ("by_size", (), "")
     assert len(layout(tree, times.tensors, Sum, buckets="wfbp").buckets) == len(times.tensors)
-    for name, words in (("by_groups", "it needs groups"), ("none", "must be one of")):
+    for name, words, known in (("by_groups", "it needs groups", None), ("none", "must be one of", times)):
         with pytest.raises(PlanError, match=f"bucketer '{name}': {words}"):
-            layout(tree, times.tensors, Sum, buckets=name)
+            layout(tree, times.tensors, Sum, buckets=name, times=known)
 
 
 def test_three_classes_are_left_to_the_other_bucketers() -> None:
