@@ -13,7 +13,7 @@ from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.topology.tree import Tree, from_hosts
-from tests.unit.planning.sparse_interpreter import Floats, Ranks
+from tests.unit.planning.interpreter import Floats, Ranks
 from tests.unit.planning.test_sparse_plans import data_of
 
 ELEMENTS = 1013

@@ -24,44 +24,42 @@ def fails(*args: object, **kwargs: object) -> None:
     raise InstallError("the compiler [ran] away")
 
 
-def test_build_says_all_that_is_missing_and_ends_with_a_status(monkeypatch, tmp_path):
+@pytest.fixture
+def build(monkeypatch, tmp_path):
+    """Runs the command build with a toolchain that is complete; gives its result."""
+    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (TOOLCHAIN, []))
+    return lambda *options: CliRunner().invoke(app, ["build", "--output", str(tmp_path / "lib"), *options])
+
+
+def test_build_says_all_that_is_missing_and_ends_with_a_status(build, monkeypatch):
     missing = [Missing("TensorFlow", "pip install it"), Missing("cmake", "pip install that")]
     monkeypatch.setattr(native, "find_toolchain", lambda mpi: (None, missing))
-    result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
+    result = build()
     assert result.exit_code == 1
     assert "TensorFlow is missing: pip install it" in result.output
     assert "cmake is missing: pip install that" in result.output
 
 
-def test_build_shows_why_it_failed_letter_by_letter(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (TOOLCHAIN, []))
+def test_build_shows_why_it_failed_letter_by_letter(build, monkeypatch):
     monkeypatch.setattr(native, "build", fails)
-    result = CliRunner().invoke(app, ["build", "--output", str(tmp_path)])
+    result = build()
     assert result.exit_code == 1
     assert "hvd_ext build: the compiler [ran] away" in result.output
     assert "done in" not in result.output
 
 
-def test_build_passes_on_the_folder_that_was_named(monkeypatch, tmp_path):
-    seen: list[Path] = []
-    monkeypatch.setattr(native, "find_toolchain", lambda mpi: (TOOLCHAIN, []))
-    monkeypatch.setattr(native, "build", lambda toolchain, folder, target, echo: seen.append(target))
-    assert CliRunner().invoke(app, ["build", "--output", str(tmp_path / "lib")]).exit_code == 0
-    assert seen == [tmp_path / "lib"]
-
-
-def test_the_data_cache_alone_asks_for_no_mpi(monkeypatch, tmp_path):
-    asked: list[bool] = []
+def test_build_passes_on_the_folder_and_asks_for_no_mpi_for_the_data_cache_alone(build, monkeypatch, tmp_path):
+    targets, asked = [], []
     monkeypatch.setattr(native, "find_toolchain", lambda mpi: (asked.append(mpi), (TOOLCHAIN, []))[1])
-    monkeypatch.setattr(native, "build", lambda *args, **kwargs: None)
-    for options in (["--data"], []):
-        assert CliRunner().invoke(app, ["build", *options, "--output", str(tmp_path)]).exit_code == 0
+    monkeypatch.setattr(native, "build", lambda toolchain, folder, target, echo: targets.append(target))
+    assert build("--data").exit_code == build().exit_code == 0
     assert asked == [False, True]
+    assert targets == [tmp_path / "lib"] * 2
 
 
-def test_build_without_sources_says_that_the_package_is_incomplete(monkeypatch):
+def test_build_without_sources_says_that_the_package_is_incomplete(build, monkeypatch):
     monkeypatch.setattr(libraries, "native_sources", lambda: None)
-    result = CliRunner().invoke(app, ["build"])
+    result = build()
     assert result.exit_code == 1
     assert "the native sources are not in this package; install it again" in result.output
 
@@ -118,7 +116,7 @@ def test_horovod_is_not_begun_where_something_is_missing(monkeypatch, tmp_path):
     assert not (tmp_path / "log").exists()
 
 
-def test_a_step_in_a_log_says_that_it_goes_on_and_how_long_it_took(monkeypatch):
+def test_a_step_in_a_log_says_that_it_goes_on_and_how_long_it_took_unless_it_fails(monkeypatch):
     monkeypatch.setattr(progress, "LOG_EVERY_S", -1)
     output = io.StringIO()
     with progress.step("a long [step]", Console(file=output, width=80)) as echo:
@@ -127,9 +125,6 @@ def test_a_step_in_a_log_says_that_it_goes_on_and_how_long_it_took(monkeypatch):
     assert lines[0] == "a long [step] ..."
     assert lines[1].endswith("compiling a.cc [1/2]")
     assert lines[2].startswith("a long [step]: done in ")
-
-
-def test_a_step_that_fails_is_not_said_to_be_done():
     output = io.StringIO()
     with pytest.raises(InstallError), progress.step("a step", Console(file=output)):
         fails()

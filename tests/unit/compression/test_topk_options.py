@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -15,53 +16,54 @@ from hvd_ext.options.gradients import GradientOptions
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value", "words"),
+    ("keywords", "words"),
     [
-        ("density", 0, "density .*above 0 and at most 1, or 'auto'"),
-        ("density", 1.5, "density"),
-        ("density", True, "density"),
-        ("density", float("nan"), "density"),
-        ("density", "dense", "density"),
-        ("selector", "largest", "selector .*must be one of exact, mstopk, dgc, threshold, random"),
-        ("selector", "tf", "selector"),
-        ("wire", "float16", "wire .*must be one of fp32, fp16, bf16"),
-        ("indices", "int64", "indices .*must be one of auto, int32, delta, bitmap"),
-        ("per_tensor", 1, "per_tensor .*True or False"),
-        ("height", 0, "height .*whole number from 1, or None"),
-        ("height", True, "height"),
-        ("vectors", None, "vectors .*True or False"),
-        ("momentum_correction", 0.9, "momentum_correction .*True, False or 'auto'"),
-        ("momentum_correction", "Auto", "momentum_correction"),
-        ("masks", "yes", "masks .*True or False"),
-        ("min_elements", -1, "min_elements .*whole number from 0"),
-        ("min_elements", 10.0, "min_elements"),
-        ("samplings", 0, "samplings .*whole number from 1"),
-        ("seed", -1, "seed .*whole number from 0"),
-        ("seed", 1 << 63, "seed .*below 2"),
-        ("warmup", 100, r"warmup .*must be a hvd_ext\.Warmup, or None"),
-        ("until", 1, "until .*at least 2, or None; to send whole gradients from the first step on, leave TopK out"),
-        ("until", 2.0, "until .*whole number of update steps"),
-        ("until", True, "until"),
-        ("until", "end", "until"),
-        ("clip", 0.0, "clip .*above 0, or None"),
-        ("clip", float("inf"), "clip"),
-        ("threshold", -0.5, "threshold .*from 0"),
-        ("where", "nowhere", "where .*must be one of everywhere, needed"),
-        ("threshold", 0.5, "threshold .*selector 'threshold' needs one above 0, the others take none"),
+        ({"density": 0}, "density .*above 0 and at most 1, or 'auto'"),
+        *(({"density": value}, "density") for value in (1.5, True, float("nan"), "dense")),
+        ({"selector": "largest"}, "selector .*must be one of exact, mstopk, dgc, threshold, random"),
+        ({"selector": "tf"}, "selector"),
+        ({"wire": "float16"}, "wire .*must be one of fp32, fp16, bf16"),
+        ({"indices": "int64"}, "indices .*must be one of auto, int32, delta, bitmap"),
+        ({"per_tensor": 1}, "per_tensor .*True or False"),
+        ({"height": 0}, "height .*whole number from 1, or None"),
+        ({"height": True}, "height"),
+        ({"vectors": None}, "vectors .*True or False"),
+        ({"momentum_correction": 0.9}, "momentum_correction .*True, False or 'auto'"),
+        ({"momentum_correction": "Auto"}, "momentum_correction"),
+        ({"masks": "yes"}, "masks .*True or False"),
+        ({"min_elements": -1}, "min_elements .*whole number from 0"),
+        ({"min_elements": 10.0}, "min_elements"),
+        ({"samplings": 0}, "samplings .*whole number from 1"),
+        ({"seed": -1}, "seed .*whole number from 0"),
+        ({"seed": 1 << 63}, "seed .*below 2"),
+        ({"warmup": 100}, r"warmup .*must be a hvd_ext\.Warmup, or None"),
+        ({"until": 1}, "until .*at least 2, or None; to send whole gradients from the first step on, leave TopK out"),
+        ({"until": 2.0}, "until .*whole number of update steps"),
+        *(({"until": value}, "until") for value in (True, "end")),
+        ({"clip": 0.0}, "clip .*above 0, or None"),
+        ({"clip": float("inf")}, "clip"),
+        ({"threshold": -0.5}, "threshold .*from 0"),
+        ({"where": "nowhere"}, "where .*must be one of everywhere, needed"),
+        ({"threshold": 0.5}, "threshold .*selector 'threshold' needs one above 0, the others take none"),
+        ({"selector": "threshold"}, ".*selector 'threshold' needs one above 0"),
+        (
+            {"selector": "random", "momentum_correction": True},
+            ".*selector 'random' does not prefer large elements",
+        ),
+        (
+            {"until": 10, "warmup": hvd.Warmup(9)},
+            r".*until \(10\): the warm-up has 9 steps.*fewer steps, or a later until",
+        ),
     ],
 )
-def test_values_that_break_a_rule_are_refused_in_words(keyword: str, value: object, words: str) -> None:
-    with pytest.raises(InvalidError, match=f"TopK, {words}"):
-        hvd.TopK(**{keyword: value})
+def test_values_that_break_a_rule_or_exclude_each_other_are_refused_in_words(
+    keywords: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidError, match=f"TopK.*{words}"):
+        hvd.TopK(**keywords)
 
 
-def test_values_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(InvalidError, match="selector 'threshold' needs one above 0"):
-        hvd.TopK(selector="threshold")
-    with pytest.raises(InvalidError, match="selector 'random' does not prefer large elements"):
-        hvd.TopK(selector="random", momentum_correction=True)
-    with pytest.raises(InvalidError, match=r"until \(10\): the warm-up has 9 steps.*fewer steps, or a later until"):
-        hvd.TopK(until=10, warmup=hvd.Warmup(9))
+def test_values_at_the_edge_of_a_rule_are_taken() -> None:
     assert hvd.TopK(until=10, warmup=hvd.Warmup(8)).until == 10
     assert hvd.TopK(selector="threshold", threshold=0.5).threshold == 0.5
 
@@ -92,19 +94,27 @@ def test_the_first_elements_of_any_parts_add_up_to_those_of_the_whole() -> None:
         assert all(0 <= share <= high - low for share, low, high in zip(shares, borders, borders[1:], strict=False))
 
 
-def test_each_density_of_a_warm_up_above_the_last_has_an_equal_part_of_its_steps() -> None:
-    falling = (0.25, 0.0625, 0.015625, 0.004, 0.001)
-    plan = density.schedule(hvd.TopK(0.004, warmup=hvd.Warmup(9, falling)))
-    assert [plan.at(step) for step in (0, 2, 3, 5, 6, 8, 9, 10**9)] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [
-        0.004
-    ] * 2
-    dense = density.schedule(hvd.TopK(warmup=hvd.Warmup(3, dense=True)))
-    assert [dense.at(step) for step in range(5)] == [1.0, 1.0, 1.0, 0.01, 0.01]
-    assert density.schedule(hvd.TopK(0.5, warmup=hvd.Warmup(9))).at(0) == 0.5
-    assert density.schedule(hvd.TopK(0.001, warmup=hvd.Warmup(1, falling))).at(0) == 0.004
-    assert [density.schedule(hvd.TopK(warmup=hvd.Warmup(2))).at(step) for step in range(3)] == [0.25, 0.25, 0.01]
+FALLING = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("topk", "densities"),
+    [
+        (hvd.TopK(0.004, warmup=hvd.Warmup(9, FALLING)), {0: 0.25, 2: 0.25, 3: 0.0625, 5: 0.0625}),
+        (hvd.TopK(0.004, warmup=hvd.Warmup(9, FALLING)), {6: 0.015625, 8: 0.015625, 9: 0.004, 10**9: 0.004}),
+        (hvd.TopK(warmup=hvd.Warmup(3, dense=True)), {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.01, 4: 0.01}),
+        (hvd.TopK(0.5, warmup=hvd.Warmup(9)), {0: 0.5}),
+        (hvd.TopK(0.001, warmup=hvd.Warmup(1, FALLING)), {0: 0.004}),
+        (hvd.TopK(warmup=hvd.Warmup(2)), {0: 0.25, 1: 0.25, 2: 0.01}),
+    ],
+)
+def test_each_density_of_a_warm_up_above_the_last_has_an_equal_part_of_its_steps(
+    topk: hvd.TopK, densities: dict[int, float]
+) -> None:
+    plan = density.schedule(topk)
+    assert {step: plan.at(step) for step in densities} == densities
     with pytest.raises(InvalidError, match="counted from 0"):
-        dense.at(-1)
+        plan.at(-1)
 
 
 def test_auto_is_dense_where_the_norm_changes_much() -> None:

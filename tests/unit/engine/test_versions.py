@@ -38,6 +38,11 @@ def test_a_version_is_judged_in_words(name: str, version: str, verdict: str, wor
     assert re.search(words, seen[1])
 
 
+@pytest.mark.parametrize(("version", "parts"), [("2.22.0-rc1", (2, 22, 0)), ("3.15.1", (3, 15, 1)), ("nightly", ())])
+def test_the_numbers_of_a_version_are_those_before_its_words(version: str, parts: tuple[int, ...]) -> None:
+    assert numbers(version) == parts
+
+
 def test_an_error_is_raised_and_a_warning_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -49,12 +54,6 @@ def test_an_error_is_raised_and_a_warning_is_said_once(
     check("keras", "3.15.1")
     assert len(caplog.messages) == 1
     assert "Keras (3.99.0): it is newer" in caplog.messages[0]
-
-
-def test_the_numbers_of_a_version_are_those_before_its_words() -> None:
-    assert numbers("2.22.0-rc1") == (2, 22, 0)
-    assert numbers("3.15.1") == (3, 15, 1)
-    assert numbers("nightly") == ()
 
 
 @pytest.mark.parametrize(

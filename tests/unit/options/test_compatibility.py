@@ -19,6 +19,8 @@ def test_every_pair_of_features_has_one_entry() -> None:
     assert len(entries) == len(set(entries))
     assert set(entries) == {frozenset(pair) for pair in itertools.combinations(compatibility.FEATURES, 2)}
     assert set(compatibility.REFUSED) <= set(entries)
+    assert compatibility.words("op=Sum", "predivide") == compatibility.words("predivide", "op=Sum") != ""
+    assert compatibility.words("groups", "compression") == ""
 
 
 def test_every_feature_says_where_it_acts() -> None:
@@ -50,11 +52,6 @@ def test_the_tests_that_the_table_names_are_there_and_walk_all_of_it(refused: bo
         functions = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
         assert function in functions
         assert f"[pair for pair in pairs() if pair.{chosen}]" in text
-
-
-def test_words_do_not_depend_on_the_order() -> None:
-    assert compatibility.words("op=Sum", "predivide") == compatibility.words("predivide", "op=Sum") != ""
-    assert compatibility.words("groups", "compression") == ""
 
 
 def test_the_page_names_every_feature_and_every_refusal() -> None:

@@ -19,42 +19,29 @@ def test_an_empty_environment_gives_the_defaults_that_the_table_says() -> None:
         assert from_environment({setting.name: ""}) == Options(), setting.name
 
 
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "algorithm": ("ring", "ring"),
+    "bucket_nbytes": ("123", 123),
+    "buckets": ("wfbp", "wfbp"),
+    "replan_every": ("50", 50),
+    "topology": ("cluster.yaml", "cluster.yaml"),
+    "probe": ("refresh", "refresh"),
+    "cache": ("kept", "kept"),
+    "stall_warn_s": ("1.5", 1.5),
+    "stall_fatal_s": ("7", 7.0),
+    "shared_memory": ("0", False),
+    "transport": ("tcp", "tcp"),
+    "interfaces": ("eth0,eth1", "eth0,eth1"),
+    "trace": ("traces", "traces"),
+    "quiet": ("1", True),
+    "explain": ("1", True),
+}
+
+
 def test_every_variable_fills_its_field() -> None:
-    environ = {
-        "HVD_EXT_ALGORITHM": "ring",
-        "HVD_EXT_BUCKET_NBYTES": "123",
-        "HVD_EXT_BUCKETS": "wfbp",
-        "HVD_EXT_REPLAN_EVERY": "50",
-        "HVD_EXT_TOPOLOGY": "cluster.yaml",
-        "HVD_EXT_PROBE": "refresh",
-        "HVD_EXT_CACHE": "kept",
-        "HVD_EXT_STALL_WARN_S": "1.5",
-        "HVD_EXT_STALL_FATAL_S": "7",
-        "HVD_EXT_SHARED_MEMORY": "0",
-        "HVD_EXT_TRANSPORT": "tcp",
-        "HVD_EXT_INTERFACES": "eth0,eth1",
-        "HVD_EXT_TRACE": "traces",
-        "HVD_EXT_QUIET": "1",
-        "HVD_EXT_EXPLAIN": "1",
-    }
+    environ = {f"HVD_EXT_{field.upper()}": text for field, (text, _) in EXAMPLES.items()}
     assert set(environ) == {setting.name for setting in SETTINGS}
-    assert from_environment(environ) == Options(
-        algorithm="ring",
-        bucket_nbytes=123,
-        buckets="wfbp",
-        replan_every=50,
-        topology="cluster.yaml",
-        probe="refresh",
-        cache="kept",
-        stall_warn_s=1.5,
-        stall_fatal_s=7.0,
-        shared_memory=False,
-        transport="tcp",
-        interfaces="eth0,eth1",
-        trace="traces",
-        quiet=True,
-        explain=True,
-    )
+    assert from_environment(environ) == Options(**{field: value for field, (_, value) in EXAMPLES.items()})
 
 
 @pytest.mark.parametrize(
@@ -78,27 +65,21 @@ def test_a_bad_variable_is_named_with_its_value_and_the_rule(name: str, text: st
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "bad",
     [
-        ("algorithm", ""),
-        ("algorithm", None),
-        ("bucket_nbytes", 0),
-        ("bucket_nbytes", 1.5),
-        ("bucket_nbytes", True),
-        ("op", "Average"),
-        ("compression", "fp16"),
-        ("op", 1),
-        ("stall_warn_s", -0.1),
-        ("stall_fatal_s", True),
-        ("window", 0),
-        ("window", 1025),
-        ("shared_memory", 1),
-        ("quiet", "yes"),
+        *({"algorithm": value} for value in ("", None)),
+        *({"bucket_nbytes": value} for value in (0, 1.5, True)),
+        *({"op": value} for value in ("Average", 1)),
+        *({"window": value} for value in (0, 1025)),
+        *({"compression": "fp16"}, {"shared_memory": 1}, {"quiet": "yes"}),
+        *({"stall_warn_s": -0.1}, {"stall_fatal_s": True}),
     ],
+    ids=str,
 )
-def test_a_bad_field_is_named_with_its_value(field: str, value: Any) -> None:
+def test_a_bad_field_is_named_with_its_value(bad: dict[str, Any]) -> None:
+    (field,) = bad
     with pytest.raises(InvalidError, match=field):
-        Options(**{field: value})
+        Options(**bad)
 
 
 def test_replace_leaves_what_is_none_and_refuses_unknown_names() -> None:
@@ -107,12 +88,9 @@ def test_replace_leaves_what_is_none_and_refuses_unknown_names() -> None:
         Options().replace(algorithmus="ring")
 
 
-def test_options_cannot_be_changed() -> None:
+def test_options_cannot_be_changed_and_only_our_own_ops_are_ops() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Options().window = 3  # type: ignore[misc]
-
-
-def test_only_our_own_ops_are_ops() -> None:
     assert check_op(hvd.Sum) is hvd.Sum
     with pytest.raises(InvalidError, match=r"op \(0\): must be hvd_ext\.Average or hvd_ext\.Sum"):
         check_op(0)

@@ -1,9 +1,11 @@
-"""Clusters for tests: small ones of every kind, and random trees from a seed."""
+"""Clusters for tests: small ones of every kind, random trees from a seed; and the plans of all schedules on them."""
 
 from __future__ import annotations
 
 import random
 
+from hvd_ext.planning import registry
+from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
 
 
@@ -16,17 +18,20 @@ def one_host(size: int) -> Tree:
     return from_hosts(["a"] * size)
 
 
-def even_tree(*degrees: int, inside: Link = SHARED_MEMORY, between: Link = ETHERNET) -> Tree:
-    """A symmetric tree; degrees from the root down: even_tree(2, 2, 3) has 12 leaves."""
+def even_tree(
+    *degrees: int, inside: Link = SHARED_MEMORY, between: Link = ETHERNET, links: tuple[Link, ...] = ()
+) -> Tree:
+    """A symmetric tree; degrees and links from the root down: even_tree(2, 2, 3) has 12 leaves."""
     ranks = iter(range(1 << 30))
+    links = links or (*[between] * (len(degrees) - 1), inside)
 
-    def grow(rest: tuple[int, ...]) -> Node:
-        if not rest:
+    def grow(depth: int) -> Node:
+        if depth == len(degrees):
             return leaf(next(ranks))
-        link = inside if len(rest) == 1 else between
-        return Node(f"level {len(rest)}", link, tuple(grow(rest[1:]) for _ in range(rest[0])))
+        name = f"level {len(degrees) - depth}"
+        return Node(name, links[depth], tuple(grow(depth + 1) for _ in range(degrees[depth])))
 
-    return Tree(grow(degrees))
+    return Tree(grow(0))
 
 
 def random_tree(seed: int, most_leaves: int = 64, most_depth: int = 4) -> Tree:
@@ -63,3 +68,18 @@ def large_tree(size: int = 4096, seed: int = 1) -> Tree:
         racks.append(Node(f"rack {len(racks)}", ETHERNET, tuple(hosts[:count])))
         hosts = hosts[count:]
     return Tree(Node("cluster", ETHERNET, tuple(racks)))
+
+
+def supported(name: str, tree: Tree) -> bool:
+    return registry.supports(registry.get(name), tree) is None
+
+
+def dense_plans(tree: Tree) -> list[LogicalPlan]:
+    """The plan of each schedule that applies to a tree."""
+    return [registry.get(name).build(tree) for name in registry.names() if supported(name, tree)]
+
+
+def sparse_plans(tree: Tree) -> list[LogicalPlan]:
+    """The variants of each sparse schedule, and its plan of a step in which nothing is selected."""
+    schedules = [registry.sparse(name) for name in registry.sparse_names()]
+    return [plan for schedule in schedules for plan in (*schedule.variants(tree), schedule.dense(tree))]

@@ -1,81 +1,150 @@
-"""Runs the rows of all ranks on NumPy arrays, each rank as far as it can go, in an order drawn from a seed."""
+"""Runs the rows of all ranks on NumPy arrays, each rank as far as it can go, in an order drawn from a seed.
+
+Selection is by absolute value, of equals the first.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV_REDUCE, ROUND, SEND, Rows, unit_begin
+from hvd_ext.planning import ir
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, ROUND, Rows, unit_begin
 
+Floats = NDArray[np.float64]
 # (rank, row): a send puts a copy of its units into a queue, a receive takes the oldest message of its peer.
 Events = list[tuple[int, list[int]]]
+RECEIVES = (ir.RECV, ir.RECV_REDUCE, ir.RECV_SPARSE)
 
 
 def events_of(rows: Sequence[Rows], seed: int = 0) -> Events:
-    """One possible order of all sends and receives. Raises if ranks wait for each other for ever."""
+    """One possible order of the rows of all ranks. Raises if ranks wait for each other for ever."""
     rng = random.Random(seed)
-    rounds: list[deque[list[list[int]]]] = []
-    for own in rows:
-        grouped: dict[int, list[list[int]]] = defaultdict(list)
-        for row in own.tolist():
-            grouped[row[ROUND]].append(row)
-        rounds.append(deque(grouped[number] for number in sorted(grouped)))
+    rounds = [deque([list(group) for _, group in groupby(own.tolist(), lambda row: row[ROUND])]) for own in rows]
     mail: dict[tuple[int, int], int] = defaultdict(int)
     events: Events = []
-    sent = [False] * len(rows)
+    started: set[int] = set()
     open_ranks = [rank for rank in range(len(rows)) if rounds[rank]]
     while open_ranks:
         rng.shuffle(open_ranks)
-        before = len(events)
+        moved = False
         for rank in open_ranks:
-            now = rounds[rank][0]
-            if not sent[rank]:
-                for row in now:
-                    if row[OPCODE] == SEND:
-                        mail[rank, row[PEER]] += 1
+            receives = [row for row in rounds[rank][0] if row[OPCODE] in RECEIVES]
+            if rank not in started:
+                started.add(rank)
+                moved = True
+                for row in rounds[rank][0]:
+                    mail[rank, row[PEER]] += row[OPCODE] in ir.SENDS
+                    if row[OPCODE] not in RECEIVES:
                         events.append((rank, row))
-                sent[rank] = True
-            receives = [row for row in now if row[OPCODE] != SEND]
-            wanted: dict[int, int] = defaultdict(int)
-            for row in receives:
-                wanted[row[PEER]] += 1
-            if all(mail[peer, rank] >= count for peer, count in wanted.items()):
+            needed = Counter(row[PEER] for row in receives)
+            if all(mail[peer, rank] >= count for peer, count in needed.items()):
                 for row in receives:
                     mail[row[PEER], rank] -= 1
                     events.append((rank, row))
                 rounds[rank].popleft()
-                sent[rank] = False
-                if not receives:
-                    before -= 1
+                started.discard(rank)
+                moved = True
         open_ranks = [rank for rank in open_ranks if rounds[rank]]
-        assert len(events) > before or not open_ranks, f"ranks {sorted(open_ranks)} wait for ever"
+        assert moved or not open_ranks, f"ranks {sorted(open_ranks)} wait for ever"
     assert not any(mail.values()), "messages are left over"
     return events
 
 
-def run(events: Events, data: np.ndarray, units: int, begins: Sequence[int] | None = None) -> None:
-    """Applies the events to data[rank, element], in place; begins: of uneven units, units + 1 elements."""
-    elements = data.shape[1]
-    mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
-    for rank, row in events:
-        end = row[BEGIN] + row[COUNT]
-        first = unit_begin(row[BEGIN], units, elements) if begins is None else begins[row[BEGIN]]
-        last = unit_begin(end, units, elements) if begins is None else begins[end]
-        if row[OPCODE] == SEND:
-            mail[rank, row[PEER]].append(data[rank, first:last].copy())
-            continue
-        message = mail[row[PEER], rank].popleft()
-        assert len(message) == last - first
-        if row[OPCODE] == RECV_REDUCE:
-            data[rank, first:last] += message
+def k_of(density: float, begin: int, end: int) -> int:
+    return int(np.floor(density * end + 0.5) - np.floor(density * begin + 0.5))
+
+
+def largest(x: Floats, k: int) -> Floats:
+    """x with all but its k largest elements set to 0."""
+    kept = np.zeros_like(x)
+    chosen = np.argsort(-np.abs(x), kind="stable")[:k]
+    kept[chosen] = x[chosen]
+    return kept
+
+
+class Ranks:
+    """All ranks of a plan: their buffers, residuals and vectors, which are kept as whole arrays with zeros.
+
+    `data` is [rank, element]; `begins` are the first elements of uneven units, units + 1 of them.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        units: int,
+        data: NDArray[Any],
+        density: float = 1.0,
+        begins: Sequence[int] | None = None,
+    ) -> None:
+        self.rows, self.data, self.density = rows, data.copy(), density
+        self.begins = begins or [unit_begin(unit, units, data.shape[1]) for unit in range(units + 1)]
+        self.residuals = np.zeros_like(self.data)
+        self.vectors: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(data.shape[1]))
+        self.k = [0] * len(rows)
+        self.entries: dict[tuple[int, int], int] = defaultdict(int)  # by sender and receiver
+        self.mail: dict[tuple[int, int], deque[NDArray[Any]]] = defaultdict(deque)
+
+    def run(self, seed: int = 0) -> None:
+        self.play(events_of(self.rows, seed))
+
+    def play(self, events: Events) -> None:
+        for rank, row in events:
+            part = slice(self.begins[row[BEGIN]], self.begins[row[BEGIN] + row[COUNT]])
+            if row[OPCODE] in RECEIVES:
+                self.take(rank, row[OPCODE], row[PEER], part)
+            else:
+                self.start(rank, row[OPCODE], row[PEER], part)
+
+    def start(self, rank: int, opcode: int, peer: int, part: slice) -> None:
+        x = self.data[rank]
+        if opcode == ir.SEND:
+            self.mail[rank, peer].append(x[part].copy())
+        elif opcode == ir.SEND_SPARSE:
+            self.mail[rank, peer].append(self.vectors[rank, rank][part].copy())
+            self.entries[rank, peer] += np.count_nonzero(self.vectors[rank, rank][part])
+        elif opcode == ir.SELECT:
+            total = x[part] + self.residuals[rank, part]
+            self.k[rank] = k_of(self.density, part.start, part.stop)
+            self.vectors[rank, rank] = np.zeros_like(x)
+            self.vectors[rank, rank][part] = largest(total, self.k[rank])
+            self.residuals[rank, part] = total - self.vectors[rank, rank][part]
+            x[part] = np.nan  # undefined
+        elif opcode == ir.FOLD:
+            x[part] += self.residuals[rank, part]
+            self.residuals[rank, part] = 0
+        elif opcode == ir.CLEAR:
+            x[part] = 0
+        elif opcode == ir.SCATTER_ADD:
+            x[part] += self.vectors[rank, peer][part]
+        elif opcode == ir.PACK:
+            self.vectors[rank, rank] = np.zeros_like(x)
+            self.vectors[rank, rank][part] = x[part]
+        elif opcode == ir.MERGE:
+            both = self.vectors[rank, rank] + self.vectors[rank, peer]
+            self.vectors[rank, rank] = largest(both, self.k[rank])
+            self.residuals[rank] += both - self.vectors[rank, rank]
+        elif opcode == ir.TAKE:
+            self.vectors[rank, rank] = self.vectors[rank, peer].copy()
+
+    def take(self, rank: int, opcode: int, peer: int, part: slice) -> None:
+        message = self.mail[peer, rank].popleft()
+        assert len(message) == part.stop - part.start
+        if opcode == ir.RECV_SPARSE:
+            self.vectors[rank, peer][part] = message
+        elif opcode == ir.RECV_REDUCE:
+            self.data[rank, part] += message
         else:
-            data[rank, first:last] = message
+            self.data[rank, part] = message
 
 
-def inputs(size: int, elements: int, dtype: str) -> np.ndarray:
+def inputs(size: int, elements: int, dtype: str) -> NDArray[Any]:
     """data[rank, element]: small integers that depend on both and whose sums over 16 ranks are exact in float16."""
     rank, index = np.meshgrid(np.arange(size), np.arange(elements), indexing="ij")
     return ((rank * rank * 5 + rank * index * 3 + index) % 61 - 30).astype(dtype)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 
 from hvd_ext.planning import registry
-from hvd_ext.planning.cost import profile
 from hvd_ext.planning.cost.blueconnect import fat_tree_s
 from hvd_ext.planning.cost.flexreduce import even_s
 from hvd_ext.planning.lower import rounds_of
-from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import blueconnect, flexreduce, torus2d
 from hvd_ext.planning.stages import stages_of
 from hvd_ext.planning.verify import verify
@@ -31,7 +28,7 @@ def held(plan: LogicalPlan, level: int) -> dict[int, tuple[int, int]]:
     return {rank: (span.begin, span.end) for ranks, spans in calls for rank, span in zip(ranks, spans, strict=True)}
 
 
-def test_fig_4_twelve_learners_in_three_steps() -> None:
+def test_fig_4_twelve_learners_in_three_steps_and_the_same_backwards() -> None:
     plan = blueconnect.build(fig4())
     assert plan.units == 12
     assert plan.note == "12 = 3 x 2 x 2, from the inside"
@@ -40,6 +37,9 @@ def test_fig_4_twelve_learners_in_three_steps() -> None:
     assert groups(plan, 2) == {*zip(A, C, strict=True), *zip(B, D, strict=True)}
     assert [level.calls[0].method for level in plan.levels[:3]] == ["ring", "recursive", "recursive"]
     verify(plan)
+    for down, up in ((0, 5), (1, 4), (2, 3)):
+        assert {call.kind for call in plan.levels[up].calls} == {"all_gather"}
+        assert (groups(plan, down), held(plan, down)) == (groups(plan, up), held(plan, up))
 
 
 def test_fig_4_the_parts_shrink_to_a_third_a_sixth_and_a_twelfth() -> None:
@@ -49,21 +49,6 @@ def test_fig_4_the_parts_shrink_to_a_third_a_sixth_and_a_twelfth() -> None:
     assert [second[B[i]] for i in range(3)] == [(2, 4), (6, 8), (10, 12)]
     assert sorted(third.values()) == [(unit, unit + 1) for unit in range(12)]
     assert (third[A[0]], third[C[0]], third[B[0]], third[D[0]]) == ((0, 1), (1, 2), (2, 3), (3, 4))
-
-
-def test_fig_4_the_gather_runs_the_same_steps_backwards() -> None:
-    plan = blueconnect.build(fig4())
-    for down, up in ((0, 5), (1, 4), (2, 3)):
-        assert {call.kind for call in plan.levels[up].calls} == {"all_gather"}
-        assert groups(plan, down) == groups(plan, up)
-        assert held(plan, down) == held(plan, up)
-
-
-def test_96_learners_are_16_x_6_recursive_in_the_hosts_and_a_ring_between_them() -> None:
-    plan = blueconnect.build(even_tree(6, 16))
-    assert plan.note == "96 = 16 x 6, from the inside"
-    assert [level.calls[0].method for level in plan.levels] == ["recursive", "ring", "ring", "recursive"]
-    assert rounds_of(plan) == 2 * (4 + 5)
 
 
 def test_it_falls_back_to_one_ring_where_hosts_differ_and_says_so() -> None:
@@ -76,8 +61,7 @@ def test_it_falls_back_to_one_ring_where_hosts_differ_and_says_so() -> None:
 
 
 def test_even_hosts_in_uneven_racks_are_one_stage_above_the_hosts() -> None:
-    ranks = iter(range(20))
-    hosts = [Node(f"h{i}", SHARED_MEMORY, tuple(leaf(next(ranks)) for _ in range(4))) for i in range(5)]
+    hosts = [Node(f"h{i}", SHARED_MEMORY, tuple(leaf(4 * i + j) for j in range(4))) for i in range(5)]
     racks = (Node("left", ETHERNET, tuple(hosts[:2])), Node("right", ETHERNET, tuple(hosts[2:])))
     tree = Tree(Node("cluster", ETHERNET, racks))
     assert [stage.degree for stage in stages_of(tree)] == [4, 5]
@@ -106,15 +90,6 @@ def test_a_branch_with_one_child_is_no_level() -> None:
     assert stages_of(one_host(1)) == ()
 
 
-@pytest.mark.parametrize("degrees", [(4,), (2, 2), (3, 4), (4, 8), (2, 2, 3), (2, 3, 2, 2)])
-@pytest.mark.parametrize("name", ["blueconnect", "torus2d"])
-def test_the_plan_costs_what_equation_9_says(name: str, degrees: tuple[int, ...]) -> None:
-    tree, nbytes = even_tree(*degrees), prod(degrees) << 16
-    schedule = registry.get(name)
-    if registry.supports(schedule, tree) is None:
-        assert profile(schedule.build(tree), tree).price_s(nbytes) == pytest.approx(schedule.cost(tree, nbytes))
-
-
 @pytest.mark.parametrize("degrees", [(3,), (3, 3), (5, 3), (3, 3, 3), (3, 2, 4), (7, 4)])
 @pytest.mark.parametrize("inside", [Link(ETHERNET.alpha_s, 1e-10), Link(ETHERNET.alpha_s, 1e-8)])
 def test_flexreduce_on_symmetric_trees_costs_what_blueconnect_costs(degrees: tuple[int, ...], inside: Link) -> None:
@@ -135,13 +110,6 @@ def test_a_torus_has_rings_in_all_dimensions() -> None:
     plan = torus2d.build(even_tree(2, 4, 8))
     assert plan.note == "2 x 4 x 8 torus"
     assert [len(level.calls[0].ranks) for level in plan.levels] == [8, 4, 2, 2, 4, 8]
-    calls: list[Call] = [call for level in plan.levels for call in level.calls]
-    assert {call.method for call in calls} == {"ring"}
+    assert {call.method for level in plan.levels for call in level.calls} == {"ring"}
     assert rounds_of(plan) == 2 * (7 + 3 + 1)
     verify(plan)
-
-
-def test_a_torus_is_refused_where_there_is_none() -> None:
-    assert torus2d.supports(one_host(8)) == "a torus has two dimensions or more, such as hosts x ranks per host"
-    words = "a torus is even: every host has as many ranks as the others"
-    assert torus2d.supports(from_hosts("aabbb")) == words

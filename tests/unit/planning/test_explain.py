@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -13,9 +14,8 @@ from hvd_ext.commands.plan import app, cluster_of, links_line, size_of
 from hvd_ext.planning import planner, registry
 from hvd_ext.planning.choice import Choice
 from hvd_ext.planning.explain import LinkKind, as_json, draw, explain, kinds, links
-from hvd_ext.topology.read import parse
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, from_hosts
-from tests.unit.planning.clusters import even_tree, large_tree, one_host, random_tree
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
+from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, random_tree
 
 YAML = """\
 name: cluster
@@ -27,25 +27,28 @@ children:
 """
 
 
+@functools.cache
 def command(*arguments: str) -> tuple[int, str]:
     """Runs the command; gives its status and all that it prints, with the spaces of tables taken out."""
     done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
     return done.exit_code, " ".join(done.output.split())
 
 
-def test_every_algorithm_is_listed_once_with_the_winner_first() -> None:
-    found = explain(from_hosts("aabbb"), 8 << 20)
+def test_every_algorithm_is_listed_once_with_the_winner_first_and_its_closed_form() -> None:
+    tree, nbytes = from_hosts("aabbb"), 8 << 20
+    found = explain(tree, nbytes)
     assert sorted(entry.name for entry in found.entries) == list(registry.names())
-    chosen = planner.allreduce_plan(from_hosts("aabbb"), "auto", 8 << 20)
-    assert found.entries[0].name == found.winner == chosen.algorithm
+    assert found.entries[0].name == found.winner == planner.allreduce_plan(tree, "auto", nbytes).algorithm
     for entry in found.entries:
         if entry.price_s is not None:
-            assert entry.price_s == planner.price(from_hosts("aabbb"), entry.name, 8 << 20).seconds
+            assert entry.price_s == planner.price(tree, entry.name, nbytes).seconds
+            assert entry.closed_form_s == registry.get(entry.name).cost(tree, nbytes)
     assert found.pricing == "the plan as it runs, pipelined, simulated message by message"
     # Of two hosts each sends the buffer once.
-    assert found.bound_s == pytest.approx((8 << 20) * ETHERNET.beta_s_per_byte)
+    assert found.bound_s == pytest.approx(nbytes * ETHERNET.beta_s_per_byte)
     losers = [entry.price_s for entry in found.entries[1:] if entry.price_s is not None]
     assert losers == sorted(losers)
+    assert json.loads(json.dumps(as_json(found))) == as_json(found)
 
 
 def test_each_verdict_says_why() -> None:
@@ -98,36 +101,25 @@ def test_kinds_of_links_have_the_names_of_what_they_join() -> None:
     assert kinds(even_tree(2, 2, 2, 2)) == ("level 4", "between racks", "between hosts", "in hosts")
 
 
+def host(link: Link, *ranks: int) -> Node:
+    return Node("host", link, tuple(leaf(rank) for rank in ranks))
+
+
 def test_the_links_that_prices_assume_are_told() -> None:
     between, inside = links(from_hosts("aabbb"))
     assert between == LinkKind("between hosts", (8 / ETHERNET.beta_s_per_byte,) * 2, (30e-6, 30e-6))
     assert inside == LinkKind("in hosts", (8 / SHARED_MEMORY.beta_s_per_byte,) * 2, (2e-6, 2e-6))
     assert links(one_host(1)) == ()
-    uneven = parse("""
-        link: {alpha_s: 1.0e-5, beta_s_per_byte: 0}
-        children:
-          - {link: {alpha_s: 3.0e-6, gbit_per_s: 1}, ranks: [0, 1]}
-          - {link: {alpha_s: 2.0e-6, gbit_per_s: 4}, ranks: [2, 3]}
-          - {link: {alpha_s: 9.0e-6, gbit_per_s: 9}, ranks: [4]}
-        """)
+    hosts = (host(Link(3e-6, 8e-9), 0, 1), host(Link(2e-6, 2e-9), 2, 3), host(Link(9e-6, 1e-9), 4))
+    uneven = Tree(Node("cluster", Link(1e-5, 0.0), hosts))
     assert [(link.kind, link.bits_per_s, link.alpha_s) for link in links(uneven)] == [
         ("between hosts", (None, None), (1e-5, 1e-5)),
         ("in hosts", (pytest.approx(1e9), pytest.approx(4e9)), (2e-6, 3e-6)),  # one rank alone has no link
     ]
-    deep = parse("""
-        link: {alpha_s: 3, gbit_per_s: 1}
-        children:
-          - link: {alpha_s: 2, gbit_per_s: 2}
-            children:
-              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [0, 1]}
-              - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [2]}
-          - {link: {alpha_s: 1, gbit_per_s: 3}, ranks: [3, 4]}
-        """)
-    assert [(link.kind, link.alpha_s[0]) for link in links(deep)] == [
-        ("between racks", 3),
-        ("between hosts", 2),
-        ("in hosts", 1),
-    ]
+    rack = Node("rack", Link(2, 1e-9), (host(Link(1, 1e-9), 0, 1), host(Link(1, 1e-9), 2)))
+    deep = Tree(Node("cluster", Link(3, 1e-9), (rack, host(Link(1, 1e-9), 3, 4))))
+    wanted = [("between racks", 3), ("between hosts", 2), ("in hosts", 1)]
+    assert [(link.kind, link.alpha_s[0]) for link in links(deep)] == wanted
     assert links_line((), None, "1gbit") == "links: none, there is one rank"
     assert (
         links_line(links(uneven), Path("c.yaml"), None)
@@ -143,17 +135,6 @@ def test_a_large_cluster_is_priced_level_by_level_and_its_bytes_are_told() -> No
         assert len(entry.loads) == (3 if entry.price_s is not None else 0)
 
 
-def test_the_closed_forms_stand_beside_the_prices() -> None:
-    tree = even_tree(2, 3)
-    for entry in explain(tree, 10**6).entries:
-        assert entry.closed_form_s == registry.get(entry.name).cost(tree, 10**6)
-
-
-def test_an_explanation_is_json() -> None:
-    found = as_json(explain(from_hosts("aabbb"), 1000))
-    assert json.loads(json.dumps(found)) == found
-
-
 def test_a_drawing_shows_who_gets_what() -> None:
     lines = draw(planner.allreduce_plan(from_hosts("aabbb"), "flexreduce").plan).splitlines()
     assert lines[0] == "flexreduce: allreduce of 5 ranks, 12 units"
@@ -166,16 +147,13 @@ def test_a_drawing_shows_who_gets_what() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_plan_can_be_drawn_and_ends_with_all_ranks_full(seed: int) -> None:
     tree = random_tree(seed, most_leaves=12)
-    for name in registry.names():
-        if registry.supports(registry.get(name), tree) is None:
-            text = draw(planner.allreduce_plan(tree, name).plan)
-            filled: dict[str, set[int]] = {}
-            for line in (line for line in text.splitlines() if "|" in line):
-                rank, bar, _ = line.split("|")
-                filled.setdefault(rank, set()).update(i for i, cell in enumerate(bar) if cell == "#")
-            width = len(text.splitlines()[-1].split("|")[1]) if tree.size > 1 else 0
-            assert all(cells == set(range(width)) for cells in filled.values()), f"{name}: {text}"
-            assert len(filled) == (tree.size if tree.size > 1 else 0)
+    for plan in dense_plans(tree):
+        filled: dict[str, set[int]] = {}
+        for rank, bar, _ in (line.split("|") for line in draw(plan).splitlines() if "|" in line):
+            filled.setdefault(rank, set()).update(index for index, cell in enumerate(bar) if cell == "#")
+            width = len(bar)
+        assert len(filled) == (tree.size if tree.size > 1 else 0)
+        assert all(cells == set(range(width)) for cells in filled.values()), draw(plan)
     assert draw(planner.all_to_all_plan(tree)).startswith("pairwise: all_to_all")
     assert draw(planner.reduce_scatter_plan(tree)).startswith("ring: reduce_scatter")
 
@@ -198,65 +176,81 @@ def test_the_command_reads_a_topology_draws_and_writes_json(tmp_path: Path) -> N
     assert written["links"][0] == {"kind": "between hosts", "bits_per_s": [1e10, 1e10], "alpha_s": [3e-5, 3e-5]}
 
 
-def test_the_rate_between_hosts_can_be_stated_and_changes_nothing_inside() -> None:
-    status, text = command("--hosts", "2,2", "--rate", "100mbit")
+LINKS = "links: between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message"
+SAID = [
+    ("--hosts 2,2 --rate 100mbit", LINKS.replace("10gbit", "100mbit")),
+    ("--hosts 2,2 --rate 100mbit", "; the rate between hosts is that of --rate, all else is assumed"),
+    ("--hosts 2,2 --rate 100mbit", "bound: no allreduce of whole buffers can take less than 671.1 ms"),
+    ("--hosts 4 --rate 1gbit", "--rate changes nothing, because no link is between hosts"),
+    ("--hosts 4", "assumed; a --topology file gives the real ones price"),
+    ("--hosts 2,3 --bytes 10000000", "size: choices are made for powers of two of bytes: here for 8,388,608, which"),
+    ("--hosts 2,3 --bytes 10000000", "stands for 10,000,000 and all sizes near it; the prices are those of 10,000,000"),
+    ("--hosts 2,2 --algorithm ring --draw", "ring: allreduce of 4 ranks"),
+    ("--hosts 20,20 --draw", "not drawn: a plan of 40 ranks is too large"),
+    ("--preset blueconnect-ibm --bytes 1MiB", "on 8 ranks on 2 hosts (4 + 4)"),
+    ("--preset blueconnect-ibm --bytes 1MiB", "from BlueConnect, Section 4.1 and 2.2, Fig. 5 (b)"),
+    ("--hosts 2,3 --bytes 4000000 --density 0.01", "here for 4,194,304, which stands for 4,000,000 and all sizes near"),
+    ("--hosts 2 --bytes 400 --density 1", "here for 4,096, which stands for 400 and"),
+    ("--hosts 2,3 --density 0.01", "allreduce of 8,388,608 bytes at density 0.01 on 5 ranks on 2 hosts (2 + 3)"),
+    *(("--hosts 2,3 --density 0.01", name) for name in registry.sparse_names()),
+    ("--hosts 2,3 --density 0.01", "where the time of hitopk goes"),
+    ("--hosts 2,3 --density 0.01", "hitopk: each host sends (m - 1) K entries, 83,888 bytes, to the others"),
+    ("--hosts 2,3 --density 0.01 --draw", "level 2: all-gather of the selected (2 rounds)"),
+    ("--hosts 2,3 --density 0.01", "; it is flexreduce, as without TopK dense step: TopK takes it from density"),
+    ("--hosts 2,3 --density 0.01", "dense: no dearer from density"),
+    ("--hosts 2,3 --density 0.01", LINKS),
+    ("--hosts 4 --density 0.1", "dense: no dearer at every density; it is ring, as without TopK"),
+    ("--hosts 4 --density 0.1", "dense step: TopK takes it at every density"),
+    ("--hosts 4 --density 0.1 --algorithm gtopk", "where the time of gtopk goes"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), SAID)
+def test_the_command_says_what_it_assumes_and_where_the_time_goes(arguments: str, words: str) -> None:
+    status, text = command(*arguments.split())
     assert status == 0
-    rates = "between hosts 100mbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message"
-    assert f"links: {rates}; the rate between hosts is that of --rate, all else is assumed" in text
-    assert "bound: no allreduce of whole buffers can take less than 671.1 ms" in text
+    assert words in text
+
+
+@pytest.mark.parametrize("arguments", ["--hosts 2,3 --bytes 8MiB", "--hosts 2,3 --bytes 4MiB --density 0.01"])
+def test_a_size_that_stands_for_itself_is_not_told(arguments: str) -> None:
+    assert "size: " not in command(*arguments.split())[1]
+
+
+def test_a_stated_rate_changes_nothing_inside_hosts() -> None:
     tree = cluster_of(None, "2,2", "100mbit")
     assert tree.root.link == Link(ETHERNET.alpha_s, 8e-8)
     assert {host.link for host in tree.root.children} == {SHARED_MEMORY}
     assert cluster_of(None, "2,2", "10gbit") == cluster_of(None, "2,2")
-    assert "--rate changes nothing, because no link is between hosts" in command("--hosts", "4", "--rate", "1gbit")[1]
-    assert "assumed; a --topology file gives the real ones price" in command("--hosts", "4")[1]
 
 
 def test_the_help_states_what_is_assumed_and_what_a_rate_changes() -> None:
     text = re.sub(r"[│\s]+", " ", CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output)
     assert "between hosts 10gbit each way and 30 us a message, in hosts 16gbit each way and 2 us a message" in text
     assert "--rate RATE with --hosts: of each host's link to the others, each way, such as 100mbit or 10gbit; " in text
-    assert "links inside hosts stay as they are assumed" in text
-
-
-def test_a_size_that_stands_for_others_is_told() -> None:
-    assert (
-        "size: choices are made for powers of two of bytes: here for 8,388,608, which stands for 10,000,000 and all "
-        "sizes near it; the prices are those of 10,000,000"
-    ) in command("--hosts", "2,3", "--bytes", "10000000")[1]
-    assert "size: " not in command("--hosts", "2,3", "--bytes", "8MiB")[1]
-
-
-def test_the_command_draws_another_algorithm_and_leaves_large_plans() -> None:
-    assert "ring: allreduce of 4 ranks" in command("--hosts", "2,2", "--algorithm", "ring", "--draw")[1]
-    assert "not drawn: a plan of 40 ranks is too large" in command("--hosts", "20,20", "--draw")[1]
-
-
-def test_the_cluster_of_a_paper_is_priced_with_its_source() -> None:
-    status, text = command("--preset", "blueconnect-ibm", "--bytes", "100000000")
-    assert status == 0
-    assert "on 8 ranks on 2 hosts (4 + 4)" in text and "from BlueConnect, Section 4.1 and 2.2, Fig. 5 (b)" in text
-    assert command("--preset", "blueconnect-ibm", "--rate", "1gbit")[0] == 2
-    assert "preset 'no': must be one of mgwfbp-8, " in command("--preset", "no")[1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--hosts", "2,x"], 2, "--hosts 2,x: it lists the ranks of each host"),
-        ([], 2, "one of --topology FILE, --hosts"),
-        (["--hosts", "2,2", "--bytes", "many"], 2, "'many' is not a number of bytes"),
-        (["--hosts", "2,2", "--bytes", "1.5"], 2, "'1.5' is not a whole number of bytes"),
-        (["--hosts", "2,2", "--rate", "fast"], 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),
-        (["--topology", "c.yaml", "--rate", "1gbit"], 2, "--rate 1gbit: the rates are in the file of --topology"),
-        (["--topology", "/no/such.yaml"], 1, "topology file /no/such.yaml: it cannot be read: No such file"),
-        (["--hosts", "2,2", "--algorithm", "rings"], 1, "did you mean 'ring'?"),
-        (["--hosts", "2", "--algorithm", "torus2d"], 1, "'torus2d' on 2 ranks on 1 host: a torus has two dimensions"),
-        (["--hosts", "2", "--json", "/no/such/x.json"], 1, "--json /no/such/x.json: it cannot be written: No such"),
+        ("--hosts 2,x", 2, "--hosts 2,x: it lists the ranks of each host"),
+        ("", 2, "one of --topology FILE, --hosts"),
+        ("--hosts 2,2 --bytes many", 2, "'many' is not a number of bytes"),
+        ("--hosts 2,2 --bytes 1.5", 2, "'1.5' is not a whole number of bytes"),
+        ("--hosts 2,2 --rate fast", 1, "rate (fast): must be a number above 0 with bit, kbit, mbit or gbit"),
+        ("--topology c.yaml --rate 1gbit", 2, "--rate 1gbit: the rates are in the file of --topology"),
+        ("--preset blueconnect-ibm --rate 1gbit", 2, "--rate 1gbit"),
+        ("--preset no", 1, "preset 'no': must be one of mgwfbp-8, "),
+        ("--topology /no/such.yaml", 1, "topology file /no/such.yaml: it cannot be read: No such file"),
+        ("--hosts 2,2 --algorithm rings", 1, "did you mean 'ring'?"),
+        ("--hosts 2 --algorithm torus2d", 1, "'torus2d' on 2 ranks on 1 host: a torus has two dimensions"),
+        ("--hosts 2 --json /no/such/x.json", 1, "--json /no/such/x.json: it cannot be written: No such"),
+        ("--hosts 2,2 --density 2", 1, "density (2.0)"),
+        ("--hosts 2,2 --density 0.1 --algorithm x", 1, "'x'"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], status: int, words: str) -> None:
-    seen, text = command(*arguments)
+def test_what_is_wrong_is_said(arguments: str, status: int, words: str) -> None:
+    seen, text = command(*arguments.split())
     assert seen == status
     assert words in text
     assert "Traceback" not in text

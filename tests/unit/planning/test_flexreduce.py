@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from math import prod
 
 import pytest
 
-from hvd_ext.planning.cost import ring_s
 from hvd_ext.planning.ir import digest
 from hvd_ext.planning.lower import rows_of
-from hvd_ext.planning.model import Call, LogicalPlan
+from hvd_ext.planning.model import LogicalPlan
 from hvd_ext.planning.schedules import flexreduce
 from hvd_ext.planning.verify import verify
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Node, Tree, from_hosts, leaf
-from tests.unit.planning.clusters import even_tree, large_tree, random_tree
+from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Node, Tree, from_hosts, leaf
+from tests.unit.planning.clusters import even_tree, random_tree
 
 # The paper's names: A is the root, B and C the machines, D and E the learners of B, F to H those of C.
 D, E, F, G, H = range(5)
 
 
-def fig2() -> LogicalPlan:
-    return flexreduce.build(from_hosts(["B", "B", "C", "C", "C"]))
+def calls_of(plan: LogicalPlan, level: int) -> set[tuple[tuple[int, ...], int, int, int]]:
+    """The calls of a level: the group in the order of the ranks, the root, and the first and last unit."""
+    calls = plan.levels[level].calls
+    return {(tuple(sorted(c.ranks)), c.root, c.spans[0].begin, c.spans[0].end) for c in calls}
 
 
-def call_set(calls: tuple[Call, ...]) -> set[tuple[frozenset[int], int, int, int]]:
-    return {(frozenset(c.ranks), c.root, c.spans[0].begin, c.spans[0].end) for c in calls}
-
-
-def pairs(*ranks: int) -> frozenset[int]:
-    return frozenset(ranks)
-
-
-def test_fig_2_the_12_items_of_five_learners() -> None:
-    plan = fig2()
+def test_fig_2_the_12_items_of_five_learners_and_the_same_backwards_with_broadcasts() -> None:
+    plan = flexreduce.build(from_hosts("BBCCC"))
     assert plan.units == 12
     assert [level.name for level in plan.levels] == [
         "reduce, level 0",
@@ -42,34 +34,21 @@ def test_fig_2_the_12_items_of_five_learners() -> None:
         "broadcast, level 1",
         "broadcast, level 0",
     ]
-    machine = pairs(F, G, H)
-    assert call_set(plan.levels[0].calls) == {
-        (pairs(D, E), D, 0, 6),
-        (pairs(D, E), E, 6, 12),
-        (machine, F, 0, 4),
-        (machine, G, 4, 8),
-        (machine, H, 8, 12),
+    machine = (F, G, H)
+    assert calls_of(plan, 0) == {
+        *(((D, E), D, 0, 6), ((D, E), E, 6, 12)),
+        *((machine, F, 0, 4), (machine, G, 4, 8), (machine, H, 8, 12)),
     }
     # Sorted by end and start of their ranges: F [0, 4), D [0, 6), G [4, 8), E [6, 12), H [8, 12);
     # portions 2, 3, 2, 3, 2.
-    assert call_set(plan.levels[1].calls) == {
-        (pairs(D, F), F, 0, 2),
-        (pairs(D, F), D, 2, 4),
-        (pairs(D, G), D, 4, 5),
-        (pairs(D, G), G, 5, 6),
-        (pairs(E, G), G, 6, 7),
-        (pairs(E, G), E, 7, 8),
-        (pairs(E, H), E, 8, 10),
-        (pairs(E, H), H, 10, 12),
+    assert calls_of(plan, 1) == {
+        *(((D, F), F, 0, 2), ((D, F), D, 2, 4), ((D, G), D, 4, 5), ((D, G), G, 5, 6)),
+        *(((E, G), G, 6, 7), ((E, G), E, 7, 8), ((E, H), E, 8, 10), ((E, H), H, 10, 12)),
     }
-
-
-def test_fig_2_the_gather_is_the_scatter_in_reverse_with_broadcasts() -> None:
-    plan = fig2()
     for down, up in ((0, 3), (1, 2)):
         assert {call.kind for call in plan.levels[down].calls} == {"reduce"}
         assert {call.kind for call in plan.levels[up].calls} == {"broadcast"}
-        assert call_set(plan.levels[down].calls) == call_set(plan.levels[up].calls)
+        assert calls_of(plan, down) == calls_of(plan, up)
 
 
 def targets(plan: LogicalPlan, level: int) -> dict[int, list[tuple[int, int]]]:
@@ -79,19 +58,14 @@ def targets(plan: LogicalPlan, level: int) -> dict[int, list[tuple[int, int]]]:
     return {rank: sorted(spans) for rank, spans in found.items()}
 
 
+def ranges_of(plan: LogicalPlan, level: int) -> dict[int, tuple[int, int]]:
+    return {rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(plan, level).items()}
+
+
 def test_learners_take_their_portions_by_the_end_of_their_range() -> None:
     """2 + 5 learners: sorted by start, D [0, 10) would come before G [4, 8)."""
-    assert {
-        rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(flexreduce.build(from_hosts("aabbbbb")), 1).items()
-    } == {
-        2: (0, 2),
-        3: (2, 4),
-        0: (4, 9),
-        4: (9, 11),
-        5: (11, 13),
-        1: (13, 18),
-        6: (18, 20),
-    }
+    ranges = ranges_of(flexreduce.build(from_hosts("aabbbbb")), 1)
+    assert ranges == {2: (0, 2), 3: (2, 4), 0: (4, 9), 4: (9, 11), 5: (11, 13), 1: (13, 18), 6: (18, 20)}
 
 
 def test_learners_with_equal_ranges_keep_the_order_of_the_tree() -> None:
@@ -99,7 +73,7 @@ def test_learners_with_equal_ranges_keep_the_order_of_the_tree() -> None:
     assert targets(flexreduce.build(Tree(host)), 0) == {2: [(0, 1)], 0: [(1, 2)], 1: [(2, 3)]}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_target_ranges_are_continuous_and_cover_the_buffer_once_below_every_node(seed: int) -> None:
     """Goals 1 and 2 of Section III-A: at each level, below each node of it."""
     tree = random_tree(seed, most_leaves=40)
@@ -130,8 +104,7 @@ def test_target_ranges_overlap_with_the_current_ones_more_than_in_the_order_of_t
     """Goal 3: what is not in the current range has to be handed over."""
     tree = from_hosts([str(host) for host, count in enumerate(hosts) for _ in range(count)])
     plan = flexreduce.build(tree)
-    held = {rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(plan, 0).items()}
-    new = {rank: (spans[0][0], spans[-1][1]) for rank, spans in targets(plan, 1).items()}
+    held, new = ranges_of(plan, 0), ranges_of(plan, 1)
     kept = sum(overlap(held[rank], new[rank]) for rank in tree.ranks)
     progress, naive = 0, 0
     for rank in tree.ranks:
@@ -140,16 +113,6 @@ def test_target_ranges_overlap_with_the_current_ones_more_than_in_the_order_of_t
         progress += count
     assert kept > naive
     assert kept > 0.6 * plan.units
-
-
-@pytest.mark.parametrize("hosts", [(2, 2), (3, 2), (3, 3), (4, 3), (4, 4), (3, 3, 3), (4, 3, 3), (4, 4, 3), (4, 4, 4)])
-def test_calls_per_learner_stay_few_on_the_papers_clusters(hosts: tuple[int, ...]) -> None:
-    """Section V-A, Fig. 4 (c): at most 3 or 4 calls that a learner owns per level, 1.5 on average over both levels."""
-    plan = flexreduce.build(from_hosts([str(host) for host, count in enumerate(hosts) for _ in range(count)]))
-    verify(plan)
-    owned = [len(spans) for level in (0, 1) for spans in targets(plan, level).values()]
-    assert max(owned) <= 4
-    assert sum(owned) / len(owned) <= 1.5
 
 
 def test_ranges_stay_where_they_are_on_even_trees() -> None:
@@ -176,34 +139,17 @@ def test_a_learner_whose_target_leaves_its_range_is_handed_the_result_by_its_nei
     assert handed_over > 0, "no tree tries this: choose other seeds"
 
 
-def test_shares_with_a_huge_common_denominator_are_rounded_and_still_proven() -> None:
-    degrees = (7, 11, 13, 5, 9, 8)
+def test_shares_with_a_huge_common_denominator_are_rounded_and_still_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = iter(range(100))
-    hosts = [Node(f"h{d}", SHARED_MEMORY, tuple(leaf(next(ranks)) for _ in range(d))) for d in degrees]
+    hosts = [Node(f"h{d}", SHARED_MEMORY, tuple(leaf(next(ranks)) for _ in range(d))) for d in (7, 11, 13, 5, 9, 8)]
     racks = [Node("left", ETHERNET, tuple(hosts[:1] + hosts[3:])), Node("right", ETHERNET, tuple(hosts[1:3]))]
-    tree = Tree(
-        Node(
-            "cluster",
-            ETHERNET,
-            (*racks, leaf(next(ranks)), leaf(next(ranks)), Node("x", ETHERNET, (leaf(next(ranks)),))),
-        )
-    )
-    exact = flexreduce.build(tree)
-    most = flexreduce.MOST_UNITS
-    try:
-        flexreduce.MOST_UNITS = 1000
-        rounded = flexreduce.build(tree)
-    finally:
-        flexreduce.MOST_UNITS = most
-    assert exact.units > 1000
+    branches = (*racks, leaf(next(ranks)), leaf(next(ranks)), Node("x", ETHERNET, (leaf(next(ranks)),)))
+    tree = Tree(Node("cluster", ETHERNET, branches))
+    assert flexreduce.build(tree).units > 1000
+    monkeypatch.setattr(flexreduce, "MOST_UNITS", 1000)
+    rounded = flexreduce.build(tree)
     assert rounded.units == 1000
     verify(rounded)
-
-
-def test_a_cluster_of_4096_ranks_has_few_rows_for_each_rank() -> None:
-    plan = flexreduce.build(large_tree(4096))
-    assert plan.units == flexreduce.MOST_UNITS
-    assert max(len(rows_of(plan, rank)) for rank in (0, 1, 2048, 4095)) < 2000
 
 
 def test_a_top_of_a_thousand_hosts_shares_its_groups() -> None:
@@ -220,15 +166,3 @@ def test_a_top_of_a_thousand_hosts_shares_its_groups() -> None:
     groups = {id(call.ranks) for level in plan.levels for call in level.calls if len(call.ranks) > 100}
     calls = sum(len(call.ranks) > 100 for level in plan.levels for call in level.calls)
     assert len(groups) < calls / 2, "a broadcast shares the group of its reduce"
-
-
-@pytest.mark.parametrize("inside", [SHARED_MEMORY, Link(1e-6, 1e-8)])
-def test_the_cost_of_an_even_tree_is_equation_9(inside: Link) -> None:
-    """With a slow link inside hosts, what the levels above send through it is what counts."""
-    nbytes, degrees = 1e6, (4, 3, 2)  # from the bottom: the paper's delta_0, delta_1, delta_2
-    tree = even_tree(*reversed(degrees), inside=inside)
-    links = [inside, ETHERNET, ETHERNET]
-    total = 0.0
-    for level, degree in enumerate(degrees):
-        total += max(ring_s(nbytes / prod(degrees[k:level]), degree, links[k]) for k in range(level + 1))
-    assert flexreduce.cost(tree, int(nbytes)) == pytest.approx(2 * total)

@@ -14,8 +14,8 @@ from hvd_ext.planning.cost.lane import InLane, Parts, line, parts_of, recursion,
 from hvd_ext.planning.cost.sparse import Sparsity
 from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.model import LogicalPlan
-from hvd_ext.topology.tree import Link, Tree, from_hosts
-from tests.unit.planning.clusters import even_tree, random_tree, uneven_hosts
+from hvd_ext.topology.tree import NO_LINK, Link, Tree, from_hosts
+from tests.unit.planning.clusters import dense_plans, even_tree, random_tree, uneven_hosts
 
 SLOW = Link(100e-6, 8 / 100e6)
 
@@ -54,14 +54,11 @@ def test_a_bucket_of_one_segment_holds_the_lane_for_its_part_of_the_window() -> 
 def test_a_bucket_alone_takes_its_simulated_time(seed: int) -> None:
     rng = random.Random(seed)
     tree = replace(random_tree(seed, most_leaves=10), message_s=rng.choice([0.0, 5e-6]))
-    for name in registry.names():
-        if registry.supports(registry.get(name), tree) is not None:
-            continue
-        plan = registry.get(name).build(tree)
+    for plan in dense_plans(tree):
         for nbytes in (5_000, 300_000, 20_000_000):
-            found, whole = price(plan, tree, nbytes), planner.price(tree, name, nbytes)
-            assert found.seconds == pytest.approx(whole.seconds, rel=0.12), (name, nbytes)
-            assert found.hold_s >= whole.bottleneck_s * (1 - 1e-9) or found.hold_s == found.seconds
+            found, alone = price(plan, tree, nbytes), planner.price(tree, plan.algorithm, nbytes)
+            assert found.seconds == pytest.approx(alone.seconds, rel=0.12), (plan.algorithm, nbytes)
+            assert found.hold_s >= alone.bottleneck_s * (1 - 1e-9) or found.hold_s == found.seconds
             assert found.tail_s >= 0
 
 
@@ -78,18 +75,17 @@ def test_large_clusters_have_the_prices_of_their_profiles() -> None:
 
 def test_the_price_of_a_ring_does_not_jump_where_plans_are_played_no_more() -> None:
     """The handover, which is before the lane, is in neither price."""
-    for size in (16, 17):
-        tree = from_hosts(list(range(size)), between=SLOW)
-        plan = registry.get("ring").build(tree)
-        handing = replace(tree, handover=Link(0.1, 1e-7))
-        for nbytes in (10_000, 1 << 20, 1 << 24):
-            plain, found = price(plan, tree, nbytes), price(plan, handing, nbytes)
-            assert (found.hold_s, found.seconds) == (pytest.approx(plain.hold_s), pytest.approx(plain.seconds))
-            if size == 16:
-                continue
-            smaller = replace(from_hosts(list(range(16)), between=SLOW), handover=handing.handover)
-            before = price(registry.get("ring").build(smaller), smaller, nbytes)
-            assert found.seconds == pytest.approx(before.seconds, rel=0.15)
+    plain, handing = (
+        [replace(from_hosts(list(range(size)), between=SLOW), handover=handover) for size in (16, 17)]
+        for handover in (NO_LINK, Link(0.1, 1e-7))
+    )
+    plans = [registry.get("ring").build(tree) for tree in plain]
+    for nbytes in (10_000, 1 << 20, 1 << 24):
+        played, priced = (price(plan, tree, nbytes) for plan, tree in zip(plans, handing, strict=True))
+        assert priced.seconds == pytest.approx(played.seconds, rel=0.15)
+        for found, plan, tree in zip((played, priced), plans, plain, strict=True):
+            without = price(plan, tree, nbytes)
+            assert (found.hold_s, found.seconds) == (pytest.approx(without.hold_s), pytest.approx(without.seconds))
 
 
 def test_a_table_is_straight_between_its_points_and_goes_on_beyond_them() -> None:
@@ -164,12 +160,8 @@ def test_the_recursion_is_near_the_play_of_events(seed: int) -> None:
 def test_an_empty_bucket_ends_when_it_may_begin() -> None:
     tree = slow("ab")
     plan = registry.get("ring").build(tree)
-    nothing = Parts(0.0, 0.0)
-    buckets = [
-        InLane(plan, 0, 64, 1.0, lambda: nothing),
-        InLane(plan, 1000, 1000, 2.0, lambda: nothing),
-        InLane(plan, 0, 64, 1.5, lambda: nothing),
-    ]
+    sizes = ((0, 64, 1.0), (1000, 1000, 2.0), (0, 64, 1.5))
+    buckets = [InLane(plan, *size, lambda: Parts(0.0, 0.0)) for size in sizes]
     begins, ends = times_in_lane(buckets, tree)
     assert (begins[0], ends[0], begins[1], begins[2], ends[2]) == (1.0, 1.0, 2.0, 2.0, 2.0)
     assert times_in_lane([], tree) == ((), ())

@@ -72,59 +72,50 @@ def test_a_step_is_computation_and_what_is_not_hidden_behind_it() -> None:
     assert by_price.step_s == pytest.approx(found.step_s, rel=0.02)
 
 
-def test_without_times_auto_is_what_it_was_and_times_may_be_asked_for() -> None:
+def test_without_times_auto_is_what_it_was_and_what_a_bucketer_lacks_is_said() -> None:
     tree, times = cluster(), model(2)
     plain = layout(tree, times.tensors, Sum)
     assert (plain.bucketer, plain.outcomes, plain.reason) == ("by_size", (), "")
     assert len(layout(tree, times.tensors, Sum, buckets="wfbp").buckets) == len(times.tensors)
-    with pytest.raises(PlanError, match="bucketer 'by_groups': it needs groups"):
-        layout(tree, times.tensors, Sum, buckets="by_groups")
-    with pytest.raises(PlanError, match="bucketer 'none': must be one of"):
-        layout(tree, times.tensors, Sum, buckets="none", times=times)
-
-
-def test_the_users_groups_go_first() -> None:
-    times = model(3)
-    made = layout(cluster(), times.tensors, Sum, times=times, groups=[[0, 4], [1, 2]])
-    assert made.bucketer == "by_groups"
-    assert {frozenset(bucket.tensors) for bucket in made.buckets} >= {frozenset({0, 4}), frozenset({1, 2})}
-    assert [one.reason for one in made.outcomes if one.bucketer == "optimal"] == ["it does not support groups"]
-
-
-@pytest.mark.parametrize("topk", [None, TopK(0.01)])
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("name", bucketers.names())
-def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: bool, topk: TopK | None) -> None:
-    times = model(3)
-    made = layout(
-        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [4]], buckets=name, topk=topk
-    )
-    assert made.bucketer == "by_groups"
-    assert {(0, 2), (4,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
-
-
-def test_what_a_bucketer_lacks_beside_times_is_said_at_once() -> None:
-    tensors = tuple(Tensor(dtype, (5000,), dtype) for dtype in ("float32", "float16", "float64"))
-    with pytest.raises(PlanError, match="bucketer 'optimal': .* 2 classes"):
-        layout(cluster(), tensors, Sum, buckets="optimal")
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_by_size_keeps_what_may_be_sparsified_apart(timed: bool) -> None:
-    times, topk = model(3), TopK(0.01)
-    made = layout(cluster(), times.tensors, Sum, buckets="by_size", topk=topk, times=times if timed else None)
-    assert made.bucketer == "by_size"
-    for bucket in made.buckets:
-        some = [times.tensors[place] for place in bucket.tensors]
-        assert len({topk.takes(tensor.shape, tensor.dtype) for tensor in some}) == 1
+    for name, words, known in (("by_groups", "it needs groups", None), ("none", "must be one of", times)):
+        with pytest.raises(PlanError, match=f"bucketer '{name}': {words}"):
+            layout(tree, times.tensors, Sum, buckets=name, times=known)
 
 
 def test_three_classes_are_left_to_the_other_bucketers() -> None:
     tensors = tuple(Tensor(dtype, (5000,), dtype) for dtype in ("float32", "float16", "float64"))
-    times = StepTimes(tensors, (0.3, 0.2, 0.1))
-    made = layout(cluster(), tensors, Sum, times=times)
+    with pytest.raises(PlanError, match="bucketer 'optimal': .* 2 classes"):
+        layout(cluster(), tensors, Sum, buckets="optimal")
+    made = layout(cluster(), tensors, Sum, times=StepTimes(tensors, (0.3, 0.2, 0.1)))
     assert "2 classes" in next(one.reason for one in made.outcomes if one.bucketer == "optimal")
     assert made.bucketer in TIMED
+
+
+@pytest.mark.parametrize("topk", [None, TopK(0.01)])
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("name", ["auto", *bucketers.names()])
+def test_the_users_groups_go_before_the_name_of_a_bucketer(name: str, timed: bool, topk: TopK | None) -> None:
+    times = model(3, layers=5)
+    made = layout(
+        cluster(), times.tensors, Sum, times=times if timed else None, groups=[[0, 2], [1]], buckets=name, topk=topk
+    )
+    assert made.bucketer == "by_groups"
+    assert {(0, 2), (1,)} <= {tuple(sorted(bucket.tensors)) for bucket in made.buckets}
+    if timed and name == "auto":
+        assert [one.reason for one in made.outcomes if one.bucketer == "optimal"] == ["it does not support groups"]
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_named_bucketer_waits_for_times_and_keeps_what_is_selected_apart(name: str) -> None:
+    tensors = [Tensor(f"t{n}", (250 + n, 4), "float32") for n in range(6)]
+    times = StepTimes(tuple(tensors), tuple(0.01 * (6 - n) for n in range(6)), 0.01)
+    assert layout(cluster(), tensors, Sum, buckets=name).bucketer in (name, "by_size")
+    assert layout(cluster(), tensors, Sum, buckets=name, times=times).bucketer == name
+    topk = TopK(0.01, min_elements=1016)
+    selecting = layout(cluster(), tensors, Sum, buckets=name, topk=topk, times=times)
+    assert selecting.bucketer == name
+    assert selecting.selected == {4, 5}
+    assert all(len({place in {4, 5} for place in bucket.tensors}) == 1 for bucket in selecting.buckets)
 
 
 def test_times_are_found_by_name_and_those_of_another_model_are_refused() -> None:
@@ -137,37 +128,29 @@ def test_times_are_found_by_name_and_those_of_another_model_are_refused() -> Non
         ready_of(times, [Tensor("0/kernel", (1,), "float32")])
 
 
-def selecting(made: Layout) -> set[int]:
-    """The tensors that are selected from."""
-    return {
-        place
-        for one in made.buckets
-        if one.selection is not None and one.selection.dense_above > 0
-        for place in one.tensors
-    }
-
-
 @pytest.mark.parametrize("momentum", [None, Momentum(0.9, False)])
 @pytest.mark.parametrize("computed_s", [0.02, 0.2, 2.0])
 def test_topk_where_needed_sparsifies_few_elements_and_stays_near(computed_s: float, momentum: Momentum | None) -> None:
     tree, times = cluster("aabbb"), model(5, computed_s=computed_s)
 
-    def made(where: str) -> tuple[int, float]:
+    def made(where: str, times_of: StepTimes | None = times) -> tuple[Layout, set[int]]:
+        """The layout, and the tensors that are selected from."""
         topk = TopK(0.01, where=where)  # type: ignore[arg-type]
-        found = layout(tree, times.tensors, Sum, times=times, topk=topk, momentum=momentum)
+        found = layout(tree, times.tensors, Sum, times=times_of, topk=topk, momentum=momentum)
         selects = [one for one in found.buckets if one.selection is not None and one.selection.dense_above > 0]
-        elements = sum(times.tensors[place].elements for one in selects for place in one.tensors)
-        return elements, predict(tree, found, times).step_s
+        return found, {place for one in selects for place in one.tensors}
 
-    everywhere, shortest_s = made("everywhere")
-    few, step_s = made("needed")
-    assert few < everywhere
+    everywhere, needed_only = made("everywhere"), made("needed")
+    few, many = (sum(times.tensors[place].elements for place in found[1]) for found in (needed_only, everywhere))
+    assert few < many
+    step_s, shortest_s = (predict(tree, found[0], times).step_s for found in (needed_only, everywhere))
     assert step_s <= shortest_s * (needed.NEAR + TIE)
     assert (few == 0) == (computed_s == 2.0)
     # without times all of them are; and all float32 tensors keep residuals, so that a traced graph stays right
-    all_of_them, always = (layout(tree, times.tensors, Sum, topk=TopK(0.01, where=w)) for w in ("needed", "everywhere"))
-    assert selecting(all_of_them) == selecting(always) == always.selected
-    assert all_of_them.selected == set(range(len(times.tensors)))
+    if momentum is None:
+        (all_of_them, selected), (always, selected_always) = made("needed", None), made("everywhere", None)
+        assert selected == selected_always == always.selected
+        assert all_of_them.selected == set(range(len(times.tensors)))
 
 
 def test_the_fewest_elements_are_those_that_the_lane_has_no_time_for() -> None:
@@ -191,45 +174,20 @@ def test_400_tensors_are_planned_in_well_below_a_second(hosts: str) -> None:
     assert time.process_time() - begin < 0.8
 
 
-def test_rows_of_embeddings_count_as_load() -> None:
+def test_rows_of_embeddings_count_as_load_in_every_price_of_a_step() -> None:
     tree, times = cluster(), model(7)
-    rows = replace(times, rows=((times.ready_s[-1], 300_000), (times.computed_s, 100_000)))
-    for name in ("by_size", "optimal"):
-        plain = predict(tree, layout(tree, times.tensors, Sum, times=times, buckets=name), times)
+    rows = replace(times, rows=((times.computed_s, 300_000),))
+    hold_s = lane_prices.gather_parts(tree, 300_000).hold_s
+    plain = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=times).outcomes}
+    for name in TIMED:
         made = layout(tree, times.tensors, Sum, times=rows, buckets=name)
-        loaded = predict(tree, made, rows)
-        assert len(loaded.ends_s) == len(made.buckets)
-        assert loaded.step_s > plain.step_s
-        assert predict(tree, made, rows, most_messages=0).step_s == pytest.approx(loaded.step_s, rel=0.05)
+        played, priced = predict(tree, made, rows), predict(tree, made, rows, most_messages=0)
+        (outcome,) = made.outcomes
+        assert len(played.ends_s) == len(made.buckets)
+        assert outcome.step_s == pytest.approx(priced.step_s, rel=0.03), name
+        assert outcome.step_s == pytest.approx(played.step_s, rel=0.05), name
+        assert (outcome.step_s or 0.0) > (plain[name] or 0.0) + 0.5 * hold_s, name
+    rows = replace(times, rows=((times.ready_s[-1], 300_000), (times.computed_s, 100_000)))
     best = layout(tree, times.tensors, Sum, times=rows)
     without = layout(tree, times.tensors, Sum, times=times)
     assert predict(tree, best, rows).step_s <= predict(tree, without, rows).step_s * (1 + TIE)
-
-
-def test_every_price_of_a_step_has_the_rows_at_its_end() -> None:
-    tree, times = cluster(), model(7)
-    rows = replace(times, rows=((times.computed_s, 300_000),))
-    for name in TIMED:
-        made = layout(tree, times.tensors, Sum, times=rows, buckets=name)
-        (outcome,) = made.outcomes
-        assert outcome.step_s == pytest.approx(predict(tree, made, rows, most_messages=0).step_s, rel=0.03), name
-        assert outcome.step_s == pytest.approx(predict(tree, made, rows).step_s, rel=0.05), name
-    plain = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=times).outcomes}
-    loaded = {one.bucketer: one.step_s for one in layout(tree, times.tensors, Sum, times=rows).outcomes}
-    hold_s = lane_prices.gather_parts(tree, 300_000).hold_s
-    for name in TIMED:
-        assert (loaded[name] or 0.0) > (plain[name] or 0.0) + 0.5 * hold_s, name
-
-
-@pytest.mark.parametrize("name", [name for name in bucketers.names() if name != "by_groups"])
-def test_a_named_bucketer_waits_for_times_and_goes_behind_groups(name: str) -> None:
-    tensors = [Tensor(f"t{n}", (250 + n, 4), "float32") for n in range(6)]
-    times = StepTimes(tuple(tensors), tuple(0.01 * (6 - n) for n in range(6)), 0.01)
-    tree = cluster()
-    assert layout(tree, tensors, 0, buckets=name).bucketer in (name, "by_size")
-    assert layout(tree, tensors, 0, buckets=name, times=times).bucketer == name
-    for known in (None, times):
-        assert layout(tree, tensors, 0, buckets=name, groups=2, times=known).bucketer == "by_groups"
-    selecting = layout(tree, tensors, 0, buckets=name, topk=TopK(0.01, min_elements=1016), times=times)
-    assert selecting.bucketer == name
-    assert selecting.selected == {4, 5}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
 from hvd_ext.errors import PlanError
-from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV, RECV_REDUCE, ROUND, SEND
+from hvd_ext.planning.ir import BEGIN, COUNT, OPCODE, PEER, RECV, ROUND, SEND
 from hvd_ext.planning.lower import rounds_of, rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Method, Span, reversed_level
 from hvd_ext.planning.planner import allreduce_plan
+from hvd_ext.planning.schedules.flexreduce import MOST_UNITS
 from hvd_ext.planning.verify import verify
 from tests.unit.planning.clusters import large_tree, one_host
 
@@ -58,31 +61,19 @@ def test_a_root_outside_the_group_takes_over_from_the_last_rank(method: Method) 
     verify(LogicalPlan("test", "allreduce", 4, 2, (first, second, reversed_level(second), reversed_level(first))))
 
 
-@pytest.mark.parametrize("size", range(1, 17))
-def test_a_flat_ring_has_four_rows_for_each_peer_but_one(size: int) -> None:
-    plan = allreduce_plan(one_host(size), "ring").plan
-    for rank in range(size):
-        rows = rows_of(plan, rank)
-        assert len(rows) == 4 * (size - 1)
-        assert rows[:, ROUND].tolist() == [number // 2 for number in range(4 * (size - 1))]
-        assert np.count_nonzero(rows[:, OPCODE] == RECV_REDUCE) == size - 1
+def of_8(kind: Literal["reduce_scatter", "all_gather"]) -> LogicalPlan:
+    """A plan of one recursive call on 8 ranks."""
+    call = Call(kind, tuple(range(8)), tuple(Span(rank, 1) for rank in range(8)), method="recursive")
+    return LogicalPlan("test", kind, 8, 8, (Level((call,)),))
 
 
 def test_recursive_halving_sends_each_byte_as_often_as_the_ring_in_few_rows() -> None:
-    size = 16
-    spans = tuple(Span(rank, 1) for rank in range(size))
-    plan = LogicalPlan(
-        "test",
-        "reduce_scatter",
-        size,
-        size,
-        (Level((Call("reduce_scatter", tuple(range(size)), spans, method="recursive"),)),),
-    )
+    plan = of_8("reduce_scatter")
     verify(plan)
-    for rank in range(size):
+    for rank in range(8):
         sends = (rows := rows_of(plan, rank))[rows[:, OPCODE] == SEND]
-        assert sends[:, COUNT].sum() == size - 1
-        assert len(sends) <= 2 * 4
+        assert sends[:, COUNT].sum() == 7
+        assert len(sends) <= 2 * 3
 
 
 def test_calls_of_one_level_start_in_the_same_round() -> None:
@@ -96,12 +87,7 @@ def test_calls_of_one_level_start_in_the_same_round() -> None:
 
 
 def test_neighbouring_spans_travel_as_one_message() -> None:
-    rows = rows_of(allreduce_plan(one_host(8), "ring").plan, 0)
-    assert set(rows[:, COUNT].tolist()) == {1}
-    spans = tuple(Span(rank, 1) for rank in range(8))
-    plan = LogicalPlan(
-        "test", "all_gather", 8, 8, (Level((Call("all_gather", tuple(range(8)), spans, method="recursive"),)),)
-    )
+    plan = of_8("all_gather")
     verify(plan)
     assert max(rows_of(plan, 0)[:, COUNT].tolist()) == 4
 
@@ -109,6 +95,7 @@ def test_neighbouring_spans_travel_as_one_message() -> None:
 def test_one_rank_of_a_large_cluster_needs_no_other_ranks_rows() -> None:
     tree = large_tree(4096)
     plan = allreduce_plan(tree, "flexreduce").plan
+    assert plan.units == MOST_UNITS
     rows = rows_of(plan, 1234)
     assert 0 < len(rows) < 2000
     assert rows[:, BEGIN].min() >= 0

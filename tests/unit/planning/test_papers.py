@@ -1,4 +1,4 @@
-"""The papers' equations with their own numbers, put in by hand."""
+"""The papers' equations with their own numbers, put in by hand, where no plan is priced beside them (test_cost.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ FAST = Link(1.0, 0.125)
 
 
 def test_blueconnect_equations_1_to_4() -> None:
-    assert blueconnect.ring_s(800, 4, LINK) == 3 * 2.0 + 3 / 4 * 800 * 0.5
     assert blueconnect.ring_s(800, 4, LINK, 0.25) == 3 * 2.0 + 3 / 4 * 800 * 0.75
     assert blueconnect.recursive_s(800, 4, LINK) == 2 * 2.0 + 3 / 4 * 800 * 0.5
-    assert blueconnect.ring_or_recursive_s(800, 8, LINK) == blueconnect.recursive_s(800, 8, LINK)
-    assert blueconnect.ring_or_recursive_s(600, 6, LINK) == blueconnect.ring_s(600, 6, LINK)
     assert blueconnect.broadcast_s(800, 4, LINK) == (2 + 3) * 2.0 + 2 * 3 / 4 * 800 * 0.5
     assert [size for size in range(1, 20) if blueconnect.is_recursive(size)] == [1, 2, 4, 8, 16]
 
@@ -33,34 +30,19 @@ def test_blueconnect_equations_5_to_7() -> None:
     assert blueconnect.two_level_s(800, 4, 2, FAST, LINK) == 2 * inside + masters
 
 
-def test_blueconnect_equation_9_shares_the_links_above() -> None:
-    """3 x 2 x 2: stage 1 has min{w0, w1 / 3}, stage 2 also w2 / 6."""
-    links = [FAST, LINK, LINK]
-    assert blueconnect.shared(links, [3, 2, 2], 0) == FAST
-    assert blueconnect.shared(links, [3, 2, 2], 1) == Link(2.0, 1.5)
-    assert blueconnect.shared(links, [3, 2, 2], 2) == Link(2.0, 3.0)
-    first = 2 * (2 * 1.0 + 2 / 3 * 1200 * 0.125)
-    second = 2 * (2.0 + 1 / 2 * 400 * 1.5)
-    third = 2 * (2.0 + 1 / 2 * 200 * 3.0)
-    assert blueconnect.fat_tree_s(1200, [3, 2, 2], links) == pytest.approx(first + second + third)
-
-
 def test_blueconnect_equation_10_shares_only_the_links_of_a_node() -> None:
+    """3 x 2 x 2: stage 1 has min{w0, w1 / 3}; stage 2 would also have w2 / 6 if it shared the links above (Eq. 9)."""
     first = 2 * (2 * 1.0 + 2 / 3 * 1200 * 0.125)
     second = 2 * (2.0 + 1 / 2 * 400 * 1.5)
-    third = 2 * (2.0 + 1 / 2 * 200 * 1.5)
-    assert blueconnect.torus_s(1200, [3, 2, 2], [FAST, LINK, LINK]) == pytest.approx(first + second + third)
+    for cost_s, shared in ((blueconnect.torus_s, 1.5), (blueconnect.fat_tree_s, 3.0)):
+        third = 2 * (2.0 + 1 / 2 * 200 * shared)
+        assert cost_s(1200, [3, 2, 2], [FAST, LINK, LINK]) == pytest.approx(first + second + third)
 
 
 def test_mgwfbp_table_2() -> None:
-    gamma = 0.25
-    assert mgwfbp.binary_tree(8, LINK, gamma) == mgwfbp.Line(2 * 2.0 * 3, (2 * 0.5 + gamma) * 3)
-    assert mgwfbp.recursive_doubling(8, LINK, gamma) == mgwfbp.Line(2.0 * 3, (0.5 + gamma) * 3)
-    assert mgwfbp.halving_doubling(8, LINK, gamma) == mgwfbp.Line(2 * 2.0 * 3, 1.0 - 1.25 / 8 + gamma)
-    assert mgwfbp.ring(8, LINK, gamma) == mgwfbp.Line(2 * 7 * 2.0, 2 * 7 / 8 * 0.5 + 7 / 8 * gamma)
-    assert mgwfbp.Line(3.0, 0.5).seconds(10) == 8.0
+    assert mgwfbp.ring(8, LINK, 0.25) == mgwfbp.Line(2 * 7 * 2.0, 2 * 7 / 8 * 0.5 + 7 / 8 * 0.25)
     assert mgwfbp.ring(8, LINK).seconds(800) == blueconnect.one_level_s(800, 8, LINK)
-    assert mgwfbp.recursive_doubling(5, LINK, gamma) == mgwfbp.Line(2.0 * 4, 0.5 * 4 + gamma * 3)
+    assert mgwfbp.recursive_doubling(5, LINK, 0.25) == mgwfbp.Line(2.0 * 4, 0.5 * 4 + 0.25 * 3)
 
 
 def test_commlib_equations_7_to_10() -> None:
@@ -71,15 +53,13 @@ def test_commlib_equations_7_to_10() -> None:
     assert commlib.intra_all_gather_s(1000, 4, 2, 0.1, FAST) == 1.0 * 2 + 4 * 3 * 0.1 * 1000 * 2 / 4 * 0.125
 
 
-def test_flexreduce_equations_1_to_6() -> None:
-    assert flexreduce.message_s(800, LINK) == 2.0 + 400.0
+def test_flexreduce_equations_4_to_6() -> None:
     tree = even_tree(2, 3, inside=FAST)
-    root = tree.root
-    lowest = flexreduce.level_s(root.children, 1200)
+    lowest = flexreduce.level_s(tree.root.children, 1200)
     assert lowest == blueconnect.ring_s(1200, 3, FAST), "Eq. 4"
-    own, below = blueconnect.ring_s(1200, 2, root.link), blueconnect.ring_s(1200 / 3, 2, FAST)
-    assert flexreduce.level_s([root], 1200) == max(own, below), "Eq. 5"
-    assert flexreduce.tree_s(tree, 1200) == 2 * (lowest + flexreduce.level_s([root], 1200)), "Eq. 6"
+    upper = max(blueconnect.ring_s(1200, 2, tree.root.link), blueconnect.ring_s(1200 / 3, 2, FAST))
+    assert flexreduce.level_s([tree.root], 1200) == upper, "Eq. 5"
+    assert flexreduce.tree_s(tree, 1200) == 2 * (lowest + upper), "Eq. 6"
 
 
 def test_equation_12_is_a_ceiling_for_each_branch_and_one() -> None:
@@ -96,7 +76,7 @@ def portions(node: Node) -> dict[int, Fraction]:
     return {rank: share / len(node.children) for rank, share in below.items()}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_no_learner_owns_more_calls_than_equation_12_allows(seed: int) -> None:
     tree = random_tree(seed, most_leaves=40)
     plan = schedule.build(tree)

@@ -20,8 +20,8 @@ from hvd_ext.planning.grain import segment_nbytes
 from hvd_ext.planning.limits import stands_for
 from hvd_ext.planning.lower import rows_of
 from hvd_ext.planning.model import Call, Level, LogicalPlan, Span
-from hvd_ext.topology.tree import ETHERNET, SHARED_MEMORY, Link, Tree, from_hosts
-from tests.unit.planning.clusters import even_tree, large_tree, one_host, uneven_hosts
+from hvd_ext.topology.tree import ETHERNET, Link, Tree, from_hosts
+from tests.unit.planning.clusters import dense_plans, even_tree, large_tree, one_host, uneven_hosts
 
 
 def test_the_registry_finds_every_module_of_the_folder() -> None:
@@ -81,28 +81,23 @@ def test_auto_leaves_the_ring_where_a_slow_network_joins_several_ranks_of_each_h
     chosen = planner.allreduce_plan(even_tree(4, 8))
     assert chosen.algorithm in {"blueconnect", "halving_doubling", "flexreduce"}
     prices = dict(chosen.candidates)
-    assert isinstance(prices["flexreduce"], float)
-    assert isinstance(prices["ring"], float)
-    assert prices["flexreduce"] < prices["ring"]
+    assert prices["flexreduce"] < prices["ring"]  # type: ignore[operator]
 
 
 def test_auto_prices_large_clusters_from_the_calls_of_their_levels() -> None:
-    tree = large_tree(600)
-    chosen = planner.allreduce_plan(tree)
-    for name, price in chosen.candidates:
-        if name == "torus2d":
-            assert price == "a torus is even: every host has as many ranks as the others"
-            continue
-        plan = registry.get(name).build(tree)
+    tree = large_tree(400)
+    prices = dict(planner.allreduce_plan(tree).candidates)
+    assert prices.pop("torus2d") == "a torus is even: every host has as many ranks as the others"
+    for plan in dense_plans(tree):
         grain = segment_nbytes(plan, planner.DEFAULT_NBYTES, tree)
-        assert price == level_profile(plan, tree).price_s(planner.DEFAULT_NBYTES, grain)
+        price = level_profile(plan, tree).price_s(planner.DEFAULT_NBYTES, grain)
+        assert prices.pop(plan.algorithm) == price
+    assert not prices
 
 
 def test_buckets_of_near_sizes_take_one_choice() -> None:
-    assert [planner.size_class(nbytes) for nbytes in (0, 1, 2, 3, 724, 725, 1448, 1449)] == [
-        *(1, 1, 2, 4),
-        *(512, 1024, 1024, 2048),
-    ]
+    classes = {0: 1, 1: 1, 2: 2, 3: 4, 724: 512, 725: 1024, 1448: 1024, 1449: 2048}
+    assert {nbytes: planner.size_class(nbytes) for nbytes in classes} == classes
     tree = even_tree(2, 3)
     assert planner.allreduce_plan(tree, "auto", 9_000_001) is planner.allreduce_plan(tree, "auto", 8 << 20)
     assert planner.allreduce_plan(tree, "auto", 1000) is not planner.allreduce_plan(tree, "auto", 8 << 20)
@@ -130,19 +125,12 @@ def test_of_equal_prices_the_plan_that_burdens_no_master_is_taken() -> None:
     assert tie.endswith(": flexreduce loads the links less")
     assert planner.preference(tree, chosen, "two_level") == "loads the links less"
     assert planner.preference(tree, chosen, "ring") == "is cheaper at the size that stands for this one"
+    even = planner.allreduce_plan(even_tree(3, 2), "auto", 1 << 23)
+    same = Choice(even.plan, "blueconnect", "", (("blueconnect", 1.0), ("torus2d", 1.001)))
+    assert planner.preference(even_tree(3, 2), same, "torus2d") == "is the cheaper one of equal load"
 
 
-def test_a_tie_of_plans_with_the_same_load_is_explained_too() -> None:
-    tree = even_tree(3, 2)
-    chosen = planner.allreduce_plan(tree, "auto", 1 << 23)
-    assert chosen.algorithm == "blueconnect"
-    assert chosen.why.count("a tie within 1% with ") == 1
-    assert "a tie within 1% with flexreduce, torus2d: blueconnect comes first by name" in chosen.why
-    same = Choice(chosen.plan, "blueconnect", "", (("blueconnect", 1.0), ("torus2d", 1.001)))
-    assert planner.preference(tree, same, "torus2d") == "is the cheaper one of equal load"
-
-
-@pytest.mark.parametrize("size", [1 << power for power in range(2, 40)])
+@pytest.mark.parametrize("size", [4, 8, 1 << 20, 1 << 23, 1 << 39])
 def test_a_choice_says_for_which_sizes_it_stands(size: int) -> None:
     first, last = (int(number) for number in re.findall(r"\d+", stands_for(size)))
     assert [planner.size_class(n) for n in (first - 1, first, last, last + 1)] == [size // 2, size, size, 2 * size]
@@ -180,8 +168,7 @@ def test_answers_are_cached() -> None:
 
 def test_one_rank_has_nothing_to_do() -> None:
     tree = one_host(1)
-    named = [name for name in registry.names() if registry.supports(registry.get(name), tree) is None]
-    plans = [planner.allreduce_plan(tree, name).plan for name in (*named, "auto")]
+    plans = [*dense_plans(tree), planner.allreduce_plan(tree).plan]
     plans += [planner.all_gather_plan(tree), planner.reduce_scatter_plan(tree), planner.all_to_all_plan(tree)]
     for plan in (*plans, planner.broadcast_plan(tree, 0)):
         assert rows_of(plan, 0).shape == (0, 5)
@@ -198,10 +185,10 @@ def test_a_broadcast_crosses_to_each_host_once() -> None:
 
 
 def test_a_broadcast_to_a_long_row_of_hosts_halves_its_way() -> None:
-    level = planner.broadcast_plan(from_hosts([str(rank) for rank in range(40)]), 7).levels[0]
-    assert level.calls[0].method == "recursive"
+    tree = from_hosts([str(rank) for rank in range(40)])
+    assert planner.broadcast_plan(tree, 7).levels[0].calls[0].method == "recursive"
     with pytest.raises(PlanError, match=r"broadcast from root_rank 40: the ranks are 0 \.\. 39"):
-        planner.broadcast_plan(from_hosts([str(rank) for rank in range(40)]), 40)
+        planner.broadcast_plan(tree, 40)
 
 
 def test_a_wrong_plan_is_refused_and_a_large_one_left_alone() -> None:
@@ -212,22 +199,9 @@ def test_a_wrong_plan_is_refused_and_a_large_one_left_alone() -> None:
 
 
 def test_the_planner_imports_no_tensorflow_no_mpi_and_no_clock() -> None:
-    allowed = {"__future__", "collections", "dataclasses", "difflib", "fractions", "functools", "hashlib", "importlib"}
-    allowed |= {
-        "csv",
-        "heapq",
-        "io",
-        "itertools",
-        "math",
-        "numpy",
-        "pathlib",
-        "pkgutil",
-        "pydantic",
-        "re",
-        "typing",
-        "yaml",
-        "hvd_ext",
-    }
+    allowed = {"__future__", "collections", "csv", "dataclasses", "difflib", "fractions", "functools", "hashlib"}
+    allowed |= {"heapq", "importlib", "io", "itertools", "math", "numpy", "pathlib", "pkgutil", "pydantic", "re"}
+    allowed |= {"typing", "yaml", "hvd_ext"}
     rooms = {"planning", "simulation", "topology", "compression", "errors"}
     for package in (hvd_ext.planning, hvd_ext.simulation, hvd_ext.topology):
         for path in Path(package.__path__[0]).rglob("*.py"):
@@ -238,8 +212,3 @@ def test_the_planner_imports_no_tensorflow_no_mpi_and_no_clock() -> None:
                     assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
                     if name.startswith("hvd_ext."):
                         assert name.split(".")[1] in rooms, f"{path.name} imports {name}"
-
-
-def test_the_assumed_network_is_slower_than_shared_memory() -> None:
-    assert ETHERNET.alpha_s > SHARED_MEMORY.alpha_s
-    assert ETHERNET.beta_s_per_byte > SHARED_MEMORY.beta_s_per_byte

@@ -16,7 +16,7 @@ from hvd_ext.planning.sparse_stages import parties
 from hvd_ext.planning.verify import verify
 from hvd_ext.topology.tree import Tree, from_hosts
 from tests.unit.planning.clusters import even_tree, one_host, random_tree
-from tests.unit.planning.sparse_interpreter import Floats, Ranks, k_of, largest
+from tests.unit.planning.interpreter import Floats, Ranks, k_of, largest
 
 NAMES = registry.sparse_names()
 DENSITY = 0.11
@@ -40,12 +40,11 @@ def run(plan: LogicalPlan, data: Floats, density: float = DENSITY, seed: int = 0
 
 
 def shard(plan: LogicalPlan, rank: int, elements: int) -> slice:
-    ((begin, end),) = [
-        (row[ir.BEGIN], row[ir.BEGIN] + row[ir.COUNT])
-        for row in rows_of(plan, rank).tolist()
-        if row[ir.OPCODE] == ir.SELECT
-    ]
-    return slice(*(ir.unit_begin(unit, plan.units, elements) for unit in (begin, end)))
+    """The elements that a rank selects from."""
+    rows = rows_of(plan, rank)
+    (row,) = rows[rows[:, ir.OPCODE] == ir.SELECT].tolist()
+    ends = row[ir.BEGIN], row[ir.BEGIN] + row[ir.COUNT]
+    return slice(*(ir.unit_begin(unit, plan.units, elements) for unit in ends))
 
 
 def selections(plan: LogicalPlan, tree: Tree, data: Floats, height: int) -> Floats:
@@ -81,15 +80,17 @@ def test_no_contribution_is_lost_and_all_ranks_end_alike(name: str) -> None:
                 assert np.array_equal(ranks.data[0] + ranks.residuals.sum(axis=0), data.sum(axis=0))
 
 
+def assert_sum_of_selections(plan: LogicalPlan, tree: Tree, height: int) -> None:
+    for elements in (1, 10, 97):
+        data = data_of(tree.size, elements)
+        assert np.array_equal(run(plan, data).data[0], selections(plan, tree, data, height))
+
+
 @pytest.mark.parametrize(("name", "height"), [("hitopk", 1), ("naive_allgather", 0)])
 def test_the_result_is_the_sum_of_the_selections(name: str, height: int) -> None:
-    for tree in TREES:
-        if len(parties(tree, height)) == 1:
-            continue
+    for tree in (tree for tree in TREES if len(parties(tree, height)) > 1):
         for plan in registry.sparse(name).variants(tree):
-            for elements in (1, 10, 97):
-                data = data_of(tree.size, elements)
-                assert np.array_equal(run(plan, data).data[0], selections(plan, tree, data, height))
+            assert_sum_of_selections(plan, tree, height)
 
 
 @pytest.mark.parametrize("height", [0, 2, 3])
@@ -98,8 +99,7 @@ def test_hitopk_selects_below_any_level(height: int) -> None:
         plan = hitopk.build(tree, height=height)
         verify(plan)
         if len(parties(tree, height)) > 1:
-            data = data_of(tree.size, 61)
-            assert np.array_equal(run(plan, data).data[0], selections(plan, tree, data, height))
+            assert_sum_of_selections(plan, tree, height)
 
 
 def test_gtopk_keeps_the_k_largest_and_the_rest_stays_with_who_dropped_it() -> None:
@@ -134,9 +134,7 @@ def test_shards_are_the_same_where_shares_must_be_rounded(sizes: tuple[int, ...]
 
 @pytest.mark.parametrize("elements", [1, 10, 97, 1000])
 def test_the_shards_of_a_host_select_k_elements_in_all(elements: int) -> None:
-    for tree in TREES:
-        if len(tree.hosts()) == 1:
-            continue
+    for tree in (tree for tree in TREES if len(tree.hosts()) > 1):
         plan = hitopk.build(tree)
         for host in tree.hosts():
             parts = [shard(plan, rank, elements) for rank in host]
@@ -166,20 +164,6 @@ def test_two_ranks_exchange_one_message_a_round_whatever_a_third_host_cuts(name:
                 sent = rows[np.isin(rows[:, ir.OPCODE], (ir.SEND_SPARSE, ir.RECV_SPARSE))]
                 keys = sent[:, [ir.ROUND, ir.OPCODE, ir.PEER]]
                 assert len(np.unique(keys, axis=0)) == len(keys)
-
-
-@pytest.mark.parametrize("name", ["hitopk", "naive_allgather"])
-def test_members_add_vectors_in_one_order(name: str) -> None:
-    """In every unit the vectors come in tree order on all ranks."""
-    for tree in TREES[2:]:
-        plan, place = registry.sparse(name).build(tree), {rank: index for index, rank in enumerate(tree.ranks)}
-        for rank in range(tree.size):
-            order: dict[int, list[int]] = {}
-            for row in rows_of(plan, rank).tolist():
-                if row[ir.OPCODE] == ir.SCATTER_ADD:
-                    for unit in range(row[ir.BEGIN], row[ir.BEGIN] + row[ir.COUNT]):
-                        order.setdefault(unit, []).append(place[row[ir.PEER]])
-            assert all(places == sorted(places) for places in order.values())
 
 
 def test_on_one_host_hitopk_drops_nothing() -> None:

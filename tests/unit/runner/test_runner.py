@@ -51,23 +51,18 @@ def test_wrong_arguments_are_refused_in_words(keywords: dict[str, Any], words: s
         hvd.run(**{"func": print, **keywords})
 
 
-def test_a_rank_of_a_job_does_not_start_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(InvalidError, match="this process is one of 4 ranks already"):
-        hvd.run(print)
-
-
-def test_without_mpirun_the_error_names_it_and_more_ranks_than_cores_are_said(
+def test_a_rank_of_a_job_does_not_start_another_and_more_ranks_than_cores_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(launcher, "find", lambda program: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    with pytest.raises(JobError, match=r"mpirun: .*doctor"):
-        hvd.run(print, np=2)
-    assert caplog.messages == []
-    with pytest.raises(JobError):
-        hvd.run(print, np=3)
-    assert caplog.messages == ["run: 3 ranks share 2 cores of this machine: they take turns"]
+    for ranks, messages in ((2, []), (3, ["run: 3 ranks share 2 cores of this machine: they take turns"])):
+        with pytest.raises(JobError, match=r"mpirun: .*doctor"):
+            hvd.run(print, np=ranks)
+        assert caplog.messages == messages
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(InvalidError, match="this process is one of 4 ranks already"):
+        hvd.run(print)
 
 
 def test_arguments_of_the_launch_reach_mpirun(tmp_path: Path) -> None:
@@ -96,7 +91,7 @@ def test_the_cores_are_dealt_out_unless_the_user_has_said_how_many(monkeypatch: 
 def files(folder: Path, **outcomes: Outcome) -> Files:
     """Gives the files of a job that has ended, with the outcomes of ranks "r0", "r1", ..."""
     made = Files(folder, folder / "output")
-    made.outputs.mkdir()
+    made.outputs.mkdir(parents=True)
     for rank in range(3):
         made.output(rank).write_text(f"rank {rank}'s last line\n")
     for name, outcome in outcomes.items():
@@ -119,11 +114,15 @@ def test_the_first_rank_that_failed_by_itself_is_the_one_that_is_raised(tmp_path
     assert pickle.loads(pickle.dumps(caught.value)).rank == 2
 
 
-def test_an_exception_whose_class_is_not_here_is_raised_in_its_words(tmp_path: Path) -> None:
-    foreign = Outcome(error="Odd: no", exception=b"cno_such_module\nOdd\n.", at_s=1.0)
+def test_exceptions_and_results_that_cannot_be_read_here_are_told_with_their_rank(tmp_path: Path) -> None:
+    unknown = b"cno_such_module\nOdd\n."
     with pytest.raises(RankError, match="rank 0 raised Odd: no") as caught:
-        ended.results(files(tmp_path, r0=foreign), 1, 1)
+        ended.results(files(tmp_path, r0=Outcome(error="Odd: no", exception=unknown, at_s=1.0)), 1, 1)
     assert caught.value.__cause__ is None
+    made = files(tmp_path / "other", r0=returned([1]), r1=Outcome(unknown))
+    with pytest.raises(HvdExtError, match="the result of rank 1 cannot be read in this process: .*no_such_module"):
+        ended.results(made, 2, 0)
+    assert ended.results(made, 1, 0) == [[1]]
 
 
 def test_a_signal_is_the_cause_where_the_others_only_say_that_a_rank_is_gone(tmp_path: Path) -> None:
@@ -148,13 +147,6 @@ def test_ranks_without_a_result_and_jobs_that_never_start_are_told_apart(tmp_pat
     made.launcher.write_text("no such host\n")
     with pytest.raises(JobError, match="no rank has started; mpirun ended with status 3: no such host"):
         ended.results(made, 1, 3)
-
-
-def test_a_result_that_cannot_be_read_here_is_an_error_with_its_rank(tmp_path: Path) -> None:
-    made = files(tmp_path, r0=returned([1]), r1=Outcome(b"cno_such_module\nOdd\n."))
-    with pytest.raises(HvdExtError, match="the result of rank 1 cannot be read in this process: .*no_such_module"):
-        ended.results(made, 2, 0)
-    assert ended.results(made, 1, 0) == [[1]]
 
 
 def test_what_a_rank_prints_is_shown_in_pieces_as_it_was_written(tmp_path: Path) -> None:

@@ -40,24 +40,19 @@ def test_runs_share_the_window_so_that_the_next_begins_while_the_one_before_is_u
     assert ends == (pytest.approx(2.002), pytest.approx(3.003))
 
 
-def test_a_run_waits_until_it_is_ready_and_for_the_runs_before_it() -> None:
-    runs = [Run(across(), 1000.0, 1, 5.0), Run(across(), 1000.0, 1, 1.0), Run(across(), 1000.0, 1, 9.0)]
+def test_a_run_waits_until_all_ranks_are_ready_and_for_the_runs_before_it() -> None:
+    runs = [Run(across(), 1000.0, 1, ready_s) for ready_s in (5.0, 1.0, 9.0)]
     begins, ends = Play(runs, 4).seconds()
     assert begins == (5.0, 5.0, 9.0)
     assert ends == (pytest.approx(5.001), pytest.approx(5.002), pytest.approx(9.001))
-
-
-def test_the_latest_rank_holds_up_the_others() -> None:
     begins, ends = Play([Run(across(), 1000.0, 1, (0.0, 3.0))], 4).seconds()
-    assert begins == (0.0,)
-    assert ends == (pytest.approx(3.001),)
+    assert begins == (0.0,), "the first rank begins"
+    assert ends == (pytest.approx(3.001),), "the latest rank holds up the others"
 
 
 def test_runs_may_have_programs_of_their_own() -> None:
-    assert ends_s([Run(across(), 1000.0, 1), Run(across(share=0.5), 1000.0, 2)]) == (
-        pytest.approx(1e-3),
-        pytest.approx(2e-3),
-    )
+    ends = ends_s([Run(across(), 1000.0, 1), Run(across(share=0.5), 1000.0, 2)])
+    assert ends == (pytest.approx(1e-3), pytest.approx(2e-3))
 
 
 def test_a_message_occupies_its_sender_and_its_receiver() -> None:
@@ -69,7 +64,7 @@ def test_a_message_occupies_its_sender_and_its_receiver() -> None:
     assert reduced == (pytest.approx(0.301),)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_lane_cut_into_runs_is_the_lane_in_one(seed: int) -> None:
     rng = random.Random(seed)
     program = across(rng.random(), rng.choice([0.0, 0.01]), rng.choice([0.0, 1e-5]))
@@ -80,7 +75,7 @@ def test_a_lane_cut_into_runs_is_the_lane_in_one(seed: int) -> None:
     assert list(cut) == sorted(cut)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_later_ready_times_never_end_earlier(seed: int) -> None:
     rng = random.Random(seed)
     runs = [Run(across(0.1), rng.randint(1, 9) * 1000.0, rng.randint(1, 4), rng.random()) for _ in range(6)]

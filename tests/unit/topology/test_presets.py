@@ -20,12 +20,9 @@ def test_a_preset_has_a_source_and_the_ranks_of_its_paper(name: str) -> None:
     assert tree.size == wanted and tree.ranks == tuple(range(wanted))
 
 
-def test_the_hosts_of_flexreduce_differ_by_one_rank_at_most() -> None:
+def test_the_hosts_of_flexreduce_differ_by_one_rank_at_most_and_unknown_presets_are_refused() -> None:
     assert [len(host) for host in preset("flexreduce-7").hosts()] == [4, 3]
     assert [len(host) for host in preset("flexreduce-11").hosts()] == [4, 4, 3]
-
-
-def test_an_unknown_preset_is_named_beside_the_known_ones() -> None:
     with pytest.raises(TopologyError, match="preset 'commlibs': must be one of mgwfbp-8, "):
         preset("commlibs")
 

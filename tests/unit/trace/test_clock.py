@@ -32,15 +32,13 @@ def test_the_true_offset_is_within_the_uncertainty(offset):
     assert 0 < clock.uncertainty_ns < 180_000
 
 
-def test_ranks_of_one_machine_share_its_clock():
-    mine, root = Stamps([5, 25], [15, 33], "a"), Stamps([4, 26], [14, 35], "a")
-    assert estimate(mine, root) == Clock(0, 0)
-
-
-def test_a_machine_whose_containers_have_clocks_of_their_own_is_measured():
-    mine, root = Stamps([1005], [1015], "a"), Stamps([4], [14], "a")
-    assert estimate(mine, root) == Clock(1001, 10)
-
-
-def test_machines_without_a_name_are_not_taken_for_one():
-    assert estimate(Stamps([5], [15], ""), Stamps([4], [14], "")).uncertainty_ns > 0
+@pytest.mark.parametrize(
+    ("mine", "root", "clock"),
+    [
+        (Stamps([5, 25], [15, 33], "a"), Stamps([4, 26], [14, 35], "a"), Clock(0, 0)),  # one machine, one clock
+        (Stamps([1005], [1015], "a"), Stamps([4], [14], "a"), Clock(1001, 10)),  # containers with clocks of their own
+        (Stamps([5], [15], ""), Stamps([4], [14], ""), Clock(1, 10)),  # without a name they are not taken for one
+    ],
+)
+def test_ranks_of_one_machine_share_its_clock(mine, root, clock):
+    assert estimate(mine, root) == clock

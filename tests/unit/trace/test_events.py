@@ -50,35 +50,23 @@ def spans(events: list, category: str) -> list[tuple[str, float, float]]:
     return [(event["name"], event["ts"], event["dur"]) for event in events if event.get("cat") == category]
 
 
-def test_a_bucket_is_filled_queued_reduced_and_delivered():
+def test_a_bucket_is_filled_queued_reduced_and_delivered_and_rounds_are_joined_to_levels():
     events = events_of(STEP, BOOK)
     assert spans(events, "fill") == [("fill", 0, 10), ("fill", 11, 9)]
     assert spans(events, "queue") == [("queue", 10, 2), ("queue", 20, 10)]
     assert spans(events, "reduce") == [("bucket 0", 12, 28), ("bucket 1", 30, 20)]
+    assert spans(events, "level") == [("up", 12, 18), ("down", 25, 15)]
     assert spans(events, "deliver") == [("deliver", 40, 3), ("deliver", 50, 2)]
     reduce = next(event for event in events if event.get("cat") == "reduce")
-    assert reduce["args"] == {
-        "channel": "Adam",
-        "lane": 1,
-        "step": 5,
-        "bucket": 0,
-        "algorithm": "two",
-        "nbytes": 80,
-        "dtype": "float32",
-        "tensors": ["b", "a"],
-    }
-
-
-def test_rounds_are_joined_to_levels():
-    assert spans(events_of(STEP, BOOK), "level") == [("up", 12, 18), ("down", 25, 15)]
+    whose = {"channel": "Adam", "lane": 1, "step": 5, "bucket": 0}
+    assert reduce["args"] == {**whose, "algorithm": "two", "nbytes": 80, "dtype": "float32", "tensors": ["b", "a"]}
 
 
 def test_waiting_is_exposed_from_the_last_tensor_on():
     events = events_of(STEP, BOOK)
     assert spans(events, "exposed") == [("exposed", 20, 26), ("exposed", 47, 6)]
     assert spans(events, "step") == [("step 5", 0, 53)]
-    (submitted,) = [event for event in events if event["ph"] == "i"]
-    assert submitted["ts"] == 20
+    assert [event["ts"] for event in events if event["ph"] == "i"] == [20]
 
 
 @pytest.mark.parametrize("lost", [0, 2, 7])
@@ -95,8 +83,8 @@ def test_a_step_has_the_buckets_of_its_layout():
     assert [e["args"]["bucket"] for e in found if e.get("cat") == "reduce" and e["args"]["step"] == 9] == [0]
 
 
-def test_calls_that_overlap_have_tracks_of_their_own():
-    calls = []
+def test_calls_that_overlap_have_tracks_of_their_own_and_a_call_under_way_at_the_end_is_left_out():
+    calls = [record(Kind.ANNOUNCE, 90, 91, lane=0)]
     for number, begin in enumerate((0, 5, 40)):
         about = {"id": number, "lane": 0}
         calls.append(record(Kind.ANNOUNCE, begin, begin + 2, plan=77, name=f"allreduce '{number}'", **about))
@@ -104,13 +92,10 @@ def test_calls_that_overlap_have_tracks_of_their_own():
         calls.append(record(Kind.CALL, begin + 2, begin + 8, **about))
     events = events_of(calls, BOOK)
     assert spans(events, "call") == [("allreduce '0'", 2, 6), ("allreduce '1'", 7, 6), ("allreduce '2'", 42, 6)]
+    assert len(spans(events, "announce")) == 3
     found = [event for event in events if event.get("cat") == "call"]
     assert [event["tid"] for event in found] == [found[0]["tid"], found[0]["tid"] + 100, found[0]["tid"]]
     assert found[0]["args"] == {"algorithm": "two", "levels_us": {"down": 3.0}}
-
-
-def test_a_call_under_way_at_the_end_of_the_trace_is_left_out():
-    assert spans(events_of([record(Kind.ANNOUNCE, 0, 1, lane=0)], BOOK), "announce") == []
 
 
 def test_events_are_chromes_and_tracks_have_names():
@@ -119,13 +104,8 @@ def test_events_are_chromes_and_tracks_have_names():
     assert {event["pid"] for event in events} == {3}
     assert events[0]["args"] == {"name": "rank 3 on mill"}
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert list(names.values()) == [
-        "Adam: steps",
-        "Adam: bucket 0",
-        "Adam: bucket 0, up",
-        "Adam: bucket 0, down",
-        "Adam: bucket 1",
-    ]
+    tracks = ["steps", "bucket 0", "bucket 0, up", "bucket 0, down", "bucket 1"]
+    assert list(names.values()) == [f"Adam: {track}" for track in tracks]
     assert {event["tid"] for event in events if event["ph"] != "M"} == set(names)
     # Perfetto draws spans of one track that overlap without nesting wrongly.
     for track in names:

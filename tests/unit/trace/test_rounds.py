@@ -44,21 +44,14 @@ def test_rank_0_knows_who_was_on_time_and_how_long_all_waited(first: int) -> Non
     )
 
 
-def test_a_rank_that_came_before_its_round_was_over_has_waited() -> None:
+def test_a_rank_that_came_before_its_round_was_over_has_waited_and_another_rank_knows_its_time_only() -> None:
     came_s = known().came_s.copy()
     came_s[3, 1] = 7.25
     found = rounds.of_engine(known()._replace(came_s=came_s), 0, range(2))
     assert found is not None and found.waited_s == (1.25, 0.75)
-
-
-def test_another_rank_knows_only_its_own_time() -> None:
     found = rounds.of_engine(known()._replace(came_s=np.zeros((4, 2))), 1, range(2))
-    assert found is not None
-    assert math.isnan(found.waited_s[0]) and found.waited_s[1] == 1.25
-
-
-def test_no_round_has_no_summary() -> None:
-    assert rounds.of_engine(Rounds(*(array[:0] for array in known())), 0, range(2)) is None
+    assert found is not None and math.isnan(found.waited_s[0]) and found.waited_s[1] == 1.25
+    assert rounds.of_engine(Rounds(*(array[:0] for array in known())), 0, range(2)) is None, "no round, no summary"
 
 
 def event(rank: int, number: int, arrived: int, waited_us: float = 0.0, channel: str = "Adam") -> dict[str, Any]:
@@ -71,10 +64,7 @@ def test_the_events_of_all_ranks_have_the_summary_of_the_rounds_that_all_have_re
     found = rounds.of_trace([event(0, 6, 6), *events, event(0, 11, 11)])
     expected = rounds.summed(np.arange(7, 11), ARRIVED + 6, np.array([0.4, 0.4]), range(2))
     assert found == {"Adam": expected}
-
-
-def test_ranks_that_share_no_round_have_no_summary() -> None:
-    assert rounds.of_trace([event(0, 1, 1), event(1, 2, 2), {"ph": "M", "pid": 0}]) == {}
+    assert rounds.of_trace([event(0, 1, 1), event(1, 2, 2), {"ph": "M", "pid": 0}]) == {}, "they share no round"
 
 
 def test_each_round_of_a_rank_is_an_event() -> None:

@@ -33,29 +33,20 @@ def test_the_first_steps_do_not_count_and_arrivals_are_the_medians_of_the_newest
     assert many.update_s == pytest.approx(0.25)
 
 
-def test_steps_in_an_earlier_layout_say_nothing_about_the_length_of_a_step() -> None:
+def test_steps_in_an_earlier_layout_or_with_gaps_say_nothing_about_the_length_of_a_step() -> None:
     before, after = recent(20, length=2.0), recent(10, first=21)
     both = RecentSteps(*(np.concatenate(pair) for pair in zip(before, after, strict=True)))
     found = step_times.measured(both, first_step=21)
     assert found is not None
     assert found.step_s == pytest.approx(1.0)
+    gaps = step_times.measured(RecentSteps(*(column[::2] for column in recent(12))))
+    assert gaps is not None
+    assert (gaps.step_s, gaps.update_s) == (None, None)
 
 
-def test_steps_that_do_not_follow_one_another_say_nothing_about_the_length_of_a_step() -> None:
-    whole = recent(12)
-    gaps = RecentSteps(*(column[::2] for column in whole))
-    found = step_times.measured(gaps)
-    assert found is not None
-    assert found.step_s is None
-    assert found.update_s is None
-
-
-def test_the_latest_rank_counts_for_each_tensor() -> None:
+def test_the_latest_rank_counts_for_each_tensor_and_a_longer_update_makes_its_gradients_later() -> None:
     ranks = [Measured((0.5, 0.2), 1.0, 0.25), Measured((0.4, 0.3), 1.1, 0.25), Measured((0.1, 0.1), None, None)]
     assert step_times.latest(ranks) == Measured((0.5, 0.3), 1.1, 0.25)
-
-
-def test_a_rank_that_needs_longer_for_its_update_has_its_gradients_later() -> None:
     ranks = [Measured((0.5, 0.25), 1.0, 0.5), Measured((0.5, 0.375), 1.0, 0.25)]
     assert step_times.latest(ranks) == Measured((0.75, 0.5), 1.0, 0.25)
 

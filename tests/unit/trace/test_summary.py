@@ -11,26 +11,20 @@ from hvd_ext.trace.summary import Step, steps_of
 from tests.unit.trace.files import RANK_0, RANK_1, span, submitted
 
 
-def test_a_step_of_two_ranks():
-    assert steps_of(RANK_0 + RANK_1) == [
-        Step(
-            channel="Adam",
-            step=1,
-            communication_us=40,
-            exposed_us=30,
-            hidden=1 - 15 / 60,
-            slowest=0,
-            slowest_us=20,
-            last=1,
-            late_us=63.5,
-        )
-    ]
-
-
-def test_one_rank_has_no_last_rank():
-    (step,) = steps_of(RANK_0)
-    assert (step.last, step.late_us) == (None, 0)
-    assert step.hidden == 1 - 15 / 40
+def test_a_step_of_two_ranks_and_of_one():
+    both = Step(
+        channel="Adam",
+        step=1,
+        communication_us=40,
+        exposed_us=30,
+        hidden=1 - 15 / 60,
+        slowest=0,
+        slowest_us=20,
+        last=1,
+        late_us=63.5,
+    )
+    assert steps_of(RANK_0 + RANK_1) == [both]
+    assert steps_of(RANK_0) == [dataclasses.replace(both, hidden=1 - 15 / 40, last=None, late_us=0)]
 
 
 def test_ranks_that_are_equally_late_the_first_is_named():
@@ -73,7 +67,7 @@ def test_unions_join_what_overlaps_or_touches():
 )
 def test_totals_are_interpolated(values, median, p90):
     found = summary.total(values)
-    assert (found.median, found.p90) == (pytest.approx(median), pytest.approx(p90))
+    assert (found.median, found.p90) == pytest.approx((median, p90))
 
 
 def test_stragglers_are_counted():
