@@ -11,7 +11,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.optimizer import channels
 from tests.ranks.steps import averaged, gradients, variables
-from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, fill, values
+from tests.ranks.training import assert_close, assert_same_bits_on_all_ranks, buckets_sent, fill, values
 
 PASSES = 3
 
@@ -44,8 +44,7 @@ def test_passes_are_added_up_reduced_once_and_then_clipped(keywords: dict[str, o
             factor = hvd.size() / PASSES if keywords.get("average_aggregated_gradients") else 1
             plain.apply([tf.add_n(list(parts)) * factor for parts in passes], reference)
             expected = values(reference)
-        for got, wanted in zip(values(ours), expected, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=0.02 if "compression" in keywords else 2e-5, atol=2e-3)
+        assert_close(values(ours), expected, rtol=0.02 if "compression" in keywords else 2e-5, atol=2e-3)
     assert_same_bits_on_all_ranks(ours)
     assert buckets_sent() - before == 2 * len(channels(optimizer)[0].layout.buckets)
 

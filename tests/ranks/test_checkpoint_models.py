@@ -14,7 +14,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from tests.ranks.conftest import LAUNCHED_SIZE
-from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.training import FEATURES, TARGETS, assert_equal, assert_same_bits_on_all_ranks, data, fill, values
 
 # four processes on two cores need a minute for what two show in ten seconds
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")
@@ -104,8 +104,7 @@ def test_it_goes_on_bit_for_bit(make: Any, file: str, tmp_path: Path) -> None:
     second = make()
     fill(second.trainable_weights, salt=5)
     seen = fit(second, Checkpoint(tmp_path))
-    for got, wanted in zip(everything(second), everything(whole), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_equal(everything(second), everything(whole))
     assert seen == expected
     assert_same_bits_on_all_ranks(second.trainable_weights)
     assert not np.array_equal(values(second.weights)[0], values(make().weights)[0])

@@ -18,8 +18,8 @@ from hvd_ext.planning import registry
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.numbers import total, values
+from tests.ranks.training import assert_close, assert_same_bits_on_all_ranks, data, model, values as values_of
 
-WAYS = {"eager": lambda function: function, "traced": tf.function}
 HALVES = (hvd.Compression.fp16, hvd.Compression.bf16)
 # the distance of two neighbours relative to their size
 UNIT = {hvd.Compression.fp16: 2.0**-11, hvd.Compression.bf16: 2.0**-8}
@@ -54,11 +54,9 @@ def test_every_algorithm_ends_with_equal_bits_near_the_sum_of_float32(
         assert_same_bits_everywhere(result, size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compression", HALVES)
-def test_whole_numbers_that_a_half_holds_are_exact(compression: object, way: str, rank: int, size: int) -> None:
-    function = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum, name=f"whole {way}", compression=compression))
-    np.testing.assert_array_equal(function(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
+def test_whole_numbers_that_a_half_holds_are_exact_in_a_traced_function(rank: int, size: int) -> None:
+    reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16))
+    np.testing.assert_array_equal(reduce(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
 
 
 @pytest.mark.parametrize("compression", HALVES)
@@ -69,20 +67,6 @@ def test_a_reducescatter_gives_the_rows_of_the_sum(compression: hvd.Compression,
     near = hvd.reducescatter(thirds(rank), op=hvd.Sum, compression=compression)
     expected = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
     np.testing.assert_allclose(near, np.array_split(expected, size)[rank], rtol=(size + 2) * UNIT[compression])
-
-
-def test_half_of_the_bytes_are_sent(rank: int, size: int) -> None:
-    engine = runtime.current().engine
-
-    def sent(compression: hvd.Compression) -> int:
-        hvd.barrier()
-        before = engine.statistics().bytes_sent
-        hvd.allreduce(np.ones(64_000 * size, np.float32), algorithm="ring", compression=compression)
-        return engine.statistics().bytes_sent - before
-
-    # segments are cut at other places, which moves some units' edges
-    halves, whole = sent(hvd.Compression.fp16), sent(hvd.Compression.none)
-    assert abs(2 * halves - whole) <= whole / 1000
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
@@ -126,13 +110,12 @@ def test_fp16_overflows_to_infinity_and_bf16_does_not(rank: int, size: int) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int64"])
-def test_other_dtypes_travel_as_they_are(dtype: str, rank: int, size: int) -> None:
-    x = tf.cast(values(rank, (50,)), dtype)
+def test_other_dtypes_travel_as_they_are(dtype: str, size: int) -> None:
+    # the largest number that the dtype holds exactly and its neighbour of the wire does not, or nearly so
+    x = tf.constant([{"float16": 9, "bfloat16": 9}.get(dtype, 2**20 + 1)], dtype)
     result = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.bf16)
     assert result.dtype.name == dtype
-    np.testing.assert_array_equal(tf.cast(result, tf.int64), total(size, (50,)))
-    big = tf.constant([2**20 + 1], "int64")
-    assert hvd.allreduce(big, op=hvd.Sum, compression=hvd.Compression.bf16)[0] == (2**20 + 1) * size
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), tf.cast(x, tf.int64) * size)
 
 
 @pytest.mark.parametrize("compression", hvd.Compression)
@@ -189,20 +172,17 @@ def test_a_channel_compresses_its_float32_buckets_only(rank: int, size: int) -> 
     channel.close()
 
 
-@pytest.mark.parametrize("compression", HALVES)
-def test_training_keeps_weights_equal_and_near_those_without_compression(
-    compression: hvd.Compression, rank: int, size: int
-) -> None:
-    def trained(how: hvd.Compression) -> npt.NDArray[np.float32]:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-        # Without a graph, for eight steps are shorter than its making.
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=how), "mse", run_eagerly=True)
-        x = np.random.default_rng(rank).normal(size=(32, 6)).astype(np.float32)
-        model.fit(x, x.sum(axis=1), batch_size=8, epochs=2, shuffle=False, verbose=0)
-        return np.concatenate([weight.flatten() for weight in model.get_weights()])
+def test_training_keeps_weights_equal_and_near_those_without_compression(size: int) -> None:
+    def trained(compression: hvd.Compression) -> list[npt.NDArray[np.float32]]:
+        ours = model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=compression)
+        ours.compile(optimizer, "mse", run_eagerly=True)  # eight steps are shorter than a trace
+        ours.fit(*data(hvd.rank(), 32), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        assert_same_bits_on_all_ranks(ours.weights)
+        return values_of(ours.weights)
 
-    plain, halves = trained(hvd.Compression.none), trained(compression)
-    assert_same_bits_everywhere(tf.constant(halves), size)
-    np.testing.assert_allclose(halves, plain, atol=20 * UNIT[compression])
-    assert np.array_equal(halves, plain) == (size == 1)
+    plain = trained(hvd.Compression.none)
+    for compression in HALVES:
+        halves = trained(compression)
+        assert_close(halves, plain, rtol=0, atol=20 * UNIT[compression])
+        assert all(np.array_equal(one, other) for one, other in zip(halves, plain, strict=True)) == (size == 1)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.keras.checkpoint.callback import Checkpoint
 from tests.ranks.test_checkpoint import Crash, CrashError
-from tests.ranks.training import assert_same_bits_on_all_ranks, fill, values
+from tests.ranks.training import assert_equal, assert_same_bits_on_all_ranks, everything, fill
 
 BATCH, STEPS = 2, 5
 
@@ -84,12 +84,7 @@ def test_stopped_in_the_middle_of_an_epoch_shuffled_training_goes_on_bit_for_bit
         next(iter(data))
     resumed = fit(data, *hvd.callbacks.synchronized([Checkpoint(shared)]), steps_per_epoch=per_epoch)
     assert resumed.seen == whole.seen[epoch + 2 :]
-    for got, wanted in zip(
-        values([*resumed.weights, *resumed.optimizer.variables]),
-        values([*whole.weights, *whole.optimizer.variables]),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(got, wanted)
+    assert_equal(everything(resumed), everything(whole))
     assert_same_bits_on_all_ranks(resumed.weights)
 
 

@@ -179,7 +179,6 @@ def test_gradients_flow_through_sparse_rows(rank: int, size: int) -> None:
             lambda odd: hvd.grouped_allreduce(members(0, sparse=True)[1 if odd else 2 :][:1], name="g"),
             ["tensor 0 IndexedSlices of float64[*, 2]", "tensor 0 bfloat16[]"],
         ),
-        (lambda odd: hvd.grouped_allreduce([1.0], prescale_factor=2.0 if odd else 1.0, name="g"), ["prescale_factor"]),
         (lambda odd: hvd.grouped_allreduce([1.0], op=hvd.Sum if odd else hvd.Average, name="g"), ["op sum"]),
         (
             lambda odd: hvd.grouped_allreduce([] if odd else [1.0], name="g"),

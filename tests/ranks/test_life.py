@@ -113,8 +113,3 @@ def test_init_takes_all_ranks_or_none(rank: int, size: int) -> None:
         hvd.barrier()
         hvd.shutdown()
     hvd.init(list(range(size)))  # type: ignore[arg-type]
-
-
-def test_a_call_needs_a_name_with_letters() -> None:
-    with pytest.raises(InvalidError, match="name"):
-        hvd.allreduce(tf.zeros(2), name="")
