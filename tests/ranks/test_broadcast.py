@@ -76,28 +76,6 @@ def test_variables_of_every_kind_get_the_roots_values(
     assert int(ours[4]) == root
 
 
-def test_the_variables_of_every_optimizer_are_taken(rank: int, size: int) -> None:
-    """Keras 3 has a list, older optimizers a method; both kinds of variables in one call."""
-    optimizer = keras.optimizers.SGD(0.1 * (rank + 1), momentum=0.9)
-    optimizer.build([keras.Variable(np.ones(3))])
-    optimizer.variables[-1].assign(np.full(3, rank))
-
-    class Older:
-        def __init__(self) -> None:
-            self.made = [tf.Variable([float(rank)])]
-
-        def variables(self) -> list[tf.Variable]:
-            return self.made
-
-    older = Older()
-    hvd.broadcast_variables([*optimizer.variables, *older.variables()], size - 1, inplace=True)
-    older.made[0].assign([float(rank)])
-    hvd.broadcast_variables(older.variables, size - 1)
-    assert float(optimizer.learning_rate) == pytest.approx(0.1 * size)
-    np.testing.assert_array_equal(optimizer.variables[-1], np.full(3, size - 1))
-    assert float(older.made[0][0]) == size - 1
-
-
 def test_broadcast_in_place_gives_the_values_too(rank: int, size: int) -> None:
     variables = [tf.Variable(typed(rank, "float32")), keras.Variable(values(rank, (3,)), dtype="int64")]
     for way in WAYS.values():
@@ -108,18 +86,11 @@ def test_broadcast_in_place_gives_the_values_too(rank: int, size: int) -> None:
         variables[0].assign(typed(rank, "float32"))
 
 
-def test_global_variables_exist_in_graphs_of_tensorflow_1_only(rank: int, size: int) -> None:
+def test_global_variables_exist_in_graphs_of_tensorflow_1_only() -> None:
     with pytest.raises(InvalidError, match=r"keeps no list of all variables; say which: hvd_ext\.broadcast_variables"):
         hvd.broadcast_global_variables(0)
     with pytest.raises(InvalidError, match="keeps no list"):
         tf.function(lambda: hvd.broadcast_global_variables(0), autograph=False)()
-    with tf.Graph().as_default():
-        variable = tf.compat.v1.get_variable("w", initializer=tf.constant(values(rank, (4,)), tf.float32))
-        done = hvd.broadcast_global_variables(size - 1)
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            session.run(done)
-            np.testing.assert_array_equal(session.run(variable), values(size - 1, (4,)))
 
 
 def test_objects_travel(rank: int, size: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
@@ -107,32 +106,6 @@ def test_seed_generators_keep_their_own_state_so_that_dropout_differs() -> None:
     (state,) = (variable for variable in ours.variables if "seed_generator" in variable.path)
     states = hvd.allgather_object(state.numpy().tolist())
     assert len({tuple(each) for each in states}) == hvd.size()
-    assert_same_bits_on_all_ranks(ours.weights)
-
-
-def test_all_optimizers_of_a_model_with_its_own_training_step_are_sent() -> None:
-    class Pair(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = model(), model()
-
-        def compile(self, **kwargs: Any) -> None:
-            super().compile(run_eagerly=True)
-            self.one = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 + hvd.rank()))
-            self.two = hvd.DistributedOptimizer(keras.optimizers.SGD(0.2 + hvd.rank()))
-
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            x, y = batch
-            for part, optimizer in ((self.first, self.one), (self.second, self.two)):
-                with tf.GradientTape() as tape:
-                    loss = keras.ops.mean(keras.ops.square(part(x) - y))
-                optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
-            return {"loss": loss}
-
-    ours = Pair()
-    ours.compile()
-    fit(ours, hvd.BroadcastGlobalVariablesCallback())
-    assert [float(each.learning_rate) for each in (ours.one, ours.two)] == pytest.approx([0.1, 0.2])
     assert_same_bits_on_all_ranks(ours.weights)
 
 

@@ -104,26 +104,6 @@ def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
     channel.close()
 
 
-def test_two_channels_interleave_in_one_function(rank: int, size: int) -> None:
-    generator, critic = opened("generator"), opened("critic", bucket_nbytes=400)
-
-    @tf.function
-    def step(first: list[tf.Tensor], second: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        # The order of construction differs from rank to rank; only the order inside each channel is common.
-        if rank % 2:
-            b = critic.reduce(second)
-            return generator.reduce(first), b
-        a = generator.reduce(first)
-        return a, critic.reduce(second)
-
-    for turn in range(3):
-        a, b = step(gradients(rank, turn), gradients(rank, turn + 1))
-        assert_reduced(a, size, turn)
-        assert_reduced(b, size, turn + 1)
-    generator.close()
-    critic.close()
-
-
 def test_several_steps_in_one_graph_keep_their_order(rank: int, size: int) -> None:
     channel = opened(bucket_nbytes=400)
 

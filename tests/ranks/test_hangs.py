@@ -61,7 +61,9 @@ class Adversaries(keras.Model):
 
 def test_two_optimizers_train_two_models_as_on_the_joined_batch() -> None:
     ours, plain = Adversaries(hvd.DistributedOptimizer), Adversaries(lambda optimizer: optimizer)
-    fill(ours.generator.weights, salt=hvd.rank())  # the broadcast makes them rank 0's
+    # the broadcast makes them rank 0's
+    fill(ours.generator.weights, salt=hvd.rank())
+    ours.makes.learning_rate, ours.tells.learning_rate = 0.02 + hvd.rank(), 0.1 + hvd.rank()
     ours.compile()
     plain.compile(run_eagerly=True)
     x, y = data(hvd.rank(), ROWS)

@@ -1,4 +1,7 @@
-"""Optimizers of tf_keras (Keras 2) train over the ranks as one process does on the joined batch."""
+"""Optimizers of tf_keras (Keras 2) train over the ranks as one process does on the joined batch.
+
+test_pairs.py has them with every option of the reduction.
+"""
 
 from __future__ import annotations
 
@@ -371,35 +374,6 @@ def test_a_model_whose_weights_are_frozen_may_have_a_plain_optimizer() -> None:
     fill(root.weights, salt=hvd.size() - 1)
     for got, expected in zip(ours.weights[1:], root.weights[1:], strict=True):
         assert np.array_equal(got.numpy(), expected.numpy())
-
-
-def test_every_option_of_the_reduction_counts_and_two_optimizers_stay_apart() -> None:
-    first, second = tf.Variable([8.0, 4.0], name="first"), tf.Variable([8.0], name="second")
-    inside = hvd.add_process_set([0]) if hvd.size() > 1 else None
-    mean = (hvd.size() - 1) / 2
-    for choices, factor in (
-        ({"compression": hvd.Compression.fp16, "gradient_predivide_factor": 2.0}, mean),
-        ({"groups": [[second, first]], "algorithm": "ring"}, mean),
-        ({"groups": 2, "op": hvd.Sum}, mean * hvd.size()),
-        ({"process_set": inside}, hvd.rank() if inside else mean),
-        ({"sparse_as_dense": False}, mean),
-        ({"sparse_as_dense": True}, mean),
-    ):
-        first.assign([8.0, 4.0])
-        second.assign([8.0])
-        new, old = (hvd.DistributedOptimizer(kind.SGD(0.5), **choices) for kind in (NEW, OLD))
-
-        def step(new: Any = new, old: Any = old, sparse: bool = "sparse_as_dense" in choices) -> None:
-            rank = float(hvd.rank())
-            slices = tf.IndexedSlices(tf.constant([2.0, 2.0, 2.0]) * rank, [0, 1, 0], [2])
-            old.apply_gradients([(tf.constant([8.0]) * rank, second)])
-            new.apply_gradients([(slices if sparse else tf.constant([4.0, 2.0]) * rank, first)])
-
-        (tf.function(step) if "process_set" in choices else step)()
-        np.testing.assert_allclose(first.numpy(), [8.0 - 2 * factor, 4.0 - factor], rtol=1e-3)
-        np.testing.assert_allclose(second.numpy(), [8.0 - 4 * factor], rtol=1e-3)
-    if inside:
-        hvd.remove_process_set(inside)
 
 
 @pytest.mark.parametrize("how", ["outside", "inside", "legacy"])

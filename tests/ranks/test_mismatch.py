@@ -106,6 +106,7 @@ CHANNELS: dict[str, tuple[Tensor | None, dict[str, object], list[str]]] = {
     "number": (None, {}, ["has 1", "has 2", "'bias'"]),
     "op": (BIAS, {"op": hvd.Sum}, ["op", "'Sum'", "'Average'"]),
     "algorithm": (BIAS, {"algorithm": "ring"}, ["algorithm", "'ring'", "'auto'"]),
+    "compression": (BIAS, {"compression": hvd.Compression.bf16}, ["compression", "'bf16'", "'none'"]),
     "bucket_nbytes": (BIAS, {"bucket_nbytes": 7}, ["bucket_nbytes", "7"]),
 }
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
-from tests.ranks.migration.registry import check, compare, evens, refused, same
+from tests.ranks.migration.registry import check, compare, evens, named, refused, same
 
 # Gives what a wrapped optimizer or tape makes of this rank's gradients of some variables.
 Reduce = Callable[..., list[np.ndarray]]
@@ -174,7 +174,7 @@ def _rows_of(name: str, reduce: Reduce) -> None:
 
 
 def _rows_of_partial(name: str, reduce: Reduce) -> None:
-    check(name, *(f"{name}({argument})" for argument in (*TAKEN, "sparse_as_dense")))(
+    check(*named(name, "device_dense device_sparse compression sparse_as_dense"))(
         lambda: same((partly(reduce, sparse_as_dense=True, **TAKEN), own()))
     )
     compare(
@@ -195,13 +195,13 @@ for _name, _reduce in PARTIAL.items():
     _rows_of_partial(_name, _reduce)
 
 
-@check(D, f"{D}(optimizer)", f"{D}(name)", f"{D}(use_locking)", f"{D}(device_dense)", "Average", "Compression.none")
+@check(*named(D, "optimizer name use_locking device_dense"), "Average", "Compression.none")
 def an_optimizer() -> None:
     """The arguments that change no result."""
     same((dense(WAYS[D], name="a name", use_locking=True, op=hvd.Average, **TAKEN), mean()))
 
 
-@check(T, f"{T}(gradtape)", f"{T}(device_dense)", f"{T}.gradient", f"{T}.gradient(target)", f"{T}.gradient(sources)")
+@check(*named(T, "gradtape device_dense"), *named(f"{T}.gradient", "target sources"))
 def a_tape() -> None:
     """The arguments that change no result."""
     same((dense(WAYS[T], **TAKEN), mean()))
@@ -250,10 +250,7 @@ def refused_ops() -> None:
         refused("Adasum", lambda way=way: dense(way, op=hvd.Adasum))
 
 
-L = f"{T}.get_local_and_global_gradients"
-
-
-@check(L, *(f"{L}({argument})" for argument in ("target", "sources", "output_gradients", "use_generic_names")))
+@check(*named(f"{T}.get_local_and_global_gradients", "target sources output_gradients use_generic_names"))
 def local_and_global() -> None:
     """Pairs of source and gradient: the local ones, and the reduced ones."""
     for keywords, times in ({}, 1), ({"output_gradients": tf.constant(3.0)}, 3), ({"use_generic_names": True}, 1):
