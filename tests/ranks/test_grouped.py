@@ -166,23 +166,14 @@ def test_gradients_flow_through_sparse_rows(rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("call", "parts"),
     [
-        (lambda odd: hvd.grouped_allreduce([1.0] * (3 if odd else 2), name="g"), ["number of tensors 3"]),
+        (lambda odd: hvd.grouped_allreduce([] if odd else [1.0], name="g"), ["number of tensors 0"]),
         (
             lambda odd: hvd.grouped_allreduce([tf.zeros(4), tf.zeros((2, 3) if odd else 6)], name="g"),
             ["tensor 1 float32[2, 3]", "tensor 1 float32[6]"],
         ),
         (
-            lambda odd: hvd.grouped_allreduce([tf.zeros(4), tf.zeros(2, tf.int32 if odd else tf.float32)], name="g"),
-            ["tensor 1 int32[2]", "tensor 1 float32[2]"],
-        ),
-        (
             lambda odd: hvd.grouped_allreduce(members(0, sparse=True)[1 if odd else 2 :][:1], name="g"),
             ["tensor 0 IndexedSlices of float64[*, 2]", "tensor 0 bfloat16[]"],
-        ),
-        (lambda odd: hvd.grouped_allreduce([1.0], op=hvd.Sum if odd else hvd.Average, name="g"), ["op sum"]),
-        (
-            lambda odd: hvd.grouped_allreduce([] if odd else [1.0], name="g"),
-            ["number of tensors 0", "number of tensors 1"],
         ),
         (
             lambda odd: hvd.grouped_allgather([tf.zeros(4), tf.zeros((1, 3 if odd else 2))], name="g"),
