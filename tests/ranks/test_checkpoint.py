@@ -188,14 +188,14 @@ def test_data_from_random_and_what_callbacks_know_go_on_as_if_nothing_had_happen
     assert rates[-1] < rates[0]
     with pytest.raises(CrashError):
         drawn(Checkpoint(shared, **often), Crash(after + 1))
-    resumed, stopping, later = drawn(Checkpoint(shared, every=5), seed=90)
+    resumed, stopping, later = drawn(Checkpoint(shared, every=4), seed=90)
     assert (stopping.stopped_epoch, stopping.best, stopping.best_epoch) == (3, stopped.best, stopped.best_epoch)
     assert later == rates[-len(later) :]
     assert_equal(everything(resumed), everything(whole))
     if after == STEPS + 2:
         return
     # the job has come to its end: once more there is nothing to train, and the model is that of the best epoch again
-    again, stopping, rates = drawn(Checkpoint(shared, every=5), seed=90)
+    again, stopping, rates = drawn(Checkpoint(shared, every=4), seed=90)
     assert (stopping.stopped_epoch, rates) == (3, [])
     assert_equal(values(again.weights), values(whole.weights))
     if hvd.rank() == 0:

@@ -41,6 +41,9 @@ class Adversaries(keras.Model):
         self.makes = wrap(keras.optimizers.Adam(0.02))
         self.tells = wrap(keras.optimizers.SGD(0.1, momentum=0.5))
 
+    def call(self, noise: Any) -> Any:
+        return self.discriminator(self.generator(noise))
+
     def compile(self, **options: Any) -> None:
         super().compile(optimizer=None, **options)
 
