@@ -13,9 +13,7 @@ import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.job.process_sets import ProcessSet
 from hvd_ext.tensorflow.collectives import objects
-from tests.ranks.numbers import values
-
-WAYS = {"eager": lambda function: function, "traced": tf.function}
+from tests.ranks.numbers import WAYS, values
 
 
 @pytest.fixture(scope="module")
