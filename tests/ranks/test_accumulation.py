@@ -10,8 +10,9 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.optimizer import channels
+from tests.ranks.compare import assert_close
 from tests.ranks.steps import averaged, gradients, variables
-from tests.ranks.training import assert_close, assert_same_bits_on_all_ranks, buckets_sent, fill, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, buckets_sent, fill, values
 
 PASSES = 3
 

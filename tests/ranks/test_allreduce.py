@@ -14,8 +14,8 @@ from hvd_ext.errors import InvalidError, MismatchError, PlanError
 from hvd_ext.job import runtime
 from hvd_ext.planning import registry
 from hvd_ext.tensorflow.collectives.dtypes import ALLREDUCED, REDUCED, WIDENED
+from tests.ranks.compare import assert_equal
 from tests.ranks.numbers import WAYS, eagerly_and, total, values
-from tests.ranks.training import assert_equal
 
 SHAPES = [(), (1,), (0,), (7,), (3, 5), (2, 0, 3), (100_003,)]
 

@@ -10,10 +10,10 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
+from tests.ranks.compare import assert_equal
 from tests.ranks.training import (
     FEATURES,
     TARGETS,
-    assert_equal,
     assert_same_bits_on_all_ranks,
     assert_trained_alike,
     data,

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
-from tests.ranks.training import assert_close, assert_equal, assert_same_bits_on_all_ranks, data, joined, model, values
+from tests.ranks.compare import assert_close, assert_equal
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
 ROWS, BATCH = 8, 4
 STEPS = ROWS // BATCH

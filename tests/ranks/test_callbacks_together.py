@@ -11,16 +11,8 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
-from tests.ranks.training import (
-    FEATURES,
-    TARGETS,
-    assert_equal,
-    assert_same_bits_on_all_ranks,
-    data,
-    fill,
-    model,
-    values,
-)
+from tests.ranks.compare import assert_equal
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, model, values
 
 ROWS, BATCH = 8, 2
 STEPS = ROWS // BATCH
@@ -281,7 +273,7 @@ def test_statistics_are_averaged_before_validation_and_saving_and_only_those_tha
         np.testing.assert_allclose(got, np.mean(each, 0), rtol=1e-6)
     assert_same_bits_on_all_ranks(together.layers[0].non_trainable_weights)
     for one, other in zip(apart.layers[1:], together.layers[1:], strict=True):
-        assert_equal(values(other.variables), values(one.variables))
+        assert_equal(other.variables, one.variables)
     if hvd.rank() == 0:
         assert history["val_loss"] == [pytest.approx(together.evaluate(x, y, verbose=0), rel=1e-6)]
         saved = keras.models.load_model(tmp_path / "best.keras")
@@ -312,7 +304,7 @@ def test_files_are_written_on_rank_0_only_and_training_goes_on_where_it_was_left
     straight = compiled()
     fit(straight, hvd.callbacks.synchronized([]), epochs=3)
     assert_same_bits_on_all_ranks(second.weights)
-    assert_equal(values(second.weights), values(straight.weights))
+    assert_equal(second.weights, straight.weights)
     if hvd.size() > 1:
         with pytest.raises(InvalidError, match="must be 0 with BackupAndRestore"):
             hvd.callbacks.synchronized(callbacks(), root_rank=1)

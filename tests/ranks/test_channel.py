@@ -151,19 +151,6 @@ def test_in_a_graph_submits_wait_for_the_beginning_of_the_step_and_each_bucket_f
     channel.close()
 
 
-@pytest.mark.parametrize("count", [10, 200])
-def test_the_ops_of_a_step_are_as_many_as_its_lists_and_buckets_not_as_its_gradients(count: int) -> None:
-    channel = registration.open("many", [Tensor(f"g{i}", (3,), "float32") for i in range(count)])
-    specs = [tf.TensorSpec((3,), tf.float32)] * count
-    twice = tf.function(lambda *given: channel.reduce(channel.reduce(given))).get_concrete_function(*specs)
-    kinds = operations(twice.graph)
-    of_steps = {kind: len(found) for kind, found in kinds.items() if kind.startswith("HvdExt>")}
-    assert of_steps == {"HvdExt>BeginStep": 2, "HvdExt>Submit": 2, "HvdExt>Collect": 2}
-    (second,) = (begin for begin in kinds["HvdExt>BeginStep"] if begin.control_inputs)
-    assert [before.type for before in second.control_inputs] == ["HvdExt>Collect"]
-    channel.close()
-
-
 def test_an_op_collects_what_the_engine_has_put_into_several_buckets(rank: int, size: int) -> None:
     channel = opened(bucket_nbytes=400)
     assert len(channel.layout.buckets) > 1

@@ -13,9 +13,10 @@ import pytest
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
 from tests.ranks.test_hangs import Adversaries
-from tests.ranks.training import FEATURES, TARGETS, assert_equal, assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 # four processes on two cores need a minute for what two show in ten seconds
 pytestmark = pytest.mark.skipif(LAUNCHED_SIZE > 2, reason="the same on any number of ranks")

@@ -17,9 +17,10 @@ import hvd_ext as hvd
 from hvd_ext.keras.checkpoint import callback as module
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import manifest
+from tests.ranks.compare import assert_equal
 from tests.ranks.test_checkpoint import fit, own_model
 from tests.ranks.topk_jobs import OPTIONS, as_launched, hosts_of, restart
-from tests.ranks.training import FEATURES, TARGETS, assert_equal, assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 # Of each phase: its first epoch, its end, the length of a series, and the series in a batch. The first two phases have
 # one optimizer, with `TopK` and a momentum; the third has weights and an optimizer of its own, without `TopK`.

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.keras.checkpoint.callback import Checkpoint
+from tests.ranks.compare import assert_equal
 from tests.ranks.test_checkpoint import Crash, CrashError
-from tests.ranks.training import assert_equal, assert_same_bits_on_all_ranks, everything, fill
+from tests.ranks.training import assert_same_bits_on_all_ranks, everything, fill
 
 BATCH, STEPS = 2, 5
 

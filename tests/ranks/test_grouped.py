@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, MismatchError
+from tests.ranks.compare import assert_equal
 from tests.ranks.numbers import WAYS, total, values
-from tests.ranks.training import assert_equal
 
 SHAPES = [(3, 2), (), (0,), (5,), (2, 0, 3), (7, 1)]
 DTYPES = ["float32", "bfloat16", "float32", "int64", "float64", "float16"]

@@ -19,17 +19,8 @@ import tensorflow as tf
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.optimizers.optimizer import channels
-from tests.ranks.training import (
-    FEATURES,
-    TARGETS,
-    assert_close,
-    assert_equal,
-    assert_same_bits_on_all_ranks,
-    data,
-    fill,
-    joined,
-    values,
-)
+from tests.ranks.compare import assert_close, assert_equal
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, joined, values
 
 tf_keras = pytest.importorskip("tf_keras", reason="needs Keras 2: python -m pip install tf_keras")
 
@@ -71,7 +62,7 @@ def test_fit_equals_one_process_on_the_joined_batch(kind: Any, settings: dict[st
     reference = fitted(kind(0.05, **settings), *joined(ROWS, BATCH), BATCH * hvd.size())
     assert_same_bits_on_all_ranks(ours.weights)
     assert not np.array_equal(values(ours.weights)[0], values(model().weights)[0])
-    assert_close(values(ours.weights), values(reference.weights))
+    assert_close(ours.weights, reference.weights)
     assert len(channels(optimizer)) == 1
     for name in ("model.keras", "model.h5"):
         ours.save(tmp_path / name)
@@ -338,7 +329,7 @@ def test_load_model_reads_the_file_of_rank_0(tmp_path: Path) -> None:
         each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=hvd.callbacks.synchronized())
     for again in loaded:
         assert_same_bits_on_all_ranks([*again.weights, *again.optimizer.variables()])
-        assert_equal(values(again.weights), values(ours.weights))
+        assert_equal(again.weights, ours.weights)
 
 
 @pytest.mark.parametrize("kind", [OLD.SGD, OLD.RMSprop], ids=["SGD", "RMSprop"])

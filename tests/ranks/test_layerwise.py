@@ -18,15 +18,8 @@ from hvd_ext.errors import InvalidError, MismatchError
 from hvd_ext.job import runtime
 from hvd_ext.keras.callbacks.velocities import Velocities
 from hvd_ext.tensorflow import norms, sharing
-from tests.ranks.training import (
-    assert_equal,
-    assert_same_bits_on_all_ranks,
-    assert_trained_alike,
-    data,
-    joined,
-    model,
-    values,
-)
+from tests.ranks.compare import assert_equal
+from tests.ranks.training import assert_same_bits_on_all_ranks, assert_trained_alike, data, joined, model, values
 
 KINDS = {
     "lars": lambda **more: hvd.optimizers.LARS(0.5, weight_decay=0.01, trust_coefficient=0.1, **more),

@@ -17,8 +17,9 @@ import hvd_ext as hvd
 from hvd_ext.errors import HvdExtError, InvalidError
 from hvd_ext.keras.optimizers.optimizer import Distributed, channels
 from hvd_ext.tensorflow import skipping
+from tests.ranks.compare import assert_close, assert_equal
 from tests.ranks.steps import averaged, gradients, variables
-from tests.ranks.training import assert_close, assert_equal, assert_same_bits_on_all_ranks, data, joined, model, values
+from tests.ranks.training import assert_same_bits_on_all_ranks, data, joined, model, values
 
 SCALE = 2.0**10
 
@@ -73,7 +74,7 @@ def test_under_the_policy_fit_skips_steps_on_all_ranks_when_one_overflows_and_go
     reference.train_on_batch(*joined(4, 4, 2))
     assert int(optimizer.inner_optimizer.iterations) == steps + 1
     assert_same_bits_on_all_ranks([*ours.weights, *optimizer.variables])
-    assert_close(values(ours.weights), values(reference.weights), rtol=0.02, atol=0.005)
+    assert_close(ours.weights, reference.weights, rtol=0.02, atol=0.005)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
@@ -97,7 +98,7 @@ def test_steps_equal_plain_training_and_the_scale_grows_alike(traced: bool) -> N
         if number != 2:
             plain.apply(averaged(number), reference)
     assert scale_of(optimizer) == SCALE * 2 / 2
-    assert_close(values(ours), values(reference))
+    assert_close(ours, reference)
     assert_same_bits_on_all_ranks([*ours, *optimizer.variables])
     assert len(channels(optimizer)) == 1
 

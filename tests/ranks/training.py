@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 
 import hvd_ext as hvd
+from tests.ranks.compare import assert_close
 
 FEATURES, TARGETS = 6, 2
 
@@ -65,18 +65,6 @@ def everything(trained: keras.Model) -> list[np.ndarray]:
     return values([*trained.variables, *trained.optimizer.variables])
 
 
-def assert_equal(got: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Check that two lists have equal arrays."""
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def assert_close(got: Iterable[Any], expected: Iterable[Any], rtol: float = 2e-5, atol: float = 2e-6) -> None:
-    """Check that two lists have the same arrays up to rounding."""
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
-
-
 def assert_same_bits_on_all_ranks(variables: Sequence[keras.Variable]) -> None:
     """Check that every rank has the same bits in these variables."""
     digest = hashlib.sha256(b"".join(value.tobytes() for value in values(variables))).hexdigest()
@@ -88,7 +76,7 @@ def assert_trained_alike(ours: keras.Model, reference: keras.Model, rtol: float 
     """Check equal bits on all ranks, and the reference's weights up to rounding; the reference must have moved."""
     assert_same_bits_on_all_ranks(ours.weights)
     untrained = values(model().weights) if len(reference.weights) == 4 else []
-    assert_close(values(ours.weights), values(reference.weights), rtol, atol)
+    assert_close(ours.weights, reference.weights, rtol, atol)
     for start, end in zip(untrained, values(reference.weights), strict=False):
         assert not np.array_equal(start, end)
 
