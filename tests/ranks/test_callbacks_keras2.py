@@ -22,7 +22,7 @@ def test_keras_2_trains_with_a_synchronized_list(tmp_path: Path, capsys: pytest.
     ours = keras2.Sequential([keras2.layers.Dense(2)])  # built by its first batch
     optimizer = keras2.optimizers.SGD(0.1 * (1 + hvd.rank()), momentum=0.5)
     f1 = keras2.metrics.F1Score(threshold=0.5, name="f1")
-    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae", f1])
+    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae", f1], run_eagerly=True)
     callbacks = [
         hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
         keras2.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),

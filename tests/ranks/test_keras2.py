@@ -245,7 +245,7 @@ def test_several_passes_add_up_before_one_update(kind: Any, how: str) -> None:
 
 def test_a_loop_with_a_tape_broadcasts_inside_its_traced_first_step() -> None:
     """As Horovod's example with a tape does it: `variables()` has parentheses in Keras 2."""
-    ours, optimizer = model(), NEW.Adam(0.02)
+    ours, optimizer = model(), NEW.SGD(0.02, momentum=0.5)
     fill(ours.weights, salt=hvd.rank())
 
     @tf.function
