@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
+
+# How a function may run.
+WAYS: dict[str, Callable[..., Any]] = {"eager": lambda function: function, "traced": tf.function}
+
+
+def eagerly_and(traced: Iterable[str], dtypes: Iterable[str]) -> list[tuple[str, str]]:
+    """Give rows of a way and a dtype: every dtype eagerly, and some traced, which takes long."""
+    return [*(("eager", dtype) for dtype in dtypes), *(("traced", dtype) for dtype in traced)]
 
 
 def values(rank: int, shape: tuple[int, ...], salt: int = 0) -> npt.NDArray[np.int64]:

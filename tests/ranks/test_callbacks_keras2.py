@@ -22,7 +22,7 @@ def test_keras_2_trains_with_a_synchronized_list(tmp_path: Path, capsys: pytest.
     ours = keras2.Sequential([keras2.layers.Dense(2)])  # built by its first batch
     optimizer = keras2.optimizers.SGD(0.1 * (1 + hvd.rank()), momentum=0.5)
     f1 = keras2.metrics.F1Score(threshold=0.5, name="f1")
-    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae", f1])
+    ours.compile(hvd.DistributedOptimizer(optimizer), "mse", metrics=["mae", f1], run_eagerly=True)
     callbacks = [
         hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
         keras2.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
@@ -72,7 +72,8 @@ def test_keras_2_with_an_optimizer_that_is_not_wrapped_is_refused() -> None:
 def compiled() -> Any:
     keras2.utils.set_random_seed(1)
     made = keras2.Sequential([keras2.layers.Input((FEATURES,)), keras2.layers.Dense(TARGETS)])
-    made.compile(hvd.DistributedOptimizer(keras2.optimizers.SGD(0.1, momentum=0.5)), "mse", metrics=["mae"])
+    optimizer = hvd.DistributedOptimizer(keras2.optimizers.SGD(0.1, momentum=0.5))
+    made.compile(optimizer, "mse", metrics=["mae"], run_eagerly=True)
     return made
 
 
@@ -120,7 +121,7 @@ def test_rates_that_part_raise_at_the_end_of_the_epoch(make: Any) -> None:
             self.model.optimizer.learning_rate = 0.5 + 0.125 * hvd.rank()
 
     ours = keras2.Sequential([keras2.layers.Dense(2)])
-    ours.compile(hvd.DistributedOptimizer(make(0.1)), "mse")
+    ours.compile(hvd.DistributedOptimizer(make(0.1)), "mse", run_eagerly=True)
     x, y = data(hvd.rank(), 4)
     if hvd.size() == 1:
         ours.fit(x, y, verbose=0, callbacks=hvd.callbacks.synchronized(Sets()))

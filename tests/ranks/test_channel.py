@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError, NotInitializedError
-from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow import ops
@@ -69,17 +68,6 @@ def test_large_results_belong_to_their_owner_whatever_later_steps_and_its_own_op
             np.testing.assert_array_equal(result, np.full(shape, mean + more, np.float32))
 
 
-def test_buckets_hold_each_gradient_once_and_say_why_they_take_their_algorithm() -> None:
-    channel = opened(bucket_nbytes=400)
-    assert channel.layout.travelling == tuple(range(len(SHAPES)))
-    assert len(channel.layout.buckets) > 1
-    for bucket in channel.layout.buckets:
-        assert bucket.choice is not None
-        assert bucket.choice.algorithm
-        assert bucket.choice.why
-    channel.close()
-
-
 def test_dtypes_may_be_mixed_and_averages_are_taken(rank: int, size: int) -> None:
     dtypes = ["float32", "bfloat16", "float64", "float16", "float32", "int32"]
     channel = registration.open("mixed", [Tensor(f"g{i}", (9,), d) for i, d in enumerate(dtypes)])
@@ -114,26 +102,6 @@ def test_a_channel_may_have_nothing_to_reduce(present: bool) -> None:
     assert channel.reduce([None] * present) == [None] * present
     assert channel.layout.largest is None
     channel.close()
-
-
-def test_two_channels_interleave_in_one_function(rank: int, size: int) -> None:
-    generator, critic = opened("generator"), opened("critic", bucket_nbytes=400)
-
-    @tf.function
-    def step(first: list[tf.Tensor], second: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        # The order of construction differs from rank to rank; only the order inside each channel is common.
-        if rank % 2:
-            b = critic.reduce(second)
-            return generator.reduce(first), b
-        a = generator.reduce(first)
-        return a, critic.reduce(second)
-
-    for turn in range(3):
-        a, b = step(gradients(rank, turn), gradients(rank, turn + 1))
-        assert_reduced(a, size, turn)
-        assert_reduced(b, size, turn + 1)
-    generator.close()
-    critic.close()
 
 
 def test_several_steps_in_one_graph_keep_their_order(rank: int, size: int) -> None:
@@ -183,19 +151,6 @@ def test_in_a_graph_submits_wait_for_the_beginning_of_the_step_and_each_bucket_f
     channel.close()
 
 
-@pytest.mark.parametrize("count", [10, 100, 1000])
-def test_the_ops_of_a_step_are_as_many_as_its_lists_and_buckets_not_as_its_gradients(count: int) -> None:
-    channel = registration.open("many", [Tensor(f"g{i}", (3,), "float32") for i in range(count)])
-    specs = [tf.TensorSpec((3,), tf.float32)] * count
-    twice = tf.function(lambda *given: channel.reduce(channel.reduce(given))).get_concrete_function(*specs)
-    kinds = operations(twice.graph)
-    of_steps = {kind: len(found) for kind, found in kinds.items() if kind.startswith("HvdExt>")}
-    assert of_steps == {"HvdExt>BeginStep": 2, "HvdExt>Submit": 2, "HvdExt>Collect": 2}
-    (second,) = (begin for begin in kinds["HvdExt>BeginStep"] if begin.control_inputs)
-    assert [before.type for before in second.control_inputs] == ["HvdExt>Collect"]
-    channel.close()
-
-
 def test_an_op_collects_what_the_engine_has_put_into_several_buckets(rank: int, size: int) -> None:
     channel = opened(bucket_nbytes=400)
     assert len(channel.layout.buckets) > 1
@@ -241,22 +196,6 @@ def test_tensors_that_are_together_are_ready_when_all_are_and_can_be_differentia
     assert float(changed) == 0
     value, gradient = step(tf.constant(2.0), tf.constant(9.0))
     assert (float(value), float(gradient)) == (6, 3)
-
-
-def test_a_branch_may_hold_the_reduction(rank: int, size: int) -> None:
-    channel = opened()
-
-    @tf.function
-    def step(x: list[tf.Tensor], update: tf.Tensor) -> list[tf.Tensor]:
-        return tf.cond(update, lambda: channel.reduce(x), lambda: x)
-
-    for turn in range(4):
-        result = step(gradients(rank, turn), tf.constant(turn % 2 == 1))
-        if turn % 2:
-            assert_reduced(result, size, turn)
-        else:
-            np.testing.assert_array_equal(result[0], gradients(rank, turn)[0])
-    channel.close()
 
 
 def test_a_step_that_was_left_half_way_is_named_and_a_cancelled_step_does_no_harm(rank: int, size: int) -> None:
@@ -308,19 +247,4 @@ def test_a_tape_takes_reduced_gradients_for_constants(rank: int) -> None:
         tape.watch(x)
         y = tf.add_n([tf.reduce_sum(g) for g in channel.reduce(x) if g is not None])
     assert tape.gradient(y, x) == [None] * len(x)
-    channel.close()
-
-
-def test_steady_steps_move_the_bytes_that_the_plan_says(rank: int, size: int) -> None:
-    channel = opened(algorithm="ring")
-    engine = runtime.current().engine
-    channel.reduce(gradients(rank))
-    hvd.barrier()
-    before = engine.statistics()
-    channel.reduce(gradients(rank))
-    after = engine.statistics()
-    nbytes = 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
-    assert after.buckets - before.buckets == len(channel.layout.buckets)
-    ring = 2 * (size - 1) / size * nbytes
-    assert abs(after.bytes_sent - before.bytes_sent - ring) <= 0.02 * ring + 64
     channel.close()

@@ -7,24 +7,26 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.ops import stateful_random_ops
 
 import hvd_ext as hvd
 from hvd_ext import state
 from hvd_ext.errors import CheckpointError, InvalidError, MismatchError
-from hvd_ext.keras.checkpoint import callback as module
+from hvd_ext.keras.checkpoint import callback as module, model_state
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
 from hvd_ext.state import arrays, folder, manifest
-from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
+from tests.ranks.compare import assert_close, assert_equal
+from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, everything, fill, values
 
-BATCH, STEPS = 2, 4
+BATCH, STEPS = 2, 3
 
 
 class CrashError(Exception):
@@ -58,7 +60,6 @@ def own_model(seed: int = 0) -> keras.Model:
     made = keras.Sequential(
         [
             keras.layers.Input((FEATURES,)),
-            keras.layers.Dense(5, activation="tanh"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.5, seed=3 + hvd.rank() + seed),
             keras.layers.Dense(TARGETS),
@@ -74,10 +75,6 @@ def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 
     x, y = data(hvd.rank(), BATCH * STEPS)
     history = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
     return history.history
-
-
-def everything(model: keras.Model) -> list[np.ndarray]:
-    return values([*model.variables, *model.optimizer.variables])
 
 
 def batches(model: keras.Model) -> int:
@@ -104,7 +101,7 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(
         random.seed(hvd.rank())
         np.random.seed(hvd.rank())
         with pytest.raises(CrashError) as crash:
-            fit(first, Checkpoint(shared, every_steps=3), Crash(STEPS + 3), epochs=3)
+            fit(first, Checkpoint(shared, every_steps=2), Crash(STEPS + 2), epochs=3)
         state.unregister("gone")
         residual[:] = -1
         random.seed(100)
@@ -121,13 +118,12 @@ def test_interrupted_in_the_middle_of_an_epoch_training_goes_on_bit_for_bit(
     if hvd.rank() == 0:
         assert "state in the checkpoint that no owner has claimed is dropped: gone (x)" in caplog.text
     assert state.unclaimed() == {}
-    for got, wanted in zip(everything(second), everything(whole), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_equal(everything(second), everything(whole))
     assert seen == {name: each[1:] for name, each in expected.items()}
     assert residual.tolist() == [hvd.rank(), hvd.rank() + 1, hvd.rank() + 2]
     assert draw.drawn == crash.value.args
     assert_same_bits_on_all_ranks(second.trainable_weights)
-    moving = hvd.allgather_object(second.layers[1].moving_mean.numpy().tolist())
+    moving = hvd.allgather_object(second.layers[0].moving_mean.numpy().tolist())
     assert len({str(each) for each in moving}) == hvd.size()
     hvd.barrier()
     path = newest(shared)
@@ -155,7 +151,7 @@ class Drawn(keras.utils.PyDataset):
 class Restless(keras.callbacks.Callback):
     """Gives the other callbacks a loss that gets better and worse, equal on all ranks."""
 
-    LOSSES = (4.0, 2.0, 3.0, 3.0, 3.0, 3.0)
+    LOSSES = (4.0, 2.0, 3.0, 3.0, 3.0)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs["wanted"] = self.LOSSES[epoch]
@@ -165,8 +161,8 @@ def drawn(*more: keras.callbacks.Callback, seed: int = 1) -> tuple[Any, ...]:
     """Train on drawn batches until it is stopped early: the model, the stopping, and the learning rates seen."""
     keras.utils.set_random_seed(seed + hvd.rank())
     model = own_model()
-    stopping = keras.callbacks.EarlyStopping("wanted", patience=3, mode="min", restore_best_weights=True)
-    slower = keras.callbacks.ReduceLROnPlateau("wanted", factor=0.5, patience=2, mode="min")
+    stopping = keras.callbacks.EarlyStopping("wanted", patience=2, mode="min", restore_best_weights=True)
+    slower = keras.callbacks.ReduceLROnPlateau("wanted", factor=0.5, patience=1, mode="min")
     callbacks = [Restless(), stopping, slower, *more]
     history = model.fit(Drawn(), epochs=len(Restless.LOSSES), shuffle=False, verbose=0, callbacks=callbacks)
     return model, stopping, history.history.get("learning_rate", [])
@@ -179,24 +175,22 @@ def test_data_from_random_and_what_callbacks_know_go_on_as_if_nothing_had_happen
     shared: Path, caplog: pytest.LogCaptureFixture, after: int, often: dict[str, int | None]
 ) -> None:
     whole, stopped, rates = drawn()
-    assert (stopped.stopped_epoch, len(rates)) == (4, 5)
+    assert (stopped.stopped_epoch, len(rates)) == (3, 4)
     assert rates[-1] < rates[0]
     with pytest.raises(CrashError):
         drawn(Checkpoint(shared, **often), Crash(after + 1))
-    resumed, stopping, later = drawn(Checkpoint(shared, every=5), seed=90)
-    assert (stopping.stopped_epoch, stopping.best, stopping.best_epoch) == (4, stopped.best, stopped.best_epoch)
+    resumed, stopping, later = drawn(Checkpoint(shared, every=4), seed=90)
+    assert (stopping.stopped_epoch, stopping.best, stopping.best_epoch) == (3, stopped.best, stopped.best_epoch)
     assert later == rates[-len(later) :]
-    for got, wanted in zip(everything(resumed), everything(whole), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_equal(everything(resumed), everything(whole))
     if after == STEPS + 2:
         return
     # the job has come to its end: once more there is nothing to train, and the model is that of the best epoch again
-    again, stopping, rates = drawn(Checkpoint(shared, every=5), seed=90)
-    assert (stopping.stopped_epoch, rates) == (4, [])
-    for got, wanted in zip(values(again.weights), values(whole.weights), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    again, stopping, rates = drawn(Checkpoint(shared, every=4), seed=90)
+    assert (stopping.stopped_epoch, rates) == (3, [])
+    assert_equal(again.weights, whole.weights)
     if hvd.rank() == 0:
-        assert "a callback had ended training after epoch 5: there is nothing left to train" in caplog.text
+        assert "a callback had ended training after epoch 4: there is nothing left to train" in caplog.text
 
 
 def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_gone_on_from(
@@ -210,11 +204,11 @@ def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_go
 
     monkeypatch.setattr(arrays, "write", older)
     with pytest.raises(CrashError):
-        drawn(Checkpoint(shared / "older", every_steps=2, every=None), Crash(STEPS + 3))
+        drawn(Checkpoint(shared / "older", every_steps=2, every=None), Crash(STEPS + 2))
     monkeypatch.undo()
     model, stopping, _ = drawn(Checkpoint(shared / "older", every=None))
-    assert stopping.stopped_epoch == 4  # it has begun to count anew: in the second epoch, which is the best
-    assert batches(model) == 5 * STEPS
+    assert stopping.stopped_epoch == 3  # it has begun to count anew: in the second epoch, which is the best
+    assert batches(model) == 4 * STEPS
     with pytest.raises(CrashError):
         drawn(Checkpoint(shared / "others", every_steps=STEPS + 2, every=None), Crash(STEPS + 3))
     fit(own_model(), Checkpoint(shared / "others", every=None), epochs=2)
@@ -223,29 +217,25 @@ def test_a_checkpoint_of_the_version_before_and_one_of_other_callbacks_can_be_go
         assert words + "EarlyStopping 0, ReduceLROnPlateau 0" in caplog.text
 
 
-def test_looking_at_random_generators_makes_none_and_draws_nothing() -> None:
-    program = """
-import random
-from hvd_ext.keras.checkpoint import model_state
-random.seed(3)
-expected = random.Random(3).random()
-state = model_state.random_state()
-assert sorted(state) == ["numpy", "numpy keys", "python"], sorted(state)
-assert random.random() == expected
-import keras, tensorflow as tf
-keras.random.uniform(()), tf.random.get_global_generator()
-state = model_state.random_state()
-assert {"keras", "tensorflow"} <= set(state)
-def drawn():
-    return random.random(), float(keras.random.uniform(())), float(tf.random.get_global_generator().uniform(()))
-wanted = drawn()
-model_state.set_random_state(state)
-assert drawn() == wanted
-"""
-    if hvd.rank() == 0:
-        alone = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
-        done = subprocess.run([sys.executable, "-c", program], env=alone, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+def test_looking_at_random_generators_makes_none_and_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as in a process in which neither TensorFlow nor Keras has drawn a number yet
+    monkeypatch.setattr(stateful_random_ops, "global_generator", None)
+    monkeypatch.setattr(global_state.GLOBAL_STATE_TRACKER, "global_seed_generator", None, raising=False)
+    random.seed(3)
+    expected = random.Random(3).random()
+    assert sorted(model_state.random_state()) == ["numpy", "numpy keys", "python"]
+    assert random.random() == expected
+
+    def numbers() -> tuple[float, ...]:
+        of_tensorflow = tf.random.get_global_generator().uniform(())
+        return random.random(), float(keras.random.uniform(())), float(of_tensorflow)
+
+    numbers()
+    state = model_state.random_state()
+    assert {"keras", "tensorflow"} <= set(state)
+    wanted = numbers()
+    model_state.set_random_state(state)
+    assert numbers() == wanted
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,8 +299,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
     again = Checkpoint(directory, resume=True)
     again.set_model(own_model(seed=1))
     assert again.restore() == (1, 0)
-    for got, expected in zip(values(again.model.weights), weights[0], strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(values(again.model.weights), weights[0])
     if hvd.rank() == 0:
         words = [record.getMessage() for record in caplog.records]
         assert f"skipped: rank {last}: checkpoint-000003: rank-0000{last}.npz is torn" in words[0]
@@ -343,10 +332,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_named_and_passed_over_by_all(
     np.testing.assert_array_equal(more.model.weights[0].numpy(), weights[0][0])
     if hvd.rank() == 0:
         words = caplog.records[-1].getMessage()
-        assert (
-            f"saved by {hvd.size() + 1} ranks, restored on {hvd.size()}: all ranks get rank 0's model; dropped: "
-            in words
-        )
+        assert f"saved by {hvd.size() + 1} ranks, restored on {hvd.size()}: all ranks get rank 0's model" in words
         assert hvd.size() == 1 or "moving_mean" in words
     other = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(7)])
     other.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
@@ -367,11 +353,8 @@ def test_what_cannot_work_is_refused_on_all_ranks(tmp_path: Path) -> None:
 
     directory = tmp_path / ("file" if hvd.rank() == last else "job") / "x"
     refused("must be writable: Not a directory", InvalidError, Checkpoint(directory))
-    refused(
-        "no checkpoint is complete, but resume=True needs one",
-        CheckpointError,
-        Checkpoint(tmp_path / "job", resume=True),
-    )
+    resuming = Checkpoint(tmp_path / "job", resume=True)
+    refused("no checkpoint is complete, but resume=True needs one", CheckpointError, resuming)
     if hvd.size() > 1:
         uneven = Checkpoint(tmp_path / "job", keep=1 + (hvd.rank() == last))
         refused(f"keep must be the same on all ranks; rank {last} has '2'", MismatchError, uneven)
@@ -391,7 +374,7 @@ def averaged() -> keras.Model:
     made = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(TARGETS)])
     fill(made.weights)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.5, use_ema=True, ema_momentum=0.5)
-    made.compile(hvd.DistributedOptimizer(optimizer), "mse")
+    made.compile(hvd.DistributedOptimizer(optimizer), "mse", run_eagerly=True)
     return made
 
 
@@ -414,15 +397,13 @@ def test_weights_that_have_changed_places_with_their_averages_change_back(how: s
         return hvd.callbacks.Checkpoint(tmp_path)
 
     with pytest.raises(CrashError):
-        trained(4, saving(), Crash(6))
+        trained(3, saving(), Crash(5))
     if how == "loop":
         restored, checkpoint = averaged(), saving()
         checkpoint.set_model(restored)
         assert checkpoint.restore() == (2, 0)
         averages = values(restored.optimizer._model_variables_moving_average)
         assert not np.array_equal(restored.get_weights()[0], averages[0])
-        for got, expected in zip(averages, trained(2).get_weights(), strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        assert_close(averages, trained(2).get_weights(), rtol=1e-5, atol=1e-6)
         return
-    for got, expected in zip(trained(4, saving()).get_weights(), trained(4).get_weights(), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_equal(trained(3, saving()).get_weights(), trained(3).get_weights())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import hvd_ext as hvd
 from hvd_ext.errors import InvalidError
 from hvd_ext.keras.checkpoint.callback import Checkpoint, newest
+from tests.ranks.compare import assert_equal
 from tests.ranks.conftest import LAUNCHED_SIZE
+from tests.ranks.test_hangs import Adversaries
 from tests.ranks.training import FEATURES, TARGETS, assert_same_bits_on_all_ranks, data, fill, values
 
 # four processes on two cores need a minute for what two show in ten seconds
@@ -29,39 +31,13 @@ class Stopped(keras.callbacks.Callback):
         self.model.stop_training = batch >= 3
 
 
-class Adversaries(keras.Model):
-    """Two parts with an optimizer each, and an argument that Keras cannot write down."""
-
-    def __init__(self, anything: object) -> None:
-        super().__init__()
-        self.first, self.second = keras.layers.Dense(5), keras.layers.Dense(TARGETS)
-
-    def call(self, inputs: Any) -> Any:
-        return self.second(self.first(inputs))
-
-    def compile(self, optimizers: list[Any]) -> None:
-        super().compile(run_eagerly=True)
-        self.first_optimizer, self.second_optimizer = optimizers
-
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        x, y = batch
-        for part, optimizer in ((self.first, self.first_optimizer), (self.second, self.second_optimizer)):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            optimizer.apply_gradients(
-                zip(tape.gradient(loss, part.trainable_variables), part.trainable_variables, strict=True)
-            )
-        return {"loss": loss}
-
-
 def adversaries(built: bool = True) -> keras.Model:
-    made = Adversaries(object())
-    made(np.zeros((1, FEATURES), np.float32))
-    fill(made.weights)
-    optimizers = [keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.02, momentum=0.9)]
-    made.compile([hvd.DistributedOptimizer(optimizer) for optimizer in optimizers])
-    for part, optimizer in zip((made.first, made.second), optimizers, strict=True):
-        if built:
+    """Two parts with an optimizer each, and an argument that Keras cannot write down."""
+    made = Adversaries(functools.partial(hvd.DistributedOptimizer))
+    made.compile(run_eagerly=True)
+    made(np.zeros((1, TARGETS), np.float32))
+    if built:
+        for part, optimizer in ((made.generator, made.makes), (made.discriminator, made.tells)):
             optimizer.build(part.trainable_variables)
     return made
 
@@ -81,9 +57,7 @@ def mixed() -> keras.Model:
 
 
 def everything(model: keras.Model) -> list[np.ndarray]:
-    optimizers = (
-        [model.first_optimizer, model.second_optimizer] if isinstance(model, Adversaries) else [model.optimizer]
-    )
+    optimizers = [model.makes, model.tells] if isinstance(model, Adversaries) else [model.optimizer]
     return values([*model.variables, *(variable for optimizer in optimizers for variable in optimizer.variables)])
 
 
@@ -104,8 +78,7 @@ def test_it_goes_on_bit_for_bit(make: Any, file: str, tmp_path: Path) -> None:
     second = make()
     fill(second.trainable_weights, salt=5)
     seen = fit(second, Checkpoint(tmp_path))
-    for got, wanted in zip(everything(second), everything(whole), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    assert_equal(everything(second), everything(whole))
     assert seen == expected
     assert_same_bits_on_all_ranks(second.trainable_weights)
     assert not np.array_equal(values(second.weights)[0], values(make().weights)[0])

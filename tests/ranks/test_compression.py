@@ -1,17 +1,19 @@
-"""Compression: float32 travels as halves, is added in float32, and ends as the same bits on all ranks."""
+"""Compression: float32 travels as halves, is added in float32, and ends as the same bits on all ranks.
+
+test_pairs.py trains with it; test_mismatch_table.py has ranks whose compression differs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
 import hvd_ext as hvd
-from hvd_ext.errors import InvalidError, MismatchError
+from hvd_ext.errors import InvalidError
 from hvd_ext.job import runtime
 from hvd_ext.options import Options
 from hvd_ext.planning import registry
@@ -19,7 +21,6 @@ from hvd_ext.planning.tensors import Tensor
 from hvd_ext.tensorflow.gradients import registration
 from tests.ranks.numbers import total, values
 
-WAYS = {"eager": lambda function: function, "traced": tf.function}
 HALVES = (hvd.Compression.fp16, hvd.Compression.bf16)
 # the distance of two neighbours relative to their size
 UNIT = {hvd.Compression.fp16: 2.0**-11, hvd.Compression.bf16: 2.0**-8}
@@ -54,11 +55,9 @@ def test_every_algorithm_ends_with_equal_bits_near_the_sum_of_float32(
         assert_same_bits_everywhere(result, size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compression", HALVES)
-def test_whole_numbers_that_a_half_holds_are_exact(compression: object, way: str, rank: int, size: int) -> None:
-    function = WAYS[way](lambda x: hvd.allreduce(x, op=hvd.Sum, name=f"whole {way}", compression=compression))
-    np.testing.assert_array_equal(function(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
+def test_whole_numbers_that_a_half_holds_are_exact_in_a_traced_function(rank: int, size: int) -> None:
+    reduce = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16))
+    np.testing.assert_array_equal(reduce(values(rank, (300, 7)).astype(np.float32)), total(size, (300, 7)))
 
 
 @pytest.mark.parametrize("compression", HALVES)
@@ -69,20 +68,6 @@ def test_a_reducescatter_gives_the_rows_of_the_sum(compression: hvd.Compression,
     near = hvd.reducescatter(thirds(rank), op=hvd.Sum, compression=compression)
     expected = np.sum([thirds(other).astype(np.float64) for other in range(size)], axis=0)
     np.testing.assert_allclose(near, np.array_split(expected, size)[rank], rtol=(size + 2) * UNIT[compression])
-
-
-def test_half_of_the_bytes_are_sent(rank: int, size: int) -> None:
-    engine = runtime.current().engine
-
-    def sent(compression: hvd.Compression) -> int:
-        hvd.barrier()
-        before = engine.statistics().bytes_sent
-        hvd.allreduce(np.ones(64_000 * size, np.float32), algorithm="ring", compression=compression)
-        return engine.statistics().bytes_sent - before
-
-    # segments are cut at other places, which moves some units' edges
-    halves, whole = sent(hvd.Compression.fp16), sent(hvd.Compression.none)
-    assert abs(2 * halves - whole) <= whole / 1000
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
@@ -126,13 +111,12 @@ def test_fp16_overflows_to_infinity_and_bf16_does_not(rank: int, size: int) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32", "int64"])
-def test_other_dtypes_travel_as_they_are(dtype: str, rank: int, size: int) -> None:
-    x = tf.cast(values(rank, (50,)), dtype)
+def test_other_dtypes_travel_as_they_are(dtype: str, size: int) -> None:
+    # numbers that the dtype holds exactly, and bfloat16 does not
+    x = tf.constant([{"float16": 257, "bfloat16": 9}.get(dtype, 2**20 + 1)], dtype)
     result = hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.bf16)
     assert result.dtype.name == dtype
-    np.testing.assert_array_equal(tf.cast(result, tf.int64), total(size, (50,)))
-    big = tf.constant([2**20 + 1], "int64")
-    assert hvd.allreduce(big, op=hvd.Sum, compression=hvd.Compression.bf16)[0] == (2**20 + 1) * size
+    np.testing.assert_array_equal(tf.cast(result, tf.int64), tf.cast(x, tf.int64) * size)
 
 
 @pytest.mark.parametrize("compression", hvd.Compression)
@@ -163,16 +147,7 @@ def test_the_gradient_travels_as_the_tensor_did(rank: int, size: int) -> None:
         assert np.all(gradient.numpy() == gradient.numpy().astype(np.float16).astype(np.float32))
 
 
-def test_ranks_that_differ_are_told_both_values_and_the_next_call_works(rank: int, size: int) -> None:
-    if size > 1:
-        mine = hvd.Compression.bf16 if rank == size - 1 else hvd.Compression.none
-        with pytest.raises(
-            MismatchError, match=f"rank {size - 1} has compression bfloat16, rank 0 has compression none"
-        ):
-            hvd.allreduce(np.ones(3, np.float32), name="differ", compression=mine)
-        with pytest.raises(MismatchError, match=rf"compression must be the same.*rank {size - 1} has 'bf16'.*'none'"):
-            registration.open("differ", [Tensor("g", (3,), "float32")], Options(compression=mine))
-    assert hvd.allreduce(np.ones(1, np.float32), op=hvd.Sum)[0] == size
+def test_what_is_no_compression_is_refused() -> None:
     with pytest.raises(InvalidError, match=r"compression \('fp16'\): must be one of"):
         hvd.allreduce(np.ones(1, np.float32), compression="fp16")
 
@@ -187,22 +162,3 @@ def test_a_channel_compresses_its_float32_buckets_only(rank: int, size: int) -> 
     assert (np.max(np.abs(single - exact)) > 0) == (size > 1)
     assert_same_bits_everywhere(single, size)
     channel.close()
-
-
-@pytest.mark.parametrize("compression", HALVES)
-def test_training_keeps_weights_equal_and_near_those_without_compression(
-    compression: hvd.Compression, rank: int, size: int
-) -> None:
-    def trained(how: hvd.Compression) -> npt.NDArray[np.float32]:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
-        # Without a graph, for eight steps are shorter than its making.
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=how), "mse", run_eagerly=True)
-        x = np.random.default_rng(rank).normal(size=(32, 6)).astype(np.float32)
-        model.fit(x, x.sum(axis=1), batch_size=8, epochs=2, shuffle=False, verbose=0)
-        return np.concatenate([weight.flatten() for weight in model.get_weights()])
-
-    plain, halves = trained(hvd.Compression.none), trained(compression)
-    assert_same_bits_everywhere(tf.constant(halves), size)
-    np.testing.assert_allclose(halves, plain, atol=20 * UNIT[compression])
-    assert np.array_equal(halves, plain) == (size == 1)

@@ -13,6 +13,7 @@ import hvd_ext as hvd
 from hvd_ext.keras.optimizers import models
 from hvd_ext.tensorflow import devices
 from tests import pages
+from tests.ranks.training import assert_same_bits_on_all_ranks
 
 
 @pytest.fixture
@@ -51,8 +52,7 @@ def ours(kind: type[keras.Sequential] = keras.Sequential, **how: object) -> kera
 def trains(model: keras.Model, rank: int) -> None:
     x = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32) * (rank + 1)
     model.train_on_batch(x, np.ones((2, 1), np.float32))
-    weights = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
-    assert all(theirs == weights[0] for theirs in weights)
+    assert_same_bits_on_all_ranks(model.weights)
 
 
 def test_xla_is_switched_off_for_a_step_that_cannot_be_divided(
@@ -109,30 +109,28 @@ def test_a_model_compiled_before_its_optimizer_is_wrapped_is_no_other(
     assert model.jit_compile == (kind is not OwnStep)
 
 
-def test_sync_batch_normalization_is_not_compiled(gpu: None) -> None:
+def test_sync_batch_normalization_is_not_compiled_and_watching_twice_changes_nothing(gpu: None) -> None:
     model = keras.Sequential([keras.Input((2,)), hvd.SyncBatchNormalization()])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     assert not model.jit_compile
+    models.watch(keras.Model)
+    models.watch(keras.Model)
+    again = ours(OwnStep)
+    again.make_train_function()
+    assert not again.jit_compile
+    assert not models.wrapped(None) and not models.wrapped(keras.optimizers.SGD(0.1))
 
 
 def test_the_example_of_the_page_trains(rank: int) -> None:
     model = pages.run("docs/gpu.md", 1)["model"]
     model.train_on_batch(np.ones((2, 3), np.float32) * rank, np.ones((2, 10), np.float32))
-    weights = hvd.allgather_object([weight.tolist() for weight in model.get_weights()])
-    assert all(theirs == weights[0] for theirs in weights)
-
-
-def test_watching_twice_changes_nothing(gpu: None) -> None:
-    models.watch(keras.Model)
-    models.watch(keras.Model)
-    model = ours(OwnStep)
-    model.make_train_function()
-    assert not model.jit_compile
-    assert not models.wrapped(None) and not models.wrapped(keras.optimizers.SGD(0.1))
+    assert_same_bits_on_all_ranks(model.weights)
 
 
 def test_without_gpus_there_is_nothing_to_pin() -> None:
     assert hvd.pin_gpu() is None
+    assert not devices.on_gpu([keras.Variable(np.zeros(3)), tf.Variable(1.0)])
+    assert not devices.on_gpu([tf.TensorSpec([3])])
 
 
 def test_more_ranks_than_gpus_are_refused_on_all_ranks(gpu: None, size: int) -> None:
@@ -170,11 +168,6 @@ def test_gradients_of_a_job_with_one_rank_stay_on_its_gpu(monkeypatch: pytest.Mo
     assert bool(traced()) == (size > 1)
     assert traced(compression=hvd.Compression.fp16)
     assert traced(compression=hvd.TopK(0.5, min_elements=0))
-
-
-def test_what_has_no_device_is_not_on_a_gpu() -> None:
-    real = [keras.Variable(np.zeros(3)), tf.Variable(1.0)]
-    assert not devices.on_gpu(real) and not devices.on_gpu([tf.TensorSpec([3])])
 
 
 def test_our_ops_are_on_the_cpu_whatever_device_the_caller_is_on(rank: int, size: int) -> None:

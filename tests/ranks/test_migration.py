@@ -11,10 +11,10 @@ import pytest
 
 from hvd_ext import horovod
 from hvd_ext.horovod import environment, flags
-from tests.ranks.migration import callback_rows, collectives, life_rows, tape_rows, training_rows
+from tests.ranks.migration import callback_rows, collectives, life_rows, training_rows
 from tests.ranks.migration.registry import CHECKS, remove_evens
 
-FILLED_BY = (callback_rows, collectives, life_rows, tape_rows, training_rows)
+FILLED_BY = (callback_rows, collectives, life_rows, training_rows)
 ROWS = [row for row in horovod.rows() if row.section not in (environment.SECTION, flags.SECTION)]
 
 

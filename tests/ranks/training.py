@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import hvd_ext as hvd
+from tests.ranks.compare import assert_close
 
 FEATURES, TARGETS = 6, 2
 
@@ -59,6 +60,11 @@ def values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
     return [variable.numpy() for variable in variables]
 
 
+def everything(trained: keras.Model) -> list[np.ndarray]:
+    """Copy the variables of a model and of its optimizer to NumPy."""
+    return values([*trained.variables, *trained.optimizer.variables])
+
+
 def assert_same_bits_on_all_ranks(variables: Sequence[keras.Variable]) -> None:
     """Check that every rank has the same bits in these variables."""
     digest = hashlib.sha256(b"".join(value.tobytes() for value in values(variables))).hexdigest()
@@ -70,8 +76,7 @@ def assert_trained_alike(ours: keras.Model, reference: keras.Model, rtol: float 
     """Check equal bits on all ranks, and the reference's weights up to rounding; the reference must have moved."""
     assert_same_bits_on_all_ranks(ours.weights)
     untrained = values(model().weights) if len(reference.weights) == 4 else []
-    for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+    assert_close(ours.weights, reference.weights, rtol, atol)
     for start, end in zip(untrained, values(reference.weights), strict=False):
         assert not np.array_equal(start, end)
 

@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,7 +15,7 @@ import hvd_ext as hvd
 from hvd_ext import horovod
 from hvd_ext.errors import InvalidError
 from hvd_ext.options import unsupported as refusals
-from tests.ranks.migration.registry import check, compare, evens, every, in_evens, mine, refused, same
+from tests.ranks.migration.registry import check, evens, every, mine, named, refused, same
 
 
 def everyone() -> list[int]:
@@ -32,35 +31,31 @@ def init() -> None:
     assert hvd.is_initialized()
 
 
-for _name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
-    check(_name)(lambda name=_name: _is_a_place(name))
-
-
-def _is_a_place(name: str) -> None:
-    value = getattr(hvd, name)()
-    assert value in range(hvd.size() + 1)
-    answers = hvd.allgather_object((hvd.rank(), hvd.size()))
-    assert answers == [(rank, hvd.size()) for rank in everyone()]
-
-
-@check("shutdown", "is_initialized")
-def life() -> None:
-    """The job runs, and both names are there to be called."""
+@check("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "shutdown", "is_initialized")
+def places() -> None:
+    """The job runs, its ranks are numbered, and all are on this host."""
     assert hvd.is_initialized() and callable(hvd.shutdown)
+    assert hvd.allgather_object((hvd.rank(), hvd.size())) == [(rank, hvd.size()) for rank in everyone()]
+    assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (hvd.rank(), hvd.size(), 0, 1)
 
 
-check("is_homogeneous")(lambda: same((hvd.is_homogeneous(), True)))
-check("mpi_enabled", "mpi_threads_supported")(
-    lambda: same((hvd.mpi_enabled(), hvd.mpi_threads_supported()))  # both where a launcher has started the ranks
+@check(
+    *("is_homogeneous", "mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_enabled", "gloo_built"),
+    *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
 )
-check("mpi_built")(lambda: same((hvd.mpi_built(), True)))
-for _name in ("gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"):
-    check(_name)(lambda name=_name: same((getattr(hvd, name)(), 0)))
+def what_is_built() -> None:
+    """MPI is, and runs where a launcher has started the ranks; nothing else is."""
+    assert hvd.is_homogeneous() and hvd.mpi_built()
+    assert hvd.mpi_enabled() == hvd.mpi_threads_supported()
+    for name in ("gloo_enabled", "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"):
+        assert not getattr(hvd, name)()
 
-for _name in ("rank_op", "local_rank_op", "local_size_op", "size_op"):
-    check(_name)(lambda name=_name: same((getattr(hvd, name)(), getattr(hvd, name.removesuffix("_op"))())))
-    check(f"{_name}(name)")(
-        lambda name=_name: same((getattr(hvd, name)(name="a"), getattr(hvd, name.removesuffix("_op"))()))
+
+for _name in ("rank", "local_rank", "local_size", "size"):
+    check(f"{_name}_op", f"{_name}_op(name)")(
+        lambda name=_name: same(
+            ([getattr(hvd, f"{name}_op")(), getattr(hvd, f"{name}_op")(name="a")], [getattr(hvd, name)()] * 2)
+        )
     )
 
 
@@ -69,28 +64,25 @@ def number_of(process_set: hvd.ProcessSet) -> int:
     return process_set.process_set_id
 
 
-compare(
-    {
-        "size_op(process_set_id)": lambda: (hvd.size_op(process_set_id=number_of(evens())), len(evens().ranks)),
-        "process_set_included_op": lambda: (hvd.process_set_included_op(), 1),
-        "process_set_included_op(process_set_id)": lambda: (
-            hvd.process_set_included_op(process_set_id=number_of(evens())),
-            hvd.rank() % 2 == 0,
-        ),
-        "process_set_included_op(name)": lambda: (hvd.process_set_included_op(name="a"), 1),
-        "ProcessSet": lambda: (hvd.ProcessSet([0]).ranks, [0]),
-        "ProcessSet(ranks_or_comm)": lambda: (hvd.ProcessSet(range(hvd.size())).ranks, everyone()),
-        "ProcessSet.size": lambda: in_evens(lambda: (evens().size(), len(everyone()[::2]))),
-        "ProcessSet.rank": lambda: in_evens(lambda: (evens().rank(), hvd.rank() // 2)),
-        "ProcessSet.included": lambda: (evens().included(), hvd.rank() % 2 == 0),
-        "ProcessSet.process_set_id": lambda: (evens().process_set_id, number_of(evens())),
-        "ProcessSet.ranks": lambda: (evens().ranks, everyone()[::2]),
-        "global_process_set": lambda: (
-            [hvd.global_process_set.process_set_id, hvd.global_process_set.size()],
-            [0, hvd.size()],
-        ),
-    }
+@check(
+    *named("process_set_included_op", "process_set_id name"),
+    *named("ProcessSet", "ranks_or_comm"),
+    *(f"ProcessSet.{attribute}" for attribute in ("size", "rank", "included", "process_set_id", "ranks")),
+    *("size_op(process_set_id)", "global_process_set"),
 )
+def sets() -> None:
+    """The set of the even ranks, and that of all ranks."""
+    some, member = evens(), hvd.rank() % 2 == 0
+    assert int(hvd.size_op(process_set_id=number_of(some))) == len(some.ranks)
+    assert int(hvd.process_set_included_op()) == int(hvd.process_set_included_op(name="a")) == 1
+    assert int(hvd.process_set_included_op(process_set_id=number_of(some))) == member
+    assert some.ranks == everyone()[::2]
+    assert some.included() == member
+    if member:
+        assert (some.size(), some.rank()) == (len(everyone()[::2]), hvd.rank() // 2)
+    assert hvd.ProcessSet([0]).ranks == [0]
+    assert hvd.ProcessSet(range(hvd.size())).ranks == everyone()
+    assert (hvd.global_process_set.process_set_id, hvd.global_process_set.size()) == (0, hvd.size())
 
 
 @check("add_process_set", "add_process_set(process_set)", "remove_process_set", "remove_process_set(process_set)")
@@ -113,66 +105,58 @@ def communicator() -> None:
         hvd.ProcessSet(object())
 
 
-compare(
-    {
-        "broadcast_object": lambda: (hvd.broadcast_object([hvd.rank(), 5]), [0, 5]),
-        "broadcast_object(obj)": lambda: (hvd.broadcast_object(obj=[hvd.rank(), 5]), [0, 5]),
-        "broadcast_object(root_rank)": lambda: (
-            hvd.broadcast_object(hvd.rank(), root_rank=hvd.size() - 1),
-            hvd.size() - 1,
-        ),
-        "broadcast_object(session)": lambda: (hvd.broadcast_object(hvd.rank(), session=tf.compat.v1.Session), 0),
-        "broadcast_object(name)": lambda: (hvd.broadcast_object(hvd.rank(), name="a name"), 0),
-        "broadcast_object(process_set)": lambda: in_evens(
-            lambda: (
-                hvd.broadcast_object(hvd.rank(), root_rank=evens().ranks[-1], process_set=evens()),
-                evens().ranks[-1],
-            )
-        ),
-        "allgather_object": lambda: (hvd.allgather_object(hvd.rank() + 1), [rank + 1 for rank in everyone()]),
-        "allgather_object(obj)": lambda: (hvd.allgather_object(obj=hvd.rank()), everyone()),
-        "allgather_object(session)": lambda: (hvd.allgather_object(hvd.rank(), session=None), everyone()),
-        "allgather_object(name)": lambda: (hvd.allgather_object(hvd.rank(), name="a name"), everyone()),
-        "allgather_object(process_set)": lambda: in_evens(
-            lambda: (hvd.allgather_object(hvd.rank(), process_set=evens()), list(evens().ranks))
-        ),
-    }
-)
+@check(*named("broadcast_object", "obj root_rank session name"))
+def an_object_is_sent() -> None:
+    """From rank 0, or another."""
+    last = hvd.size() - 1
+    assert hvd.broadcast_object([hvd.rank(), 5]) == [0, 5]
+    assert hvd.broadcast_object(obj=hvd.rank(), root_rank=last, session=tf.compat.v1.Session, name="a name") == last
 
 
-def sent(**keywords: object) -> tuple[np.ndarray, np.ndarray]:
-    """Send a variable of Keras and one of TensorFlow from the last rank."""
-    pair = [keras.Variable(mine()), tf.Variable(mine())]
-    hvd.broadcast_variables(variables=pair, root_rank=hvd.size() - 1, **keywords)
-    return np.stack([variable.numpy() for variable in pair]), np.stack([every()[-1]] * 2)
+@check(*named("allgather_object", "obj session name"))
+def objects_are_gathered() -> None:
+    """In the order of the ranks."""
+    assert hvd.allgather_object(hvd.rank() + 1) == [rank + 1 for rank in everyone()]
+    assert hvd.allgather_object(obj=hvd.rank(), session=None, name="a name") == everyone()
 
 
-def sent_in_set(function: str) -> tuple[np.ndarray, np.ndarray]:
-    variable = tf.Variable(mine())
-    getattr(hvd, function)([variable], root_rank=evens().ranks[-1], process_set=evens())
-    return variable.numpy(), every()[evens().ranks[-1]]
+@check("broadcast_object(process_set)", "allgather_object(process_set)")
+def objects_of_a_set() -> None:
+    """Among the even ranks."""
+    if evens().included():
+        last = evens().ranks[-1]
+        assert hvd.broadcast_object(hvd.rank(), root_rank=last, process_set=evens()) == last
+        assert hvd.allgather_object(hvd.rank(), process_set=evens()) == list(evens().ranks)
 
 
-def sent_in_place(**keywords: object) -> tuple[np.ndarray, np.ndarray]:
+@check(*named("broadcast_variables", "variables root_rank inplace"))
+def variables_are_sent() -> None:
+    """A variable of Keras and one of TensorFlow, from the last rank."""
+    for keywords in ({}, {"inplace": True}):
+        pair = [keras.Variable(mine()), tf.Variable(mine())]
+        hvd.broadcast_variables(variables=pair, root_rank=hvd.size() - 1, **keywords)
+        for variable in pair:
+            same((variable.numpy(), every()[-1]))
+
+
+@check(*named("broadcast_", "variables root_rank name"))
+def variables_are_sent_in_place() -> None:
+    """From rank 0."""
     variables = [tf.Variable(mine(salt)) for salt in (0, 1)]
-    hvd.broadcast_(variables=variables, root_rank=0, **keywords)
-    return np.stack([variable.numpy() for variable in variables]), np.stack([every(0)[0], every(1)[0]])
+    hvd.broadcast_(variables=variables, root_rank=0, name="a name")
+    for salt, variable in enumerate(variables):
+        same((variable.numpy(), every(salt)[0]))
 
 
-compare(
-    {
-        "broadcast_variables": sent,
-        "broadcast_variables(variables)": sent,
-        "broadcast_variables(root_rank)": sent,
-        "broadcast_variables(process_set)": lambda: in_evens(lambda: sent_in_set("broadcast_variables")),
-        "broadcast_variables(inplace)": lambda: sent(inplace=True),
-        "broadcast_": sent_in_place,
-        "broadcast_(variables)": sent_in_place,
-        "broadcast_(root_rank)": sent_in_place,
-        "broadcast_(name)": lambda: sent_in_place(name="a name"),
-        "broadcast_(process_set)": lambda: in_evens(lambda: sent_in_set("broadcast_")),
-    }
-)
+for _name in ("broadcast_variables", "broadcast_"):
+    check(f"{_name}(process_set)")(lambda name=_name: _sent_in_set(name))
+
+
+def _sent_in_set(function: str) -> None:
+    if evens().included():
+        variable = tf.Variable(mine())
+        getattr(hvd, function)([variable], root_rank=evens().ranks[-1], process_set=evens())
+        same((variable.numpy(), every()[evens().ranks[-1]]))
 
 
 @check("broadcast_global_variables", "broadcast_global_variables(root_rank)")
@@ -246,7 +230,7 @@ def experimental() -> None:
     assert getattr(caught.value, "__notes__", [f"hvd_ext: {row.note}"]) == [f"hvd_ext: {row.note}"]
 
 
-@check("start_timeline", "start_timeline(file_path)", "start_timeline(mark_cycles)", "stop_timeline")
+@check(*named("start_timeline", "file_path mark_cycles"), "stop_timeline")
 def timeline() -> None:
     """A folder named as the file has a trace of this rank."""
     refused("start_timeline(mark_cycles)", lambda: hvd.start_timeline("x.json", mark_cycles=True))

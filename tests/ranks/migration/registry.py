@@ -16,8 +16,8 @@ from tests.ranks import numbers
 
 CHECKS: dict[str, Callable[[], None]] = {}
 
-# gives what came and what should have come; None on ranks that have nothing to compare
-Case = Callable[[], tuple[Any, Any] | None]
+# gives what came and what should have come
+Case = Callable[[], tuple[Any, Any]]
 
 
 def check(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -33,17 +33,21 @@ def check(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
     return register
 
 
+def named(function: str, arguments: str) -> tuple[str, ...]:
+    """Give the names of the rows of a function and of these arguments, which spaces separate."""
+    return (function, *(f"{function}({argument})" for argument in arguments.split()))
+
+
 def compare(cases: Mapping[str, Case]) -> None:
     """Make each case the check of the row of its name: what came must be what should have come."""
     for name, case in cases.items():
         check(name)(lambda case=case: same(case()))
 
 
-def same(pair: tuple[Any, Any] | None) -> None:
+def same(pair: tuple[Any, Any]) -> None:
     """Check that what came equals what should have come."""
-    if pair is not None:
-        got, expected = pair
-        np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=1e-6)
+    got, expected = pair
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=1e-6)
 
 
 def refused(name: str, call: Callable[[], Any], error: type[Exception] = InvalidError) -> None:
@@ -81,8 +85,3 @@ def remove_evens() -> None:
     """Leave the ranks of the set to other tests."""
     while _sets:
         assert hvd.remove_process_set(_sets.pop())
-
-
-def in_evens(case: Case) -> tuple[Any, Any] | None:
-    """Run a case on the members of `evens()` only."""
-    return case() if evens().included() else None
