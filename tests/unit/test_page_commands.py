@@ -155,22 +155,14 @@ def entries(command: str) -> list[str]:
 
 def walked(command: Any, words: list[str]) -> list[Any]:
     """Gives a command of typer and the commands below it that the words name; each must be there."""
-    if not hasattr(command, "commands") or words[0:1] == ["--help"] or words == ["x"]:
+    if not hasattr(command, "commands") or words[:1] in ([], ["--help"], ["x"]):
         return [command]
-    assert words and words[0] in command.commands, f"{command.name} has no command {words[:1]}"
+    assert words[0] in command.commands, f"{command.name} has no command {words[0]}"
     return [command, *walked(command.commands[words[0]], words[1:])]
 
 
 def parsed(command: Any, words: list[str]) -> None:
-    """Has a command read its arguments without running it.
-
-    Args:
-        command: of typer.
-        words: the arguments.
-
-    Raises:
-        AssertionError: it does not know one of them, or one is missing.
-    """
+    """Has a command of typer read its arguments, which it must know, without running it."""
     *_, command = within = walked(command, words)
     words = words[len(within) - 1 :]
     if "--help" in words:

@@ -18,16 +18,7 @@ CLASSES = ("a", "b", "c")
 
 
 def write_pictures(root: Path, number: int, broken: tuple[int, ...] = ()) -> Path:
-    """Write JPEG files, each of one grey of its own, into class folders.
-
-    Args:
-        root: a new folder.
-        number: of pictures.
-        broken: numbers of pictures that are no JPEG files.
-
-    Returns:
-        The folder.
-    """
+    """Write JPEG files, each of another grey, into class folders of a new folder; broken numbers are no JPEG files."""
     for index in range(number):
         folder = root / CLASSES[index * len(CLASSES) // number]
         folder.mkdir(parents=True, exist_ok=True)

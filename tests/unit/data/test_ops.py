@@ -127,10 +127,7 @@ def test_an_iterator_over_the_ops_can_be_saved(cache, tmp_path):
         (lambda c: native.lookup(c, numbers(1, SAMPLES), **IMAGES), rf"\({SAMPLES}\)"),
         (lambda c: native.lookup(c, numbers(-1), **IMAGES), r"\(-1\)"),
         (lambda c: native.insert(c, numbers(SAMPLES), [images(numbers(1))]), rf"\({SAMPLES}\)"),
-        (
-            lambda c: native.lookup(c, numbers(1), [tf.uint8], [1, 2]),
-            r"elements \(2 numbers\): must be one for each of",
-        ),
+        (lambda c: native.lookup(c, numbers(1), [tf.uint8], [1, 2]), r"elements \(2 numbers\): must be one for each"),
         (lambda c: native.lookup(c, numbers(1), [tf.uint8], [-1]), r"elements \(-1\): must not be negative"),
         (lambda c: native.lookup(c, numbers(1), [tf.variant], [1]), r"tf\.io\.serialize_tensor"),
         (lambda c: native.lookup([c], numbers(1), **IMAGES), r"cache \(shape \[1\]\): must be a single number"),

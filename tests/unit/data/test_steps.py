@@ -100,12 +100,8 @@ def test_the_first_step_that_is_needed_stands_in_for_those_that_nobody_needs(mon
         text = tf.strings.as_string(numbers)
         return {"x": x, "s": tf.sparse.from_dense(x), "t": text, "r": tf.RaggedTensor.from_row_lengths(x, [1] * 4)}
 
-    spec = {
-        "x": tf.TensorSpec([4], tf.float32),
-        "s": tf.SparseTensorSpec([4], tf.float32),
-        "t": tf.TensorSpec([None], tf.string),
-        "r": tf.RaggedTensorSpec([4, None], tf.float32),
-    }
+    spec = {"x": tf.TensorSpec([4], tf.float32), "s": tf.SparseTensorSpec([4], tf.float32)}
+    spec |= {"t": tf.TensorSpec([None], tf.string), "r": tf.RaggedTensorSpec([4, None], tf.float32)}
     steps = Steps("x", 20, 4, shuffle=True, drop_remainder=True)
     whole = order.numbers(np.arange(20), seed=0, epoch=0, samples=20).tolist()
     monkeypatch.setattr(position, "begin", lambda _: (0, 3))

@@ -166,7 +166,7 @@ MEND_V6 = "mpirun --mca btl_tcp_if_include eth0,eth1"
         (V4, "include=eth0", False, State.OK, "in common: 10.0.0.0/24"),
         (V4, "include=10.0.0.0/24", False, State.OK, "in common: 10.0.0.0/24"),
         (V4, "exclude=docker0", False, State.OK, "in common: 10.0.0.0/24"),
-        (APART, "", False, State.WRONG, "h2: eth0 10.9.0.1/24"),
+        (APART, "", False, State.WRONG, "h2: docker0 172.17.0.1/16, eth0 10.9.0.1/24"),
         (V6, "", True, State.OK, "in common: fd77::/64"),
         (V6, "include=eth0,eth1", True, State.OK, "in common: fd77::/64"),
         (V6, "", False, State.WRONG, "built with --enable-ipv6"),

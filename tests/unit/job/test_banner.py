@@ -67,6 +67,10 @@ THREE = laid_out(
     ("hitopk", "cheapest at 0.02", 400_000, Selection(dense_above=0.0)),
 )
 CHEAPEST = "1 bucket, 4 MB of gradients; algorithm ring: cheapest"
+WAITING = "steps do not wait for all ranks: quorum of 3, staleness 4"
+SELECTING = (
+    "3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; TopK(density=0.02) in 1 bucket"
+)
 
 
 @pytest.mark.parametrize(
@@ -75,17 +79,8 @@ CHEAPEST = "1 bucket, 4 MB of gradients; algorithm ring: cheapest"
         (laid_out(), {}, "no rank has a gradient to reduce"),
         (ONE, {}, CHEAPEST),
         (ONE, {"delay": 1}, f"{CHEAPEST}; results come one step late"),
-        (
-            ONE,
-            {"sync": "quorum", "quorum": 3},
-            f"{CHEAPEST}; steps do not wait for all ranks: quorum of 3, staleness 4",
-        ),
-        (
-            THREE,
-            {"compression": hvd.TopK(0.02)},
-            "3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; "
-            "TopK(density=0.02) in 1 bucket",
-        ),
+        (ONE, {"sync": "quorum", "quorum": 3}, f"{CHEAPEST}; {WAITING}"),
+        (THREE, {"compression": hvd.TopK(0.02)}, SELECTING),
     ],
 )
 def test_the_optimizers_line_has_buckets_algorithms_the_reason_topk_and_what_steps_wait_for(

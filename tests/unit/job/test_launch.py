@@ -84,11 +84,5 @@ def test_rank_0_warns_of_variables_that_given_options_leave_out(caplog: pytest.L
 def test_places_are_counted_per_host_as_horovod_does() -> None:
     hosts = ("a", "b", "a", "a", "b", "c")
     # rank: local_rank, local_size, cross_rank, cross_size
-    assert [place_of(rank, hosts) for rank in range(6)] == [
-        (0, 3, 0, 3),
-        (0, 2, 1, 3),
-        (1, 3, 0, 2),
-        (2, 3, 0, 1),
-        (1, 2, 1, 2),
-        (0, 1, 2, 3),
-    ]
+    places = [(0, 3, 0, 3), (0, 2, 1, 3), (1, 3, 0, 2), (2, 3, 0, 1), (1, 2, 1, 2), (0, 1, 2, 3)]
+    assert [place_of(rank, hosts) for rank in range(6)] == places

@@ -56,7 +56,8 @@ def test_it_is_that_of_lars_and_the_momentum_is_asked_for_in_each_step() -> None
 
 
 def test_a_momentum_that_is_0_at_present_is_taken_over() -> None:
-    found = momentum_of(hvd.optimizers.LARS(1.0, momentum=0.0), CORRECTED)
+    lars = hvd.optimizers.LARS(1.0, momentum=0.0)
+    found = momentum_of(lars, CORRECTED)
     assert (found.value, float(found.now())) == (0.0, 0.0)
 
 

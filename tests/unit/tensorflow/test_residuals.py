@@ -21,11 +21,7 @@ SIZES = (10, 4, 7)
 
 
 class Engine:
-    """Keeps shares of buckets as the engine does.
-
-    Args:
-        shares: for each bucket the first element, how many, and whether there is a velocity.
-    """
+    """Keeps shares of buckets as the engine does: the first element, how many, and whether there is a velocity."""
 
     def __init__(self, *shares: tuple[int, int, bool]) -> None:
         self.shares = shares
