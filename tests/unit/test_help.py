@@ -66,13 +66,6 @@ def test_an_option_shows_a_value_where_it_takes_one_and_nothing_where_it_takes_n
         assert "bool" not in cells[0]
 
 
-def test_a_flag_and_a_file_of_one_name_can_be_told_apart() -> None:
-    assert options(("doctor",))["--json"][0].startswith("print the findings")
-    assert options(("plan",))["--json"][0] == "FILE"
-    assert options(("cluster", "run"))["--rate"][0] == options(("plan",))["--rate"][0] == "RATE"
-    assert options(("bench", "allreduce"))["--rate"][0] == "RATE"
-
-
 def test_every_command_is_in_the_list() -> None:
     assert {"doctor", "build", "install-horovod", *FORWARDED} == set(typer.main.get_command(main).commands)
     assert ("cluster", "run") in commands() and ("bench", "plot-topk") in commands()

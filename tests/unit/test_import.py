@@ -12,56 +12,54 @@ import pytest
 
 import hvd_ext
 from hvd_ext import errors
+from hvd_ext.data import native as data_native
 from hvd_ext.engine import native
 from hvd_ext.errors import NativeLibraryError
 
 # What is blocked raises ImportError when it is imported.
 BLOCKED = ("tensorflow", "keras", "mpi4py", "horovod", "ctypes")
+MODULES = {"data", "keras", "runner", "state", "tensorflow"}
 
 
 def python(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_package_imports_where_nothing_else_does() -> None:
-    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))"
-    done = python(f"{block}; import hvd_ext as h; print(h.Average.name, h.errors.PlanError.__name__, h.__version__)")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["Average", "PlanError", hvd_ext.__version__]
-
-
-def test_what_needs_tensorflow_says_so_where_there_is_none() -> None:
-    block = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r}))"
-    done = python(f"{block}; import hvd_ext; hvd_ext.DistributedOptimizer")
+def test_the_package_imports_where_nothing_else_does_and_says_what_it_lacks_when_that_is_used() -> None:
+    text = f"""
+import sys
+sys.modules.update(dict.fromkeys({BLOCKED!r}))
+import hvd_ext as h
+print(h.Average.name, h.errors.PlanError.__name__, h.__version__)
+h.DistributedOptimizer
+"""
+    done = python(text)
+    assert done.stdout.split() == ["Average", "PlanError", hvd_ext.__version__], done.stderr
     assert done.returncode != 0
     words = r"ModuleNotFoundError: hvd_ext.DistributedOptimizer needs (keras|tensorflow), .* `python -m hvd_ext doctor`"
     assert re.search(words, done.stderr), done.stderr
 
 
-def test_the_import_loads_none_of_them() -> None:
-    done = python("import sys, hvd_ext; print(sorted(sys.modules))")
-    assert done.returncode == 0, done.stderr
-    assert not set(ast.literal_eval(done.stdout)) & {*BLOCKED, "numpy", "yaml", "pydantic"}
-
-
-def test_the_modules_of_the_package_are_attributes_and_are_loaded_when_they_are_used() -> None:
+def test_the_import_loads_nothing_heavy_and_the_modules_of_the_package_when_they_are_used() -> None:
     text = """
 import sys, hvd_ext as hvd
-loaded = [name for name in ("data", "keras", "runner", "state", "tensorflow") if f"hvd_ext.{name}" in sys.modules]
-print([loaded, hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorflow.__name__, hvd.keras.__name__])
+print(sorted(sys.modules))
+print([hvd.state.register.__name__, hvd.data.shard.__name__, hvd.tensorflow.__name__, hvd.keras.__name__])
 """
     done = python(text)
     assert done.returncode == 0, done.stderr
+    loaded, used = map(ast.literal_eval, done.stdout.splitlines())
+    assert not set(loaded) & {*BLOCKED, "numpy", "yaml", "pydantic"}
     # of the package of Keras only what makes Keras find our classes in files
-    assert ast.literal_eval(done.stdout) == [["keras"], "register", "shard", "hvd_ext.tensorflow", "hvd_ext.keras"]
+    assert {f"hvd_ext.{name}" for name in MODULES} & set(loaded) == {"hvd_ext.keras"}
+    assert used == ["register", "shard", "hvd_ext.tensorflow", "hvd_ext.keras"]
 
 
 def test_dir_shows_public_names_only() -> None:
-    modules = {"data", "keras", "runner", "state", "tensorflow"}
-    assert set(dir(hvd_ext)) == {*hvd_ext.__all__, *modules}
+    assert set(dir(hvd_ext)) == {*hvd_ext.__all__, *MODULES}
     assert {"init", "DistributedOptimizer", "callbacks", "__version__"} <= set(dir(hvd_ext))
     # a script that says `from hvd_ext import *` keeps its own keras
-    assert not modules & set(hvd_ext.__all__)
+    assert not MODULES & set(hvd_ext.__all__)
     for module in (hvd_ext.keras, hvd_ext.tensorflow, hvd_ext.callbacks):
         assert dir(module) == sorted(hvd_ext.callbacks.__all__ if module is hvd_ext.callbacks else hvd_ext.__all__)
 
@@ -75,7 +73,7 @@ def test_type_checkers_are_told_the_names_that_there_are() -> None:
             assert alias.asname == alias.name, f"write `{alias.name} as {alias.name}`: else it is private"
             told[alias.name] = node.module
     wanted = {name: module for module, names in hvd_ext._MODULES.items() for name in names}
-    wanted |= dict.fromkeys(("data", "errors", "keras", "runner", "state", "tensorflow"), "hvd_ext")
+    wanted |= dict.fromkeys(("errors", *MODULES), "hvd_ext")
     assert told == {**wanted, "callbacks": "hvd_ext.keras", "optimizers": "hvd_ext.keras"}
 
 
@@ -87,26 +85,25 @@ def test_every_public_name_loads_and_an_unknown_one_is_an_attribute_error() -> N
         hvd_ext.no_such_name  # noqa: B018
 
 
-def test_a_missing_library_is_named_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LIBRARY", Path("nowhere/libhvd_ext_engine.so"))
-    with pytest.raises(NativeLibraryError, match=r"nowhere/libhvd_ext_engine\.so.*python -m hvd_ext build"):
-        native.load.__wrapped__()
-
-
-def test_a_library_that_does_not_load_is_named_with_the_loaders_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("library", [native, data_native], ids=["engine", "cache"])
+@pytest.mark.parametrize(("content", "words"), [(None, "absent.so"), ("not a library", "does not load: .*absent.so")])
+def test_a_library_that_is_missing_or_does_not_load_is_named_with_its_mend(
+    library, content, words, monkeypatch, tmp_path
 ) -> None:
-    (tmp_path / "broken.so").write_text("not a library")
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
-    with pytest.raises(NativeLibraryError, match=r"does not load: .*broken\.so.*python -m hvd_ext build"):
-        native.load.__wrapped__()
+    path = tmp_path / "absent.so"
+    if content:
+        path.write_text(content)
+    monkeypatch.setattr(library, "LIBRARY", path)
+    with pytest.raises(NativeLibraryError, match=f"{words}.*python -m hvd_ext build"):
+        library.load.__wrapped__()
 
 
-def test_a_library_of_another_version_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = native.ABI_VERSION
-    monkeypatch.setattr(native, "ABI_VERSION", 999)
+@pytest.mark.parametrize("library", [native, data_native], ids=["engine", "cache"])
+def test_a_library_of_another_version_is_refused_with_both_versions(library, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = library.ABI_VERSION
+    monkeypatch.setattr(library, "ABI_VERSION", 999)
     with pytest.raises(NativeLibraryError, match=f"version {seen}, this package needs 999"):
-        native.load.__wrapped__()
+        library.load.__wrapped__()
 
 
 def test_the_signatures_are_those_of_the_header() -> None:

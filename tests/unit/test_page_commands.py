@@ -55,8 +55,7 @@ ELSEWHERE = {
     "python -m hvd_ext plan --topology *": "tests/unit/topology/test_read.py",
     "python -m hvd_ext simulate --*": "tests/unit/planning/test_simulate_command.py",
     "mpirun -np * python -m hvd_ext doctor": "tests/mpi/test_doctor.py",
-    "mpirun -np * python -m hvd_ext probe *": "tests/mpi/test_probe.py",
-    "python -m hvd_ext cluster run * -- python -m hvd_ext probe": "tests/mpi/test_probe.py",
+    "* python -m hvd_ext probe*": "tests/mpi/test_probe.py",
     "python -m hvd_ext cluster run * -- python train.py": "tests/mpi/test_cluster.py",
     "python -m hvd_ext cluster run * -- python examples/digits.py*": "tests/mpi/test_demo.py",
     "python examples/digits.py": "tests/mpi/test_demo.py",
@@ -74,12 +73,10 @@ ELSEWHERE = {
     "python examples/images_baseline.py *": "tests/unit/examples/test_images_baseline.py",
     "python examples/dawnbench_resnet50.py * --dry-run *": "tests/unit/examples/test_recipe_price.py",
     "python examples/dawnbench_resnet50.py * --calibrate": "tests/unit/examples/test_recipe_price.py",
-    "python -m hvd_ext bench allreduce *": "tests/mpi/test_bench.py",
-    "python -m hvd_ext cluster run * -- python -m hvd_ext bench allreduce*": "tests/mpi/test_bench.py",
+    "*python -m hvd_ext bench allreduce*": "tests/mpi/test_bench.py",
     "python -m hvd_ext bench plot *": "tests/unit/bench/test_plots.py",
     "python -m hvd_ext bench plot-breakdown *": "tests/unit/bench/test_breakdown.py",
-    "python -m hvd_ext bench schedule *": "tests/mpi/test_bench_schedule.py",
-    "python -m hvd_ext cluster run * -- python -m hvd_ext bench schedule *": "tests/mpi/test_bench_schedule.py",
+    "*python -m hvd_ext bench schedule *": "tests/mpi/test_bench_schedule.py",
     "python -m hvd_ext bench stragglers *": "tests/mpi/test_bench_stragglers.py",
     "python -m hvd_ext bench data *": "tests/ranks/test_bench_data.py",
     "python -m hvd_ext bench topk *": "tests/unit/bench/test_topk.py",
@@ -156,20 +153,19 @@ def entries(command: str) -> list[str]:
     return [name for name, known in lists.items() if any(fnmatchcase(command, pattern) for pattern in known)]
 
 
+def walked(command: Any, words: list[str]) -> list[Any]:
+    """Gives a command of typer and the commands below it that the words name; each must be there."""
+    if not hasattr(command, "commands") or words[:1] in ([], ["--help"], ["x"]):
+        return [command]
+    assert words[0] in command.commands, f"{command.name} has no command {words[0]}"
+    return [command, *walked(command.commands[words[0]], words[1:])]
+
+
 def parsed(command: Any, words: list[str]) -> None:
-    """Has a command read its arguments without running it.
-
-    Args:
-        command: of typer.
-        words: the arguments.
-
-    Raises:
-        AssertionError: it does not know one of them, or one is missing.
-    """
+    """Has a command of typer read its arguments, which it must know, without running it."""
+    *_, command = within = walked(command, words)
+    words = words[len(within) - 1 :]
     if "--help" in words:
-        return
-    if hasattr(command, "commands") and words and words[0] in command.commands:
-        parsed(command.commands[words[0]], words[1:])
         return
     try:
         command.make_context(command.name, list(words))
@@ -227,20 +223,10 @@ def test_no_list_has_what_no_page_has() -> None:
 def test_the_options_of_commands_in_the_text_are_there(path: Path) -> None:
     for command in re.findall(r"`(python -m (?:hvd_ext|benchmarks\.studies) [^`]*)`", path.read_text(encoding="utf-8")):
         for app, words in ours(command.replace("...", "x")):
-            known = {
-                option
-                for one in walked(typer.main.get_command(app), words)
-                for param in one.params
-                for option in param.opts
-            }
+            commands = walked(typer.main.get_command(app), words)
+            known = {option for one in commands for param in one.params for option in param.opts}
             used = {word.split("=")[0] for word in words[: words.index("--") if "--" in words else None]}
             assert {word for word in used if word.startswith("--")} - known - {"--help"} == set(), command
-
-
-def walked(command: Any, words: list[str]) -> list[Any]:
-    """Gives a command and the commands below it that the words name."""
-    inner = getattr(command, "commands", {}).get(words[0]) if words else None
-    return [command, *(walked(inner, words[1:]) if inner else [])]
 
 
 @pytest.mark.parametrize("command", [one for one in EVERY if entries(one)[:1] == ["HERE"]])

@@ -47,39 +47,30 @@ def test_the_files_are_found():
     assert {"setup.py", "hvd_ext/__init__.py", "tf_ops/engine/api.h", "README.md", ".ci/run", "Makefile"} <= names
 
 
-def includes(pattern: str) -> set[str]:
-    """Names the C++ files with an include that matches."""
-    return {
-        name(path)
-        for path in CXX
-        if any(re.match(pattern, file) for file in INCLUDE.findall(path.read_text(encoding="utf-8")))
-    }
+def included(folder: str) -> dict[str, list[str]]:
+    """Gives what each C++ file of a folder includes."""
+    paths = [path for path in CXX if name(path).startswith(folder)]
+    assert paths
+    return {name(path): INCLUDE.findall(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def test_only_the_mpi_transport_includes_mpi():
+def test_only_the_mpi_transport_includes_mpi_and_only_the_ops_tensorflow():
+    including = {"mpi": set(), "tensorflow": set()}
+    for path, headers in included("").items():
+        for kind, pattern in (("mpi", r"mpi\.h"), ("tensorflow", r"(tensorflow|absl|Eigen|unsupported/Eigen)/")):
+            including[kind] |= {path for header in headers if re.match(pattern, header)}
     # tests/native/mpi holds programs that start and end MPI around the transport
-    seen = {file for file in includes(r"mpi\.h") if not file.startswith("tests/native/mpi/")}
-    assert seen == {"tf_ops/engine/mpi_job.h"}
+    mpi = {path for path in including["mpi"] if not path.startswith("tests/native/mpi/")}
+    assert mpi == {"tf_ops/engine/mpi_job.h"}
+    assert including["tensorflow"]
+    assert [path for path in including["tensorflow"] if not path.startswith("tf_ops/ops/")] == []
 
 
-def test_only_the_ops_include_tensorflow():
-    seen = includes(r"(tensorflow|absl|Eigen|unsupported/Eigen)/")
-    assert seen
-    assert [file for file in seen if not file.startswith("tf_ops/ops/")] == []
-
-
-def test_the_kernels_include_neither_the_engine_nor_the_ops():
-    kernels = [path for path in CXX if name(path).startswith("tf_ops/kernels/")]
-    included = {file for path in kernels for file in INCLUDE.findall(path.read_text(encoding="utf-8"))}
-    assert [file for file in included if file.startswith(("engine/", "ops/"))] == []
-
-
-def test_the_store_of_the_data_cache_needs_nothing_of_the_engine():
-    store = [path for path in CXX if name(path).startswith("tf_ops/cache/")]
-    assert store
-    included = {file for path in store for file in INCLUDE.findall(path.read_text(encoding="utf-8")) if "/" in file}
-    allowed = ("cache/", "base/", "shm/arena.h", "sys/")
-    assert [file for file in included if not file.startswith(allowed)] == []
+def test_the_kernels_and_the_store_of_the_data_cache_need_nothing_of_the_engine_and_the_ops():
+    kernels = {header for headers in included("tf_ops/kernels/").values() for header in headers}
+    assert [header for header in kernels if header.startswith(("engine/", "ops/"))] == []
+    store = {header for headers in included("tf_ops/cache/").values() for header in headers if "/" in header}
+    assert [header for header in store if not header.startswith(("cache/", "base/", "shm/arena.h", "sys/"))] == []
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -106,7 +97,7 @@ def offences(folder: str, forbidden: set[str]) -> dict[str, set[str]]:
     for path in PYTHON:
         if name(path).startswith(folder):
             used = set(imports(parsed(path)))
-            bad = {module for module in used for word in forbidden if module == word or module.startswith(word + ".")}
+            bad = {module for module in used for word in forbidden if f"{module}.".startswith(f"{word}.")}
             if bad:
                 found[name(path)] = bad
     return found
@@ -149,19 +140,13 @@ def needed(path: Path, *, at_import: bool = False) -> set[str]:
     return set(found(parsed(path))) - {"hvd_ext"}
 
 
-def test_every_room_has_its_floor():
-    assert {room(module) for module in PACKAGE if module != "hvd_ext"} == set(FLOORS)
-
-
-def test_no_file_imports_from_a_higher_floor():
-    upward = {
-        f"{module} -> {other}"
-        for module, path in PACKAGE.items()
-        if module != "hvd_ext"
-        for other in needed(path)
-        if FLOORS.index(room(other)) > FLOORS.index(room(module))
-    }
-    assert upward == set()
+def test_every_room_has_its_floor_and_no_file_imports_from_a_higher_one():
+    assert {path.name for path in (ROOT / "hvd_ext").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
+    graph = {module: needed(path) for module, path in PACKAGE.items() if module != "hvd_ext"}
+    assert {room(module) for module in graph} == set(FLOORS)
+    floor = {module: FLOORS.index(room(module)) for module in graph}
+    upward = [f"{module} -> {other}" for module in graph for other in graph[module] if floor[other] > floor[module]]
+    assert upward == []
 
 
 def test_no_imports_go_in_a_circle():
@@ -172,23 +157,18 @@ def test_no_imports_go_in_a_circle():
     assert graph == {}
 
 
-def test_nothing_lies_at_the_root_but_names_commands_and_exceptions():
-    assert {path.name for path in (ROOT / "hvd_ext").glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
-
-
-@pytest.mark.parametrize("folder", ["hvd_ext/simulation/", "hvd_ext/planning/", "hvd_ext/topology/"])
-def test_the_planner_knows_neither_tensorflow_nor_mpi(folder):
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("hvd_ext/simulation/", HEAVY | CLOCK_AND_ENVIRONMENT),
+        ("hvd_ext/planning/", HEAVY | CLOCK_AND_ENVIRONMENT),
+        ("hvd_ext/topology/", HEAVY),
+        ("hvd_ext/", {"benchmarks"}),
+    ],
+)
+def test_no_file_of_a_folder_imports_what_the_folder_must_not_know(folder, forbidden):
     assert any(name(path).startswith(folder) for path in PYTHON)
-    assert offences(folder, HEAVY) == {}
-
-
-def test_the_planner_knows_neither_the_clock_nor_the_environment():
-    assert offences("hvd_ext/planning/", CLOCK_AND_ENVIRONMENT) == {}
-    assert offences("hvd_ext/simulation/", CLOCK_AND_ENVIRONMENT) == {}
-
-
-def test_the_package_does_not_know_the_studies():
-    assert offences("hvd_ext/", {"benchmarks"}) == {}
+    assert offences(folder, forbidden) == {}
 
 
 def test_only_the_keras_part_and_the_ops_need_tensorflow_at_import():
@@ -203,16 +183,10 @@ def test_only_the_keras_part_and_the_ops_need_tensorflow_at_import():
     assert eager == {}
 
 
-def test_every_python_file_says_what_it_is():
+def test_every_python_file_says_what_it_is_and_postpones_annotations():
     assert [name(path) for path in PYTHON if not ast.get_docstring(parsed(path))] == []
-
-
-def test_every_python_file_with_code_postpones_annotations():
-    late = []
-    for path in PYTHON:
-        body = parsed(path).body[1:]  # behind the docstring
-        if body and not (isinstance(body[0], ast.ImportFrom) and body[0].module == "__future__"):
-            late.append(name(path))
+    begins = {name(path): parsed(path).body[1] for path in PYTHON if len(parsed(path).body) > 1}
+    late = [path for path, node in begins.items() if getattr(node, "module", "") != "__future__"]
     assert late == []
 
 

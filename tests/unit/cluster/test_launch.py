@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvd_ext.cluster import launch, state as states
+from hvd_ext.cluster.spec import Spec, topology
 from hvd_ext.cluster.state import State
 from hvd_ext.errors import InvalidError
 from hvd_ext.runner.launcher import JobError
@@ -27,26 +28,17 @@ def state(folder: Path, *, inside: bool = True, **changes: object) -> State:
     return State(123, own, str(folder), **parts)
 
 
-@pytest.fixture
-def _open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
-
-
 def after(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
 
 
-@pytest.mark.usefixtures("_open_mpi")
-def test_mpirun_gets_the_hosts_and_the_users_parameters_win(tmp_path: Path) -> None:
+def test_mpirun_gets_the_hosts_and_the_users_parameters_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "find_mpirun", lambda: "/opt/mpirun")
     words = launch.mpirun(state(tmp_path, mca={"btl": "tcp,self", "btl_tcp_links": "2"}), ["/bin/true", "-x"])
     job = words[words.index("/opt/mpirun") :]
-    assert after(job, "-np") == "3"
-    assert after(job, "-H") == "h1:2,h2:1"
-    assert after(job, "btl") == "tcp,self"
-    assert after(job, "btl_tcp_links") == "2"
-    assert after(job, "plm_rsh_agent") == str(tmp_path / "agent")
-    assert after(job, "orte_tmpdir_base") == str(tmp_path / "session")
-    assert after(job, "--wdir") == os.getcwd()
+    wanted = {"-np": "3", "-H": "h1:2,h2:1", "btl": "tcp,self", "btl_tcp_links": "2", "--wdir": os.getcwd()}
+    wanted |= {"plm_rsh_agent": str(tmp_path / "agent"), "orte_tmpdir_base": str(tmp_path / "session")}
+    assert {name: after(job, name) for name in wanted} == wanted
     assert job[-2:] == ["/bin/true", "-x"]
 
 
@@ -92,6 +84,11 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert states.read(written.path) == written
 
 
+def test_the_topology_of_a_state_is_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "topology.yaml").write_text(topology(Spec((2, 1), rate="10mbit")))
+    assert read_topology(launch.environment(state(tmp_path))["HVD_EXT_TOPOLOGY"], 3).hosts() == ((0, 1), (2,))
+
+
 @pytest.mark.parametrize("text", [None, "no JSON", "[]", '{"pid": 1}'])
 def test_a_rehearsal_that_is_gone_is_refused_in_words(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,10 +100,10 @@ def test_a_rehearsal_that_is_gone_is_refused_in_words(
     assert f"hvd_ext cluster: state file ({path}): must be that of a rehearsal that runs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["state.json"], ["state.json", "true"]])
-def test_the_launcher_says_how_it_is_called(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(arguments) == 1
-    assert "STATE_FILE -- COMMAND" in capsys.readouterr().err
+def test_the_launcher_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["state.json"], ["state.json", "true"]):
+        assert launch.main(arguments) == 1
+        assert "STATE_FILE -- COMMAND" in capsys.readouterr().err
 
 
 def test_a_program_is_found_on_the_path_beside_this_python_first(tmp_path: Path) -> None:
@@ -166,10 +163,3 @@ def test_a_signal_ends_in_order_once_and_handlers_come_back() -> None:
         job()
     assert stopped.value.args == (signal.SIGTERM,)
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_topology_of_a_state_is_beside_it(tmp_path: Path) -> None:
-    from hvd_ext.cluster.spec import Spec, topology
-
-    (tmp_path / "topology.yaml").write_text(topology(Spec((2, 1), rate="10mbit")))
-    assert read_topology(launch.environment(state(tmp_path))["HVD_EXT_TOPOLOGY"], 3).hosts() == ((0, 1), (2,))

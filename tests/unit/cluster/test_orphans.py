@@ -41,9 +41,7 @@ def job(folder: Path, rank: str) -> list[str]:
     return ["sh", "-c", LAUNCHER.replace("RANK", rank), "sh", str(folder)]
 
 
-def test_a_launcher_that_waits_on_without_ranks_is_ended_with_its_daemons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_without_ranks_is_ended_with_its_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = orphans.members
 
     def seen(mark: str) -> dict[int, bool]:
@@ -69,9 +67,7 @@ def test_a_launcher_whose_ranks_were_never_seen_gets_its_time(tmp_path: Path, mo
     assert launch.run(["sh", "-c", "sleep 1; exit 3"], os.environ, timeout_s=LIMIT_S) == 3
 
 
-def test_a_rank_that_becomes_a_program_with_another_environment_is_still_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_with_another_environment_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphans, "PATIENCE_S", 0.2)
     mark = uuid.uuid4().hex
     watch = orphans.Watch(mark)

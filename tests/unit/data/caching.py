@@ -1,4 +1,4 @@
-"""What the tests of caches share: small pictures, a load that counts how often it runs, whole epochs."""
+"""What the tests of caches and sources share: pictures, records, a load that counts how often it runs, epochs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvd_ext.data import sources
+
+RECORDS = [bytes([index % 251]) * (index * 37) for index in range(50)]
 SIDE = 8
 CLASSES = ("a", "b", "c")
 
 
 def write_pictures(root: Path, number: int, broken: tuple[int, ...] = ()) -> Path:
-    """Write JPEG files, each of one grey of its own, into class folders.
-
-    Args:
-        root: a new folder.
-        number: of pictures.
-        broken: numbers of pictures that are no JPEG files.
-
-    Returns:
-        The folder.
-    """
+    """Write JPEG files, each of another grey, into class folders of a new folder; broken numbers are no JPEG files."""
     for index in range(number):
         folder = root / CLASSES[index * len(CLASSES) // number]
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +68,13 @@ def epoch(dataset: tf.data.Dataset) -> list[Any]:
     return list(dataset.as_numpy_iterator())
 
 
+def flip_a_bit(path: Path, place: int) -> None:
+    """Damage the byte of a file at a place."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
 def numbers_of(batches: list[Any]) -> list[int]:
     """Give the numbers of the samples of `numbered`, and check their rows."""
     found: list[int] = []
@@ -81,3 +82,11 @@ def numbers_of(batches: list[Any]) -> list[int]:
         assert np.array_equal(batch["row"], np.repeat(batch["number"][:, None], batch["row"].shape[1], 1))
         found += batch["number"].tolist()
     return found
+
+
+def read_all(source: sources.Source) -> list[Any]:
+    """Read the samples as a cache does: in a graph that captures the index."""
+    numbers = tf.data.Dataset.range(source.samples).batch(max(1, source.samples))
+    located = numbers.map(source.locate).unbatch()
+    # a tuple that says where a sample lies is one argument
+    return list(located.map(lambda *parts: source.read(parts if len(parts) > 1 else parts[0])).as_numpy_iterator())

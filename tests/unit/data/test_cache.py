@@ -25,7 +25,7 @@ from hvd_ext.commands.cache import app
 from hvd_ext.data import cache as caches, filling, folders, store
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
-from tests.unit.data.caching import CLASSES, Counted, decode, epoch, numbered, numbers_of, write_pictures
+from tests.unit.data.caching import CLASSES, Counted, decode, epoch, flip_a_bit, numbered, numbers_of, write_pictures
 
 SAMPLES = np.arange(40)
 
@@ -75,20 +75,27 @@ def test_pictures_of_a_folder_come_back_with_labels_and_seeds(tmp_path: Path) ->
     assert seeds[0].shape == (12, 2) and not np.array_equal(seeds[0], seeds[1])
 
 
-def test_steps_remainder_and_batches_are_those_of_shard() -> None:
+def test_steps_and_remainder_are_those_of_shard() -> None:
     cache = make(Counted())
-    assert [len(batch["number"]) for batch in epoch(cache.dataset(16))] == [16, 16, 8]
-    assert [len(batch["number"]) for batch in epoch(cache.dataset(16, drop_remainder=True))] == [16, 16]
-    assert [len(batch["number"]) for batch in epoch(cache.dataset(16, steps=5))] == [16] * 5
+    for settings, sizes in (({}, [16, 16, 8]), ({"drop_remainder": True}, [16, 16]), ({"steps": 5}, [16] * 5)):
+        assert [len(batch["number"]) for batch in epoch(cache.dataset(16, **settings))] == sizes
     assert cache.dataset(16, steps=5).element_spec["row"].shape == (16, 64)
 
 
-def test_elements_of_any_structure_come_back() -> None:
+def test_elements_of_any_structure_made_in_branches_and_loops_come_back() -> None:
     def load(number: tf.Tensor) -> Any:
+        total = number
+        if number % 2 == 0:  # as in Dataset.map, a tensor decides
+            total = -number
+        for step in tf.range(2):
+            total += tf.cast(step, tf.int64)
         return {
+            "decided": total,
             "fixed": (tf.cast(number, tf.bfloat16), tf.equal(number % 2, 0), tf.strings.as_string(number)),
             "varying": tf.range(number)[:, None],
             "strings": tf.strings.as_string(tf.range(number)),
+            "complex": tf.cast(number, tf.complex128) * (1 - 2j),
+            "empty": tf.zeros([0, 2], tf.int64),
             "ragged": tf.RaggedTensor.from_row_lengths(tf.range(number + 2), [number, 2]),
             "sparse": tf.sparse.from_dense(tf.one_hot(number, 5)),
         }
@@ -97,9 +104,12 @@ def test_elements_of_any_structure_come_back() -> None:
     data = cache.dataset(4)
     for _ in range(2):
         first, last = list(data)
+        assert [*first["decided"].numpy(), *last["decided"].numpy()] == [1, 2, -1, 4, -3, 6]
         assert [one.numpy().tolist() for one in last["fixed"]] == [[4, 5], [True, False], [b"4", b"5"]]
         assert first["varying"].to_list() == [[[row] for row in range(number)] for number in range(4)]
         assert first["strings"].to_list() == [[b"%d" % row for row in range(number)] for number in range(4)]
+        assert last["complex"].numpy().tolist() == [4 - 8j, 5 - 10j]
+        assert (tf.size(last["empty"]), last["empty"].dtype) == (0, tf.int64)
         assert last["ragged"].to_list() == [[[0, 1, 2, 3], [4, 5]], [[0, 1, 2, 3, 4], [5, 6]]]
         assert tf.sparse.to_dense(first["sparse"]).numpy().tolist() == np.eye(5)[:4].tolist()
     assert cache.stats()["loaded"] == 6
@@ -169,9 +179,7 @@ def test_another_load_begins_a_new_cache_and_says_so_once(tmp_path: Path, caplog
     assert "cache words: begins anew, because the source, load or version is another" in record.getMessage()
 
 
-def test_what_another_process_deletes_at_the_same_time_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_process_deletes_meanwhile_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink, raced = os.unlink, []
 
     def twice(path: Any, *, dir_fd: int | None = None) -> None:
@@ -188,24 +196,17 @@ def test_what_another_process_deletes_at_the_same_time_is_no_error(
 
 
 def test_a_flipped_byte_on_the_disk_is_found_and_loaded_again(tmp_path: Path) -> None:
-    def flip(record: int) -> None:
-        (segment,) = tmp_path.glob("*/*/segment-*")
-        with segment.open("r+b") as file:
-            file.seek(record * 320 + 100)
-            byte = file.read(1)
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte[0] ^ 1]))
-
     make(Counted(), disk=tmp_path, memory=None).warm()
     caches.open_caches()[0].close()
-    flip(10)
+    (segment,) = tmp_path.glob("*/*/segment-*")
+    flip_a_bit(segment, 10 * 320 + 100)
     cache = make(Counted(), disk=tmp_path, memory=None)
     for _ in range(2):
         assert sorted(numbers_of(epoch(cache.dataset(8)))) == SAMPLES.tolist()
     stats = cache.stats()
     assert (stats["damaged"], stats["loaded"]) == (1, 1)
     assert cache.verify()["disk_damaged"] == 0
-    flip(11)  # of a record that this process has checked
+    flip_a_bit(segment, 11 * 320 + 100)  # of a record that this process has checked
     assert cache.verify()["disk_damaged"] == 1
 
 
@@ -231,10 +232,6 @@ def fills(cache: DataCache, caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
-def test_a_disk_that_becomes_full_ends_nothing(small: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fills(make(Counted(), width=25_000, disk=small, memory=None), caplog)
-
-
 def test_a_limit_of_the_disk_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fills(make(Counted(), width=25_000, disk=tmp_path, disk_limit="1MB", memory=None), caplog)
 
@@ -258,8 +255,8 @@ def test_a_bad_sample_is_named(tmp_path: Path) -> None:
     assert len(epoch(cache.dataset(4))) == 3  # the claims were given back
 
 
-def test_a_bad_sample_is_replaced_by_another_one(tmp_path: Path) -> None:
-    source = folders.folder(write_pictures(tmp_path, 12, broken=(5, 6)), "*.jpg")
+def test_a_bad_sample_is_replaced_by_another_one_if_there_is_one(tmp_path: Path) -> None:
+    source = folders.folder(write_pictures(tmp_path / "some", 12, broken=(5, 6)), "*.jpg")
     cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
     data = cache.dataset(4)
     for _ in range(2):
@@ -267,6 +264,10 @@ def test_a_bad_sample_is_replaced_by_another_one(tmp_path: Path) -> None:
         assert seen.tolist() == [0, 1, 2, 3, 4, 7, 7, 7, 8, 9, 10, 11]
     stats = cache.stats()
     assert (stats["replaced"], stats["failed"], stats["memory_records"]) == (4, 4, 10)
+    source = folders.folder(write_pictures(tmp_path / "all", 3, broken=(0, 1, 2)), "*.jpg")
+    cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
+    with pytest.raises(tf.errors.OpError, match="none of the 2 samples behind it could be loaded in its place either"):
+        epoch(cache.dataset(3))
 
 
 def test_a_sample_is_tried_again() -> None:
@@ -316,9 +317,8 @@ def test_the_first_sample_tells_the_shape_that_load_does_not(op: Any) -> None:
 @pytest.mark.parametrize(("shape", "words"), [((3, 2), r"\[3,2\]"), ((6,), r"\[6\]"), ((), r"\[\]")])
 def test_a_sample_of_another_shape_than_the_first_is_named(shape: tuple[int, ...], words: str) -> None:
     cache = DataCache("shapes", SAMPLES, of_shapes({5: shape}), memory="1MB", version="1")
-    with pytest.raises(
-        tf.errors.OpError, match=rf"sample 5 \(row 5.*it has the shape {words}, and the first sample \[2,3\].*set_shape"
-    ):
+    named = rf"sample 5 \(row 5.*it has the shape {words}, and the first sample \[2,3\].*set_shape"
+    with pytest.raises(tf.errors.OpError, match=named):
         epoch(cache.dataset(4))
 
 
@@ -334,13 +334,6 @@ def test_a_first_sample_that_cannot_be_loaded_is_named_or_replaced() -> None:
     nothing = of_shapes(dict.fromkeys(range(len(SAMPLES))))
     with pytest.raises(InvalidError, match="could not be loaded, and all samples must have its shape"):
         DataCache("shapes", SAMPLES, nothing, memory="1MB", version="1", on_error="replace")
-
-
-def test_nothing_but_bad_samples_ends_in_words(tmp_path: Path) -> None:
-    source = folders.folder(write_pictures(tmp_path, 3, broken=(0, 1, 2)), "*.jpg")
-    cache = DataCache("bad", source, decode, memory="8MB", on_error="replace")
-    with pytest.raises(tf.errors.OpError, match="none of the 2 samples behind it could be loaded in its place either"):
-        epoch(cache.dataset(3))
 
 
 def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
@@ -359,16 +352,15 @@ def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     refused(r"disk \(.*file.*\): it cannot be made or written", disk=tmp_path / "file")
     cache = make(Counted())
-    with pytest.raises(InvalidError, match=r"batch_size \(0\): must be a whole number from 1"):
-        cache.dataset(0)
-    with pytest.raises(InvalidError, match=r"shuffle \(100\): must be True or False"):
-        cache.dataset(4, shuffle=100)
-    with pytest.raises(InvalidError, match=r"remainder \('keep'\): must be one of"):
-        cache.dataset(4, remainder="keep")
-    with pytest.raises(InvalidError, match="cannot be given with remainder='uneven'"):
-        cache.dataset(4, remainder="uneven", steps=3)
-    with pytest.raises(InvalidError, match=r"batch_size \(41\): must be at most 40"):
-        cache.dataset(41, drop_remainder=True)
+    for batch_size, settings, words in (
+        (0, {}, r"batch_size \(0\): must be a whole number from 1"),
+        (4, {"shuffle": 100}, r"shuffle \(100\): must be True or False"),
+        (4, {"remainder": "keep"}, r"remainder \('keep'\): must be one of"),
+        (4, {"remainder": "uneven", "steps": 3}, "cannot be given with remainder='uneven'"),
+        (41, {"drop_remainder": True}, r"batch_size \(41\): must be at most 40"),
+    ):
+        with pytest.raises(InvalidError, match=words):
+            cache.dataset(batch_size, **settings)
     cache.close()
     with pytest.raises(InvalidError, match="cache test: it is closed; make it again"):
         cache.dataset(4)
@@ -381,21 +373,6 @@ def test_sizes_in_words() -> None:
     ]
     assert read("50%", "x", lambda: 1001) == 500
     assert 0 < store.free_memory() < 1 << 60
-
-
-def test_a_load_may_decide_and_repeat_by_its_tensors_as_in_dataset_map() -> None:
-    def load(number: tf.Tensor) -> tf.Tensor:
-        total = number
-        if number % 2 == 0:
-            total = -number
-        for step in tf.range(2):
-            total += tf.cast(step, tf.int64)
-        return total
-
-    cache = caches.DataCache("decides", np.arange(40), load, memory="1MB")
-    seen = sorted(int(one) for batch in cache.dataset(8) for one in batch)
-    cache.close()
-    assert seen == sorted((-n if n % 2 == 0 else n) + 1 for n in range(40))
 
 
 def test_the_fill_is_shown_in_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
@@ -425,17 +402,14 @@ def test_a_terminal_has_a_bar_that_ends_with_the_last_sample(monkeypatch: pytest
 def test_inside_fit_there_is_a_bar_where_keras_has_none(verbose: int) -> None:
     seen: list[bool] = []
 
-    class Looks(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            seen.append(filling._keras_has_a_bar())
+    def look(batch: int, logs: Any) -> None:
+        seen.append(filling._keras_has_a_bar())
 
-        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-            seen.append(filling._keras_has_a_bar())
-
+    looks = keras.callbacks.LambdaCallback(on_train_batch_begin=look, on_test_batch_begin=look)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((2, 1))
-    model.fit(x, x, validation_data=(x, x), batch_size=2, verbose=verbose, callbacks=[Looks()])
+    model.fit(x, x, validation_data=(x, x), batch_size=2, verbose=verbose, callbacks=[looks])
     assert seen == [verbose == 1] * 2
 
 
@@ -460,9 +434,7 @@ def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
     verified = run(app, ["verify", str(tmp_path), "--name", name])
     assert verified.exit_code == 0 and verified.output.count("40 samples, ") == 2
     (segment,) = tmp_path.glob("*/*/segment-*")
-    data = bytearray(segment.read_bytes())
-    data[10 * 320 + 100] ^= 1
-    segment.write_bytes(data)
+    flip_a_bit(segment, 10 * 320 + 100)
     verified = run(app, ["verify", str(tmp_path), "--name", name])
     assert verified.exit_code == 1 and "1 damaged" in verified.output
     assert run(app, ["clear", str(tmp_path), "--name", name], input="n\n").exit_code == 1
@@ -471,15 +443,33 @@ def test_the_commands_list_verify_and_clear(tmp_path: Path) -> None:
     assert "no caches" in run(app, ["ls", str(tmp_path), "--name", name]).output
 
 
-@pytest.mark.slow
-def test_a_process_that_never_calls_init_and_never_closes_ends_well_and_a_rank_is_refused(tmp_path: Path) -> None:
-    text = f"""
-import os
+ALONE = """
+import ctypes, os, sys, types
+
+package = types.ModuleType("hvd_ext.data")  # what the package itself imports is not in question
+package.__path__ = [os.environ["PACKAGE"]]
+sys.modules["hvd_ext.data"] = package
+from hvd_ext.engine import libraries
+libraries.ENGINE_LIBRARY = libraries.OPS_LIBRARY = "/absent.so"
+from hvd_ext.data import native
+number = ctypes.c_int64()
+options = native.Options(name=b"early", samples=4, memory_bytes=1 << 27)
+native.call("hvd_ext_cache_open", ctypes.byref(options), ctypes.byref(number))
+native.call("hvd_ext_cache_insert", number, 2, b"abcd", 4, None)
+assert "tensorflow" not in sys.modules
+import tensorflow as tf
+batch, missing, _ = native.lookup(number.value, [2, 3], [tf.uint8], [4])
+print(bytes(batch[0][0].numpy()), missing.numpy())
+mapped = open("/proc/self/maps").read()
+assert "libhvd_ext_data.so" in mapped and "libhvd_ext_cache.so" in mapped
+assert "libmpi" not in mapped and "libhvd_ext_engine" not in mapped, mapped
+assert "mpi4py" not in sys.modules and "hvd_ext.engine.native" not in sys.modules
+
+del sys.modules["hvd_ext.data"]
 import numpy as np
 import hvd_ext as hvd
 from hvd_ext.errors import NotInitializedError
-data = hvd.DataCache("alone", np.arange(100), memory="8MB", disk={str(tmp_path)!r}).dataset(8, shuffle=True)
-for batch in data.take(3):
+for batch in hvd.DataCache("alone", np.arange(100), memory="8MB", disk=os.environ["DISK"]).dataset(8).take(3):
     pass
 print(hvd.is_initialized())
 os.environ["OMPI_COMM_WORLD_SIZE"] = "4"
@@ -488,7 +478,12 @@ try:
 except NotInitializedError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
-    initialized, refused = done.stdout.splitlines()
-    assert (done.returncode, initialized) == (0, "False"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_without_engine_mpi_and_init_has_a_cache_and_ends_well_and_a_rank_is_refused(tmp_path: Path) -> None:
+    environ = {**os.environ, "PACKAGE": str(Path(store.__file__).parent), "DISK": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, env=environ)
+    found, initialized, refused = done.stdout.splitlines()
+    assert (done.returncode, found, initialized) == (0, "b'abcd' [1]", "False"), done.stderr
     assert "one of 4 ranks, and init() was not called" in refused

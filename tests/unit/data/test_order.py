@@ -23,19 +23,17 @@ GOLDEN = [
 ]
 
 
-def every(samples: int, parts: int, seed: int = 1, epoch: int = 0) -> np.ndarray:
-    """Give the numbers of all positions."""
-    return order.numbers(np.arange(samples), seed=seed, epoch=epoch, samples=samples, parts=parts)
+def numbers(places: np.ndarray, samples: int, parts: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+    return order.numbers(places, seed=seed, epoch=epoch, samples=samples, parts=parts, shuffle=shuffle)
 
 
 @pytest.mark.parametrize(("of", "number", "seeds"), GOLDEN)
 def test_orders_and_seeds_are_these_in_numpy_and_in_cpp(
-    of: tuple[int, int, int, int, int], number: int, seeds: tuple[int, int]
+    of: tuple[int, ...], number: int, seeds: tuple[int, int]
 ) -> None:
     seed, epoch, samples, parts, position = of
-    found = order.numbers(np.array([position]), seed=seed, epoch=epoch, samples=samples, parts=parts)
-    assert found.tolist() == [number]
-    assert order.seeds(found, seed=seed, epoch=epoch).tolist() == [list(seeds)]
+    assert numbers(np.array([position]), samples, parts, seed, epoch).tolist() == [number]
+    assert order.seeds(np.array([number]), seed=seed, epoch=epoch).tolist() == [list(seeds)]
 
 
 def test_each_part_is_permuted_in_itself_for_any_numbers_of_samples_and_parts() -> None:
@@ -43,39 +41,38 @@ def test_each_part_is_permuted_in_itself_for_any_numbers_of_samples_and_parts() 
     cases = [(samples, parts) for samples in range(1, 9) for parts in range(1, samples + 1)]
     cases += [(int(drawn.integers(9, 5000)), int(drawn.integers(1, 17))) for _ in range(60)]
     for samples, parts in cases:
-        found = every(samples, parts, seed=samples - parts, epoch=parts)
+        found = numbers(np.arange(samples), samples, parts, samples - parts, parts)
         assert np.array_equal(np.sort(found), np.arange(samples)), (samples, parts)
         assert np.array_equal(found % parts, np.arange(samples) % parts), (samples, parts)
 
 
 def test_seeds_and_epochs_have_different_orders_and_no_shuffle_has_that_of_the_numbers() -> None:
-    orders = [tuple(every(50, 2, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    orders = [tuple(numbers(np.arange(50), 50, 2, seed, epoch)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == len(orders)
     places = np.array([[3, 1], [2, 49]])
-    plain = order.numbers(places, seed=1, epoch=2, samples=50, parts=3, shuffle=False)
-    assert plain.tolist() == places.tolist()
-    assert order.numbers(places, seed=1, epoch=2, samples=50, parts=3).shape == places.shape
+    assert numbers(places, 50, 3, 1, 2, shuffle=False).tolist() == places.tolist()
+    assert numbers(places, 50, 3, 1, 2).shape == places.shape
 
 
 def test_the_seed_of_a_sample_depends_on_seed_epoch_and_number_alone() -> None:
-    numbers = np.arange(1000)
-    found = order.seeds(numbers, seed=4, epoch=2)
-    assert found.dtype == np.int32
-    assert found.shape == (1000, 2)
+    found = order.seeds(np.arange(1000), seed=4, epoch=2)
+    assert (found.dtype, found.shape) == (np.int32, (1000, 2))
     assert len({tuple(each) for each in found}) == 1000
-    assert np.array_equal(order.seeds(numbers[::-1], seed=4, epoch=2), found[::-1])
-    assert not np.array_equal(order.seeds(numbers, seed=4, epoch=3), found)
-    assert not np.array_equal(order.seeds(numbers, seed=5, epoch=2), found)
+    assert np.array_equal(order.seeds(np.arange(1000)[::-1], seed=4, epoch=2), found[::-1])
+    assert not np.array_equal(order.seeds(np.arange(1000), seed=4, epoch=3), found)
+    assert not np.array_equal(order.seeds(np.arange(1000), seed=5, epoch=2), found)
 
 
-def test_the_op_gives_what_numpy_gives() -> None:
+def test_the_op_gives_what_numpy_gives_also_in_functions_where_the_epoch_is_a_tensor() -> None:
     drawn = np.random.default_rng(5)
-    for _ in range(20):
+    traced = tf.function(native.epoch_order, reduce_retracing=True)
+    for repetition in range(20):
         samples, seed, epoch = (int(drawn.integers(1, top)) for top in (100_000, 1 << 62, 1000))
         parts, shuffle = int(drawn.integers(1, min(samples, 64) + 1)), bool(drawn.integers(4))
         places = drawn.integers(0, samples, 300)
-        found, seeds = native.epoch_order(tf.constant(places), seed - 7, epoch, samples, parts, shuffle=shuffle)
-        wanted = order.numbers(places, seed=seed - 7, epoch=epoch, samples=samples, parts=parts, shuffle=shuffle)
+        op = native.epoch_order if repetition % 4 else traced
+        found, seeds = op(tf.constant(places), seed - 7, tf.constant(epoch, tf.int64), samples, parts, shuffle=shuffle)
+        wanted = numbers(places, samples, parts, seed - 7, epoch, shuffle)
         np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(seeds, order.seeds(wanted, seed=seed - 7, epoch=epoch))
 

@@ -138,25 +138,6 @@ def test_steps_that_nobody_needs_have_a_stand_in_only_where_they_stay_in_their_p
         assert fit(other, Skips(3), epochs=1).trained == steps_of(0)
 
 
-def test_a_map_behind_sees_samples_while_steps_are_skipped() -> None:
-    steps = Steps("x", SAMPLES, BATCH, drop_remainder=True)
-
-    def read(numbers: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        picture = tf.io.encode_jpeg(tf.fill([8, 8, 1], tf.cast(100, tf.uint8)))
-        return tf.repeat(picture[None], BATCH), tf.RaggedTensor.from_row_lengths(numbers, [2, 2])
-
-    spec = tf.TensorSpec([BATCH], tf.string), tf.RaggedTensorSpec([2, None], tf.int64, row_splits_dtype=tf.int64)
-
-    def decode(contents: tf.Tensor, numbers: tf.RaggedTensor) -> tf.Tensor:
-        pictures = tf.map_fn(tf.io.decode_jpeg, contents, fn_output_signature=tf.uint8)
-        tf.debugging.assert_positive(tf.reduce_min(tf.cast(pictures, tf.int32)))
-        crops = tf.image.random_crop(pictures, [BATCH, 4, 4, 1])
-        return tf.cast(numbers.to_tensor(shape=[2, 2]), tf.float32) + 0 * tf.reduce_sum(tf.cast(crops, tf.float32))
-
-    wanted = np.arange(SAMPLES).reshape(STEPS, BATCH).tolist()
-    assert fit(steps.batches(read, spec).map(decode), Skips(3), epochs=1).trained == [wanted[3]] * 3 + wanted[3:]
-
-
 def test_keras_2_tells_the_epoch_too() -> None:
     keras2 = pytest.importorskip("tf_keras")
     _, data = shuffled()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,22 +16,7 @@ import tensorflow as tf
 from hvd_ext.data import arrays, folders, record_files, tar_files, tfrecord_files
 from hvd_ext.data.cache import DataCache
 from hvd_ext.errors import InvalidError
-from tests.unit.data.reading import RECORDS, read_all
-
-
-def test_a_flipped_byte_of_a_record_is_found_and_its_file_and_record_are_named(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "a.tfrecord", RECORDS[10:14])
-    content = bytearray(path.read_bytes())
-    content[-10] ^= 1  # in the data of the last record
-    path.write_bytes(content)
-    with pytest.raises(tf.errors.DataLossError, match=rf"file \({path}\): the checksum of the 481 bytes from byte"):
-        read_all(tfrecord_files.tfrecord(path))
-    cache = DataCache("damaged", tfrecord_files.tfrecord(path), memory="1MB")
-    with pytest.raises(tf.errors.OpError, match=r"sample 3 \(.*a.tfrecord, its sample 3\): it could not be loaded"):
-        list(cache.dataset(4))
-    replaced = DataCache("damaged", tfrecord_files.tfrecord(path), memory="1MB", on_error="replace")
-    (batch,) = replaced.dataset(4)
-    assert batch.numpy().tolist() == [*RECORDS[10:13], RECORDS[10]]
+from tests.unit.data.caching import RECORDS, flip_a_bit, read_all
 
 
 @pytest.fixture
@@ -43,8 +31,8 @@ def classes(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def write_records(path: Path, records: list[bytes], options: str = "") -> Path:
-    with tf.io.TFRecordWriter(str(path), options or None) as writer:
+def write_records(path: Path, records: list[bytes]) -> Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
         for record in records:
             writer.write(record)
     return path
@@ -52,7 +40,7 @@ def write_records(path: Path, records: list[bytes], options: str = "") -> Path:
 
 def record_head(nbytes: int) -> bytes:
     """Give the head of a record, with its right checksum."""
-    length = np.frombuffer(nbytes.to_bytes(8, "little"), np.uint8)[None]
+    length = np.array([nbytes], "<u8").view(np.uint8)[None]
     return length.tobytes() + tfrecord_files._masked_crc(length).astype("<u4").tobytes()
 
 
@@ -66,11 +54,8 @@ def test_a_folder_has_its_files_in_order_with_the_labels_of_their_class_folders(
         assert contents == Path(path).read_bytes()
         assert label == (0 if "/cat/" in path else 1)
     assert source.element_spec == (tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32))
-
-
-def test_a_folder_without_labels_gives_contents_alone(classes: Path) -> None:
-    source = folders.folder(classes / "cat", "cat_*.jpg", labels=False)
-    assert [read_all(source)[index] for index in (0, 11)] == [b"cat 0", b"cat 9"]
+    plain = read_all(folders.folder(classes / "cat", "cat_*.jpg", labels=False))
+    assert (plain[0], plain[11]) == (b"cat 0", b"cat 9")
 
 
 def test_a_folder_is_known_again_by_names_sizes_and_times(classes: Path) -> None:
@@ -86,30 +71,11 @@ def test_a_folder_is_known_again_by_names_sizes_and_times(classes: Path) -> None
 
 def test_class_folders_without_files_count_because_they_shift_labels(classes: Path) -> None:
     first = folders.folder(classes, "*.jpg")
+    without_labels = folders.folder(classes, "*.jpg", labels=False)
     (classes / "bird").mkdir()
     second = folders.folder(classes, "*.jpg")
     assert second.digest != first.digest and second.contents != first.contents
-    alone = [folders.folder(classes, "*.jpg", labels=False).digest]
-    (classes / "bird").rmdir()
-    assert alone == [folders.folder(classes, "*.jpg", labels=False).digest]
-
-
-def test_an_array_in_a_file_that_was_changed_in_memory_is_read_from_memory(tmp_path: Path) -> None:
-    np.save(tmp_path / "y.npy", np.arange(6))
-    changed = np.load(tmp_path / "y.npy", mmap_mode="c")
-    changed -= 1
-    source = arrays.as_source(changed)
-    assert [int(row) for row in read_all(source)] == [-1, 0, 1, 2, 3, 4]
-    assert source.digest == arrays.as_source(np.arange(6) - 1).digest
-
-
-def test_arrays_in_files_count_with_the_names_of_the_files(tmp_path: Path) -> None:
-    found = []
-    for name in ("fold0.npy", "fold1.npy"):
-        np.save(tmp_path / name, np.arange(6))
-        os.utime(tmp_path / name, (1, 1))
-        found.append(arrays.as_source(np.load(tmp_path / name, mmap_mode="r")))
-    assert found[0].digest != found[1].digest
+    assert folders.folder(classes, "*.jpg", labels=False).digest == without_labels.digest
 
 
 def test_links_of_a_folder_are_followed(classes: Path) -> None:
@@ -122,29 +88,30 @@ def test_links_of_a_folder_are_followed(classes: Path) -> None:
     assert (b"cat 3", 1) in samples and (b"cat 3", 2) in samples
 
 
-def test_links_that_lead_to_no_file_are_refused_in_words(classes: Path) -> None:
-    link, back = classes / "cat" / "x.jpg", classes / "dog" / "back"
-    for place, target, words in (
-        (link, "missing", f"{link}.*it is a link to 'missing', which is missing or leads back to itself"),
-        (link, "x.jpg", f"{link}.*it is a link to 'x.jpg', which is missing or leads back to itself"),
-        (classes / "cow", "missing", "cow.*it is a link to 'missing'"),  # a folder, as far as the name can tell
-        (classes / "cow", "cow", "cow.*it is a link to 'cow'"),
-        (classes / "cat" / "up", "..", "up.*it is a link to a folder that holds it, so its files would never end"),
-    ):
-        place.symlink_to(target)
-        with pytest.raises(InvalidError, match=words):
-            folders.folder(classes, "*.jpg")
-        place.unlink()
-    back.symlink_to("../cat")
-    (classes / "cat" / "to").symlink_to("../dog")
-    with pytest.raises(InvalidError, match="cat/to/back.*it is a link to a folder that holds it"):
+@pytest.mark.parametrize(
+    ("place", "target", "words"),
+    [
+        ("cat/x.jpg", "missing", "cat/x.jpg.*it is a link to 'missing', which is missing or leads back to itself"),
+        ("cat/x.jpg", "x.jpg", "cat/x.jpg.*it is a link to 'x.jpg', which is missing or leads back to itself"),
+        ("cow", "missing", "cow.*it is a link to 'missing'"),  # a folder, as far as the name can tell
+        ("cow", "cow", "cow.*it is a link to 'cow'"),
+        ("cat/up", "..", "up.*it is a link to a folder that holds it, so its files would never end"),
+        ("dog/back", "../cat", "cat/to/back.*it is a link to a folder that holds it"),
+    ],
+)
+def test_links_that_lead_to_no_file_are_refused_in_words(classes: Path, place: str, target: str, words: str) -> None:
+    if place == "dog/back":
+        (classes / "cat" / "to").symlink_to("../dog")
+    (classes / place).symlink_to(target)
+    with pytest.raises(InvalidError, match=words):
         folders.folder(classes, "*.jpg")
-    back.unlink()
-    (classes / "cat" / "to").unlink()
-    os.mkfifo(classes / "cat" / "notes")  # its name does not match
+
+
+def test_a_pipe_counts_only_if_its_name_matches(classes: Path) -> None:
+    os.mkfifo(classes / "cat" / "notes")
     assert folders.folder(classes, "*.jpg").samples == 26
-    os.mkfifo(link)
-    with pytest.raises(InvalidError, match=f"{link}.*it is neither a file nor a folder"):
+    os.mkfifo(classes / "cat" / "x.jpg")
+    with pytest.raises(InvalidError, match="cat/x.jpg.*it is neither a file nor a folder"):
         folders.folder(classes, "*.jpg")
 
 
@@ -160,15 +127,8 @@ def test_a_folder_says_what_its_pattern_leaves_out(classes: Path, capfd: pytest.
     assert f"cache left-out: {source.words}" in capfd.readouterr().err
     with pytest.raises(InvalidError, match=r"no file is called '\*.jpeg'; .*leaves out 26 \*.jpg, 2 \*.txt, "):
         folders.folder(classes, "*.jpeg")
-
-
-def test_what_a_folder_cannot_be_is_refused_in_words(classes: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidError, match="there is no such folder"):
-        folders.folder(tmp_path / "nothing")
     with pytest.raises(InvalidError, match=r"no file is called '\*.png'; check the path and pattern="):
         folders.folder(classes, "*.png")
-    with pytest.raises(InvalidError, match="must be on a local or mounted file system"):
-        folders.folder("gs://bucket/data")
     (classes / "top.jpg").write_bytes(b"")
     with pytest.raises(InvalidError, match="'top.jpg' lies in no class folder, so it has no label"):
         folders.folder(classes, "*.jpg")
@@ -199,31 +159,25 @@ def test_a_pattern_is_looked_for_from_the_working_directory_on(tmp_path: Path, m
         tfrecord_files.tfrecord("*.tfrecord")
 
 
-def test_an_index_is_kept_for_the_next_job_and_is_not_believed_when_it_is_torn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_is_kept_for_the_next_job_unless_it_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
-    tfrecord_files.tfrecord(path).open(tmp_path / "kept")
-    (index,) = (tmp_path / "kept").iterdir()
 
-    def nothing(paths: object) -> object:
-        raise AssertionError("the file was read again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tfrecord_files._TFRecord, "_scan", nothing)
+    def opened() -> Any:
         source = tfrecord_files.tfrecord(path)
         source.open(tmp_path / "kept")
-        assert read_all(source) == RECORDS
+        return source
+
+    opened()
+    (index,) = (tmp_path / "kept").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tfrecord_files._TFRecord, "_scan", None)  # the file is not read again
+        assert read_all(opened()) == RECORDS
     intact = index.read_bytes()
     for damaged in (intact[:100], intact[:-1] + bytes([intact[-1] ^ 1]), b""):
         index.write_bytes(damaged)
-        source = tfrecord_files.tfrecord(path)
-        source.open(tmp_path / "kept")
-        assert source.samples == 50
+        assert opened().samples == 50
     write_records(path, RECORDS[:7])
-    source = tfrecord_files.tfrecord(path)
-    source.open(tmp_path / "kept")
-    assert source.samples == 7
+    assert opened().samples == 7
 
 
 def test_an_index_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
@@ -233,42 +187,36 @@ def test_an_index_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
     assert source.samples == 50
 
 
-def test_torn_damaged_and_compressed_records_are_refused_in_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda whole: whole[:-5], "it is torn: the record at byte .* has 1,813 bytes, and the file ends"),
+        (lambda whole: whole + whole[:5], "it is torn: a record begins at byte"),
+        # the first record has no data: the head of the second one begins at byte 16
+        (lambda whole: whole[:16] + b"\0" + whole[17:], "at byte 16 is damaged, or this is no TFRecord file"),
+        (lambda whole: whole + record_head(2**64 - 1), r"record at byte [\d,]+ has 18,446,744,073,709,551,615 bytes"),
+        (gzip.compress, r"it is compressed \(gzip\)"),
+        (lambda whole: b"", "the files hold no samples"),
+    ],
+)
+def test_torn_damaged_and_compressed_records_are_refused_in_words(tmp_path: Path, damage: Any, words: str) -> None:
     path = write_records(tmp_path / "a.tfrecord", RECORDS)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-5])
-    with pytest.raises(InvalidError, match="it is torn: the record at byte .* has 1,813 bytes, and the file ends"):
-        _ = tfrecord_files.tfrecord(path).samples
-    path.write_bytes(whole + whole[:5])
-    with pytest.raises(InvalidError, match="it is torn: a record begins at byte"):
-        _ = tfrecord_files.tfrecord(path).samples
-    flipped = bytearray(whole)
-    flipped[16] ^= 1  # the first record has no data: the head of the second one begins here
-    path.write_bytes(flipped)
-    with pytest.raises(InvalidError, match="the head of the record at byte 16 is damaged, or this is no TFRecord file"):
-        _ = tfrecord_files.tfrecord(path).samples
-    path.write_bytes(whole + record_head(2**64 - 1))
-    with pytest.raises(
-        InvalidError, match=r"it is torn: the record at byte [\d,]+ has 18,446,744,073,709,551,615 bytes"
-    ):
-        _ = tfrecord_files.tfrecord(path).samples
-    write_records(path, RECORDS, "GZIP")
-    with pytest.raises(InvalidError, match=r"it is compressed \(gzip\)"):
-        _ = tfrecord_files.tfrecord(path).samples
-    path.write_bytes(b"")
-    with pytest.raises(InvalidError, match="the files hold no samples"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InvalidError, match=words):
         _ = tfrecord_files.tfrecord(path).samples
 
 
-def test_files_that_are_not_there_are_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(InvalidError, match="there is no such file"):
-        tfrecord_files.tfrecord(tmp_path / "*.tfrecord")
-    with pytest.raises(InvalidError, match="no files were named"):
-        tar_files.tar([])
-    with pytest.raises(InvalidError, match="must be on a local or mounted file system"):
-        tar_files.tar("https://host/a.tar")
-    with pytest.raises(InvalidError, match=r"tar \(3\): must be a path"):
-        tar_files.tar([3])
+def test_a_flipped_byte_of_a_record_is_found_and_its_file_and_record_are_named(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.tfrecord", RECORDS[10:14])
+    flip_a_bit(path, -10)  # in the data of the last record
+    with pytest.raises(tf.errors.DataLossError, match=rf"file \({path}\): the checksum of the 481 bytes from byte"):
+        read_all(tfrecord_files.tfrecord(path))
+    cache = DataCache("damaged", tfrecord_files.tfrecord(path), memory="1MB")
+    with pytest.raises(tf.errors.OpError, match=r"sample 3 \(.*a.tfrecord, its sample 3\): it could not be loaded"):
+        list(cache.dataset(4))
+    replaced = DataCache("damaged", tfrecord_files.tfrecord(path), memory="1MB", on_error="replace")
+    (batch,) = replaced.dataset(4)
+    assert batch.numpy().tolist() == [*RECORDS[10:13], RECORDS[10]]
 
 
 def test_rows_of_arrays_are_samples(tmp_path: Path) -> None:
@@ -304,6 +252,24 @@ def test_arrays_are_known_again_by_their_bytes_and_files_by_their_times(tmp_path
     assert arrays.arrays(np.array(["a", "b"], object)).digest != arrays.arrays(np.array(["a", "c"], object)).digest
 
 
+def test_an_array_in_a_file_that_was_changed_in_memory_is_read_from_memory(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", np.arange(6))
+    changed = np.load(tmp_path / "y.npy", mmap_mode="c")
+    changed -= 1
+    source = arrays.as_source(changed)
+    assert [int(row) for row in read_all(source)] == [-1, 0, 1, 2, 3, 4]
+    assert source.digest == arrays.as_source(np.arange(6) - 1).digest
+
+
+def test_arrays_in_files_count_with_the_names_of_the_files(tmp_path: Path) -> None:
+    found = []
+    for name in ("fold0.npy", "fold1.npy"):
+        np.save(tmp_path / name, np.arange(6))
+        os.utime(tmp_path / name, (1, 1))
+        found.append(arrays.as_source(np.load(tmp_path / name, mmap_mode="r")))
+    assert found[0].digest != found[1].digest
+
+
 STRINGS = ["a", "b\u00fc"]
 
 
@@ -330,22 +296,32 @@ def test_values_that_tensorflow_does_not_have_are_refused_in_words(values: np.nd
         arrays.arrays((np.zeros(1), values))
 
 
-def test_what_no_array_is_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(InvalidError, match="must have the same number of rows; they have 3, 4"):
-        arrays.arrays((np.arange(3), np.arange(4)))
-    with pytest.raises(InvalidError, match="must have at least one row"):
-        arrays.arrays(np.zeros((0, 3)))
-    with pytest.raises(InvalidError, match=r"arrays \(a scalar\): each array needs a first dimension"):
-        arrays.arrays(np.float32(3))
-    with pytest.raises(InvalidError, match=r"arrays \(function\): must be arrays"):
-        arrays.as_source(write_records)
-    for ragged in (tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1], [0]]), scipy.sparse.csr_array([[1]])):
-        with pytest.raises(InvalidError, match=r"arrays \(\w+\): must be dense; make a data set of it"):
-            arrays.arrays(ragged)
-    with pytest.raises(InvalidError, match="put the cache behind it instead"):
-        arrays.as_source(tf.data.Dataset.range(3))
-    with pytest.raises(InvalidError, match=r"say what lies there: hvd.data.folder\(path\)"):
-        arrays.as_source(tmp_path)
+@pytest.mark.parametrize(
+    ("source", "given", "words"),
+    [
+        (folders.folder, "nothing", "there is no such folder"),
+        (folders.folder, "gs://bucket/data", "must be on a local or mounted file system"),
+        (tfrecord_files.tfrecord, "*.tfrecord", "there is no such file"),
+        (tar_files.tar, [], "no files were named"),
+        (tar_files.tar, "https://host/a.tar", "must be on a local or mounted file system"),
+        (tar_files.tar, [3], r"tar \(3\): must be a path"),
+        (arrays.arrays, (np.arange(3), np.arange(4)), "must have the same number of rows; they have 3, 4"),
+        (arrays.arrays, np.zeros((0, 3)), "must have at least one row"),
+        (arrays.arrays, np.float32(3), r"arrays \(a scalar\): each array needs a first dimension"),
+        (arrays.as_source, write_records, r"arrays \(function\): must be arrays"),
+        (arrays.arrays, tf.ragged.constant([[1], [2, 3]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.arrays, tf.sparse.from_dense([[1], [0]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.arrays, scipy.sparse.csr_array([[1]]), r"arrays \(\w+\): must be dense; make a data set of it"),
+        (arrays.as_source, tf.data.Dataset.range(3), "put the cache behind it instead"),
+        (arrays.as_source, Path(), r"say what lies there: hvd.data.folder\(path\)"),
+    ],
+)
+def test_what_cannot_be_a_source_is_refused_in_words(
+    source: Callable[..., Any], given: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidError, match=words):
+        _ = source(given).samples
 
 
 def test_a_million_samples_are_a_few_bytes_each() -> None:

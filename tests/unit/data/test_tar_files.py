@@ -10,7 +10,7 @@ import pytest
 
 from hvd_ext.data import tar_files
 from hvd_ext.errors import InvalidError
-from tests.unit.data.reading import RECORDS, read_all
+from tests.unit.data.caching import RECORDS, read_all
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT, mode: str = "w") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,18 +71,6 @@ WRONG = [
     ("GPUs", [answer(0, gpus=1), answer(1)], "host h1: 1 for 2 ranks"),
     ("native libraries", two(findings=[GONE]), "gone (host h2)"),
 ]
-
-
-@pytest.mark.parametrize(("part", "answers", "words"), WRONG, ids=[f"{row[0]} {row[2][:12]}" for row in WRONG])
-def test_what_keeps_a_job_from_training_is_to_mend(part: str, answers: list[dict[str, Any]], words: str) -> None:
-    findings = met(answers)
-    finding = of(findings, part)
-    assert finding.state is State.WRONG
-    assert words in finding.seen
-    assert finding.mend
-    assert not machine.can_train(findings)
-
-
 OPTIONAL = [
     ("cores", [answer(rank, cores=[2, 2]) for rank in range(3)], "3 ranks, 2 cores: the ranks take turns"),
     ("cores", [answer(rank, cores=[1, 8]) for rank in range(2)], "each rank is bound to 1"),
@@ -96,33 +85,37 @@ OPTIONAL = [
 ]
 
 
-@pytest.mark.parametrize(("part", "answers", "words"), OPTIONAL, ids=[f"{row[0]} {row[2][:12]}" for row in OPTIONAL])
-def test_what_only_costs_time_or_another_package_is_optional(
-    part: str, answers: list[dict[str, Any]], words: str
-) -> None:
+ROWS = [(State.WRONG, *row) for row in WRONG] + [(State.OPTIONAL, *row) for row in OPTIONAL]
+
+
+@pytest.mark.parametrize(("state", "part", "answers", "words"), ROWS, ids=[f"{row[1]} {row[3][:12]}" for row in ROWS])
+def test_what_keeps_a_job_from_training_is_to_mend_and_what_costs_time_is_optional(state, part, answers, words) -> None:
     findings = met(answers)
     finding = next(finding for finding in findings if finding.part == part and finding.state is not State.OK)
-    assert finding.state is State.OPTIONAL
+    assert finding.state is state
     assert words in finding.seen
-    assert machine.can_train(findings)
+    assert finding.mend or state is State.OPTIONAL
+    assert machine.can_train(findings) == (state is State.OPTIONAL)
 
 
-def test_folders_may_differ_between_hosts() -> None:
-    finding = of(met(two(tensorflow="2.21.0 at /other/tensorflow")), "TensorFlow")
+@pytest.mark.parametrize(
+    ("answers", "part", "words"),
+    [
+        (two(tensorflow="2.21.0 at /other/tensorflow"), "TensorFlow", "in several folders"),
+        ([answer(0, gpus=2), answer(1)], "GPUs", ""),
+        (two(heeded=["HOROVOD_TIMELINE=t: HVD_EXT_TRACE"]), "Horovod's variables", "HOROVOD_TIMELINE=t"),
+    ],
+)
+def test_what_may_differ_or_be_set_is_well(answers: list[dict[str, Any]], part: str, words: str) -> None:
+    finding = of(met(answers), part)
     assert finding.state is State.OK
-    assert "in several folders" in finding.seen
+    assert words in finding.seen
 
 
-def test_gpus_that_the_launcher_deals_out_are_well() -> None:
+def test_horovods_own_optimizer_gets_a_note_and_gpus_that_the_launcher_deals_out_none() -> None:
+    assert "does not synchronise under Keras 3" in of(met(two(horovod="0.28.1")), "Horovod").seen
     answers = [answer(0, gpus=1, visible="0"), answer(1, visible="1")]
     assert "GPUs" not in {finding.part for finding in met(answers)}
-    assert of(met([answer(0, gpus=2), answer(1)]), "GPUs").state is State.OK
-
-
-def test_horovods_own_optimizer_gets_a_note_and_its_variables_are_listed() -> None:
-    findings = met(two(horovod="0.28.1", heeded=["HOROVOD_TIMELINE=t: HVD_EXT_TRACE"]))
-    assert "does not synchronise under Keras 3" in of(findings, "Horovod").seen
-    assert of(findings, "Horovod's variables").state is State.OK
 
 
 def test_a_wrong_sum_is_to_mend() -> None:
@@ -133,9 +126,8 @@ def test_the_mpirun_of_another_mpi_is_named_before_what_comes_of_it() -> None:
     other = "MPICH's mpiexec, or another one that speaks PMI, PMI_SIZE=2"
     findings = apart([answer(0, launcher=other, mpirun="MPICH 5.0.2: /usr/bin/mpiexec")], "started 2, sees 1")
     finding = of(findings, "MPI of the launcher")
-    assert (
-        "of MPICH 5.0.2: /usr/bin/mpiexec, the native library of rank 0 is linked with Open MPI 4.1.8" in finding.seen
-    )
+    words = "of MPICH 5.0.2: /usr/bin/mpiexec, the native library of rank 0 is linked with Open MPI 4.1.8"
+    assert words in finding.seen
     assert "take the mpirun of Open MPI 4.1.8" in finding.mend
     assert findings[-1].part == job_checks.MEET
     # Open MPI's launcher on a host where it is not among the ancestors, and a library of MPICH
@@ -144,12 +136,11 @@ def test_the_mpirun_of_another_mpi_is_named_before_what_comes_of_it() -> None:
 
 def test_a_launcher_that_starts_no_mpi_job_is_refused_in_inits_words() -> None:
     findings = apart([answer(0, refused="launcher (horovodrun with Gloo): no MPI job")], "the same")
-    assert of(findings, "launcher") == Finding(
-        "launcher",
-        State.WRONG,
+    seen, mend = (
         "launcher (horovodrun with Gloo): no MPI job",
         "start it with horovodrun --mpi -np N, or with mpirun -np N",
     )
+    assert of(findings, "launcher") == Finding("launcher", State.WRONG, seen, mend)
     assert "not tried" in of(findings, job_checks.MEET).seen
     assert not {"network", "cores"} & {finding.part for finding in findings}
 
@@ -159,28 +150,41 @@ def test_under_srun_the_mend_is_its_option() -> None:
     assert "srun --mpi=pmix" in of(findings, job_checks.MEET).mend
 
 
-def test_interfaces_that_open_mpi_was_told_to_leave_are_named_with_the_network_to_take() -> None:
-    for tcp in (
-        {"btl_tcp_if_include": "docker0"},
-        {"btl_tcp_if_exclude": "lo,eth0"},
-        {"btl_tcp_if_exclude": "10.0.0.0/8"},
-    ):
-        finding = job_hosts.network([answer(0, tcp=tcp), answer(1, "h2", tcp=tcp)], met=False)
-        assert finding.state is State.WRONG
-        assert finding.mend == "mpirun --mca btl_tcp_if_include 10.0.0.0/24"
-    for tcp in (
-        {"btl_tcp_if_include": "eth0"},
-        {"btl_tcp_if_include": "10.0.0.0/24"},
-        {"btl_tcp_if_exclude": "docker0"},
-    ):
-        finding = job_hosts.network([answer(0, tcp=tcp), answer(1, "h2", tcp=tcp)], met=False)
-        assert finding.state is State.OK
+V4 = ["eth0", "10.0.0.1/24"], ["eth0", "10.0.0.2/24"]
+V6 = ["eth0", "fd77::1/64"], ["eth1", "fd77::2/64"]
+APART = ["eth0", "10.0.0.1/24"], ["eth0", "10.9.0.1/24"]
+MEND_V4 = "mpirun --mca btl_tcp_if_include 10.0.0.0/24"
+MEND_V6 = "mpirun --mca btl_tcp_if_include eth0,eth1"
 
 
-def test_hosts_without_a_network_in_common_are_to_mend_where_the_ranks_did_not_meet() -> None:
-    finding = job_hosts.network(two(networks=[["eth0", "10.9.0.1/24"]]), met=False)
-    assert finding.state is State.WRONG
-    assert "h2: eth0 10.9.0.1/24" in finding.seen
+@pytest.mark.parametrize(
+    ("networks", "option", "met", "state", "words"),
+    [
+        (V4, "include=docker0", False, State.WRONG, MEND_V4),
+        (V4, "exclude=lo,eth0", False, State.WRONG, MEND_V4),
+        (V4, "exclude=10.0.0.0/8", False, State.WRONG, MEND_V4),
+        (V4, "include=eth0", False, State.OK, "in common: 10.0.0.0/24"),
+        (V4, "include=10.0.0.0/24", False, State.OK, "in common: 10.0.0.0/24"),
+        (V4, "exclude=docker0", False, State.OK, "in common: 10.0.0.0/24"),
+        (APART, "", False, State.WRONG, "h2: docker0 172.17.0.1/16, eth0 10.9.0.1/24"),
+        (V6, "", True, State.OK, "in common: fd77::/64"),
+        (V6, "include=eth0,eth1", True, State.OK, "in common: fd77::/64"),
+        (V6, "", False, State.WRONG, "built with --enable-ipv6"),
+        (V6, "include=fd77::/64", False, State.WRONG, MEND_V6),
+        (V6, "include=10.0.0.0/24", False, State.WRONG, MEND_V6),
+    ],
+)
+def test_the_network_that_hosts_have_in_common_is_named_or_the_one_to_take(
+    networks: Any, option: str, met: bool, state: State, words: str
+) -> None:
+    name, _, interfaces = option.partition("=")
+    tcp = {f"btl_tcp_if_{name}": interfaces} if name else {}
+    docker = ["docker0", "172.17.0.1/16"]  # has one address on all hosts
+    hosts = zip(("h1", "h2"), networks, strict=True)
+    answers = [answer(rank, host, tcp=tcp, networks=[docker, card]) for rank, (host, card) in enumerate(hosts)]
+    finding = job_hosts.network(answers, met=met)
+    assert finding.state is state
+    assert words in f"{finding.seen} {finding.mend}"
 
 
 def test_the_end_of_mpi_is_told_in_our_words_or_in_its_own() -> None:
@@ -195,7 +199,7 @@ def test_ranks_are_named_in_spans() -> None:
     assert ranks([5, 0, 1, 2]) == "ranks 0-2, 5"
 
 
-def test_mpi_libraries_are_found_in_the_map_of_a_process() -> None:
+def test_mpi_libraries_are_found_in_the_map_of_a_process_and_in_a_file_that_asks_for_them() -> None:
     maps = """7f00-7f10 r-xp 00000000 08:01 123    /opt/my mpi/lib/libmpi.so.40.30.8
 7f10-7f20 r--p 00000000 08:01 123    /opt/my mpi/lib/libmpi.so.40.30.8
 7f20-7f30 r-xp 00000000 08:01 124    /usr/lib/libmpich.so.12
@@ -203,14 +207,8 @@ def test_mpi_libraries_are_found_in_the_map_of_a_process() -> None:
 7f40-7f50 rw-p 00000000 00:00 0
 """
     assert job_facts.mapped(maps) == ["/opt/my mpi/lib/libmpi.so.40.30.8", "/usr/lib/libmpich.so.12"]
-    assert [job_facts.family(name) for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so")] == [
-        "Open MPI",
-        "MPICH",
-        "",
-    ]
-
-
-def test_an_mpi_library_that_horovod_asks_for_is_found_in_its_file() -> None:
+    families = [job_facts.family(name) for name in ("libmpi.so.40", "libmpi.so.12", "libmpi.so")]
+    assert families == ["Open MPI", "MPICH", ""]
     assert job_facts.NEEDED.search(b"\x7fELF\0libm.so.6\0libmpi.so.40\0libc.so.6\0")[1] == b"libmpi.so.40"
     assert job_facts.NEEDED.search(b"\x7fELF\0libmpi.so\0") is None
 
@@ -226,13 +224,9 @@ def test_the_launcher_is_the_outermost_ancestor_of_its_kind(monkeypatch: pytest.
 
 
 def test_the_loopback_and_what_is_down_lead_nowhere() -> None:
-    address = type("Address", (), {})
-
-    def made(ip: str, mask: str) -> Any:
-        one = address()
+    def made(ip: str, mask: str) -> SimpleNamespace:
         family = job_facts.socket.AF_INET6 if ":" in ip else job_facts.socket.AF_INET
-        one.family, one.address, one.netmask = family, ip, mask
-        return one
+        return SimpleNamespace(family=family, address=ip, netmask=mask)
 
     wide = "ffff:ffff:ffff:ffff::"
     cards = {
@@ -241,21 +235,3 @@ def test_the_loopback_and_what_is_down_lead_nowhere() -> None:
         "ib0": [made("1.2.3.4", "255.0.0.0")],
     }
     assert job_facts.networks(cards, {"lo", "eth0"}) == [["eth0", "10.1.2.3/16"], ["eth0", "fd77::3/64"]]
-
-
-@pytest.mark.parametrize(
-    ("tcp", "met", "state", "words"),
-    [
-        ({}, True, State.OK, "in common: fd77::/64"),
-        ({"btl_tcp_if_include": "eth0,eth1"}, True, State.OK, "in common: fd77::/64"),
-        ({}, False, State.WRONG, "built with --enable-ipv6"),
-        ({"btl_tcp_if_include": "fd77::/64"}, False, State.WRONG, "mpirun --mca btl_tcp_if_include eth0,eth1"),
-        ({"btl_tcp_if_include": "10.0.0.0/24"}, False, State.WRONG, "mpirun --mca btl_tcp_if_include eth0,eth1"),
-    ],
-)
-def test_hosts_with_ipv6_alone(tcp: dict[str, str], met: bool, state: State, words: str) -> None:
-    answers = [answer(0, tcp=tcp, networks=[["eth0", "fd77::1/64"]])]
-    answers.append(answer(1, "h2", tcp=tcp, networks=[["eth1", "fd77::2/64"]]))
-    finding = job_hosts.network(answers, met=met)
-    assert finding.state is state
-    assert words in f"{finding.seen} {finding.mend}"

@@ -1,4 +1,4 @@
-"""What a job says: the lines at its start, who says them, and the rank in front of warnings."""
+"""What a job says: the lines at its start, the rank in front of warnings, and what is lost at its end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 import hvd_ext as hvd
 from hvd_ext.job import banner, log
+from hvd_ext.job.partial_rounds import lost
 from hvd_ext.options import Options
 from hvd_ext.options.gradients import GradientOptions
 from hvd_ext.planning import planner
@@ -40,15 +41,15 @@ def job(rank: int = 0, size: int = 2, **settings: Any) -> Any:
     return SimpleNamespace(engine=SimpleNamespace(rank=rank, size=size), options=Options(**settings))
 
 
-def laid_out(choices: list[tuple[str, str]], nbytes: list[int], selections: list[Any] | None = None) -> Layout:
+def laid_out(*buckets: tuple[str, str, int, Any]) -> Layout:
+    """Lays out buckets of one gradient: the algorithm, why it was chosen, bytes, and the selection of `TopK`."""
     plan = planner.allreduce_plan(from_hosts(["a", "b"]), "ring").plan
-    buckets = [
+    tensors = [Tensor(f"v{place}", (nbytes // 2,), "float16") for place, (_, _, nbytes, _) in enumerate(buckets)]
+    made = [
         BucketLayout("int8", (place,), hvd.Sum, plan, 64, selection=selection, choice=Choice(plan, name, why))
-        for place, ((name, why), selection) in enumerate(zip(choices, selections or [None] * len(choices), strict=True))
+        for place, (name, why, _, selection) in enumerate(buckets)
     ]
-    return Layout(
-        tuple(Tensor(f"v{place}", (size // 2,), "float16") for place, size in enumerate(nbytes)), tuple(buckets)
-    )
+    return Layout(tuple(tensors), tuple(made))
 
 
 def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
@@ -59,31 +60,33 @@ def test_the_jobs_line_has_version_ranks_and_hosts() -> None:
     assert many.endswith("12 ranks on 6 hosts: h0 (2), h1 (2), h2 (2), h3 (2) and 2 more")
 
 
-def test_the_optimizers_line_has_buckets_algorithms_the_reason_and_topk() -> None:
-    line = banner.optimizer_line("Adam", laid_out([("ring", "cheapest")], [4_000_000]), GradientOptions())
-    assert line == "Adam: 1 bucket, 4 MB of gradients; algorithm ring: cheapest"
-    two = [("tree", "it is small"), ("hitopk", "cheapest at 0.02"), ("hitopk", "cheapest at 0.02")]
-    selecting, whole = Selection(dense_above=0.3), Selection(dense_above=0.0)
-    line = banner.optimizer_line(
-        "Adam",
-        laid_out(two, [10, 500_000, 400_000], [None, selecting, whole]),
-        GradientOptions(compression=hvd.TopK(0.02)),
-    )
-    assert line == (
-        "Adam: 3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; "
-        "TopK(density=0.02) in 1 bucket"
-    )
-    assert (
-        banner.optimizer_line("Adam", laid_out([], []), GradientOptions()) == "Adam: no rank has a gradient to reduce"
-    )
+ONE = laid_out(("ring", "cheapest", 4_000_000, None))
+THREE = laid_out(
+    ("tree", "it is small", 10, None),
+    ("hitopk", "cheapest at 0.02", 500_000, Selection(dense_above=0.3)),
+    ("hitopk", "cheapest at 0.02", 400_000, Selection(dense_above=0.0)),
+)
+CHEAPEST = "1 bucket, 4 MB of gradients; algorithm ring: cheapest"
+WAITING = "steps do not wait for all ranks: quorum of 3, staleness 4"
+SELECTING = (
+    "3 buckets, 0.9 MB of gradients; algorithm hitopk (2), tree (1): cheapest at 0.02; TopK(density=0.02) in 1 bucket"
+)
 
 
-def test_the_optimizers_line_says_what_steps_wait_for() -> None:
-    one = laid_out([("ring", "cheapest")], [4_000_000])
-    line = banner.optimizer_line("Adam", one, GradientOptions(sync="quorum", quorum=3))
-    assert line.endswith("cheapest; steps do not wait for all ranks: quorum of 3, staleness 4")
-    line = banner.optimizer_line("Adam", one, GradientOptions(delay=1))
-    assert line.endswith("cheapest; results come one step late")
+@pytest.mark.parametrize(
+    ("layout", "options", "line"),
+    [
+        (laid_out(), {}, "no rank has a gradient to reduce"),
+        (ONE, {}, CHEAPEST),
+        (ONE, {"delay": 1}, f"{CHEAPEST}; results come one step late"),
+        (ONE, {"sync": "quorum", "quorum": 3}, f"{CHEAPEST}; {WAITING}"),
+        (THREE, {"compression": hvd.TopK(0.02)}, SELECTING),
+    ],
+)
+def test_the_optimizers_line_has_buckets_algorithms_the_reason_topk_and_what_steps_wait_for(
+    layout: Layout, options: dict[str, Any], line: str
+) -> None:
+    assert banner.optimizer_line("Adam", layout, GradientOptions(**options)) == f"Adam: {line}"
 
 
 def test_the_first_of_several_ranks_says_a_line_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,31 +99,30 @@ def test_the_first_of_several_ranks_says_a_line_once(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "hvd_ext: [rank 0] what runs\n"
 
 
-def test_a_programs_own_log_gets_the_line_in_its_place(
+def test_warnings_carry_the_rank_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
+    with no_log():
+        log.set_rank(3, 4)
+        logging.getLogger("hvd_ext").warning("100 %% of %s", "it")
+        log.set_rank(0, 1)
+        logging.getLogger("hvd_ext").warning("alone")
+    assert capsys.readouterr().err == "hvd_ext: [rank 3] 100 % of it\nhvd_ext: alone\n"
+
+
+def test_a_programs_own_log_gets_lines_and_warnings_and_stderr_does_not(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.set_rank(0, 2)
     with caplog.at_level(logging.INFO, "hvd_ext"):
         banner.say(job(), "what runs")
-    assert caplog.messages == ["[rank 0] what runs"]
-    assert capsys.readouterr().err == ""
-
-
-def test_warnings_carry_the_rank_where_there_are_several(capsys: pytest.CaptureFixture[str]) -> None:
-    log.set_rank(3, 4)
-    with no_log():
-        logging.getLogger("hvd_ext").warning("100 %% of %s", "it")
-    assert capsys.readouterr().err == "hvd_ext: [rank 3] 100 % of it\n"
-    log.set_rank(0, 1)
-    with no_log():
-        logging.getLogger("hvd_ext").warning("alone")
-    assert capsys.readouterr().err == "hvd_ext: alone\n"
-
-
-def test_a_programs_own_log_gets_the_warning_and_stderr_does_not(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
     log.set_rank(3, 4)
     logging.getLogger("hvd_ext").warning("once")
-    assert caplog.messages == ["[rank 3] once"]
+    assert caplog.messages == ["[rank 0] what runs", "[rank 3] once"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "step", "words"),
+    [(4, 5, "gradients of step 5 on"), (4, 7, "gradients of steps 5 to 7 on"), (5, 5, "gradients it held on")],
+)
+def test_the_steps_are_named_whose_gradients_are_lost(given: int, step: int, words: str) -> None:
+    assert words in lost(given, step)

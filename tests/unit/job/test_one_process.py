@@ -28,24 +28,20 @@ def as_other_process(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "getpid", lambda: number)
 
 
+@pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("launcher", [OPEN_MPI, {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}])
-def test_a_child_with_the_environment_of_a_rank_is_refused(
-    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_a_child_with_the_environment_of_a_rank_is_refused_also_with_its_memory(
+    launcher: dict[str, str], forked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = dict(launcher)
     one_process.claim(environ)
     one_process.claim(environ)  # init() after shutdown()
     rank = os.getpid()
-    as_other_process(monkeypatch, 77)
+    if forked:
+        monkeypatch.setattr(os, "getpid", lambda: 77)
+    else:
+        as_other_process(monkeypatch, 77)
     with pytest.raises(InvalidError, match=f"process 77 has the MPI environment of rank 3, which is process {rank}"):
-        one_process.claim(environ)
-
-
-def test_a_forked_child_has_the_memory_of_the_rank_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = dict(OPEN_MPI)
-    one_process.claim(environ)
-    monkeypatch.setattr(os, "getpid", lambda: 77)
-    with pytest.raises(InvalidError, match="process 77 has the MPI environment of rank 3"):
         one_process.claim(environ)
 
 
@@ -88,15 +84,9 @@ def test_a_fork_of_a_running_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         one_process.refuse_fork("shutdown")
 
 
-def test_the_mark_of_a_rank_refuses_a_process_that_was_started_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables = {
-        **OPEN_MPI,
-        "PMIX_SERVER_TMPDIR": str(tmp_path),
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }
+def test_the_mark_of_a_rank_refuses_a_process_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    variables = {**OPEN_MPI, **place, "PMIX_SERVER_TMPDIR": str(tmp_path)}
     tmp_path.chmod(0o700)
     first = Arrivals(variables)
     first.mark()

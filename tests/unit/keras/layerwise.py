@@ -69,7 +69,6 @@ class Lamb:
             update = mean / (np.sqrt(square) + self.epsilon) + (0.0 if place in self.undecayed else self.decay) * w
             both = np.linalg.norm(w) > 0 and np.linalg.norm(update) > 0
             trust = np.linalg.norm(w) / np.linalg.norm(update) if both else 1.0
-            after.append(
-                w - self.rate * (1.0 if place in self.plain else np.clip(trust, self.least, self.most)) * update
-            )
+            trust = 1.0 if place in self.plain else np.clip(trust, self.least, self.most)
+            after.append(w - self.rate * trust * update)
         return after

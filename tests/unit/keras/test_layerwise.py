@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ STEPS = 100
 # the last two stay where they are excluded: a scalar, and weights that begin at 0
 SHAPES = {"dense/kernel": (40, 30), "dense/bias": (30,), "head/kernel": (7,), "scalar": (), "zeros": (5,)}
 BIASES = r"bias$"
+EXCLUDES = ("exclude_from_trust", "exclude_from_weight_decay")
 
 
 def beginnings() -> list[np.ndarray]:
@@ -50,7 +50,11 @@ def variables() -> list[keras.Variable]:
     return found
 
 
-def trained(optimizer: Any, steps: int = STEPS, change: Callable[[int], None] = lambda step: None) -> list[np.ndarray]:
+def nothing(step: int) -> None:
+    """Changes nothing before a step."""
+
+
+def trained(optimizer: Any, steps: int = STEPS, change: Callable[[int], None] = nothing) -> list[np.ndarray]:
     weights = variables()
 
     @tf.function(autograph=False)
@@ -65,7 +69,7 @@ def trained(optimizer: Any, steps: int = STEPS, change: Callable[[int], None] = 
     return [np.asarray(one) for one in weights]
 
 
-def expected(reference: Any, steps: int = STEPS, change: Callable[[int], None] = lambda step: None) -> list[np.ndarray]:
+def expected(reference: Any, steps: int = STEPS, change: Callable[[int], None] = nothing) -> list[np.ndarray]:
     weights = [one.astype(np.float64) for one in beginnings()]
     for step in range(steps):
         change(step)
@@ -91,48 +95,38 @@ def float32(value: float) -> float:
     return float(np.float32(value))
 
 
+def settings(decay: bool, limited: bool, excluded: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Gives the settings that both optimizers have, and those of their references."""
+    ours: dict[str, Any] = {"weight_decay": 0.01 if decay else 0.0}
+    ours |= {"min_trust": 0.01, "max_trust": 0.1} if limited else {}
+    ours |= dict(zip(EXCLUDES, ([BIASES], [BIASES, "scalar$"]) if excluded else ([], []), strict=True))
+    theirs: dict[str, Any] = {"decay": ours["weight_decay"]}
+    theirs |= {"least": 0.01, "most": 0.1} if limited else {}
+    theirs |= {"plain": (1,), "undecayed": (1, 3)} if excluded else {}
+    return ours, theirs
+
+
+def rows(texts: str) -> list[list[bool]]:
+    """Reads rows of flags in which any two have each of their four values together."""
+    return [[flag == "+" for flag in text] for text in texts.split()]
+
+
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
-    ("nesterov", "inside", "decay", "limited", "excluded"), list(itertools.product([False, True], repeat=5))
+    ("nesterov", "inside", "decay", "limited", "excluded"), rows("----- -++++ +-++- ++--+ +++-- --+-+ +--++ -+-+-")
 )
 def test_lars_is_the_reference(nesterov: bool, inside: bool, decay: bool, limited: bool, excluded: bool) -> None:
-    optimizer = hvd.optimizers.LARS(
-        0.5,
-        0.9,
-        nesterov=nesterov,
-        rate_in_momentum=inside,
-        trust_coefficient=0.02,
-        weight_decay=0.01 if decay else 0.0,
-        exclude_from_trust=[BIASES] if excluded else [],
-        exclude_from_weight_decay=[BIASES, "scalar$"] if excluded else [],
-        min_trust=0.01 if limited else 0.0,
-        max_trust=0.1 if limited else None,
-    )
-    reference = Lars(0.5, float32(0.9), nesterov, inside, 0.02, 0.01 if decay else 0.0)
-    if limited:
-        reference.least, reference.most = 0.01, 0.1
-    if excluded:
-        reference.plain, reference.undecayed = (1,), (1, 3)
-    same(trained(optimizer), expected(reference))
+    ours, theirs = settings(decay, limited, excluded)
+    ours |= {"nesterov": nesterov, "rate_in_momentum": inside, "trust_coefficient": 0.02}
+    reference = Lars(0.5, float32(0.9), nesterov, inside, 0.02, **theirs)
+    same(trained(hvd.optimizers.LARS(0.5, 0.9, **ours)), expected(reference))
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize(("decay", "limited", "excluded"), list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(("decay", "limited", "excluded"), rows("--- ++- +-+ -++"))
 def test_lamb_is_the_reference(decay: bool, limited: bool, excluded: bool) -> None:
-    optimizer = hvd.optimizers.LAMB(
-        0.01,
-        weight_decay=0.01 if decay else 0.0,
-        exclude_from_trust=[BIASES] if excluded else [],
-        exclude_from_weight_decay=[BIASES, "scalar$"] if excluded else [],
-        min_trust=0.01 if limited else 0.0,
-        max_trust=0.1 if limited else None,
-    )
-    reference = Lamb(float32(0.01), 0.01 if decay else 0.0)
-    if limited:
-        reference.least, reference.most = 0.01, 0.1
-    if excluded:
-        reference.plain, reference.undecayed = (1,), (1, 3)
-    same(trained(optimizer), expected(reference))
+    ours, theirs = settings(decay, limited, excluded)
+    same(trained(hvd.optimizers.LAMB(0.01, **ours)), expected(Lamb(float32(0.01), **theirs)))
 
 
 @pytest.mark.usefixtures("library")
@@ -142,64 +136,53 @@ def test_lamb_without_exclusions_and_decay_is_that_of_keras() -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_momentum_changes_between_steps_without_a_new_trace() -> None:
-    optimizer = hvd.optimizers.LARS(0.5, 0.5, exclude_from_trust=())
-    reference = Lars(0.5, 0.5, False, True, 0.001, 0.0)
-
-    def set_ours(step: int) -> None:
-        optimizer.momentum = 0.5 + step / 64
-
-    def set_theirs(step: int) -> None:
-        reference.momentum = 0.5 + step / 64
-
-    same(trained(optimizer, 20, set_ours), expected(reference, 20, set_theirs))
-    assert optimizer.get_config()["momentum"] == 0.5 + 19 / 64
-
-
-def test_a_momentum_may_be_a_schedule() -> None:
+def test_a_momentum_changes_between_steps_without_a_new_trace_or_is_a_schedule() -> None:
+    values = [0.9375] * 5 + [0.75] * 5 + [0.5] * 10
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4, 9], [0.9375, 0.75, 0.5])
-    optimizer = hvd.optimizers.LARS(0.5, schedule, exclude_from_trust=())
-    reference = Lars(0.5, 0.0, False, True, 0.001, 0.0)
+    for momentum in (0.5, schedule):
+        optimizer = hvd.optimizers.LARS(0.5, momentum, exclude_from_trust=())
+        reference = Lars(0.5, 0.5, False, True, 0.001, 0.0)
 
-    def set_theirs(step: int) -> None:
-        reference.momentum = float(schedule(step))
+        def set_ours(step: int, optimizer: Any = optimizer) -> None:
+            optimizer.momentum = values[step]
 
-    same(trained(optimizer, 20), expected(reference, 20, set_theirs))
+        def set_theirs(step: int, reference: Lars = reference) -> None:
+            reference.momentum = values[step]
+
+        seen = trained(optimizer, 20, nothing if momentum is schedule else set_ours)
+        same(seen, expected(reference, 20, set_theirs))
     with pytest.raises(InvalidError, match=r"momentum \(0.5\): .* was made with a schedule"):
         optimizer.momentum = 0.5
 
 
-def test_slices_of_a_gradient_are_added_up() -> None:
-    for make in (hvd.optimizers.LARS, hvd.optimizers.LAMB):
-        found = []
-        slices = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), (4, 2))
-        for gradient in (slices, tf.convert_to_tensor(slices)):
-            table = keras.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="embeddings")
-            optimizer = make(0.5, weight_decay=0.1)
-            for _ in range(3):
-                optimizer.apply([gradient], [table])
-            found.append(np.asarray(table))
-        np.testing.assert_array_equal(*found)
+@pytest.mark.parametrize("make", [hvd.optimizers.LARS, hvd.optimizers.LAMB])
+def test_slices_of_a_gradient_are_added_up(make: Any) -> None:
+    found = []
+    slices = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), (4, 2))
+    for gradient in (slices, tf.convert_to_tensor(slices)):
+        table = keras.Variable(np.arange(8, dtype=np.float32).reshape(4, 2), name="embeddings")
+        optimizer = make(0.5, weight_decay=0.1)
+        for _ in range(3):
+            optimizer.apply([gradient], [table])
+        found.append(np.asarray(table))
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.usefixtures("library")
-def test_variables_of_half_precision_train_too() -> None:
-    for make in (hvd.optimizers.LARS, hvd.optimizers.LAMB):
-        weights = keras.Variable(np.linspace(-1, 1, 50), dtype="bfloat16", name="kernel")
-        make(0.5).apply([tf.ones([50], tf.bfloat16)], [weights])
-        assert np.isfinite(np.asarray(weights, np.float32)).all()
+@pytest.mark.parametrize("make", [hvd.optimizers.LARS, hvd.optimizers.LAMB])
+def test_variables_of_half_precision_train_too(make: Any) -> None:
+    weights = keras.Variable(np.linspace(-1, 1, 50), dtype="bfloat16", name="kernel")
+    make(0.5).apply([tf.ones([50], tf.bfloat16)], [weights])
+    assert np.isfinite(np.asarray(weights, np.float32)).all()
 
 
-def test_the_patterns_exclude_biases_and_normalization_by_default() -> None:
+def test_biases_and_normalization_are_excluded_by_default_and_others_in_the_way_of_keras() -> None:
     layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.LayerNormalization()]
     model = keras.Sequential([keras.Input((3,)), *layers])
     optimizer = hvd.optimizers.LARS()
     optimizer.build(model.trainable_variables)
     with_trust = [one.path for one, has in zip(model.trainable_variables, optimizer._has_trust, strict=True) if has]
     assert [path.rpartition("/")[2] for path in with_trust] == ["kernel"]
-
-
-def test_keras_own_way_of_excluding_from_weight_decay_works() -> None:
     optimizer = hvd.optimizers.LARS(weight_decay=0.1, exclude_from_weight_decay=())
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     optimizer.build(variables())
@@ -208,7 +191,7 @@ def test_keras_own_way_of_excluding_from_weight_decay_works() -> None:
 
 LOADED = """
 import sys
-{imports}
+import {imports}
 import keras
 import numpy as np
 
@@ -223,21 +206,25 @@ for name in ("lars", "lamb"):
 """
 
 
-@pytest.mark.parametrize("imports", ["import hvd_ext, tensorflow", "import keras, hvd_ext"])
-def test_a_saved_file_loads_where_hvd_ext_is_imported(tmp_path: Path, imports: str) -> None:
-    for name in ("lars", "lamb"):
+def test_a_saved_file_loads_where_hvd_ext_is_imported_before_or_after_keras(tmp_path: Path) -> None:
+    x, y = np.ones((4, 3)), np.ones((4, 1))
+    for name, kind in (("lars", hvd.optimizers.LARS), ("lamb", hvd.optimizers.LAMB)):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        kinds = {"lars": hvd.optimizers.LARS, "lamb": hvd.optimizers.LAMB}
-        model.compile(kinds[name](0.5, weight_decay=0.1, exclude_from_trust=["nothing"], max_trust=2), "mse")
+        optimizer = kind(0.5, weight_decay=0.1, exclude_from_trust=["nothing"], max_trust=2)
+        model.compile(optimizer, "mse", run_eagerly=True)
         if name == "lars":
-            model.optimizer.momentum = 0.75
-        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+            optimizer.momentum = 0.75
+        model.train_on_batch(x, y)
         model.save(tmp_path / f"{name}.keras")
-        model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
+        model.train_on_batch(x, y)
         np.save(tmp_path / f"{name}.npy", model.get_weights()[0])
-    program = LOADED.format(imports=imports, folder=tmp_path)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    started = []
+    for imports in ("hvd_ext, tensorflow", "keras, hvd_ext"):
+        program = LOADED.format(imports=imports, folder=tmp_path)
+        started.append(subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True))
+    for process in started:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
 
 
 def test_a_configuration_makes_the_same_optimizer() -> None:
@@ -271,24 +258,21 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "words"), WRONG)
-def test_lars_refuses_wrong_arguments(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidError, match=words):
-        hvd.optimizers.LARS(**options)
+OF_LAMB = [
+    ({"beta_1": 1}, r"beta_1 \(1\): must be a number, at least 0 and below 1"),
+    ({"beta_2": -0.1}, r"beta_2 \(-0.1\): must be a number"),
+    ({"epsilon": 0}, r"epsilon \(0\): must be above 0"),
+    *[row for row in WRONG if not {"momentum", "trust_coefficient"} & set(row[0])],
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"beta_1": 1}, r"beta_1 \(1\): must be a number, at least 0 and below 1"),
-        ({"beta_2": -0.1}, r"beta_2 \(-0.1\): must be a number"),
-        ({"epsilon": 0}, r"epsilon \(0\): must be above 0"),
-        *[one for one in WRONG if not {"momentum", "trust_coefficient"} & set(one[0])],
-    ],
+    ("make", "options", "words"),
+    [(hvd.optimizers.LARS, *row) for row in WRONG] + [(hvd.optimizers.LAMB, *row) for row in OF_LAMB],
 )
-def test_lamb_refuses_wrong_arguments(options: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_are_refused(make: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidError, match=words):
-        hvd.optimizers.LAMB(**options)
+        make(**options)
 
 
 def test_a_momentum_that_is_set_keeps_the_rule() -> None:

@@ -56,15 +56,9 @@ def test_it_is_that_of_lars_and_the_momentum_is_asked_for_in_each_step() -> None
 
 
 def test_a_momentum_that_is_0_at_present_is_taken_over() -> None:
-    lars = hvd.optimizers.LARS(1.0, momentum=keras.optimizers.schedules.PolynomialDecay(0.0, 100, 0.9))
-    found = momentum_of(lars, CORRECTED)
-    assert float(found.now()) == 0.0
-    lars.iterations.assign(50)
-    assert float(found.now()) == pytest.approx(0.45)
     lars = hvd.optimizers.LARS(1.0, momentum=0.0)
     found = momentum_of(lars, CORRECTED)
-    lars.momentum = 0.5
-    assert float(found.now()) == 0.5
+    assert (found.value, float(found.now())) == (0.0, 0.0)
 
 
 def test_optimizers_without_such_a_momentum_are_refused() -> None:

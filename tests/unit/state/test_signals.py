@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
@@ -31,34 +32,33 @@ def test_a_signal_is_noted_and_the_second_says_nothing_new() -> None:
         watch.stop()
 
 
-def test_what_was_there_before_is_back_after_the_end() -> None:
-    came: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
-    try:
-        watch = Watch(("SIGUSR1",), runs)
-        watch.start()
-        watch.start()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        watch.stop()
-        assert came == []
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert came == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+@pytest.fixture
+def came() -> Iterator[list[int]]:
+    """The signals that the handler of the program has got."""
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_after_training_has_failed_does_what_it_did_before() -> None:
-    came: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
-    try:
-        watch = Watch(("SIGUSR1",), lambda frame: False)
-        watch.start()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert came == [signal.SIGUSR1]
-        assert watch.seen is None
-    finally:
-        watch.stop()
-        signal.signal(signal.SIGUSR1, before)
+def test_what_was_there_before_is_back_after_the_end(came: list[int]) -> None:
+    watch = Watch(("SIGUSR1",), runs)
+    watch.start()
+    watch.start()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    watch.stop()
+    assert came == []
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert came == [signal.SIGUSR1]
+
+
+def test_a_signal_after_training_has_failed_does_what_it_did_before(came: list[int]) -> None:
+    watch = Watch(("SIGUSR1",), lambda frame: False)
+    watch.start()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    watch.stop()
+    assert came == [signal.SIGUSR1]
+    assert watch.seen is None
 
 
 def test_other_threads_cannot_note_signals() -> None:

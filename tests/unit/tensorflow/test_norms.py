@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +16,14 @@ from hvd_ext.tensorflow import norms, ops, sharing
 LENGTHS = [0, 1, 31, 32, 33, 1000, 65535, 65536, 65537, 3 * 65536 + 5]
 
 
-def defined(x: np.ndarray) -> float:
-    """Adds squares as tf_ops/kernels/norms.h says."""
-    total = 0.0
-    for begin in range(0, x.size, norms.BLOCK):
-        block = x.reshape(-1)[begin : begin + norms.BLOCK].astype(np.float64)
-        lanes = np.zeros(32)
-        rows = np.pad(block, (0, -block.size % 32)).reshape(-1, 32)
-        for row in rows:
-            lanes += row * row
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-        total += lanes[0]
-    return total
-
-
 @pytest.mark.parametrize("dtype", norms.DTYPES)
-def test_a_norm_has_the_bits_of_its_definition(dtype: str) -> None:
+def test_a_norm_is_that_of_numpy_and_has_the_same_bits_in_functions(dtype: str) -> None:
+    # tests/native/test_lars.cc compares the bits with the definition
     random = np.random.default_rng(3)
     tensors = [tf.cast(random.standard_normal(length), dtype) for length in LENGTHS]
-    wanted = [defined(one.numpy()) for one in tensors]
-    np.testing.assert_array_equal(norms.squares(tensors), wanted)
-    np.testing.assert_array_equal(tf.function(norms.squares, autograph=False)(tensors), wanted)
+    found = norms.squares(tensors)
+    np.testing.assert_allclose(found, [np.sum(one.numpy().astype(np.float64) ** 2) for one in tensors], rtol=1e-13)
+    np.testing.assert_array_equal(found, tf.function(norms.squares, autograph=False)(tensors))
 
 
 def test_tensors_of_several_dtypes_keep_their_order() -> None:
@@ -55,7 +43,7 @@ def test_blocks_in_any_order_add_up_to_the_same_bits() -> None:
     np.testing.assert_array_equal(found, norms.squares(tensors))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 32, 48, 64])
+@pytest.mark.parametrize("ranks", [2, 3, 16, 48, 64])
 def test_the_largest_share_of_resnet_50_is_near_the_mean(ranks: int) -> None:
     sizes = [elements for layer in resnet50.layers() for _, elements in layer.tensors] * 2
     parts, counts = norms.division([sizes], ranks)
@@ -99,35 +87,23 @@ def test_an_update_has_the_bits_of_float32_operations(nesterov: bool, read: bool
 
 
 def test_wrong_inputs_of_the_ops_are_refused() -> None:
-    library, one = ops.library(), tf.Variable([1.0, 2.0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"blocks \(1\): must be from 0 and below 1"):
-        library.hvd_ext_block_squares([tf.ones([5])], tf.constant([1], tf.int64))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"squares \(2\): must be one for each block; there are 3"):
-        library.hvd_ext_add_blocks(tf.zeros(2, tf.float64), counts=[1, 2])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"decays \(2\): must be one for each variable"):
-        norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([2])], [1.0], 0.5, 1.0, [0.0, 0.0], False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"scales \(2\): must be one for each variable"):
-        norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([2])], [1.0, 1.0], 0.5, 1.0, [0.0], False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"block_signs \(0 words\): must be at least 32"):
-        library.hvd_ext_sketches([tf.ones([65536])], np.zeros([64, 32], np.uint32), np.zeros([0, 32], np.uint32))
-    velocity = tf.Variable([0.0, 0.0], dtype=tf.float64)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"velocity 0 \(double, shape \[2\]\): must be float32"):
-        norms.apply_lars([one], [velocity], [tf.ones([2])], [1.0], 0.5, 1.0, [0.0], False)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights 0 .* must be .* of its gradient's shape, \[3\]"):
-        norms.apply_lars([one], [tf.Variable([0.0, 0.0])], [tf.ones([3])], [1.0], 0.5, 1.0, [0.0], False)
+    def refused(words: str, op: Callable[..., Any], *inputs: Any, **attributes: Any) -> None:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            op(*inputs, **attributes)
 
+    def update(velocity: Any, gradient: int = 2, scales: int = 1, decays: int = 1) -> None:
+        weights, slots = [tf.Variable([1.0, 2.0])], [tf.Variable(velocity)]
+        norms.apply_lars(weights, slots, [tf.ones([gradient])], [1.0] * scales, 0.5, 1.0, [0.0] * decays, False)
 
-def test_a_sketch_adds_columns_with_the_signs_of_rows_and_blocks() -> None:
-    random = np.random.default_rng(6)
-    draw = lambda rows, seed: np.random.default_rng(seed).choice([-1.0, 1.0], (rows, norms.SKETCH))  # noqa: E731
-    for length in (1, 256, 257, 65536, 6 * 65536, 6 * 65536 + 333):
-        x = random.standard_normal(length).astype(np.float32)
-        whole, rest = np.split(x.astype(np.float64), [length // norms.BLOCK * norms.BLOCK])
-        blocks = (whole.reshape(-1, 256, norms.SKETCH) * draw(256, 0)).sum(1)
-        last = np.pad(rest, (0, -rest.size % norms.SKETCH)).reshape(-1, norms.SKETCH)
-        signs = draw(256, 0)[: len(last)] if length > norms.SKETCH else 1.0
-        wanted = (blocks * draw(len(blocks), 1)).sum(0) + (last * signs).sum(0)
-        np.testing.assert_allclose(norms.sketches([tf.constant(x)])[0], wanted, atol=1e-3)
+    library, zeros = ops.library(), np.zeros(2, np.float32)
+    signs = np.zeros([64, 32], np.uint32)
+    refused(r"blocks \(1\): must be from 0 and below 1", library.hvd_ext_block_squares, [tf.ones([5])], np.array([1]))
+    refused(r"squares \(2\): must be one for each block; there are 3", library.hvd_ext_add_blocks, np.zeros(2), [1, 2])
+    refused(r"block_signs \(0 words\): must be", library.hvd_ext_sketches, [tf.ones([65536])], signs, signs[:0])
+    refused(r"decays \(2\): must be one for each variable", update, zeros, decays=2)
+    refused(r"scales \(2\): must be one for each variable", update, zeros, scales=2)
+    refused(r"velocity 0 \(double, shape \[2\]\): must be float32", update, np.zeros(2))
+    refused(r"weights 0 .* must be .* of its gradient's shape, \[3\]", update, zeros, gradient=3)
 
 
 def test_variables_of_a_gpu_or_under_xla_go_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +123,7 @@ def test_variables_of_a_gpu_or_under_xla_go_another_way(monkeypatch: pytest.Monk
     assert not norms.usable([variable])
 
 
-@pytest.mark.parametrize("length", LENGTHS + [256, 257])
+@pytest.mark.parametrize("length", [0, 1, 256, 257, 65535, 65536, 65537, 3 * 65536 + 5])
 @pytest.mark.parametrize("kind", ["normal", "equal", "of low rank"])
 def test_a_sketch_is_linear_and_has_about_the_norm(length: int, kind: str) -> None:
     random = np.random.default_rng(length)
@@ -170,7 +146,7 @@ def test_the_way_that_takes_less_time_is_chosen(slower: str) -> None:
     def way(name: str) -> tf.Tensor:
         def work() -> np.float32:
             calls.append(name)
-            time.sleep(0.2 if name == slower else 0.0)
+            time.sleep(0.1 if name == slower else 0.0)
             return np.float32(1)
 
         return tf.ensure_shape(tf.numpy_function(work, [], tf.float32), [])

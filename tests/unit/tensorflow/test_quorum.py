@@ -14,10 +14,9 @@ def seen(step_s: np.ndarray, rules: simulated.Rules, round_s: float = 0.001) -> 
     """What rank 0 knows of rounds that are played with these times of steps."""
     played = simulated.play(step_s, rules, round_s)
     zeros = np.zeros(played.rounds)
+    began_s, ended_s, came_s = (10.0 + times for times in (played.begins_s, played.overs_s, played.gradients_s.T))
     numbers = np.arange(1, played.rounds + 1)
-    came_s = 10.0 + played.gradients_s.T
-    overs_s, begins_s = 10.0 + played.overs_s, 10.0 + played.begins_s
-    return Rounds(numbers, begins_s, overs_s, zeros, played.arrived, np.zeros_like(played.arrived), came_s)
+    return Rounds(numbers, began_s, ended_s, zeros, played.arrived, np.zeros_like(played.arrived), came_s)
 
 
 def random_times(ranks: int, steps: int, seed: int) -> np.ndarray:
