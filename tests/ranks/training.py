@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
 
 import hvd_ext as hvd
+from tests.ranks.compare import assert_close
 
 FEATURES, TARGETS = 6, 2
 
@@ -70,8 +72,7 @@ def assert_trained_alike(ours: keras.Model, reference: keras.Model, rtol: float 
     """Check equal bits on all ranks, and the reference's weights up to rounding; the reference must have moved."""
     assert_same_bits_on_all_ranks(ours.weights)
     untrained = values(model().weights) if len(reference.weights) == 4 else []
-    for got, expected in zip(values(ours.weights), values(reference.weights), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+    assert_close(ours.weights, reference.weights, rtol, atol)
     for start, end in zip(untrained, values(reference.weights), strict=False):
         assert not np.array_equal(start, end)
 
@@ -81,3 +82,15 @@ def buckets_sent() -> int:
     from hvd_ext.job import runtime
 
     return runtime.current().engine.statistics().buckets
+
+
+def shared(folder: Path) -> Path:
+    """Give a folder that all ranks share: one in rank 0's `folder`."""
+    return Path(hvd.broadcast_object(str(folder / "job")))
+
+
+def checkpoint(made: keras.Model, directory: Path) -> hvd.callbacks.Checkpoint:
+    """Make the callback that saves and restores a model."""
+    callback = hvd.callbacks.Checkpoint(directory)
+    callback.set_model(made)
+    return callback
